@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # Child processes keep what they compile, whatever the environment says: each saves a second.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-# What analyses of long runs keep is no test's to find, nor to leave in a person's cache.
-os.environ["MPDIAG_CACHE"] = ""
 # Workers side by side: one thread each, or they would take the cores from one another. Their output
 # goes through a pipe, though xdist describes a terminal.
 if "PYTEST_XDIST_WORKER" in os.environ:

@@ -80,9 +80,9 @@ def _renumbered(table: pa.Table, step: int, rank: int) -> pa.Table:
 
 def measure(folder: str, stream_from: int | None = None) -> tuple[float, float]:
     """Seconds and peak memory in MB of a fresh process that analyzes a run."""
-    limit = "" if stream_from is None else f"streaming.STREAM_FROM = {stream_from};"
+    limit = "" if stream_from is None else f"run_statistics.STREAM_FROM = {stream_from};"
     code = (
-        "import sys, time; from mpdiag.analysis import streaming;"
+        "import sys, time; from mpdiag.analysis import run_statistics;"
         f"{limit} from mpdiag.analysis.analyzer import analyze;"
         "start = time.perf_counter(); analyze(sys.argv[1]).to_json();"
         "print(time.perf_counter() - start); print(open('/proc/self/status').read())"

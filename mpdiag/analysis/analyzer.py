@@ -39,6 +39,7 @@ from mpdiag.analysis.recording_checks import (
     require_finite_gradients,
 )
 from mpdiag.analysis.reduction import choose_reduction
+from mpdiag.analysis.run_statistics import read_statistics
 from mpdiag.analysis.scaling.findings import gradient_findings
 from mpdiag.analysis.scaling.loss_scale import (
     LossScaleAnalysis,
@@ -47,7 +48,6 @@ from mpdiag.analysis.scaling.loss_scale import (
 )
 from mpdiag.analysis.scaling.windows import whole_window
 from mpdiag.analysis.shapes.advice import judge_shapes
-from mpdiag.analysis.streaming import read_statistics
 from mpdiag.analysis.verdict.evidence import narrowed
 from mpdiag.analysis.verdict.extent import extent_of
 from mpdiag.analysis.verdict.judgement import Case, judge, unanswered

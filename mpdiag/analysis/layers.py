@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpdiag.numerics.formats import FP16
+from mpdiag.runs.records import Merger
 from mpdiag.runs.schema import TOTAL
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from numpy.typing import NDArray
 
     from mpdiag.numerics.histograms import ExponentHistogram
@@ -64,10 +67,6 @@ class Layers:
         ]
 
 
-_TABLE = 1 << 26
-"""Entries up to which a table of groups by steps is kept, in place of sorting rows."""
-
-
 def share(part: Any, whole: Any) -> NDArray[np.float64]:
     """part / whole, 0 where there is nothing."""
     part, whole = np.asarray(part, np.float64), np.asarray(whole, np.float64)
@@ -77,36 +76,38 @@ def share(part: Any, whole: Any) -> NDArray[np.float64]:
     return result
 
 
+def keys_of(records: Records) -> NDArray[np.int64]:
+    """A number for each row's kind and name, by their codes."""
+    return records.kind.astype(np.int64) << 32 | records.name
+
+
 @dataclass
 class Counting:
-    """What decides which rows count, known only once all of them are seen; by kind and name.
+    """What decides which rows count, known only once all of them are seen.
 
     Attributes:
-        lowest: The lowest rank with a replicated row; -1 where others hold shards of the tensor.
-        totals: Names of weight gradients that have rows for the whole step.
+        lowest: By ``keys_of``, the lowest rank with a replicated row; -1 where others hold shards.
+        totals: Codes of the weight gradients that have rows for the whole step.
     """
 
-    lowest: dict[tuple[int, int], int] = field(default_factory=dict)
+    lowest: dict[int, int] = field(default_factory=dict)
     totals: set[int] = field(default_factory=set)
 
+    def note(self, records: Records) -> None:
+        """Take rows into account; codes must mean the same in all records that are noted."""
+        placed = {what: records.placement == records.code("placement", what) for what in _SHARED}
+        for what, rows in placed.items():
+            ranks = records.rank[rows] if what == "replicated" else np.full(rows.sum(), -1)
+            keys, group = np.unique(keys_of(records)[rows], return_inverse=True)
+            lowest = np.full(keys.size, np.iinfo(np.int64).max)
+            np.minimum.at(lowest, group.reshape(-1), ranks)
+            for key, rank in zip(keys.tolist(), lowest.tolist(), strict=True):
+                self.lowest[key] = min(rank, self.lowest.get(key, rank))
+        totals = records.of_kind("weight_grad") & (records.micro == TOTAL)
+        self.totals.update(np.unique(records.name[totals]).tolist())
 
-def note_counting(counting: Counting, records: Records) -> None:
-    """Take rows into account; codes must mean the same in all records that are noted."""
-    width = len(records.words["name"]) + 1
-    key = records.kind.astype(np.int64) * width + records.name
-    sharded = records.placement == records.code("placement", "sharded")
-    for one in np.unique(key[sharded]).tolist():
-        counting.lowest[divmod(one, width)] = -1
-    replicated = np.flatnonzero(records.placement == records.code("placement", "replicated"))
-    if replicated.size:
-        keys, group = np.unique(key[replicated], return_inverse=True)
-        lowest = np.full(keys.size, np.iinfo(np.int64).max)
-        np.minimum.at(lowest, group.reshape(-1), records.rank[replicated])
-        for one, rank in zip(keys.tolist(), lowest.tolist(), strict=True):
-            place = divmod(one, width)
-            counting.lowest[place] = min(rank, counting.lowest.get(place, rank))
-    totals = records.of_kind("weight_grad") & (records.micro == TOTAL)
-    counting.totals.update(np.unique(records.name[totals]).tolist())
+
+_SHARED = ("sharded", "replicated")
 
 
 def countable_rows(records: Records, counting: Counting | None = None) -> NDArray[np.bool_]:
@@ -122,55 +123,65 @@ def countable_rows(records: Records, counting: Counting | None = None) -> NDArra
     """
     if counting is None:
         counting = Counting()
-        note_counting(counting, records)
-    keep = np.ones(len(records), bool)
-    replicated = records.placement == records.code("placement", "replicated")
-    if replicated.any():
-        width = len(records.words["name"]) + 1
-        lowest = np.full((len(records.words["kind"]) + 1) * width, -1)
-        for (kind, name), rank in counting.lowest.items():
-            lowest[kind * width + name] = rank
-        keep &= ~replicated | (records.rank == lowest[records.kind * width + records.name])
+        counting.note(records)
+    keep = ~(records.of_kind("update") & records.skipped)
+    copies = np.flatnonzero(records.placement == records.code("placement", "replicated"))
+    if copies.size:
+        lowest = [counting.lowest[key] for key in keys_of(records)[copies].tolist()]
+        keep[copies] &= records.rank[copies] == lowest
     if counting.totals:
-        known = np.zeros(len(records.words["name"]) + 1, bool)
-        known[list(counting.totals)] = True
-        gradients = records.of_kind("weight_grad")
-        keep &= ~(gradients & (records.micro != TOTAL) & known[records.name])
-    return keep & ~(records.of_kind("update") & records.skipped)
+        summed = np.isin(records.name, list(counting.totals))
+        keep &= ~(records.of_kind("weight_grad") & (records.micro != TOTAL) & summed)
+    return keep
+
+
+class LayerSums:
+    """Sums by kind and name of rows that come some at a time.
+
+    Args:
+        words: For each text column, its words; codes mean the same in all rows that are added.
+        keys: ``keys_of`` all rows that are added, each once, ascending.
+        steps: The steps of these rows, each once, ascending.
+    """
+
+    def __init__(
+        self, words: Mapping[str, Sequence[str]], keys: NDArray[np.int64], steps: NDArray[Any]
+    ) -> None:
+        self._words, self._keys, self._steps = words, keys, steps
+        self._merger = Merger(keys.size)
+        self._seen = np.zeros((keys.size, steps.size), bool)
+        self._first = np.full(keys.size, np.iinfo(np.int64).max)  # row that each appears in
+        self._rows = 0
+
+    def add(self, records: Records, keep: NDArray[np.bool_]) -> None:
+        """Add the rows under a mask."""
+        rows = np.flatnonzero(keep)
+        place = np.searchsorted(self._keys, keys_of(records)[rows])
+        group = np.full(len(records), -1, np.int64)
+        group[rows] = place
+        self._merger.add(records, group)
+        self._seen[place, np.searchsorted(self._steps, records.step[rows])] = True
+        np.minimum.at(self._first, place, self._rows + rows)
+        self._rows += len(records)
+
+    def result(self) -> Layers:
+        """The sums, in the order in which kinds and names first appeared."""
+        order = np.argsort(self._first, kind="stable")[: int(self._seen.any(axis=1).sum())]
+        kind, name = self._keys[order] >> 32, self._keys[order] & 0xFFFFFFFF
+        return Layers(
+            kinds=np.array(self._words["kind"], dtype=object)[kind],
+            names=np.array(self._words["name"], dtype=object)[name],
+            histograms=self._merger.result()[order],
+            steps=self._seen[order].sum(axis=1),
+        )
 
 
 def merge_layers(records: Records, rows: NDArray[np.bool_] | None = None) -> Layers:
     """Merge the rows of each kind and name, in the order in which they first appear."""
-    keep = np.flatnonzero(
-        countable_rows(records) if rows is None else countable_rows(records) & rows
-    )
-    width = len(records.words["name"]) + 1
-    own = records.kind[keep].astype(np.int64) * width + records.name[keep]
-    first = np.full((len(records.words["kind"]) + 1) * width, len(own))
-    first[own[::-1]] = np.arange(len(own) - 1, -1, -1)  # the last one written stays: the earliest
-    keys = np.flatnonzero(first < len(own))
-    keys = keys[np.argsort(first[keys], kind="stable")]
-    rank = np.full(len(first), -1)
-    rank[keys] = np.arange(len(keys))
-    group = np.full(len(records), -1)
-    group[keep] = rank[own]
-    kind_words = np.array(records.words["kind"], dtype=object)
-    name_words = np.array(records.words["name"], dtype=object)
-    return Layers(
-        kinds=kind_words[keys // width],
-        names=name_words[keys % width],
-        histograms=records.merged(group, len(keys)),
-        steps=_steps_of(group[keep], records.step[keep], len(keys)),
-    )
-
-
-def _steps_of(group: NDArray[np.int64], step: NDArray[np.int32], groups: int) -> NDArray[np.int64]:
-    """In how many different steps each group has a row."""
-    known, at = np.unique(step, return_inverse=True)
-    pairs = group * max(1, known.size) + at.reshape(-1)
-    if groups * known.size <= _TABLE:
-        seen = np.zeros(groups * max(1, known.size), bool)
-        seen[pairs] = True
-        counted: NDArray[np.int64] = seen.reshape(groups, -1).sum(axis=1)
-        return counted
-    return np.bincount(np.unique(pairs) // max(1, known.size), minlength=groups)
+    keep = countable_rows(records)
+    if rows is not None:
+        keep &= rows
+    keys, steps = np.unique(keys_of(records)[keep]), np.unique(records.step[keep])
+    sums = LayerSums(records.words, keys, steps)
+    sums.add(records, keep)
+    return sums.result()

@@ -164,10 +164,12 @@ def _spread(steps: list[int]) -> list[int]:
 
 def _digest(piece: Records, row: int) -> bytes:
     """A short digest of the histogram in a row."""
-    scalars = ("numel", "zeros", "infs", "nans", "absmax", "absmin", "first_exponent")
-    start, stop = piece.offsets[row], piece.offsets[row + 1]
+    scalars = ("numel", "zeros", "infs", "nans", "absmax", "absmin")
+    bins = piece.bins
+    start, stop = bins.offsets[row], bins.offsets[row + 1]
     content = repr([getattr(piece, name)[row].item() for name in scalars]).encode()
-    content += piece.counts[start:stop].astype(np.int64).tobytes()
+    content += bins.first_exponent[row].tobytes()
+    content += bins.counts[start:stop].astype(np.int64).tobytes()
     return hashlib.blake2b(content, digest_size=8).digest()
 
 

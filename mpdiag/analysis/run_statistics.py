@@ -1,33 +1,39 @@
-"""What the analysis asks of a run's rows, and the answers for rows that are in memory.
+"""What the analysis asks of a run's rows, which are read some at a time: only sums are kept.
 
-Rows that fit into memory are read once (``InMemoryStatistics``). From ``STREAM_FROM`` rows on they are
-read part by part and only sums are kept (``streaming.StreamedStatistics``); ``read_statistics`` there
-chooses. All sums are of integers and everything else is a maximum, so both give the same figures to
-the bit.
+Two passes over the rows answer most of it::
+
+    overview   without histograms: names, steps, maxima, and which rows count
+    sums       every row's histogram: of each layer, of late parts of the training, of updates
+
+The rows of most runs are in memory. From ``STREAM_FROM`` rows on each pass reads the parts anew. What
+is kept grows with layers × steps only as single bits and with layers as histograms of 4 KiB. Counts
+are integers and everything else is a maximum, so it makes no difference how the rows are cut.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpdiag.analysis.layers import Layers, countable_rows, merge_layers
-from mpdiag.analysis.scaling.maxima import by_step, step_maxima
+from mpdiag.analysis.layers import Counting, Layers, LayerSums, countable_rows, keys_of
+from mpdiag.analysis.scaling.maxima import step_maxima
 from mpdiag.analysis.scaling.windows import late_windows
 from mpdiag.numerics.formats import FP16, HALVES
-from mpdiag.numerics.histograms import BINS, MIN_EXPONENT
-from mpdiag.runs.schema import SAMPLED
+from mpdiag.runs.records import Merger
+from mpdiag.runs.schema import KINDS, SAMPLED, TEXT
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection, Iterable, Iterator
 
     from numpy.typing import NDArray
 
     from mpdiag.analysis.scaling.windows import Window
     from mpdiag.numerics.histograms import ExponentHistogram
     from mpdiag.runs.records import Records
+    from mpdiag.runs.run import Run
     from mpdiag.runs.schema import FormatFact
 
 STREAM_FROM = 2_000_000
@@ -46,232 +52,231 @@ PATH_FIGURES = 1 + len(HALVES)
 """Of a path: its length, and how much of it weights of each half-precision format would not take."""
 
 
-class RunStatistics(Protocol):
-    """A run's rows, as far as the analysis needs them."""
+def read_statistics(run: Run) -> RunStatistics:
+    """A run's rows in memory, or streamed where they are many.
 
-    def layers(self) -> Layers:
-        """All rows, merged by kind and name."""
+    Raises:
+        DamagedRun: If a part cannot be read, or there are no rows.
+    """
+    length = int(run.meta.get("steps_seen") or 0)
+    if "records" in vars(run) or run.rows() < STREAM_FROM:
+        return RunStatistics.of(run.records, length)
+    return RunStatistics(partial(run.pieces, parts=run.parts()), length)
 
-    def steps(self) -> NDArray[np.int64]:
-        """Numbers of the recorded steps, ascending: those that any row speaks of."""
 
-    def late_gradients(self) -> list[tuple[Window, Layers]]:
-        """All gradients of each late part of the training, merged by kind and name."""
+class RunStatistics:
+    """A run's rows, as far as the analysis needs them.
 
-    def step_maxima(self) -> tuple[NDArray[np.int64], NDArray[np.float64], int]:
-        """As ``maxima.step_maxima``."""
+    Args:
+        pieces: Reads the rows, some at a time; keywords as for ``Run.pieces``, which it may disregard.
+        length: How many steps the training had; 0 if that is not known.
+        without: Modules: the gradients of their own weights are left out.
+    """
 
-    def by_step(self, layers: Collection[str], steps: NDArray[np.int64]) -> list[ExponentHistogram]:
-        """Activation gradients of each of some layers by step: stacks of batch shape (steps,)."""
+    def __init__(
+        self,
+        pieces: Callable[..., Iterable[Records]],
+        length: int = 0,
+        without: Collection[str] = (),
+    ) -> None:
+        self._read, self._length, self._without = pieces, length, frozenset(without)
+        self._words: dict[str, dict[str, int]] = {column: {} for column in TEXT}
+        self._words["kind"] = {kind: i for i, kind in enumerate(KINDS)}
 
-    def updates(self) -> tuple[tuple[str, ...], NDArray[np.int64]]:
-        """Names, and (figures, names) sums over updates of ``UPDATE_FIGURES``."""
-
-    def update_paths(self) -> NDArray[np.float64]:
-        """How far weights moved, see ``sum_paths``, by figure, part of the training and name."""
-
-    def activations(self, leaves: Collection[str]) -> tuple[int, int]:
-        """How many values the modules of these names put out, and in how many steps of ranks."""
+    @classmethod
+    def of(cls, records: Records, length: int = 0) -> RunStatistics:
+        """Rows that are in memory."""
+        return cls(lambda **_: (records,), length)
 
     def without_weight_gradients(self, modules: Collection[str]) -> RunStatistics:
         """The same without the gradients of some modules' own weights."""
-
-
-@dataclass(frozen=True, eq=False)
-class InMemoryStatistics:
-    """Rows that are in memory.
-
-    Attributes:
-        records: The rows.
-        length: How many steps the training had; 0 if that is not known.
-    """
-
-    records: Records
-    length: int = 0
+        return RunStatistics(self._read, self._length, self._without.union(modules))
 
     def layers(self) -> Layers:
         """All rows, merged by kind and name."""
-        return merge_layers(self.records)
+        return self._sums.layers
 
     def steps(self) -> NDArray[np.int64]:
-        """Numbers of the recorded steps, ascending."""
-        return np.unique(self.records.step).astype(np.int64)
-
-    def late_gradients(self) -> list[tuple[Window, Layers]]:
-        """All gradients of each late part of the training, merged by kind and name."""
-        gradients = self.records.of_kind("activation_grad") | self.records.of_kind("weight_grad")
-        return [
-            (window, merge_layers(self.records, gradients & window.holds(self.records.step)))
-            for window in late_windows(self.step_maxima()[0], self.length)
-        ]
+        """Numbers of the recorded steps, ascending: those that any row speaks of."""
+        return self._overview.steps
 
     def step_maxima(self) -> tuple[NDArray[np.int64], NDArray[np.float64], int]:
         """As ``maxima.step_maxima``."""
-        return step_maxima(self.records)
+        largest = self._overview.maxima
+        steps = np.array(sorted(largest), np.int64)
+        maxima = np.array([largest[step] for step in steps.tolist()])
+        return steps, maxima, int(np.isinf(maxima).sum())
 
-    def by_step(self, layers: Collection[str], steps: NDArray[np.int64]) -> list[ExponentHistogram]:
-        """Activation gradients of each of some layers by step: stacks of batch shape (steps,)."""
-        records = self.records
-        gradients = records.of_kind("activation_grad") & countable_rows(records)
-        return [
-            by_step(records, gradients & (records.name == records.code("name", layer)), steps)
-            for layer in layers
-        ]
+    def late_gradients(self) -> list[tuple[Window, Layers]]:
+        """All gradients of each late part of the training, merged by kind and name."""
+        return self._sums.late
 
     def updates(self) -> tuple[tuple[str, ...], NDArray[np.int64]]:
         """Names, and (figures, names) sums over updates of ``UPDATE_FIGURES``."""
-        records = self.records
-        rows = np.flatnonzero(records.of_kind("update") & countable_rows(records))
-        return records.words["name"], sum_updates(records, rows, len(records.words["name"]))
+        return self._overview.words["name"], self._sums.updates
 
     def update_paths(self) -> NDArray[np.float64]:
         """How far weights moved, see ``sum_paths``, by figure, part of the training and name."""
-        records = self.records
-        rows = np.flatnonzero(records.of_kind("update") & countable_rows(records))
-        sums = np.zeros((PATH_FIGURES, PARTS_OF_TRAINING, len(records.words["name"])))
-        sum_paths(records, rows, np.unique(records.step), sums)
-        return sums
+        return self._sums.paths
+
+    def by_step(self, layers: Collection[str], steps: NDArray[np.int64]) -> list[ExponentHistogram]:
+        """Activation gradients of each of some layers by step: stacks of batch shape (steps,)."""
+        counting = self._overview.counting
+        mergers = [Merger(steps.size) for _ in layers]
+        for piece in self._pieces(only=("activation_grad", layers)):
+            keep = piece.of_kind("activation_grad") & countable_rows(piece, counting)
+            at = np.searchsorted(steps, piece.step)
+            keep &= np.append(steps, -1)[at] == piece.step
+            for layer, merger in zip(layers, mergers, strict=True):
+                merger.add(piece, np.where(keep & piece.with_names((layer,)), at, -1))
+        return [merger.result() for merger in mergers]
 
     def activations(self, leaves: Collection[str]) -> tuple[int, int]:
         """How many values the modules of these names put out, and in how many steps of ranks."""
-        records = self.records
-        wanted = set(leaves)
-        codes = [i for i, name in enumerate(records.words["name"]) if name in wanted]
-        rows = records.of_kind("activation") & np.isin(records.name, codes)
-        return int(records.numel[rows].sum()), len(steps_of_ranks(records, rows))
+        numel, moments = 0, set[tuple[int, int]]()
+        for piece in self._pieces(histograms=False):
+            rows = piece.of_kind("activation") & piece.with_names(leaves)
+            numel += int(piece.numel[rows].sum())
+            moments.update(zip(piece.step[rows].tolist(), piece.rank[rows].tolist(), strict=True))
+        return numel, len(moments)
 
-    def without_weight_gradients(self, modules: Collection[str]) -> InMemoryStatistics:
-        """The same without the gradients of some modules' own weights."""
-        gone = weight_gradients_of(self.records, modules)
-        return replace(self, records=self.records.select(~gone))
+    # -- passes over the rows ----------------------------------------------------------------------
+
+    def _pieces(self, **options: Any) -> Iterator[Records]:
+        """The rows some at a time, with codes that hold over all of them."""
+        for piece in self._read(**options):
+            codes: dict[str, Any] = {}
+            for column, known in self._words.items():
+                table = [known.setdefault(word, len(known)) for word in piece.words[column]]
+                codes[column] = np.array([*table, -1], np.int32)[getattr(piece, column)]
+            words = {column: tuple(known) for column, known in self._words.items()}
+            recoded = replace(piece, words=words, **codes)
+            if self._without:
+                modules = [
+                    name for name in words["name"] if name.rpartition(".")[0] in self._without
+                ]
+                own = recoded.of_kind("weight_grad") & recoded.with_names(modules)
+                recoded = recoded.select(~own)
+            yield recoded
+
+    @cached_property
+    def _overview(self) -> _Overview:
+        counting, maxima = Counting(), dict[int, float]()
+        steps, keys = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+        for piece in self._pieces(histograms=False):
+            counting.note(piece)
+            steps.append(np.unique(piece.step))
+            keys.append(np.unique(keys_of(piece)))
+            own, largest, _ = step_maxima(piece)
+            for step, top in zip(own.tolist(), largest.tolist(), strict=True):
+                maxima[step] = max(top, maxima.get(step, 0.0))
+        return _Overview(
+            maxima,
+            counting,
+            np.unique(np.concatenate(steps)).astype(np.int64),
+            np.unique(np.concatenate(keys)),
+            {column: tuple(known) for column, known in self._words.items()},
+        )
+
+    @cached_property
+    def _sums(self) -> _Sums:
+        seen = self._overview
+        width = len(seen.words["name"])
+        gradients = np.isin(seen.keys >> 32, [KINDS.index(kind) for kind in _GRADIENTS])
+        layers = LayerSums(seen.words, seen.keys, seen.steps)
+        windows = late_windows(self.step_maxima()[0], self._length)
+        late = [LayerSums(seen.words, seen.keys[gradients], seen.steps) for _ in windows]
+        updates = np.zeros((len(UPDATE_FIGURES), width), np.int64)
+        paths = np.zeros((PATH_FIGURES, PARTS_OF_TRAINING, width))
+        for piece in self._pieces():
+            # What counts is known only now: of a tensor on several ranks the first copies alone.
+            keep = countable_rows(piece, seen.counting)
+            layers.add(piece, keep)
+            rows = np.flatnonzero(piece.of_kind("update") & keep)
+            sum_updates(piece, rows, updates)
+            sum_paths(piece.select(rows), seen.steps, paths)
+            keep &= np.isin(piece.kind, [KINDS.index(kind) for kind in _GRADIENTS])
+            for window, sums in zip(windows, late, strict=True):
+                sums.add(piece, keep & window.holds(piece.step))
+        merged = [sums.result() for sums in late]
+        return _Sums(layers.result(), list(zip(windows, merged, strict=True)), updates, paths)
 
 
-def weight_gradients_of(records: Records, modules: Collection[str]) -> NDArray[np.bool_]:
-    """The rows of gradients of some modules' own weights."""
-    wanted = set(modules)
-    names = records.words["name"]
-    codes = [i for i, name in enumerate(names) if name.rpartition(".")[0] in wanted]
-    rows: NDArray[np.bool_] = records.of_kind("weight_grad") & np.isin(records.name, codes)
-    return rows
+_GRADIENTS = ("activation_grad", "weight_grad")
 
 
-def steps_of_ranks(records: Records, rows: NDArray[np.bool_]) -> set[tuple[int, int]]:
-    """The (step, rank) pairs that some rows speak of."""
-    pairs = np.unique(np.stack([records.step[rows], records.rank[rows]], axis=1), axis=0)
-    return {(step, rank) for step, rank in pairs.tolist()}
+@dataclass(frozen=True)
+class _Overview:
+    """What the first pass leaves behind.
+
+    Attributes:
+        maxima: By step, as ``maxima.step_maxima``.
+        counting: Which rows count.
+        steps: Every step that any row speaks of, ascending.
+        keys: ``layers.keys_of`` all rows, each once, ascending.
+        words: For each text column, the words of all rows.
+    """
+
+    maxima: dict[int, float]
+    counting: Counting
+    steps: NDArray[np.int64]
+    keys: NDArray[np.int64]
+    words: dict[str, tuple[str, ...]]
 
 
-def sum_updates(records: Records, rows: NDArray[np.int64], names: int) -> NDArray[np.int64]:
-    """Sums of ``UPDATE_FIGURES`` over some rows, by name: (figures, names)."""
-    sums = np.zeros((len(UPDATE_FIGURES), names), np.int64)
+@dataclass(frozen=True)
+class _Sums:
+    """What the second pass leaves behind; see the methods of the same names."""
+
+    layers: Layers
+    late: list[tuple[Window, Layers]]
+    updates: NDArray[np.int64]
+    paths: NDArray[np.float64]
+
+
+def sum_updates(records: Records, rows: NDArray[np.int64], sums: NDArray[np.int64]) -> None:
+    """Add ``UPDATE_FIGURES`` of some rows to sums by figure and name."""
     for row, what in zip(sums, UPDATE_FIGURES, strict=True):
         values = getattr(records, what) if isinstance(what, str) else records.fact(*what)
         if what == "numel":
             values = np.where(records.sampled_from > 0, values, 0)
         np.add.at(row, records.name[rows], values[rows])
-    return sums
 
 
-def sum_paths(
-    records: Records,
-    rows: NDArray[np.int64],
-    steps: NDArray[np.int64],
-    sums: NDArray[np.float64],
-) -> None:
-    """Add Σ|Δw| of some rows of updates, and of what each format's weights would not take.
+def sum_paths(updates: Records, steps: NDArray[np.int64], sums: NDArray[np.float64]) -> None:
+    """Add Σ|Δw| of updates, and of what each format's weights would not take.
 
     A recorded step stands for the steps up to the next one, and sampled elements for all. Of a row's
     updates so many as a format swallows are taken to be its smallest ones, so what is lost is a lower
     bound.
 
     Args:
-        records: The rows' records.
-        rows: int64 (n,), rows of updates.
+        updates: The rows.
         steps: int64, all recorded steps, in order.
-        sums: float64 (1 + formats, parts, names), added to row by row: the length, then what
-            weights in each of ``HALVES`` lose of it.
+        sums: float64 (1 + formats, parts, names), added to: the length, then what weights in each of
+            ``HALVES`` lose of it.
     """
     gaps = np.diff(steps, append=steps[-1] + (steps[-1] - steps[-2] if steps.size > 1 else 1))
-    length = int(steps[-1] + gaps[-1]) if steps.size else 1
-    lost = [records.fact("swallowed", fmt.name) for fmt in HALVES]
-    for begin in range(0, len(rows), _ROWS_AT_A_TIME):
-        chunk = rows[begin : begin + _ROWS_AT_A_TIME]
-        step, name = records.step[chunk], records.name[chunk]
-        part = np.minimum(step * PARTS_OF_TRAINING // length, PARTS_OF_TRAINING - 1)
-        numel, of = records.numel[chunk], records.sampled_from[chunk]
-        weight = gaps[np.searchsorted(steps, step)] * np.where(
-            of > 0, of / np.maximum(1, numel), 1.0
-        )
-        bins = _bins_of(records, chunk)
-        figures = [bins.added(bins.sums), *(_smallest(bins, many[chunk]) for many in lost)]
-        for figure, found in zip(sums, figures, strict=True):
-            np.add.at(figure, (part, name), weight * found)
+    length = int(steps[-1] + gaps[-1])
+    part = np.minimum(updates.step * PARTS_OF_TRAINING // length, PARTS_OF_TRAINING - 1)
+    sampled = updates.sampled_from > 0
+    share = np.where(sampled, updates.sampled_from / np.maximum(1, updates.numel), 1.0)
+    weight = gaps[np.searchsorted(steps, updates.step)] * share
 
+    bins = updates.bins
+    lengths = np.diff(bins.offsets)
+    row = np.repeat(np.arange(len(updates)), lengths)
+    first = bins.first_exponent - np.rint(np.log2(updates.scale))
+    exponent = first[row] + np.arange(row.size) - bins.offsets[row]
+    mean = (1 + bins.means / 255.0) * np.exp2(exponent)
+    counts = bins.counts.astype(np.int64)
+    before = np.cumsum(counts) - counts
+    before -= np.append(before, 0)[bins.offsets[:-1]][row]  # of smaller values in the same row
 
-_ROWS_AT_A_TIME = 1024
-"""Rows whose bins are spread out together: so many stay in a second-level cache."""
-
-
-@dataclass(frozen=True, eq=False)
-class _RowBins:
-    """The bins of n rows that are not empty, one row after another, free of the loss scale.
-
-    Attributes:
-        lengths: int64 (n,), how many of the bins each row has.
-        places: int64 (bins,), of each bin among n × ``BINS``.
-        counts: int64 (bins,).
-        sums: float64 (bins,), Σ|x|.
-    """
-
-    lengths: NDArray[np.int64]
-    places: NDArray[np.int64]
-    counts: NDArray[np.int64]
-    sums: NDArray[np.float64]
-
-    def added(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The sum of each row's values, in the order in which a row of all bins is summed."""
-        dense = np.zeros((len(self.lengths), BINS))
-        dense.reshape(-1)[self.places] = values
-        sums: NDArray[np.float64] = dense.sum(axis=1)
-        return sums
-
-
-def _bins_of(records: Records, rows: NDArray[np.int64]) -> _RowBins:
-    starts = records.offsets[rows]
-    lengths = records.offsets[rows + 1] - starts
-    first = records.first_exponent[rows].astype(np.int64) - MIN_EXPONENT
-    first -= np.rint(np.log2(records.scale[rows])).astype(np.int64)
-    if ((first < 0) | (first + lengths > BINS)).any():  # bins that fall together
-        h = records.merged(_positions(len(records), rows), len(rows))
-        row, column = np.nonzero(h.counts)
-        lengths = np.bincount(row, minlength=len(rows))
-        return _RowBins(lengths, row * BINS + column, h.counts[row, column], h.sums[row, column])
-    within = np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-    at = within + np.repeat(starts, lengths)
-    column = within + np.repeat(first, lengths)
-    counts = records.counts[at].astype(np.int64)
-    # As a merged histogram has them, to the bit.
-    sums = (counts + counts * records.means[at] / 255.0) * np.exp2(_EXPONENTS)[column]
-    places = column + np.repeat(np.arange(len(rows)) * BINS, lengths)
-    return _RowBins(lengths, places, counts, sums)
-
-
-_EXPONENTS = np.arange(MIN_EXPONENT, MIN_EXPONENT + BINS, dtype=np.float64)
-
-
-def _positions(size: int, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The group of each of so many rows: its place in ``rows``, -1 where it is not there."""
-    group = np.full(size, -1, np.int64)
-    group[rows] = np.arange(len(rows))
-    return group
-
-
-def _smallest(bins: _RowBins, many: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Σ|x| of so many smallest values of each row."""
-    if not many.any():
-        return np.zeros(len(many))
-    before = np.cumsum(bins.counts) - bins.counts  # in all rows, until what is before a row is off
-    ends = np.cumsum(bins.lengths)
-    ahead = np.append(before, bins.counts.sum())[ends - bins.lengths]
-    taken = np.clip(np.repeat(many + ahead, bins.lengths) - before, 0, bins.counts)
-    return bins.added(bins.sums * taken / np.maximum(1, bins.counts))
+    taken = [counts]
+    for fmt in HALVES:
+        swallowed = updates.fact("swallowed", fmt.name)
+        taken.append(np.clip(swallowed[row] - before, 0, counts))
+    for figure, some in zip(sums, taken, strict=True):
+        of_rows = np.bincount(row, weights=some * mean, minlength=len(updates))
+        np.add.at(figure, (part, updates.name), weight * of_rows)

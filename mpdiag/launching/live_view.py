@@ -127,7 +127,7 @@ class LiveState:
         import numpy as np
         import pyarrow as pa
 
-        from mpdiag.analysis.run_statistics import InMemoryStatistics
+        from mpdiag.analysis.run_statistics import RunStatistics
         from mpdiag.analysis.scaling.loss_scale import analyze_loss_scale
         from mpdiag.runs.records import Records
 
@@ -137,7 +137,7 @@ class LiveState:
         if len(self._tables) > 1:
             self._tables = deque([pa.concat_tables(self._tables).unify_dictionaries()])
         records = Records.from_table(self._tables[0])
-        statistics = InMemoryStatistics(records)
+        statistics = RunStatistics.of(records)
         layers = statistics.layers()
         found = analyze_loss_scale(statistics, layers)
         steps = int(np.unique(records.step).size)

@@ -1,15 +1,11 @@
-"""Reading the parts of statistics: in order, and small ones a few at a time.
+"""Reading the parts of statistics, in order and some rows at a time.
 
-A long training leaves hundreds of small parts, and opening one costs more than reading it; so does
-making columns of it. Small parts are therefore opened side by side, and decoded together; a large
-part is read some rows at a time, as Arrow needs several times their size while it reads.
+A long training leaves hundreds of small parts, and making columns of one costs more than reading it:
+small parts are decoded together.
 """
 
 from __future__ import annotations
 
-import math
-from collections import deque
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -20,7 +16,6 @@ from mpdiag.files.paths import is_remote
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
-    from concurrent.futures import Future
 
     import pyarrow as pa
     from numpy.typing import NDArray
@@ -31,13 +26,9 @@ if TYPE_CHECKING:
     from mpdiag.runs.schema import Kind
 
 BATCH_ROWS = 16_384
-"""Rows of a large part read at a time, and of small parts decoded together."""
-SMALL = 1 << 18
-"""Bytes of a file up to which a part is small."""
-READERS = 2
-AHEAD = 4
-"""Small parts that are read before they are asked for."""
-_HISTOGRAMS = ("counts", "means", "ratio_counts")
+"""Rows of a part read at a time, and of small parts decoded together."""
+_HISTOGRAMS = ("counts", "means", "ratio_counts", "formats")
+"""Columns that take most of the time, and what was counted for formats with them."""
 
 
 def records_of(
@@ -52,22 +43,24 @@ def records_of(
     Args:
         paths: The parts.
         copies: Of those at a URL.
-        histograms: False leaves the bins empty, and is several times faster.
+        histograms: False leaves out the bins and what was counted for formats: several times faster.
         only: A kind and names: the other rows are left out before they are decoded.
 
     Raises:
         DamagedRun: If one cannot be read, lacks a column or holds nonsense.
     """
-    with ThreadPoolExecutor(READERS) as pool:
-        group: list[tuple[AnyPath, pa.Table]] = []
-        for path, tables in _ahead(pool, paths, copies, histograms=histograms):
-            for table in tables:
-                group.append((path, table if only is None else _selected(table, *only)))
-                if sum(len(some) for _, some in group) >= BATCH_ROWS:
-                    yield _decoded(group)
-                    group = []
-        if group:
-            yield _decoded(group)
+    import pyarrow as pa
+
+    group: list[tuple[AnyPath, pa.Table]] = []
+    for path in paths:
+        for table in tables_of(path, copies, histograms=histograms):
+            group.append((path, table if only is None else _selected(table, *only)))
+            if sum(len(some) for _, some in group) >= BATCH_ROWS:
+                yield _decoded(group)
+                group = []
+    if group:
+        yield _decoded(group)
+    pa.default_memory_pool().release_unused()  # some 60 MB otherwise stay with it
 
 
 def tables_of(path: AnyPath, copies: Copies, *, histograms: bool = True) -> Iterator[pa.Table]:
@@ -80,18 +73,11 @@ def tables_of(path: AnyPath, copies: Copies, *, histograms: bool = True) -> Iter
     import pyarrow.parquet as pq
 
     try:
-        local = copies.local(path)
-        small = _size(local) <= SMALL
-        # Reading ahead within a small part costs a fifth of its time; of a large one it saves memory.
-        with pq.ParquetFile(local, pre_buffer=not small) as part:
+        with pq.ParquetFile(copies.local(path)) as part:
             refuse_bomb(part.metadata)
             wanted = _wanted(path, part, histograms=histograms)
-            if small:  # in batches it takes twice as long
-                yield _as_expected(part.read(wanted, use_threads=False))
-                return
             for batch in part.iter_batches(BATCH_ROWS, columns=wanted, use_threads=False):
                 yield _as_expected(pa.Table.from_batches([batch]))
-        pa.default_memory_pool().release_unused()  # some 60 MB otherwise stay with it
     except (pa.ArrowException, OSError, ValueError) as error:
         raise DamagedRun(damaged(path, error)) from error
 
@@ -105,17 +91,13 @@ def _selected(table: pa.Table, kind: Kind, names: Collection[str]) -> pa.Table:
 
 
 def _rows_with(column: Any, words: Collection[str]) -> NDArray[Any]:
-    """In which rows of a text column, encoded or plain, one of some words stands."""
+    """In which rows of a text column one of some words stands."""
     import numpy as np
 
-    from mpdiag.files.arrow_columns import chunks_of, numbers
+    from mpdiag.files.arrow_columns import texts
 
-    found = [np.zeros(0, bool)]
-    for chunk in chunks_of(column):
-        encoded = chunk if hasattr(chunk, "dictionary") else chunk.dictionary_encode()
-        wanted = [word in words for word in encoded.dictionary.to_pylist()]
-        found.append(np.array([*wanted, False])[numbers(encoded.indices, np.int64, -1)])
-    return np.concatenate(found)
+    codes, known = texts(column)
+    return np.array([*(word in words for word in known), False])[codes]
 
 
 def _wanted(path: AnyPath, part: Any, *, histograms: bool) -> list[str]:
@@ -124,7 +106,7 @@ def _wanted(path: AnyPath, part: Any, *, histograms: bool) -> list[str]:
     Raises:
         DamagedRun: If the part lacks one.
     """
-    from mpdiag.runs.schema import columns_of
+    from mpdiag.runs.schema import EARLIER, columns_of
 
     present = set(part.schema_arrow.names)
     expected = columns_of(present)
@@ -135,7 +117,7 @@ def _wanted(path: AnyPath, part: Any, *, histograms: bool) -> list[str]:
             "move it out of the run folder"
         )
         raise DamagedRun(message)
-    return [name for name in expected if histograms or name not in _HISTOGRAMS]
+    return [name for name in expected if histograms or name not in (*_HISTOGRAMS, *EARLIER)]
 
 
 def _as_expected(table: pa.Table) -> pa.Table:
@@ -192,43 +174,6 @@ def damaged(
     detail = str(error).strip().splitlines()
     reason = detail[0] if detail else type(error).__name__
     return f"{path} is damaged ({reason}): {remedy}"
-
-
-# -- several at a time -----------------------------------------------------------------------------
-
-
-def _ahead(
-    pool: ThreadPoolExecutor, paths: Iterable[AnyPath], copies: Copies, *, histograms: bool
-) -> Iterator[tuple[AnyPath, Iterable[pa.Table]]]:
-    """Each part with its tables; the next small parts are read while the caller uses this one."""
-
-    def whole(path: AnyPath) -> list[pa.Table]:
-        return list(tables_of(path, copies, histograms=histograms))
-
-    started: deque[tuple[AnyPath, Future[list[pa.Table]] | None]] = deque()
-    for path in paths:
-        started.append((path, pool.submit(whole, path) if _size(path) <= SMALL else None))
-        if len(started) > AHEAD:
-            yield _read(*started.popleft(), copies, histograms=histograms)
-    while started:
-        yield _read(*started.popleft(), copies, histograms=histograms)
-
-
-def _read(
-    path: AnyPath, reading: Future[list[pa.Table]] | None, copies: Copies, *, histograms: bool
-) -> tuple[AnyPath, Iterable[pa.Table]]:
-    if reading is not None:
-        return path, reading.result()
-    return path, tables_of(path, copies, histograms=histograms)
-
-
-def _size(path: AnyPath) -> float:
-    if is_remote(path):
-        return math.inf
-    try:
-        return path.stat().st_size
-    except OSError:  # reading it will say what is wrong
-        return math.inf
 
 
 def _decoded(group: Sequence[tuple[AnyPath, pa.Table]]) -> Records:

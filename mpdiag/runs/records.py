@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpdiag.files.arrow_columns import lists, numbers, octets, places_of, present
+from mpdiag.files.arrow_columns import lists, numbers, octets, one_array, present, texts
 from mpdiag.numerics.formats import FORMATS, FP16
 from mpdiag.numerics.histograms import BINS, MAX_EXPONENT, MIN_EXPONENT, ExponentHistogram
-from mpdiag.runs.row_validation import refuse_nonsense
-from mpdiag.runs.schema import FACTS, FLOATS, INTEGERS, SAMPLED, TEXT, UPDATE_INTEGERS
+from mpdiag.runs.schema import FACTS, FLOATS, INTEGERS, KINDS, SAMPLED, TEXT, UPDATE_INTEGERS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping, Sequence
 
     import pyarrow as pa
     from numpy.typing import NDArray
@@ -29,13 +28,91 @@ if TYPE_CHECKING:
 
 PORTION = 16_384
 """Rows merged at a time: temporaries stay at some ten MB."""
+LARGEST = 1 << 53
+"""The largest count that can be true: sums of counts stay within int64."""
+_RATIO_LIMIT = 500  # exponents of |w|/|Δw|; FP32 spans 2^-277 … 2^277
+_BESIDE_BINS = ("zeros", "subnormals", "infs", "nans")
+"""What is counted beside the bins."""
+
+
+@dataclass(frozen=True, eq=False)
+class Bins:
+    """Histograms of n rows, each from its first occupied bin to its last, one row after another.
+
+    Attributes:
+        first_exponent: int16 (n,).
+        offsets: int64 (n + 1), row i's bins are ``counts[offsets[i]:offsets[i+1]]``.
+        counts: uint32 or int64.
+        means: uint8, of each bin: its mean |x| is 2^e * (1 + byte / 255); empty where it is not known.
+    """
+
+    first_exponent: NDArray[np.int16]
+    offsets: NDArray[np.int64]
+    counts: NDArray[Any]
+    means: NDArray[np.uint8]
+
+    @classmethod
+    def from_columns(cls, first: Any, counts: Any, means: Any = None) -> Bins:
+        """The columns of a table; a null is an empty histogram.
+
+        Raises:
+            ValueError: If counts and means differ in length.
+        """
+        lengths, values = lists(counts)
+        if values.size == 0 or (values.min() >= 0 and values.max() < 2**32):
+            values = values.astype(np.uint32)
+        sizes, means_ = (lengths, np.zeros(0, np.uint8)) if means is None else octets(means)
+        if not np.array_equal(lengths, sizes):
+            message = "counts and means differ in length"
+            raise ValueError(message)
+        return cls(numbers(first, np.int16), _offsets(lengths), values, means_)
+
+    @classmethod
+    def concatenate(cls, parts: Sequence[Bins]) -> Bins:
+        """The rows of several parts, in order."""
+        lengths = np.concatenate([np.diff(part.offsets) for part in parts])
+        first, counts, means = (
+            np.concatenate([getattr(part, name) for part in parts])
+            for name in ("first_exponent", "counts", "means")
+        )
+        return cls(first, _offsets(lengths), counts, means)
+
+    def select(self, rows: NDArray[np.int64]) -> Bins:
+        """The histograms at some positions."""
+        lengths = np.diff(self.offsets)[rows]
+        offsets = _offsets(lengths)
+        take = np.repeat(self.offsets[rows] - offsets[:-1], lengths) + np.arange(offsets[-1])
+        means = self.means[take] if len(self.means) else self.means
+        return Bins(self.first_exponent[rows], offsets, self.counts[take], means)
+
+    def check(self, kind: str, low: int, high: int) -> None:
+        """Raise a ``ValueError`` if there is no such count, or a bin outside of some exponents.
+
+        Args:
+            kind: What the columns' names begin with.
+            low: The lowest exponent.
+            high: The highest.
+        """
+        counts, lengths = self.counts, np.diff(self.offsets)
+        if len(counts) and (counts.min() < 0 or counts.max() > LARGEST):
+            _refuse(f"{kind}counts holds what is no count")
+        first = self.first_exponent.astype(np.int64)
+        if ((lengths > 0) & ((first < low) | (first + lengths - 1 > high))).any():
+            _refuse(f"{kind}first_exponent lies outside what FP32 holds")
+
+    def totals(self) -> NDArray[np.int64]:
+        """The sum of each row's counts."""
+        sums = np.zeros(len(self.offsets) - 1, np.int64)
+        some = np.diff(self.offsets) > 0  # reduceat cannot sum an empty row
+        sums[some] = np.add.reduceat(self.counts, self.offsets[:-1][some], dtype=np.int64)
+        return sums
 
 
 @dataclass(frozen=True, eq=False)
 class Records:
     """Rows as numpy columns of length n, histograms kept sparse.
 
-    Text columns are codes into a tuple of words: ``kind_words[kind[i]]``. Integers have the width
+    Text columns are codes into a tuple of words: ``words["kind"][kind[i]]``. Integers have the width
     of the file's schema.
 
     Attributes:
@@ -46,14 +123,10 @@ class Records:
         skipped: bool, the optimizer did not apply this step.
         numel, zeros, subnormals, infs, nans: int64.
         absmax, absmin: float64.
-        first_exponent: int16.
-        offsets: int64 (n + 1), row i's bins are ``counts[offsets[i]:offsets[i+1]]``.
-        counts: uint32 or int64, all rows' bins, one after another.
-        means: uint8, of each bin: its mean |x| is 2^e * (1 + byte / 255).
+        bins: The histograms of |x|.
         changed, ratio_zeros: int64, 0 where the row is no update.
-        ratio_first_exponent: int16.
         sampled_from: int64, elements of the parameter where an update holds some of them, else 0.
-        ratio_offsets, ratio_counts: like ``offsets`` and ``counts``.
+        ratio_bins: The histograms of |w|/|Δw|, empty where the row is no update.
         facts: What was counted for a format, by fact and name of the format; see ``fact``.
     """
 
@@ -76,16 +149,11 @@ class Records:
     nans: NDArray[np.int64]
     absmax: NDArray[np.float64]
     absmin: NDArray[np.float64]
-    first_exponent: NDArray[np.int16]
-    offsets: NDArray[np.int64]
-    counts: NDArray[Any]
-    means: NDArray[np.uint8]
+    bins: Bins
     changed: NDArray[np.int64]
     ratio_zeros: NDArray[np.int64]
-    ratio_first_exponent: NDArray[np.int16]
     sampled_from: NDArray[np.int64]
-    ratio_offsets: NDArray[np.int64]
-    ratio_counts: NDArray[Any]
+    ratio_bins: Bins
     facts: Mapping[tuple[str, str], NDArray[np.int64]]
 
     # -- making ------------------------------------------------------------------------------------
@@ -96,32 +164,28 @@ class Records:
 
         Raises:
             KeyError: If a column is missing.
-            ValueError: If a histogram's columns contradict one another.
+            ValueError: If columns contradict one another, or hold what no recorder writes.
         """
-        columns: dict[str, Any] = {}
+        column = table.column
         words: dict[str, tuple[str, ...]] = {}
+        columns: dict[str, Any] = {}
         for name in TEXT:
-            column = table.column(name)
-            if not hasattr(column.type, "value_type"):
-                column = column.dictionary_encode()
-            merged = _one_array(column.unify_dictionaries())
-            columns[name] = numbers(merged.indices, np.int32, -1)
-            words[name] = tuple(merged.dictionary.to_pylist())
-        for name, kind in (*INTEGERS.items(), *UPDATE_INTEGERS.items()):
-            columns[name] = numbers(table.column(name), kind)
-        columns[SAMPLED] = numbers(table.column(SAMPLED), np.int64)
+            columns[name], words[name] = texts(column(name))
+        for name, kind in {**INTEGERS, **UPDATE_INTEGERS, SAMPLED: "int64"}.items():
+            if name in _ROW:
+                columns[name] = numbers(column(name), kind)
         for name in FLOATS:
-            columns[name] = numbers(table.column(name), np.float64, math.nan)
-        columns["skipped"] = numbers(table.column("skipped"), np.bool_)
-        columns["offsets"], columns["counts"] = _lists(table.column("counts"))
-        columns["ratio_offsets"], columns["ratio_counts"] = _lists(table.column("ratio_counts"))
-        columns["facts"] = _facts(table.column("formats"))
-        lengths, columns["means"] = octets(table.column("means"))
-        if not np.array_equal(lengths, np.diff(columns["offsets"])):
-            message = "counts and means differ in length"
-            raise ValueError(message)
-        refuse_nonsense(columns, words)
-        return cls(words=words, **columns)
+            columns[name] = numbers(column(name), np.float64, math.nan)
+        records = cls(
+            words=words,
+            skipped=numbers(column("skipped"), np.bool_),
+            bins=Bins.from_columns(column("first_exponent"), column("counts"), column("means")),
+            ratio_bins=Bins.from_columns(column("ratio_first_exponent"), column("ratio_counts")),
+            facts=_facts(column("formats")),
+            **columns,
+        )
+        _check(records)
+        return records
 
     @classmethod
     def concatenate(cls, parts: list[Records]) -> Records:
@@ -136,20 +200,18 @@ class Records:
         words = {name: _union(own[name] for own in vocabularies) for name in TEXT}
         known = dict.fromkeys(key for part in parts for key in part.facts)
         facts = {key: np.concatenate([part.fact(*key) for part in parts]) for key in known}
-        apart = {f.name: [getattr(part, f.name) for part in parts] for f in fields(cls)}
+        apart = {name: [getattr(part, name) for part in parts] for name in (*_ROW, *_BINS)}
         parts.clear()
-        del apart["words"], apart["facts"]
-        columns: dict[str, Any] = {"facts": facts}
+        columns: dict[str, Any] = {}
         for name in list(apart):
             pieces = apart.pop(name)
             if name in TEXT:
                 codes = {word: i for i, word in enumerate(words[name])}
                 tables = [[*(codes[w] for w in own[name]), -1] for own in vocabularies]
                 pieces = [np.array(t, np.int32)[p] for t, p in zip(tables, pieces, strict=True)]
-            elif name in ("offsets", "ratio_offsets"):
-                pieces = [np.zeros(1, np.int64), np.cumsum(np.concatenate([*map(np.diff, pieces)]))]
-            columns[name] = np.concatenate(pieces)
-        return cls(words=words, **columns)
+            join = Bins.concatenate if name in _BINS else np.concatenate
+            columns[name] = join(pieces)
+        return cls(words=words, facts=facts, **columns)
 
     # -- reading -----------------------------------------------------------------------------------
 
@@ -187,23 +249,16 @@ class Records:
         result: NDArray[np.bool_] = self.kind == self.code("kind", kind)
         return result
 
+    def with_names(self, names: Collection[str]) -> NDArray[np.bool_]:
+        """Mask of the rows of some names."""
+        names = frozenset(names)
+        return np.array([*(word in names for word in self.words["name"]), False])[self.name]
+
     def select(self, rows: NDArray[Any]) -> Records:
         """The rows under a mask or an array of positions."""
         positions = np.flatnonzero(rows) if rows.dtype == np.bool_ else np.asarray(rows)
-        changes: dict[str, Any] = {}
-        for field in fields(self):
-            if field.name not in _NOT_PER_ROW:
-                changes[field.name] = getattr(self, field.name)[positions]
-        for offsets, flat in (
-            ("offsets", ("counts", "means")),
-            ("ratio_offsets", ("ratio_counts",)),
-        ):
-            old = getattr(self, offsets)
-            starts, lengths = old[positions], np.diff(old)[positions]
-            new = np.concatenate([[0], np.cumsum(lengths)])
-            take = np.repeat(starts - new[:-1], lengths) + np.arange(new[-1])
-            changes[offsets] = new
-            changes.update({name: getattr(self, name)[take] for name in flat})
+        changes: dict[str, Any] = {name: getattr(self, name)[positions] for name in _ROW}
+        changes |= {name: getattr(self, name).select(positions) for name in _BINS}
         changes["facts"] = {key: values[positions] for key, values in self.facts.items()}
         return replace(self, **changes)
 
@@ -237,12 +292,12 @@ class Records:
         keep = group >= 0
         rows = self if keep.all() else self.select(keep)
         group = group[keep]
-        h = ExponentHistogram.empty(groups, first=-2 * BINS, bins=4 * BINS)
-        lengths = np.diff(rows.ratio_offsets)
+        h, bins = ExponentHistogram.empty(groups, first=-2 * BINS, bins=4 * BINS), rows.ratio_bins
+        lengths = np.diff(bins.offsets)
         row = np.repeat(np.arange(len(rows)), lengths)
-        within = np.arange(len(rows.ratio_counts)) - np.repeat(rows.ratio_offsets[:-1], lengths)
-        column = within + rows.ratio_first_exponent[row] - h.first
-        np.add.at(h.counts, (group[row], column), rows.ratio_counts.astype(np.int64))
+        within = np.arange(len(bins.counts)) - np.repeat(bins.offsets[:-1], lengths)
+        column = within + bins.first_exponent[row] - h.first
+        np.add.at(h.counts, (group[row], column), bins.counts.astype(np.int64))
         np.add.at(h.zeros, group, rows.ratio_zeros)
         return h
 
@@ -253,16 +308,6 @@ class Merger:
     def __init__(self, groups: int) -> None:
         self._h = ExponentHistogram.empty(groups)
         self._weighted = np.zeros_like(self._h.counts)  # Σ count * mean byte: exact in any order
-
-    def grow(self, groups: int) -> None:
-        """Make room for more groups."""
-        more = ExponentHistogram.empty(groups - len(self._h.zeros))
-        per_group = ("counts", "sums", "absmax", "absmin", *_COUNTED)
-        joined: dict[str, Any] = {
-            n: np.concatenate([getattr(self._h, n), getattr(more, n)]) for n in per_group
-        }
-        self._h = replace(self._h, **joined)
-        self._weighted = np.concatenate([self._weighted, np.zeros_like(more.counts)])
 
     def add(self, records: Records, group: NDArray[np.int64], portion: int = PORTION) -> None:
         """Add rows; arguments as for ``Records.merged``."""
@@ -275,19 +320,18 @@ class Merger:
     def _add_bins(self, records: Records, some: NDArray[np.int64], mine: NDArray[np.int64]) -> None:
         """Add the bins of some rows; ``mine`` is each one's group."""
         h = self._h
-        starts = records.offsets[some]
-        lengths = records.offsets[some + 1] - starts
-        whole = int(lengths.sum())
+        starts = records.bins.offsets[some]
+        lengths = records.bins.offsets[some + 1] - starts
+        size = int(lengths.sum())
         begins = np.cumsum(lengths) - lengths  # of each row among the bins taken here
         if some[-1] - some[0] + 1 == len(some):  # neighbours: no need to pick one bin after another
-            bins: Any = slice(int(starts[0]), int(starts[0]) + whole)
+            bins: Any = slice(int(starts[0]), int(starts[0]) + size)
         else:
-            bins = np.arange(whole) + np.repeat(starts - begins, lengths)
-        number = records.counts[bins].astype(np.int64)
-        first = records.first_exponent[some] - np.rint(np.log2(records.scale[some])).astype(
-            np.int64
-        )
-        flat = np.arange(whole)
+            bins = np.arange(size) + np.repeat(starts - begins, lengths)
+        number = records.bins.counts[bins].astype(np.int64)
+        scale = np.rint(np.log2(records.scale[some])).astype(np.int64)
+        first = records.bins.first_exponent[some] - scale
+        flat = np.arange(size)
         if ((first < MIN_EXPONENT) | (first + lengths - 1 > MAX_EXPONENT)).any():
             exponent = flat + np.repeat(first - begins, lengths)
             below = exponent < MIN_EXPONENT  # only after unscaling: FP32 subnormals by then
@@ -299,7 +343,7 @@ class Merger:
         else:
             flat += np.repeat(mine * BINS + first - MIN_EXPONENT - begins, lengths)
         np.add.at(h.counts.reshape(-1), flat, number)
-        np.add.at(self._weighted.reshape(-1), flat, number * records.means[bins])
+        np.add.at(self._weighted.reshape(-1), flat, number * records.bins.means[bins])
 
     def _add_facts(
         self, records: Records, some: NDArray[np.int64], mine: NDArray[np.int64]
@@ -318,31 +362,18 @@ class Merger:
         return self._h
 
 
-_COUNTED = ("zeros", "subnormals", "infs", "nans", "fp16_overflow")
-_NOT_PER_ROW = {"words", "offsets", "counts", "means", "ratio_offsets", "ratio_counts", "facts"}
+_COUNTED = (*_BESIDE_BINS, "fp16_overflow")
+_BINS = ("bins", "ratio_bins")
+_ROW = tuple(f.name for f in fields(Records) if f.name not in ("words", "facts", *_BINS))
 
 
-def _one_array(column: Any) -> Any:
-    """A chunked column as one array, whatever the version of Arrow makes of it."""
-    merged = column.combine_chunks()
-    if not hasattr(merged, "chunks"):
-        return merged
-    import pyarrow as pa
-
-    return merged.chunk(0) if merged.num_chunks else pa.nulls(0, column.type)
+def _offsets(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    return np.concatenate([[0], np.cumsum(lengths)])
 
 
 def _union(vocabularies: Any) -> tuple[str, ...]:
     """Every word once, in order of first appearance."""
     return tuple(dict.fromkeys(word for words in vocabularies for word in words))
-
-
-def _lists(column: Any) -> tuple[NDArray[np.int64], NDArray[Any]]:
-    """Offsets and flat values of a list column, as narrow as fits; a null is an empty list."""
-    lengths, values = lists(column)
-    if values.size == 0 or (values.min() >= 0 and values.max() < 2**32):
-        values = values.astype(np.uint32)
-    return np.concatenate([[0], np.cumsum(lengths)]), values
 
 
 def _facts(column: Any) -> dict[tuple[str, str], NDArray[np.int64]]:
@@ -351,21 +382,70 @@ def _facts(column: Any) -> dict[tuple[str, str], NDArray[np.int64]]:
     Raises:
         ValueError: If a row names a format twice.
     """
-    array = _one_array(column)
+    array = one_array(column)
     offsets = numbers(array.offsets, np.int64)
     first, length = int(offsets[0]), int(offsets[-1] - offsets[0])
-    keys = array.keys.slice(first, length)
+    codes, names = texts(array.keys.slice(first, length))
     rows = np.repeat(np.arange(len(array)), np.diff(offsets))
     columns = dict(zip(FACTS, array.items.slice(first, length).flatten(), strict=True))
     values = {fact: (present(c), numbers(c, np.int64)) for fact, c in columns.items()}
     found: dict[tuple[str, str], NDArray[np.int64]] = {}
-    for name in FORMATS:
-        mine = places_of(keys, name)
+    for code, name in enumerate(names):
+        mine = np.flatnonzero(codes == code)
+        if name not in FORMATS:
+            continue
         if (np.diff(rows[mine]) == 0).any():
-            message = f"formats names {name} twice in a row"
-            raise ValueError(message)
+            _refuse(f"formats names {name} twice in a row")
         for fact, (known, counted) in values.items():
             if known[mine].any():
                 found[fact, name] = np.zeros(len(array), np.int64)
                 found[fact, name][rows[mine]] = counted[mine]
     return found
+
+
+# -- whether rows can be what a recorder wrote: a file may be damaged, or made to mislead ---------
+
+
+def _check(records: Records) -> None:
+    """Check rows once, where they are read, so that nothing that computes with them has to.
+
+    Raises:
+        ValueError: If they contradict one another, or hold what no tensor can give.
+    """
+    _check_words(records)
+    counted = ("step", "rank", "tensors", "numel", *_BESIDE_BINS, "changed", "ratio_zeros", SAMPLED)
+    counts = {name: getattr(records, name) for name in counted}
+    counts |= {f"{fact} of {fmt}": values for (fact, fmt), values in records.facts.items()}
+    for name, values in counts.items():
+        if (values < 0).any() or (values > LARGEST).any():
+            _refuse(f"{name} holds what is no count")
+    scale, top, low = records.scale, records.absmax, records.absmin
+    if not (np.isfinite(scale) & (scale > 0)).all():
+        _refuse("scale holds what is no loss scale")
+    if not (np.isfinite(top) & (top >= 0)).all():
+        _refuse("absmax holds what is no magnitude")
+    if not (low > 0).all():
+        _refuse("absmin holds what is no magnitude")
+    if ((top > 0) & (low > top)).any():
+        _refuse("absmin is larger than absmax")
+    records.bins.check("", MIN_EXPONENT, MAX_EXPONENT)
+    records.ratio_bins.check("ratio_", -_RATIO_LIMIT, _RATIO_LIMIT)
+    beside = sum(getattr(records, name) for name in _BESIDE_BINS)
+    if len(records.bins.counts) and (records.bins.totals() + beside != records.numel).any():
+        _refuse("counts do not add up to numel")  # unless the bins were not read
+
+
+def _check_words(records: Records) -> None:
+    for name, words in records.words.items():
+        if None in words or (getattr(records, name) >= len(words)).any():
+            _refuse(f"a word of {name} is missing")
+    unknown = sorted(set(records.words["kind"]).difference(KINDS))
+    if unknown:
+        _refuse(f"there is no kind {unknown[0][:40]!r}")
+    for name in ("kind", "name"):
+        if (getattr(records, name) < 0).any():
+            _refuse(f"a row states no {name}")
+
+
+def _refuse(message: str) -> None:
+    raise ValueError(message)

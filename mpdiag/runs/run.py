@@ -218,7 +218,7 @@ class Run:
         """The rows some at a time, in order, for runs that outgrow memory.
 
         Args:
-            histograms: False leaves the bins empty, and is several times faster.
+            histograms: False leaves out the bins and what was counted for formats: several times faster.
             parts: Some of ``parts()``, to read the same ones again while the run goes on.
             only: A kind and names: the other rows are left out.
 

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from mpdiag.files.arrow_columns import array_from, array_of, lists_of, numbers, repeated
+from mpdiag.files.arrow_columns import array_from, array_of, lists_of, numbers
 from mpdiag.numerics.formats import BF16, FP16
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ UPDATE_FACTS: tuple[tuple[FormatFact, str] | str, ...] = (
     "ratio_zeros",
 )
 """What the counters say of an update, in their order: a column, or a fact of a format."""
-_EARLIER: dict[str, tuple[FormatFact, str]] = {
+EARLIER: dict[str, tuple[FormatFact, str]] = {
     "fp16_overflow": ("overflow", FP16.name),
     "swallowed_fp16": ("swallowed", FP16.name),
     "swallowed_bf16": ("swallowed", BF16.name),
@@ -261,7 +261,9 @@ def _map_array(columns: _Columns, n: int) -> Any:
     known = (facts >= 0).any(-1)
     values = facts[known]
     offsets = np.concatenate([[0], np.cumsum(known.sum(1))])
-    keys = repeated(names, np.broadcast_to(np.arange(len(names)), known.shape)[known])
+    codes = np.broadcast_to(np.arange(len(names), dtype=np.int32), known.shape)[known]
+    words = array_from(names, pa.string())
+    keys = pa.DictionaryArray.from_arrays(array_of(codes), words).dictionary_decode()
     items = pa.StructArray.from_arrays(
         [array_of(column, mask=column < 0) for column in values.T], list(FACTS)
     )
@@ -285,11 +287,11 @@ def upgraded(table: pa.Table) -> pa.Table:
 
     if SAMPLED not in table.column_names:
         table = table.append_column(SAMPLED, pa.nulls(len(table), pa.int64()))
-    earlier = [name for name in _EARLIER if name in table.column_names]
+    earlier = [name for name in EARLIER if name in table.column_names]
     if not earlier:
         return table
     columns: _Columns = {
-        _EARLIER[name]: numbers(table.column(name), np.int64, -1) for name in earlier
+        EARLIER[name]: numbers(table.column(name), np.int64, -1) for name in earlier
     }
     formats = _map_array(columns, len(table))
     return table.drop_columns(earlier).append_column("formats", formats)
@@ -299,6 +301,6 @@ def columns_of(present: Iterable[str]) -> list[str]:
     """The columns that a part needs to have, given those it has: today's, or schema 1's."""
     present = set(present)
     names: list[str] = [n for n in schema().names if n != SAMPLED or SAMPLED in present]
-    if present.isdisjoint(_EARLIER):
+    if present.isdisjoint(EARLIER):
         return names
-    return [*(name for name in names if name != "formats"), *_EARLIER]
+    return [*(name for name in names if name != "formats"), *EARLIER]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mpdiag.files.stamps import Stamp, stamp_of
 from mpdiag.runs.run import META
 from mpdiag.runs.training_log import FILE
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
+
+Stamp = tuple[tuple[str, int, int], ...]
 
 _MADE = ("plan.json", "profile.json", "sensitivity.json", "search.json", "comparison.json")
 _PARTS = ("stats/*.parquet", "operations/*.parquet", "modules/*.parquet", "ranks/*.json")
@@ -18,9 +20,21 @@ _PARTS = ("stats/*.parquet", "operations/*.parquet", "modules/*.parquet", "ranks
 def stamp_of_run(run: Path) -> Stamp:
     """What changes when a file of a run does: what was recorded, and what was made of it since."""
     parts = [path for pattern in _PARTS for path in sorted(run.glob(pattern))]
-    return stamp_of([run / META, run / FILE, *(run / name for name in _MADE), *parts])
+    return _stamp_of([run / META, run / FILE, *(run / name for name in _MADE), *parts])
 
 
 def stamp_of_list(root: Path) -> Stamp:
     """What changes when ``list_runs`` of a folder would give another list."""
-    return stamp_of(sorted(root.glob(f"*/{META}")))
+    return _stamp_of(sorted(root.glob(f"*/{META}")))
+
+
+def _stamp_of(files: Iterable[Path]) -> Stamp:
+    """Each file that is there: its path, its time of change (nanoseconds) and its size (bytes)."""
+    stamps = []
+    for file in files:
+        try:
+            status = file.stat()
+        except OSError:  # not there, or gone since it was listed
+            continue
+        stamps.append((str(file), status.st_mtime_ns, status.st_size))
+    return tuple(stamps)

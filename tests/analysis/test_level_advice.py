@@ -13,8 +13,7 @@ import mpdiag
 from mpdiag.analysis.layers import Layers
 from mpdiag.analysis.level_advice import activations_per_step
 from mpdiag.analysis.reduction import choose_reduction
-from mpdiag.analysis.run_statistics import InMemoryStatistics
-from mpdiag.analysis.streaming import StreamedStatistics
+from mpdiag.analysis.run_statistics import RunStatistics
 from mpdiag.numerics.formats import FP16
 from mpdiag.numerics.histograms import ExponentHistogram, stack
 
@@ -36,7 +35,7 @@ def test_activations_are_those_of_modules_without_children(tmp_path):
     run = mpdiag.open_run(tmp_path / "run")
     # Convolution and batch norm, whose output the ReLU's replaces and flattening shares; linear.
     expected = 8 * (2 * 4 * 36 + 10)
-    assert activations_per_step(run, InMemoryStatistics(run.records)) == expected
+    assert activations_per_step(run, RunStatistics.of(run.records)) == expected
 
 
 def residual(in_place: bool) -> nn.Module:
@@ -70,7 +69,7 @@ def test_the_estimate_is_about_what_autograd_keeps(tmp_path, in_place):
     for parameter in model.parameters():
         held.pop(parameter.data_ptr(), None)
     run = mpdiag.open_run(tmp_path / "run")
-    estimated = 4 * activations_per_step(run, InMemoryStatistics(run.records))
+    estimated = 4 * activations_per_step(run, RunStatistics.of(run.records))
     assert sum(held.values()) == pytest.approx(estimated, rel=0.1)
 
 
@@ -79,9 +78,9 @@ def test_activations_are_those_of_one_device(tmp_path):
     alone, both = (
         mpdiag.open_run(hand.write_run(tmp_path / str(ranks), world_size=ranks)) for ranks in (1, 2)
     )
-    held = activations_per_step(both, InMemoryStatistics(both.records))
-    assert held == activations_per_step(alone, InMemoryStatistics(alone.records)) > 0
-    assert held == activations_per_step(both, StreamedStatistics(both))
+    held = activations_per_step(both, RunStatistics.of(both.records))
+    assert held == activations_per_step(alone, RunStatistics.of(alone.records)) > 0
+    assert held == activations_per_step(both, RunStatistics(both.pieces))
 
 
 @pytest.mark.parametrize(

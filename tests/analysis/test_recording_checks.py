@@ -12,7 +12,7 @@ from support import batch, network
 from torch import nn
 
 import mpdiag
-from mpdiag.analysis import streaming
+from mpdiag.analysis import run_statistics
 from mpdiag.analysis.recording_checks import period_findings
 from mpdiag.reports.text.analysis import after_analysis
 from mpdiag.runs.run import open_run
@@ -57,7 +57,7 @@ def test_it_stands_in_the_analysis(tmp_path, monkeypatch, rows_held):
             nn.functional.cross_entropy(model(x), y).backward()
             optimizer.step()
     if not rows_held:
-        monkeypatch.setattr(streaming, "STREAM_FROM", 0)
+        monkeypatch.setattr(run_statistics, "STREAM_FROM", 0)
     analysis = mpdiag.analyze(open_run(tmp_path))
     (finding,) = (f for f in analysis.findings if f.code == "periods-not-seen")
     assert "3 of 9 steps were recorded" in finding.message

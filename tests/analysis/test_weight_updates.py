@@ -9,7 +9,7 @@ from row_buffer import RowBuffer, UpdateCounts
 from torch import nn
 
 import mpdiag
-from mpdiag.analysis.run_statistics import InMemoryStatistics
+from mpdiag.analysis.run_statistics import RunStatistics
 from mpdiag.analysis.weight_updates import NEEDED, analyze_weight_updates
 from mpdiag.numerics.formats import FP16
 from mpdiag.numerics.histograms import ExponentHistogram
@@ -38,7 +38,7 @@ def masters_of(updates, size=1000):
             stage="local",
             skipped=False,
         )
-    statistics = InMemoryStatistics(Records.from_table(buffer.to_table()))
+    statistics = RunStatistics.of(Records.from_table(buffer.to_table()))
     return analyze_weight_updates(statistics, FP16)
 
 

@@ -11,7 +11,7 @@ import pytest
 import script_loops as loops
 import torch
 
-from mpdiag.analysis.run_statistics import InMemoryStatistics
+from mpdiag.analysis.run_statistics import RunStatistics
 from mpdiag.analysis.scaling.loss_scale import analyze_loss_scale
 from mpdiag.launching import live_view
 from mpdiag.launching.live_view import (
@@ -45,7 +45,7 @@ def test_the_verdict_so_far_is_that_of_the_analysis(root, name, need):
     state.add([table.slice(0, half), table.slice(half)], read_log(run.folder).steps)
     found = state.so_far()
     assert not state.changed
-    expected = analyze_loss_scale(InMemoryStatistics(run.records), run_layers(run))
+    expected = analyze_loss_scale(RunStatistics.of(run.records), run_layers(run))
     assert found.words == scale_words(expected)
     assert need in found.words
     assert found.steps == len(set(run.records.step.tolist()))
@@ -59,7 +59,7 @@ def test_the_verdict_so_far_is_that_of_the_analysis(root, name, need):
 
 
 def run_layers(run):
-    return InMemoryStatistics(run.records).layers()
+    return RunStatistics.of(run.records).layers()
 
 
 def test_rows_are_bounded_and_losses_are_told_with_their_course(root, monkeypatch):

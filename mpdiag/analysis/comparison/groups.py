@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpdiag.analysis.comparison.models import KnownModel
-from mpdiag.analysis.streaming import read_statistics
+from mpdiag.analysis.run_statistics import read_statistics
 from mpdiag.errors import DamagedRun, NewerSchema, RunNotFound
 from mpdiag.files.atomic import write_json
 from mpdiag.files.documents import read_document

@@ -17,7 +17,7 @@ from support import backoff, batch, network
 from torch import nn
 
 import mpdiag
-from mpdiag.analysis import streaming
+from mpdiag.analysis import run_statistics
 from mpdiag.analysis.comparison.equivalence import (
     judge_equivalence,
     judge_family,
@@ -296,7 +296,7 @@ def recorded(folder):
 def test_a_side_that_outgrows_memory_is_streamed(tmp_path, monkeypatch):
     recorded(tmp_path)
     (held,) = read_group(tmp_path).trainings
-    monkeypatch.setattr(streaming, "STREAM_FROM", 0)
+    monkeypatch.setattr(run_statistics, "STREAM_FROM", 0)
     monkeypatch.delattr(Run, "records")  # nobody reads them whole
     (streamed,) = read_group(tmp_path).trainings
     assert streamed.layers == held.layers

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 import mpdiag
 from mpdiag.analysis.operations.detection import bf16_findings, find_operations
+from mpdiag.analysis.run_statistics import RunStatistics
 from mpdiag.numerics.formats import BF16, FP16
 from mpdiag.plan import PrecisionPlan
 from mpdiag.runs.run import open_run
@@ -286,8 +287,8 @@ def test_weight_gradients_of_a_product_in_fp32_limit_no_scale(tmp_path):
     assert h.absmax.max() > 65504
     assert analysis.loss_scale.limiting_layer == "body"
     assert not analysis.plan.loss_scale.needed
-    streamed = mpdiag.analysis.streaming.StreamedStatistics(run)
-    held = mpdiag.analysis.streaming.read_statistics(run)
+    streamed = RunStatistics(run.pieces)
+    held = RunStatistics.of(run.records)
     for statistics in (streamed, held):
         rest = statistics.without_weight_gradients({"body"})
         assert len(rest.layers().of_kind("weight_grad")) == 0

@@ -163,11 +163,13 @@ def test_many_steps_are_thinned_to_what_a_figure_holds():
 def test_a_gradient_that_grows_by_eight_moves_by_three(tmp_path):
     run = hand.write_run(tmp_path / "run")
     records = analyze(run).run.records
-    grown = records.first_exponent.copy()
+    grown = records.bins.first_exponent.copy()
     mine = (records.step == 4) & (records.name == records.code("name", ""))
     grown[mine] += 3
     before = tables.movement_frame(records, KIND, 4, FP16).set_index("layer")["shift"]
-    after = tables.movement_frame(replace(records, first_exponent=grown), KIND, 4, FP16)
+    after = tables.movement_frame(
+        replace(records, bins=replace(records.bins, first_exponent=grown)), KIND, 4, FP16
+    )
     moved = after.set_index("layer")["shift"] - before
     assert moved[""] == pytest.approx(3)
     assert moved.drop("").abs().max() == 0
