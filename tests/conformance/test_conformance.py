@@ -1,12 +1,11 @@
-"""Every behaviour, of every subject that is installed; and the table made of them."""
+"""Every behaviour of the table, at every level of ours."""
 
 from __future__ import annotations
 
 import pytest
-from conformance import table
 from conformance.behaviours.everything import CHAPTERS
 from conformance.outcomes import Behaviour, outcome_of
-from conformance.subjects.everyone import LEVELS, PEERS, ours
+from conformance.subjects.ours import LEVELS, ours
 from conformance.subjects.protocol import Subject
 
 BEHAVIOURS = [b for chapter in CHAPTERS for b in chapter.behaviours]
@@ -35,13 +34,6 @@ def test_names_are_unlike_and_deviations_are_of_known_subjects():
     names = [b.name for b in BEHAVIOURS]
     assert len(set(names)) == len(names)
     for behaviour in BEHAVIOURS:
-        assert behaviour.instead.keys() <= {s.name for s in PEERS}
         said = {name.split()[0] for name in (*behaviour.on_purpose, *behaviour.awaited)}
         assert said <= {s.level for s in LEVELS}
         assert not behaviour.on_purpose.keys() & behaviour.awaited.keys()
-
-
-def test_the_table_in_the_documentation_is_up_to_date():
-    if any(table.installed(s) != table.VERSIONS[s.package] for s in PEERS):
-        pytest.skip("the table was made with other versions")
-    assert table.written() == table.table(), "run python tests/conformance/table.py"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from conformance.outcomes import Chapter
 from conformance.subjects.protocol import Scale, Subject, Training
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -117,3 +118,12 @@ class Ours(Subject):
         overrides = PrecisionOverrides(loss_scale=scaler(scale))
         mp = mpdiag.MixedPrecision(models, optimizers, plan, level=self.level, overrides=overrides)
         return (DropInTraining if self.drop_in else OurTraining)(models, optimizers, mp)
+
+
+LEVELS = tuple(Ours(level) for level in ("O0", "O1", "O2", "O3"))
+DROP_IN = Ours("O1", drop_in=True), Ours("O2", drop_in=True)
+
+
+def ours(chapter: Chapter) -> tuple[Ours, ...]:
+    """Ours, as far as a chapter is asked of them."""
+    return (*LEVELS, *DROP_IN) if chapter.about_loops else LEVELS

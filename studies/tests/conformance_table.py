@@ -1,6 +1,6 @@
 """The table of ``docs/conformance.md``, written from a run of every behaviour.
 
-python tests/conformance/table.py
+python studies/tests/conformance_table.py
 """
 
 from __future__ import annotations
@@ -8,31 +8,20 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Sequence
-from importlib.metadata import version
 from pathlib import Path
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 
 from conformance.behaviours.everything import CHAPTERS
 from conformance.outcomes import Behaviour, Chapter, Outcome, outcome_of
-from conformance.subjects.everyone import PEERS, ours
+from conformance.subjects.ours import ours
 from conformance.subjects.protocol import Subject
+from peers import PEERS
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "conformance.md"
 BEGIN, END = "<!-- table: begin -->", "<!-- table: end -->"
-VERSIONS = {"torch": "2.13", "accelerate": "1.15", "lightning": "2.6"}
-"""With which the table was made: peers are only held to it where these are installed."""
-
 YES, NO, NONE = "yes", "no", "–"
-
-
-def installed(subject: Subject) -> str:
-    """The version of a peer, as far as it counts; empty if it is not installed."""
-    try:
-        return ".".join(version(subject.package).split("+")[0].split(".")[:2])
-    except ModuleNotFoundError:
-        return ""
 
 
 def peer_cell(behaviour: Behaviour, subject: Subject, outcome: Outcome) -> str:
