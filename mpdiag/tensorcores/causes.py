@@ -22,11 +22,12 @@ The causes, in the order in which they are checked:
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from mpdiag.files.documents import finite
 from mpdiag.hardware import alignment as shapes
+from mpdiag.hardware.devices import DeviceFacts
 from mpdiag.tensorcores.eligibility import (
     has_matrix_shape,
     has_no_instruction,
@@ -34,12 +35,12 @@ from mpdiag.tensorcores.eligibility import (
     is_used,
 )
 from mpdiag.tensorcores.roofline import (
-    NO_RATE,
     AchievedRate,
     RooflinePoint,
     achieved_rate,
     memory_bound_anyway,
     moved_bytes,
+    rate_json,
     roofline_point,
     speedup,
 )
@@ -48,9 +49,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from mpdiag.hardware.alignment import Fault
-    from mpdiag.hardware.devices import DeviceFacts
     from mpdiag.hardware.matrix_work import MatrixWork
-    from mpdiag.hardware.peaks import Peaks
     from mpdiag.tensorcores.work.traced_operation import OperationTime
 
 
@@ -155,7 +154,7 @@ class JudgedOperation:
             "eligible": self.eligible,
             "used": self.used,
             "flops_least": work.least_flops or None if work else None,
-            **(self.rate.to_json() if self.rate else NO_RATE),
+            **rate_json(self.rate),
         }
 
 
@@ -179,13 +178,7 @@ class Worth:
 
     def to_json(self) -> dict[str, Any]:
         """The entry of ``worth`` in ``mpdiag profile --json``."""
-        return {
-            "cause": self.cause,
-            "operations": self.operations,
-            "affected_us": self.affected_us,
-            "amdahl_bound": finite(self.amdahl_bound),
-            "win_us": self.win_us,
-        }
+        return asdict(self) | {"amdahl_bound": finite(self.amdahl_bound)}
 
 
 def judge(
@@ -207,8 +200,9 @@ def judge(
     """
     measured = list(operations)
     whole = sum(o.time_us for o in measured) if total_us is None else total_us
-    together = _multiples(measured, device)
-    judged = [_judge_one(o, device, whole, together) for o in measured]
+    gpu = device or DeviceFacts(name="")
+    together = _multiples(measured, gpu.generation)
+    judged = [_judge_one(o, gpu, whole, together) for o in measured]
     return sorted(judged, key=lambda j: (_to_win(j), j.operation.time_us), reverse=True)
 
 
@@ -240,11 +234,8 @@ def _to_win(judged: JudgedOperation) -> float:
 # -- one operation ---------------------------------------------------------------------------------
 
 
-def _multiples(
-    operations: Sequence[OperationTime], device: DeviceFacts | None
-) -> Mapping[int, int]:
+def _multiples(operations: Sequence[OperationTime], generation: str | None) -> Mapping[int, int]:
     """For each size the multiple that all operations with it want, so that none contradicts another."""
-    generation = device.generation if device is not None else None
     found: dict[int, int] = {}
     for o in operations:
         for fault in _alignment(o, _target_dtype(o, generation), generation)[0]:
@@ -253,10 +244,9 @@ def _multiples(
 
 
 def _judge_one(
-    o: OperationTime, device: DeviceFacts | None, whole: float, together: Mapping[int, int]
+    o: OperationTime, device: DeviceFacts, whole: float, together: Mapping[int, int]
 ) -> JudgedOperation:
-    generation = device.generation if device is not None else None
-    peaks = device.peaks if device is not None else None
+    generation, peaks = device.generation, device.peaks
     dtype = _target_dtype(o, generation)
     alone, aligned = _alignment(o, dtype, generation)
     together_padded = (
@@ -265,7 +255,7 @@ def _judge_one(
     )
     # As in a recording: the 3 channels of images to 8 would be more work than it saves.
     faults = tuple(f for f in together_padded if f.worth_padding)
-    cause = _cause(o, device, peaks, faults, dtype)
+    cause = _cause(o, device, faults, dtype)
     placement = (
         roofline_point(o.work, peaks, dtype) if o.work is not None and peaks is not None else None
     )
@@ -335,25 +325,21 @@ def misaligned(work: MatrixWork, dtype: str, generation: str | None) -> tuple[Fa
 
 
 def _cause(
-    o: OperationTime,
-    device: DeviceFacts | None,
-    peaks: Peaks | None,
-    faults: tuple[Fault, ...],
-    dtype: str,
+    o: OperationTime, device: DeviceFacts, faults: tuple[Fault, ...], dtype: str
 ) -> CauseCode:
     if o.work is None and o.tensor_core_us == o.cuda_core_us == 0:
         return "unknown" if o.unknown_us > o.time_us / 2 else "outside"
-    if device is not None and device.has_tensor_cores is False:
+    if device.has_tensor_cores is False:
         return "no_tensor_cores"
     if o.unknown_us > max(o.tensor_core_us, o.cuda_core_us):
         return "unknown"
     if o.tensor_core_us > 0 and o.tensor_core_us >= o.cuda_core_us:
         return _cause_on_tensor_cores(o, device, faults, dtype)
-    return _cause_of_size(o, device, peaks, dtype) or _cause_of_dtype(o, device, faults)
+    return _cause_of_size(o, device, dtype) or _cause_of_dtype(o, device, faults)
 
 
 def _cause_on_tensor_cores(
-    o: OperationTime, device: DeviceFacts | None, faults: tuple[Fault, ...], dtype: str
+    o: OperationTime, device: DeviceFacts, faults: tuple[Fault, ...], dtype: str
 ) -> CauseCode:
     if o.kernel_alignment is not None:
         good = shapes.alignment(dtype, None).good
@@ -362,9 +348,7 @@ def _cause_on_tensor_cores(
     return "layout" if o.layout_us > LAYOUT_SHARE * o.time_us else "none"
 
 
-def _cause_of_size(
-    o: OperationTime, device: DeviceFacts | None, peaks: Peaks | None, dtype: str
-) -> CauseCode | None:
+def _cause_of_size(o: OperationTime, device: DeviceFacts, dtype: str) -> CauseCode | None:
     """The cause if the shape is at fault, whatever the dtype; else None."""
     work = o.work
     if work is None:
@@ -373,12 +357,13 @@ def _cause_of_size(
         return "matrix_vector" if work.kind == "matmul" else "depthwise"
     if _is_too_small(o, device):
         return "latency_limited"
+    peaks = device.peaks
     if peaks is not None and memory_bound_anyway(work, peaks, dtype):
         return "memory_bound"
     return None
 
 
-def _is_too_small(o: OperationTime, device: DeviceFacts | None) -> bool:
+def _is_too_small(o: OperationTime, device: DeviceFacts) -> bool:
     """Whether calls are about as short as a launch and leave most of the device idle.
 
     Where the device is not known: whether all is in one tile, which no device shares out.
@@ -387,22 +372,18 @@ def _is_too_small(o: OperationTime, device: DeviceFacts | None) -> bool:
     if work is None or not o.calls or o.time_us / o.calls >= SHORT_US:
         return False
     tiles = work.batch * math.ceil(work.m / TILE) * math.ceil(work.n / TILE)
-    peaks = device.peaks if device is not None else None
-    processors = (device.processors if device else None) or (peaks.processors if peaks else None)
+    processors = device.processors or (device.peaks.processors if device.peaks else None)
     return 0 < tiles < processors / 2 if processors is not None else tiles == 1
 
 
-def _cause_of_dtype(
-    o: OperationTime, device: DeviceFacts | None, faults: tuple[Fault, ...]
-) -> CauseCode:
+def _cause_of_dtype(o: OperationTime, device: DeviceFacts, faults: tuple[Fault, ...]) -> CauseCode:
     dtype = o.dtype or (o.work.dtype if o.work is not None else None)
-    generation = device.generation if device is not None else None
-    peaks = device.peaks if device is not None else None
+    generation = device.generation
     if dtype == "fp32" and generation not in TF32:
         return "dtype"
     if dtype == "fp32" and o.tensor_core_us == 0:  # otherwise other calls of it did run in TF32
         return "tf32_off"
-    if dtype not in {None, "fp32"} and has_no_instruction(str(dtype), generation, peaks):
+    if dtype not in {None, "fp32"} and has_no_instruction(str(dtype), device):
         return "dtype"
     return "alignment" if faults else "library_choice"
 

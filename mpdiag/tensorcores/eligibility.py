@@ -18,7 +18,6 @@ from mpdiag.tensorcores import kernel_evidence
 if TYPE_CHECKING:
     from mpdiag.hardware.devices import DeviceFacts
     from mpdiag.hardware.matrix_work import MatrixWork
-    from mpdiag.hardware.peaks import Peaks
     from mpdiag.tensorcores.work.traced_operation import OperationTime
 
 
@@ -35,11 +34,11 @@ _DOUBLE = {(8, 0), (9, 0), (10, 0)}
 """Capabilities with FP64 on Tensor Cores at more than a trickle (CUDA Programming Guide)."""
 
 
-def has_no_instruction(dtype: str, generation: str | None, peaks: Peaks | None) -> bool:
+def has_no_instruction(dtype: str, device: DeviceFacts) -> bool:
     """Whether a GPU's Tensor Cores are known not to take a dtype."""
-    if peaks is not None:
-        return peaks.tensor_rate(dtype) is None
-    return dtype in _LACKING.get(generation or "", set())
+    if device.peaks is not None:
+        return device.peaks.tensor_rate(dtype) is None
+    return dtype in _LACKING.get(device.generation or "", set())
 
 
 def has_matrix_shape(work: MatrixWork) -> bool:
@@ -49,23 +48,18 @@ def has_matrix_shape(work: MatrixWork) -> bool:
     return not (work.kind == "matmul" and min(work.m, work.n) == 1)
 
 
-def is_eligible(o: OperationTime, device: DeviceFacts | None) -> bool | None:
-    """Whether an operation could use Tensor Cores; None where the trace does not tell.
-
-    Args:
-        o: With its work and its times.
-        device: The GPU; None where it is not known.
-    """
+def is_eligible(o: OperationTime, device: DeviceFacts) -> bool | None:
+    """Whether an operation could use Tensor Cores; None where the trace does not tell."""
     if o.tensor_core_us > 0 or is_used(o, device):
         return True
-    if device is not None and device.has_tensor_cores is False:
+    if device.has_tensor_cores is False:
         return False
     if o.work is None:
         return None if o.cuda_core_us > 0 or o.unknown_us > o.time_us / 2 else False
     if not has_matrix_shape(o.work):
         return False
     dtype = o.dtype or o.work.dtype
-    if dtype is None or device is None or device.generation is None:
+    if dtype is None or device.generation is None:
         return None
     return _takes(dtype, device)
 
@@ -78,14 +72,14 @@ def _takes(dtype: str, device: DeviceFacts) -> bool | None:
         return device.capability in _DOUBLE
     if dtype.startswith("complex"):
         return None
-    return not has_no_instruction(dtype, device.generation, device.peaks)
+    return not has_no_instruction(dtype, device)
 
 
-def is_used(o: OperationTime, device: DeviceFacts | None) -> bool | None:
+def is_used(o: OperationTime, device: DeviceFacts) -> bool | None:
     """Whether an operation used Tensor Cores, by names and rates; None where neither says."""
     if o.verdict == "tensor_core":
         return True
-    peaks = device.peaks_at_most if device is not None else None
-    if o.verdict in ("cuda_core", "unknown") and kernel_evidence.by_rate(o, peaks) is not None:
+    proof = kernel_evidence.by_rate(o, device.peaks_at_most)
+    if o.verdict in ("cuda_core", "unknown") and proof is not None:
         return True
     return None if o.verdict == "unknown" else False

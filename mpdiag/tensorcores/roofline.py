@@ -106,37 +106,28 @@ class AchievedRate:
             return None
         return self.least / self.peak, min(1.0, self.most / self.peak)
 
-    def to_json(self) -> dict[str, Any]:
-        """Keys of an entry of ``operations``."""
-        shares = self.shares
-        return {
-            "tflops": self.most,
-            "tflops_least": self.least,
-            "peak_tflops": self.peak,
-            "peak_share": shares[1] if shares else None,
-            "peak_share_least": shares[0] if shares else None,
-            "above_peak": self.above_peak,
-        }
 
-
-NO_RATE: dict[str, Any] = {
-    "tflops": None,
-    "tflops_least": None,
-    "peak_tflops": None,
-    "peak_share": None,
-    "peak_share_least": None,
-    "above_peak": False,
-}
+def rate_json(rate: AchievedRate | None) -> dict[str, Any]:
+    """The keys of an entry of ``operations`` that say its rate."""
+    shares = rate.shares if rate else None
+    return {
+        "tflops": rate.most if rate else None,
+        "tflops_least": rate.least if rate else None,
+        "peak_tflops": rate.peak if rate else None,
+        "peak_share": shares[1] if shares else None,
+        "peak_share_least": shares[0] if shares else None,
+        "above_peak": rate.above_peak if rate else False,
+    }
 
 
 def achieved_rate(
-    o: OperationTime, device: DeviceFacts | None, *, used: bool | None
+    o: OperationTime, device: DeviceFacts, *, used: bool | None
 ) -> AchievedRate | None:
     """The rate of an operation, all its calls and kernels together.
 
     Args:
         o: The operation.
-        device: The GPU; None where it is not known.
+        device: The GPU.
         used: Whether it used Tensor Cores; None where that is not known, which is measured by the
             Tensor Cores' peak, the higher one.
 
@@ -148,7 +139,7 @@ def achieved_rate(
         return None
     most = work.flops * o.calls / o.time_us / 1e6
     least = work.least_flops * o.calls / o.time_us / 1e6
-    peaks = device.peaks if device is not None else None
+    peaks = device.peaks
     dtype = o.dtype or work.dtype
     peak = _peak(peaks, dtype, used) if peaks is not None and dtype is not None else None
     return AchievedRate(least, most, peak)

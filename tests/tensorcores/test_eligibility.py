@@ -54,7 +54,6 @@ SQUARE = matmul(256, 256, 256)
         (SQUARE, "complex64", A100, None),
         (SQUARE, "fp16", GTX, False),
         (SQUARE, "fp16", NOWHERE, None),
-        (SQUARE, "fp16", None, None),
         (SQUARE, None, A100, None),
         (None, "fp32", A100, None),  # the kernel multiplied, and no shapes were recorded
         (matmul(1, 256, 256), "fp16", A100, False),
@@ -69,15 +68,15 @@ def test_eligible(work, dtype, device, expected):
 
 
 def test_what_ran_there_was_eligible_whatever_else_is_known():
-    assert is_eligible(operation(None, None, tensor=1.0, cuda=9.0), None) is True
+    assert is_eligible(operation(None, None, tensor=1.0, cuda=9.0), NOWHERE) is True
     assert is_eligible(operation(None, None, other=9.0), A100) is False
-    assert is_used(operation(None, None, tensor=1.0, cuda=9.0), None) is False
+    assert is_used(operation(None, None, tensor=1.0, cuda=9.0), NOWHERE) is False
 
 
 def test_a_rate_proves_use_where_names_do_not_say():
     fast = operation(matmul(8192, 8192, 8192), "fp16", unknown=5000.0)  # 220 TFLOP/s
     slow = operation(matmul(8192, 8192, 8192), "fp16", unknown=50_000.0)
-    assert (is_used(fast, A100), is_used(slow, A100), is_used(fast, None)) == (True, None, None)
+    assert (is_used(fast, A100), is_used(slow, A100), is_used(fast, NOWHERE)) == (True, None, None)
     judged = judge([fast, slow], A100)
     found = sum_eligibility(judged, 55_000.0)
     assert (found.used_us, found.unclear_us, found.missed_us) == (5000.0, 50_000.0, 0.0)
@@ -110,7 +109,7 @@ def test_the_rate_is_work_over_time_and_a_share_of_the_peak_of_its_dtype():
     rate = achieved_rate(o, A100, used=True)
     assert rate.most == rate.least == pytest.approx(10 * 2 * 4096**3 / 5000e-6 / 1e12)
     assert (rate.peak, rate.shares[0]) == (312, pytest.approx(rate.most / 312))
-    assert achieved_rate(o, None, used=True).shares is None
+    assert achieved_rate(o, NOWHERE, used=True).shares is None
     assert achieved_rate(operation(None, "bf16", tensor=5.0), A100, used=True) is None
     plain = operation(SQUARE, "fp32", cuda=100.0)
     assert achieved_rate(plain, A100, used=False).peak == 19.5

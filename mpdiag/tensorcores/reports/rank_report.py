@@ -5,72 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pandas as pd
-
-from mpdiag.display.colors import GREEN, GREY, ORANGE
 from mpdiag.display.wording import sentence
 from mpdiag.reports import terminal
 from mpdiag.reports.documents import markdown
 from mpdiag.reports.documents.page import page, save, text_table
-from mpdiag.reports.picture import Picture
-from mpdiag.reports.plotting import figure
 from mpdiag.tensorcores.reports.profile import LEGEND, RANKS, rank_rows
 from mpdiag.tensorcores.trace_analysis import profile_ranks, traces_in
+from mpdiag.tensorcores.views.timeline import ranks
 from mpdiag.version import __version__
 
 if TYPE_CHECKING:
-    import plotly.graph_objects as go
-
     from mpdiag.files.paths import AnyPath
     from mpdiag.reports.documents.page import PageTable
     from mpdiag.tensorcores.timeline.ranks import RankComparison
-
-_PARTS = {
-    "compute_us": ("computing", GREEN),
-    "exposed_collective_us": ("exposed collectives", ORANGE),
-    "idle_us": ("idle", GREY),
-}
-
-
-def rank_frame(found: RankComparison) -> pd.DataFrame:
-    """A row for each rank, as in the JSON document."""
-    return pd.DataFrame(found.to_json()["ranks"]).drop(columns="trace")
-
-
-def rank_figure(frame: pd.DataFrame) -> go.Figure:
-    """A bar for each rank; copies beside no kernel are what is missing to its length."""
-    fig = figure(340, barmode="stack", legend_traceorder="normal")
-    for part, (words, colour) in _PARTS.items():
-        fig.add_bar(
-            x=frame["rank"].astype(str),
-            y=frame[part] / 1000,
-            name=words,
-            marker={"color": colour},
-            hovertemplate=f"rank %{{x}}: %{{y:.3g}} ms<extra>{words}</extra>",
-        )
-    fig.update_xaxes(title="rank", type="category")
-    return fig.update_yaxes(title="time (ms)").figure()
-
-
-def rank_picture(found: RankComparison) -> Picture:
-    """What each rank's time went to."""
-    frame = rank_frame(found)
-    receipt = """\
-import json
-from pathlib import Path
-import pandas as pd
-
-frame = pd.DataFrame(json.loads(Path("profile.json").read_text())["ranks"])
-frame = frame[["rank", "wall_us", "own_us", "compute_us", "exposed_collective_us", "idle_us"]]
-"""
-    return Picture(
-        "ranks",
-        f"Step {found.step}, rank by rank" if found.step else "The whole traces, rank by rank",
-        "Copies that run beside no kernel are what is missing to a rank's length.",
-        rank_figure(frame),
-        frame,
-        receipt,
-    )
 
 
 def rank_page(folder: Path, found: RankComparison) -> str:
@@ -78,7 +25,7 @@ def rank_page(folder: Path, found: RankComparison) -> str:
     return page(
         "trace.html.j2",
         str(folder),
-        [rank_picture(found)],
+        [ranks(found.to_json())],
         tone="fine",
         verdict=sentence(found.verdict),
         facts=[],

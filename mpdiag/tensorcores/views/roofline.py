@@ -19,6 +19,7 @@ from mpdiag.display.colors import GREEN, GREY, VERDICT_COLORS, VERMILION
 from mpdiag.display.wording import beginning, counted, in_figure, percent
 from mpdiag.reports.picture import Picture
 from mpdiag.reports.plotting import GRID, empty, figure
+from mpdiag.tensorcores.views.tensor_core_use import table_receipt
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -321,25 +322,6 @@ def _hover(row: Mapping[Any, Any], share: float) -> str:
     return "<br>".join(line for line in lines if line.strip())
 
 
-# -- receipt ---------------------------------------------------------------------------------------
-
-
-def roofline_receipt(run: str) -> str:
-    """Receipt of ``roofline_frame``: intensity and rate of each matrix operation."""
-    return f"""\
-import json
-from pathlib import Path
-import pandas as pd
-
-frame = pd.DataFrame(json.loads(Path({run + "/profile.json"!r}).read_text())["operations"])
-frame = frame[(frame["flops"] > 0) & (frame["bytes"] > 0) & (frame["time_us"] > 0)]
-frame["intensity"] = frame["flops"] / frame["bytes"]  # FLOP per byte
-frame["rate"] = frame["flops"] * frame["calls"] / frame["time_us"] / 1e6  # TFLOP/s
-frame = frame[["op", "module", "verdict", "intensity", "rate", "calls", "time_us"]]
-frame = frame.sort_values("time_us", ascending=False, kind="stable", ignore_index=True)
-"""
-
-
 # -- picture ---------------------------------------------------------------------------------------
 
 
@@ -370,5 +352,12 @@ def roofline(run: str, profile: Mapping[str, Any], names: Mapping[str, str]) -> 
         caption + absent,
         roofline_figure(frame, roofs, names),
         frame,
-        roofline_receipt(run),
+        table_receipt(
+            run,
+            "operations",
+            [*("op", "module", "verdict", "intensity", "rate", "calls", "time_us")],
+            where='(frame["flops"] > 0) & (frame["bytes"] > 0) & (frame["time_us"] > 0)',
+            intensity='frame["flops"] / frame["bytes"]  # FLOP per byte',
+            rate='frame["flops"] * frame["calls"] / frame["time_us"] / 1e6  # TFLOP/s',
+        ),
     )

@@ -15,7 +15,7 @@ from mpdiag.tensorcores.summary import CAUSES, IDLE, milliseconds
 from mpdiag.tensorcores.summary import percent as one_decimal
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping
 
     import plotly.graph_objects as go
 
@@ -46,20 +46,48 @@ LEAST_PART = 1e-3
 """Share of a step below which a part is nothing one could see."""
 
 
+# -- receipts --------------------------------------------------------------------------------------
+
+
+def receipt(run: str, lines: str) -> str:
+    """A receipt: lines that leave ``frame``, from a run's ``profile``."""
+    return f"""\
+import json
+from pathlib import Path
+import pandas as pd
+
+profile = json.loads(Path({run + "/profile.json"!r}).read_text())
+{lines}"""
+
+
+def table_receipt(
+    run: str, rows: str, columns: Collection[str], where: str = "", **derived: str
+) -> str:
+    """The receipt of a table of one list of a profile, the rows of the most time first.
+
+    Args:
+        run: The run's folder.
+        rows: The list: ``kernels`` or ``operations``.
+        columns: To show.
+        where: Which rows, in terms of ``frame``; "" for all.
+        derived: Columns that the list lacks, in terms of ``frame``.
+    """
+    lines = [f"frame = pd.DataFrame(profile[{rows!r}])"]
+    if where:
+        lines.append(f"frame = frame[{where}]")
+    lines += [f"frame[{name!r}] = {words}" for name, words in derived.items()]
+    lines.append(f"frame = frame[{list(columns)!r}]")
+    order = '"time_us", ascending=False, kind="stable", ignore_index=True'
+    return receipt(run, "\n".join([*lines, f"frame = frame.sort_values({order})", ""]))
+
+
+# -- causes ----------------------------------------------------------------------------------------
+
+
 def summary_of(profile: Mapping[str, Any]) -> list[str]:
     """The sentences on eligibility, steps and idle time; [] in an older document."""
     found = profile.get("summary")
     return [s for s in found if isinstance(s, str)] if isinstance(found, list) else []
-
-
-def cause_rows(profile: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Each cause with its bound, and what to do; [] in an older document."""
-    found = profile.get("causes")
-    return [
-        (str(group.get("sentence") or ""), str(group.get("fix") or ""))
-        for group in (found if isinstance(found, list) else [])
-        if isinstance(group, dict)
-    ]
 
 
 def cause_words(cause: object) -> str:
@@ -167,26 +195,19 @@ def causes(run: str, profile: Mapping[str, Any]) -> Picture:
         f"that time vanished. Together {one_decimal(shares)}{together}.",
         cause_figure(frame),
         frame,
-        cause_receipt(run),
+        receipt(run, _CAUSE_LINES),
     )
 
 
-def cause_receipt(run: str) -> str:
-    """Receipt of ``cause_frame``: the operations that have a fix, by cause."""
-    return f"""\
-import json
-from pathlib import Path
-import pandas as pd
-
-profile = json.loads(Path({run + "/profile.json"!r}).read_text())
+_CAUSE_LINES = """\
 if profile.get("causes"):
-    frame = pd.DataFrame(profile["causes"]).rename(columns={{
-        "cause": "code", "label": "cause", "fraction": "share", "amdahl_bound": "bound"}})
+    frame = pd.DataFrame(profile["causes"]).rename(columns={
+        "cause": "code", "label": "cause", "fraction": "share", "amdahl_bound": "bound"})
 else:
     rows = pd.DataFrame(profile["operations"])
     rows = rows[rows["fix"].fillna("").ne("") & (rows["amdahl_bound"].fillna(2.0) > 1)]
     times = rows.groupby("cause")["time_us"]
-    frame = pd.DataFrame({{"operations": times.size(), "time_us": times.sum()}})
+    frame = pd.DataFrame({"operations": times.size(), "time_us": times.sum()})
     frame["share"] = frame["time_us"] / profile["kernel_time_us"]
     frame["bound"] = 1 / (1 - frame["share"])
     frame = frame.sort_values("share", ascending=False).reset_index(names="code")
@@ -270,21 +291,6 @@ def _hover(row: Mapping[Any, Any]) -> str:
     return "<br>".join(words)
 
 
-def use_receipt(run: str) -> str:
-    """Receipt of ``use_frame``: time and rate of the operations that are or may be eligible."""
-    return f"""\
-import json
-from pathlib import Path
-import pandas as pd
-
-profile = json.loads(Path({run + "/profile.json"!r}).read_text())
-rows = [row for row in profile["operations"] if row.get("eligible", False) is not False]
-frame = pd.DataFrame(rows, columns=["op", "module", "eligible", "used", "time_us", "tflops"])
-frame["share"] = frame["time_us"] / profile["kernel_time_us"]
-frame = frame.sort_values("time_us", ascending=False, kind="stable", ignore_index=True)
-"""
-
-
 # -- steps -----------------------------------------------------------------------------------------
 
 
@@ -347,16 +353,10 @@ def _hatch(part: str) -> str:
     return HATCHES.get(part.removeprefix("idle_"), "") if part.startswith("idle_") else ""
 
 
-def step_receipt(run: str) -> str:
-    """Receipt of ``step_frame``: length and idle time of each step."""
-    return f"""\
-import json
-from pathlib import Path
-import pandas as pd
-
-steps = json.loads(Path({run + "/profile.json"!r}).read_text())["timeline"]["steps"]
+_STEP_LINES = """\
+steps = profile["timeline"]["steps"]
 frame = pd.DataFrame(
-    [{{"step": step["name"], "wall_us": step["wall_us"], "idle": step["idle_us"]}} for step in steps]
+    [{"step": step["name"], "wall_us": step["wall_us"], "idle": step["idle_us"]} for step in steps]
 )
 """
 
@@ -388,7 +388,13 @@ def use_pictures(run: str, profile: Mapping[str, Any]) -> Iterator[Picture]:
             "Used is by name, and by the rate where the name does not say.",
             use_figure(used),
             used,
-            use_receipt(run),
+            table_receipt(
+                run,
+                "operations",
+                ["op", "module", "eligible", "used", "time_us", "tflops", "share"],
+                where='frame["eligible"].ne(False)',
+                share='frame["time_us"] / profile["kernel_time_us"]',
+            ),
         )
     steps = step_frame(profile)
     if not steps.empty:
@@ -398,5 +404,5 @@ def use_pictures(run: str, profile: Mapping[str, Any]) -> Iterator[Picture]:
             _step_caption(steps),
             step_figure(steps),
             steps,
-            step_receipt(run),
+            receipt(run, _STEP_LINES),
         )

@@ -12,7 +12,13 @@ from mpdiag.reports.picture import Picture, View
 from mpdiag.reports.plotting import empty, figure, layer_axis, row_height
 from mpdiag.tensorcores.summary import milliseconds
 from mpdiag.tensorcores.views.roofline import roofline
-from mpdiag.tensorcores.views.tensor_core_use import cause_frame, causes, use_pictures
+from mpdiag.tensorcores.views.tensor_core_use import (
+    cause_frame,
+    causes,
+    receipt,
+    table_receipt,
+    use_pictures,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
@@ -264,37 +270,14 @@ def kernel_figure(
     return fig.figure()
 
 
-# -- receipts --------------------------------------------------------------------------------------
+# -- pictures --------------------------------------------------------------------------------------
 
 
-def verdict_receipt(run: str, rows: str = "kernels") -> str:
-    """Receipt of ``verdict_frame``: time by verdict, of kernels or of a CPU's ``operations``."""
-    return f"""\
-import json
-from pathlib import Path
-import pandas as pd
-
-rows = pd.DataFrame(json.loads(Path({run + "/profile.json"!r}).read_text())[{rows!r}])
+_VERDICT_LINES = """\
+rows = pd.DataFrame(profile["{rows}"])
 frame = rows.groupby("verdict")["time_us"].sum().reset_index()
 frame["share"] = frame["time_us"] / frame["time_us"].sum()
 """
-
-
-def kernel_receipt(run: str) -> str:
-    """Receipt of ``kernel_frame``: the longest kernels."""
-    return f"""\
-import json
-from pathlib import Path
-import pandas as pd
-
-frame = pd.DataFrame(json.loads(Path({run + "/profile.json"!r}).read_text())["kernels"])
-frame["share"] = frame["time_us"] / frame["time_us"].sum()
-frame = frame[["name", "calls", "time_us", "verdict", "share"]]
-frame = frame.sort_values("time_us", ascending=False, kind="stable", ignore_index=True)
-"""
-
-
-# -- pictures --------------------------------------------------------------------------------------
 
 
 def verdicts(run: str, profile: Mapping[str, Any]) -> Picture:
@@ -310,7 +293,7 @@ def verdicts(run: str, profile: Mapping[str, Any]) -> Picture:
         "and sets excluded.",
         verdict_figure(frame, unit_names(profile)),
         frame,
-        verdict_receipt(run, "operations" if cpu else "kernels"),
+        receipt(run, _VERDICT_LINES.format(rows="operations" if cpu else "kernels")),
     )
 
 
@@ -331,7 +314,12 @@ def kernels(run: str, profile: Mapping[str, Any]) -> Picture:
         else f"{shown}; the table lists all, with the operation and the module that launched each.",
         kernel_figure(frame, unit_names(profile)),
         frame,
-        kernel_receipt(run),
+        table_receipt(
+            run,
+            "kernels",
+            ["name", "calls", "time_us", "verdict", "share"],
+            share='frame["time_us"] / frame["time_us"].sum()',
+        ),
     )
 
 
