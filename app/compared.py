@@ -12,7 +12,7 @@ from mpdiag.analysis.comparison.compare import Comparison, compare_groups
 from mpdiag.analysis.comparison.groups import SeedGroup, read_group
 from mpdiag.analysis.comparison.models import KnownModel, relate_models, same_model
 from mpdiag.errors import MpdiagError
-from mpdiag.reports.views.compare_metrics import Side, trained_in
+from mpdiag.reports.views.compare import Side, trained_in
 from mpdiag.reports.views.training import family
 from mpdiag.runs.run import META, Listing, list_runs, open_run
 from mpdiag.runs.stamps import stamp_of_run

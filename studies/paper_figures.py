@@ -73,7 +73,7 @@ def figures_of(name: str, place: Path) -> tuple[list[str], dict[str, Any]]:
     drawn = [
         Gradients(run, "activation_grad", gradients).histogram(0),
         Gradients(run, "weight_grad", updates).histogram(round(math.log2(rate))),
-        training.losses(name, logs, window=9),
+        training.Trainings(name, logs).losses(window=9),
     ]
     shown = [
         f"<h2>{html.escape(p.title)}</h2><p>{html.escape(p.caption)}</p>"

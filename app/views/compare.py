@@ -11,11 +11,13 @@ from mpdiag.analysis.comparison.half_precision import refuse_unused_precision
 from mpdiag.display.wording import KIND_NAMES, in_markdown, sentence
 from mpdiag.errors import MpdiagError
 from mpdiag.reports.next_commands import compare_them
-from mpdiag.reports.views.compare import apart, comparison_frame, side_by_side
-from mpdiag.reports.views.compare_metrics import (
+from mpdiag.reports.views.compare import (
+    apart,
+    comparison_frame,
     intervals,
     metric_sentence,
     remarks,
+    side_by_side,
     side_losses,
     standing_frame,
 )

@@ -177,7 +177,7 @@ def by_a_plan(listing: Listing) -> None:
         side_by_side(pictures)
     left, right = st.columns(2, gap="medium")
     with left:
-        for remark in training.remarks({} if own is None else {name: own}):
+        for remark in training.Trainings("", {} if own is None else {name: own}).remarks():
             st.warning(in_markdown(remark), icon=":material/warning:")
         with st.container(horizontal=True, vertical_alignment="center"):
             if root is not None:

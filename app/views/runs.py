@@ -31,7 +31,7 @@ def head(text: str, kinds: list[views.Kind]) -> None:
     where = f"{counted(own, 'run')} in {run_folder.folder()}"
     bundled = len(found) - own
     more = f", {counted(bundled, 'sample run')} below" if bundled else ""
-    some = sum(kept(rows(found)[0], text, kinds))
+    some = sum(kept(views.runs_frame(listed(found)), text, kinds))
     shown = f", {some} shown" if some < len(found) else ""
     widgets.title_line("Runs", in_markdown(f"{where}{more}{shown}. Click a row to open its run."))
 
@@ -80,17 +80,17 @@ def choose(names: list[str]) -> None:
         st.session_state[OPENS] = True
 
 
-def columns(frame: pd.DataFrame, tones: dict[str, str]) -> dict[str, Any]:
+def columns(runs: list[views.Listed]) -> dict[str, Any]:
     """How each column is shown."""
     column = st.column_config
-    words, colours = views.badge_colours(frame, tones)
+    colours = {badge.words: views.TONES[badge.tone] for badge in views.badges(runs)}
     return {
         views.MARK: column.TextColumn(views.BELOW, pinned=True, width=34),
         "run": column.TextColumn("run", pinned=True, width=160),
         "verdict": column.MultiselectColumn(
             "verdict",
-            options=words,
-            color=colours,
+            options=list(colours),
+            color=list(colours.values()),
             width=140,
             help="Of the plan that analyze kept in the run's folder. Of a training: how it ended, and "
             "what mpdiag compare said of it.",
@@ -110,15 +110,18 @@ def columns(frame: pd.DataFrame, tones: dict[str, str]) -> dict[str, Any]:
     }
 
 
-def rows(items: list[Listing]) -> tuple[pd.DataFrame, dict[str, str]]:
-    """The table of all runs, and the tone of each badge in it."""
-    names = [run_folder.run_name(item) for item in items]
-    glances = [run_cache.glance(item) for item in items]
-    states = [run_folder.state_of(item.run.meta) if item.run else "" for item in items]
-    live = [run_folder.live(item) for item in items]
-    return views.runs_frame(items, states, glances, names, live), views.tones_of(
-        items, glances, names, live
-    )
+def listed(items: list[Listing]) -> list[views.Listed]:
+    """What is known of each run."""
+    return [
+        views.Listed(
+            item,
+            run_folder.run_name(item),
+            run_cache.glance(item),
+            run_folder.state_of(item.run.meta) if item.run else "",
+            run_folder.live(item),
+        )
+        for item in items
+    ]
 
 
 def kept(frame: pd.DataFrame, text: str, kinds: list[views.Kind]) -> list[bool]:
@@ -145,7 +148,8 @@ def shown(frame: pd.DataFrame, *, group: bool) -> pd.DataFrame:
 def table(text: str, kinds: list[views.Kind], group: bool) -> None:
     """The list, read anew each time."""
     items = run_folder.listings()
-    frame, tones = rows(items)
+    runs = listed(items)
+    frame = views.runs_frame(runs)
     keep = kept(frame, text, kinds)
     samples = [run_folder.is_sample(item) for item, one in zip(items, keep, strict=True) if one]
     chosen = arranged(frame[keep], samples, group=group)
@@ -162,7 +166,7 @@ def table(text: str, kinds: list[views.Kind], group: bool) -> None:
         key="chosen_row",
         on_select=lambda: choose(names),
         selection_mode="single-cell",
-        column_config=columns(chosen, tones),
+        column_config=columns(runs),
         placeholder="",
         alt="The runs of the folder, a row for each. The select box in the sidebar opens them, too.",
     )

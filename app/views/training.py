@@ -12,7 +12,6 @@ from mpdiag.analysis.scaling.replay import replay_run
 from mpdiag.display.wording import in_markdown, scale_text
 from mpdiag.numerics.loss_scalers import SCALERS, Backoff, scaler_class
 from mpdiag.reports.views import training
-from mpdiag.reports.views.replay import replayed
 
 chosen = run_folder.current()
 widgets.heading("Training", chosen)
@@ -41,17 +40,17 @@ with curves:
             "Running median over steps", 1, 50, 15, key="smooth", bind="query-params"
         )
         log = right.toggle("Log scale", value=True, key="loss_log", bind="query-params")
-        widgets.show(training.losses(folder, logs, log=log, window=window))
-        widgets.table(training.outcome_frame(logs))
-        widgets.show(training.scales(folder, logs))
-        skips = training.scales_frame(logs).query("skipped")
+        shown = training.Trainings(folder, logs)
+        widgets.show(shown.losses(log=log, window=window))
+        widgets.table(shown.outcomes())
+        widgets.show(shown.scales())
+        skips = shown.steps.query("skipped")
         if len(skips):
-            widgets.table(skips.drop(columns="skipped"))
-        if len(training.norms_frame(logs)):
-            widgets.show(training.drift(folder, logs))
-        alarms = training.alarms_frame(logs)
-        if len(alarms):
-            widgets.table(alarms)
+            widgets.table(skips[["run", "step", "scale", "reason"]])
+        if len(shown.norms):
+            widgets.show(shown.drift())
+        if len(shown.alarms):
+            widgets.table(shown.alarms)
         plans = run_cache.plans({name: logged[name] for name in names})
         plans, others = training.followed(plans, logs)
         expected = training.predictions_frame(plans, logs)
@@ -60,7 +59,7 @@ with curves:
             widgets.table(training.spoken_predictions(expected))
         for words in others:
             st.caption(in_markdown(words))
-        for remark in training.remarks(logs):
+        for remark in shown.remarks():
             st.warning(in_markdown(remark))
     else:
         st.info("Select trainings that kept a log: `MixedPrecision(…, run=…)` writes one.")
@@ -102,4 +101,4 @@ with replays:
         left, right = st.columns(2)
         left.metric("Recorded steps skipped", f"{played.skips} of {len(played.steps)}", border=True)
         right.metric("Scale at the end", scale_text(played.final_scale), border=True)
-        widgets.show(replayed(run, played, f"--scaler {scaler} {words}"))
+        widgets.show(training.replayed(run, played, f"--scaler {scaler} {words}"))

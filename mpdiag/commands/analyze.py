@@ -54,8 +54,7 @@ def analyze(
     from mpdiag.commands.shared.kept_plan import keep_plan, refuse_trained, trained_by
     from mpdiag.plan import PrecisionPlan
     from mpdiag.reports import next_commands, terminal
-    from mpdiag.reports.text.analysis import after_analysis, analysis_text, check_text
-    from mpdiag.reports.text.summary import summary_text
+    from mpdiag.reports.text.analysis import after_analysis, analysis_text, check_text, summary_text
 
     if output is not None:
         refuse_suffix(output, "a plan", (".json",))

@@ -28,7 +28,7 @@ def explain(
 ) -> None:
     """Explain a finding. What it means, how it was computed, how to fix it."""
     from mpdiag.reports import terminal
-    from mpdiag.reports.text.explain import explanation_text, listing_text
+    from mpdiag.reports.text.lists import explanation_text, listing_text
 
     if finding is None:
         if as_json:

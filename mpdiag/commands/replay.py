@@ -71,7 +71,7 @@ def replay(
     """Run a loss scaler over a recorded run. Shows scale, skips and losses, step by step."""
     from mpdiag.analysis.scaling.replay import replay_run
     from mpdiag.reports import next_commands, terminal
-    from mpdiag.reports.text.replay import replay_text
+    from mpdiag.reports.text.why import replay_text
 
     known = scaler_class(scaler).setting_names()
     typed = given_words(context)

@@ -24,7 +24,7 @@ def runs(
 ) -> None:
     """List the runs in a folder, newest first."""
     from mpdiag.reports import next_commands, terminal
-    from mpdiag.reports.text.runs import runs_json, runs_table
+    from mpdiag.reports.text.lists import runs_json, runs_table
     from mpdiag.runs.run import META, list_runs
 
     found = list_runs(folder)

@@ -24,8 +24,7 @@ from mpdiag.recording.counting.host import prepare
 from mpdiag.recording.recorder import record
 from mpdiag.reports import terminal
 from mpdiag.reports.machine import processor_cores
-from mpdiag.reports.text.analysis import after_analysis, gradients_picture
-from mpdiag.reports.text.summary import summary_text
+from mpdiag.reports.text.analysis import after_analysis, gradients_picture, summary_text
 from mpdiag.runs.run import free_name
 from mpdiag.runs.training_log import LogWriter, Metric, TrainingStep
 from mpdiag.training.options import PrecisionOverrides

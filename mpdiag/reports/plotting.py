@@ -89,14 +89,13 @@ class Drawing:
         colour: str,
         hover: str,
         *,
-        dash: str | None = None,
+        dash: str = "solid",
         width: float = 2.5,
+        shape: str = "linear",
         **trace: Any,
     ) -> Drawing:
         """A line; ``hover`` is what it says under the pointer, ``trace`` whatever else Plotly takes."""
-        line: dict[str, Any] = {"color": colour, "width": width}
-        if dash is not None:
-            line["dash"] = dash
+        line = {"color": colour, "width": width, "dash": dash, "shape": shape}
         drawn = {"mode": "lines", "line": line, "hovertemplate": hover, **trace}
         return self.add_scatter(x=x, y=y, name=name, **drawn)
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from mpdiag.numerics.formats import FP16
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from mpdiag.analysis.scaling.windows import Window
     from mpdiag.numerics.formats import FloatFormat
@@ -426,6 +426,56 @@ log = pd.read_json({run!r} + "/training.jsonl", lines=True)
 log = log[log["step"].notna()].drop_duplicates("step", keep="last").sort_values("step")
 frame = log[["step", "loss"]].astype({{"step": int, "loss": float}}).dropna()
 frame = frame[frame["loss"].abs() < float("inf")]
+"""
+
+
+def compared_losses(paths: Mapping[str, str]) -> str:
+    """Receipt of the losses of sides: the logs of trainings, or of those in folders of seeds."""
+    return f"""\
+from pathlib import Path
+import pandas as pd
+
+parts = []
+for side, place in {dict(paths)!r}.items():
+    here = Path(place)
+    for run in [here] if (here / "meta.json").is_file() else sorted(here.iterdir()):
+        if not (run / "training.jsonl").is_file():
+            continue
+        log = pd.read_json(run / "training.jsonl", lines=True)
+        log = log[log["step"].notna()].drop_duplicates("step", keep="last").sort_values("step")
+        log = log[log["loss"].notna() & (log["skipped"] != True)]
+        columns = {{"side": side, "run": run.name, "step": log["step"].astype(int)}}
+        parts.append(pd.DataFrame({{**columns, "loss": log["loss"].astype(float)}}))
+frame = pd.concat(parts, ignore_index=True)
+"""
+
+
+def compared_metrics(a: str, b: str) -> str:
+    """Receipt of ``metric_frame``: it runs the command that prints the same."""
+    return f"""\
+import json, subprocess
+import pandas as pd
+
+words = ["mpdiag", "compare", {a!r}, {b!r}, "--json"]
+found = json.loads(subprocess.run(words, capture_output=True, text=True).stdout)
+frame = pd.DataFrame(found["metrics"])[["metric", "verdict", "difference", "low", "high", "margin"]]
+"""
+
+
+def largest_values(a: str, b: str, kind: str) -> str:
+    """Receipt of ``comparison_frame``'s largest values."""
+    return f"""\
+import numpy as np
+import pandas as pd
+
+def largest(run):
+    stats = pd.read_parquet(f"{{run}}/stats")
+    stats = stats[(stats["kind"].astype(str) == {kind!r}) & (({kind!r} != "update") | ~stats["skipped"])]
+    values = stats["absmax"] / stats["scale"]
+    return values.groupby(stats["name"].astype(str)).max().rename("absmax").reset_index()
+
+frame = largest({a!r}).merge(largest({b!r}), on="name", suffixes=("_a", "_b"))
+frame["octaves"] = np.log2(frame["absmax_b"] / frame["absmax_a"])
 """
 
 

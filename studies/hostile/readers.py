@@ -117,7 +117,7 @@ def _opened(folder: Path) -> Any:
 
 
 def _read_meta(folder: Path) -> object:
-    from mpdiag.reports.text.runs import runs_json, runs_table
+    from mpdiag.reports.text.lists import runs_json, runs_table
     from mpdiag.runs.run import list_runs
 
     listings = list_runs(folder)
@@ -133,11 +133,10 @@ def _show_run(folder: Path) -> object:
     from mpdiag.reports.contents import read_contents
     from mpdiag.reports.documents.run_report import run_page
     from mpdiag.reports.text.analysis import analysis_text
-    from mpdiag.reports.views.runs import runs_frame
+    from mpdiag.reports.views.runs import Listed, runs_frame
     from mpdiag.runs.run import list_runs
 
-    listings = list_runs(folder)
-    runs_frame(listings, ["complete"] * len(listings))
+    runs_frame([Listed(item, item.folder.name) for item in list_runs(folder)])
     analysis = analyze(folder / "run")
     page = run_page(read_contents(analysis))
     assert not any(text in page for text in HOSTILE), "a name stands unescaped in the report"
@@ -212,10 +211,10 @@ def _read_log(folder: Path) -> Any:
 def _show_log(folder: Path) -> object:
     from mpdiag.analysis.comparison.compare import compare
     from mpdiag.reports.text.comparison import comparison_text
-    from mpdiag.reports.views.training import losses_frame, outcome_frame, scales_frame
+    from mpdiag.reports.views.training import Trainings
 
-    logs = {"run": _read_log(folder)}
-    _ = losses_frame(logs), scales_frame(logs), outcome_frame(logs)
+    shown = Trainings("", {"run": _read_log(folder)})
+    _ = shown.steps, shown.outcomes()
     comparison = compare(folder / "run", folder / "run")
     json.dumps(comparison.to_json(), allow_nan=False)
     return _shown(comparison_text(comparison))

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from mpdiag.cli import app
 from mpdiag.errors import ExitCode
 from mpdiag.reports import terminal
-from mpdiag.reports.text.runs import AROUND
+from mpdiag.reports.text.lists import AROUND
 
 
 def run(*words):

@@ -27,7 +27,7 @@ from mpdiag.display.explanations import (
     listing,
     meaning_of,
 )
-from mpdiag.reports.text.explain import WIDTH, explanation_text, listing_text
+from mpdiag.reports.text.lists import WIDTH, explanation_text, listing_text
 
 ROOT = Path(__file__).resolve().parents[2]
 ANY = ".*?"

@@ -1,4 +1,7 @@
-"""What ``analyze`` prints: the verdict, what decides, the details."""
+"""What ``analyze`` prints: one screen of all that decides, and, verbosely, the details.
+
+The first screen has 80 by 24 characters. What it leaves out or cuts (``…``) stands in ``analysis_text``.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +20,10 @@ from mpdiag.display.wording import counted, layer_name, magnitude, percent, scal
 from mpdiag.numerics.formats import BF16, FORMATS, FP16
 from mpdiag.reports import next_commands
 from mpdiag.reports.text.charts import Histogram
-from mpdiag.reports.text.findings import EXPLAIN, finding_lines
-from mpdiag.reports.text.tables import Fitted
+from mpdiag.reports.text.tables import COLOURS, EXPLAIN, Clipped, Fitted, finding_lines
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from rich.console import RenderableType
@@ -33,8 +36,62 @@ if TYPE_CHECKING:
     from mpdiag.plan import PrecisionPlan, ShapeAdvice
     from mpdiag.runs.run import Run
 
+FINDINGS = 3
+"""Findings that the first screen shows."""
 TOP = 8
 SHOWN_SHAPES = 10
+
+
+def summary_text(analysis: Analysis) -> Iterator[RenderableType]:
+    """What to print, part by part; at most 22 lines in 80 columns."""
+    yield Clipped(_verdict(analysis), 3)
+    yield Clipped(_provenance(analysis, model=False), 1)
+    yield Text("")
+    rows = _titled()
+    if analysis.advises:
+        for title, words, lines in _plan(analysis):
+            rows.add_row(title, Clipped(Text(words), lines))
+        rows.add_row("", "")
+    for i, finding in enumerate(analysis.findings[:FINDINGS]):
+        severity = Text(finding.severity, COLOURS[finding.severity])
+        rows.add_row(severity, Clipped(Text(finding.message), 1 if i else 2))
+        if finding.fix:
+            rows.add_row("", Clipped(Text(f"→ {finding.fix}", "dim"), 1))
+    more = len(analysis.findings) - FINDINGS
+    if more > 0:
+        rows.add_row("", Text(f"and {counted(more, 'finding')} more: -v", "dim"))
+    if analysis.findings:
+        codes = dict.fromkeys(f.code for f in analysis.findings[:FINDINGS])
+        rows.add_row(
+            Text("mpdiag explain", "not bold dim"), Clipped(Text(" | ".join(codes), "dim"), 1)
+        )
+    bounds = analysis.verdict.not_examined
+    if bounds:
+        rows.add_row("", "")
+        rows.add_row("Not looked at", Clipped(Text("; ".join(bounds)), 2))
+    if analysis.verdict.level == "expected":
+        command = " ".join(map(str, settling_command(analysis.run)))
+        rows.add_row("To settle it", Clipped(Text(command), 1))
+    yield rows
+
+
+def _plan(analysis: Analysis) -> Iterator[tuple[str, str, int]]:
+    """The plan's decisions: title, words, and the lines they may take."""
+    plan = analysis.plan
+    scale = plan.loss_scale
+    if scale.need == "unknown":
+        words = "not known"
+    else:
+        words = f"{scale_text(scale.recommended)} ({scale.method}), {scale.need}"
+        if analysis.loss_scale.fits and scale.upper is not None and scale.upper > scale.lower:
+            words += f"; any from {scale_text(scale.lower)} to {scale_text(scale.upper)} works"
+    yield "Loss scale", words, 2
+    needed = "needed" if plan.master_weights.needed else "not needed"
+    yield "Master weights", f"{needed}: {plan.master_weights.reason}", 2
+    proven = [c for c in plan.fp32_operations if not c.evidence.get("policy")]
+    named = dict.fromkeys(" in ".join(filter(None, (c.op, c.module))) for c in proven)
+    names = f": {', '.join(named)}" if named else ""
+    yield "Stay in FP32", kept_in_fp32(analysis) + names, 2
 
 
 def analysis_text(analysis: Analysis, *, verbose: bool = False) -> RenderableType:
@@ -44,11 +101,7 @@ def analysis_text(analysis: Analysis, *, verbose: bool = False) -> RenderableTyp
         analysis: What was found.
         verbose: With the reason of each size to pad.
     """
-    level = analysis.verdict.level
-    bad = level == "cannot" or any(f.severity == "error" for f in analysis.findings)
-    tone = "bold red" if bad else "bold green" if level == "shown" else "bold"
-    verdict = Text(analysis.verdict.text, style=tone)
-    parts: list[RenderableType] = [verdict, _provenance(analysis), Text("")]
+    parts: list[RenderableType] = [_verdict(analysis), _provenance(analysis), Text("")]
     if not analysis.concluded:  # nothing below would be true of another training
         told = [*finding_lines(analysis.findings), Text(EXPLAIN, "dim")]
         return Group(*parts, *told, *_grounds(analysis))
@@ -163,23 +216,33 @@ def _calls_for_bf16(analysis: Analysis) -> bool:
     return analysis.target == FP16 and "no-loss-scale-fits" in codes
 
 
-def _provenance(analysis: Analysis) -> Text:
+def _verdict(analysis: Analysis) -> Text:
+    """The verdict; its colour repeats it."""
+    level = analysis.verdict.level
+    bad = level == "cannot" or any(f.severity == "error" for f in analysis.findings)
+    tone = "bold red" if bad else "bold green" if level == "shown" else "bold"
+    return Text(analysis.verdict.text, tone)
+
+
+def _provenance(analysis: Analysis, *, model: bool = True) -> Text:
     meta = analysis.run.meta
-    model = (meta.get("model") or {}).get("type", "model")
-    state = meta.get("state", "unknown")
-    return Text(
-        f"{analysis.run.folder}: {model}, {meta.get('steps_recorded', 0)} of "
-        f"{meta.get('steps_seen', 0)} steps recorded, {state}",
-        style="dim",
-    )
+    kind = f"{(meta.get('model') or {}).get('type', 'model')}, " if model else ""
+    steps = f"{meta.get('steps_recorded', 0)} of {meta.get('steps_seen', 0)} steps recorded"
+    return Text(f"{analysis.run.folder}: {kind}{steps}, {meta.get('state', 'unknown')}", "dim")
+
+
+def _titled() -> Table:
+    """Rows of a bold title and words."""
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="bold", no_wrap=True)
+    grid.add_column()
+    return grid
 
 
 def _grounds(analysis: Analysis) -> list[RenderableType]:
     """What the verdict rests on, what was not looked at, and the check that would settle it."""
     verdict = analysis.verdict
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="bold", no_wrap=True)
-    grid.add_column()
+    grid = _titled()
     for title, clauses in (
         ("Rests on", verdict.evidence),
         ("Not looked at", verdict.not_examined),
@@ -209,9 +272,7 @@ def _workload(words: list[str], folder: str) -> str:
 
 def _facts(analysis: Analysis) -> Table:
     scale, plan = analysis.loss_scale, analysis.plan
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="bold")
-    grid.add_column()
+    grid = _titled()
     known = plan.loss_scale.need != "unknown"
     grid.add_row(
         "Loss scale",

@@ -11,8 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mpdiag.analysis.comparison.comparison_findings import rate_words
-from mpdiag.reports.text.findings import EXPLAIN, finding_lines
-from mpdiag.reports.text.tables import Fitted
+from mpdiag.reports.text.tables import EXPLAIN, Fitted, finding_lines
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -1,4 +1,4 @@
-"""Tables that fit any terminal: words are never cut.
+"""Tables and findings that fit any terminal: words are never cut.
 
 A table is drawn as one while its figures fit on one line and its sentences have room to wrap. Otherwise
 the columns that matter least are left out first, and then each row becomes a few lines.
@@ -15,8 +15,15 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from rich.console import Console, ConsoleOptions, RenderResult
+    from collections.abc import Sequence
 
+    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+
+    from mpdiag.analysis.findings import Finding
+
+COLOURS = {"error": "bold red", "warning": "yellow", "info": "cyan"}
+EXPLAIN = "what a finding means: mpdiag explain CODE"
+"""The line below findings whose codes are shown."""
 ROOM = 26
 """Columns of the terminal that a sentence needs at least."""
 
@@ -150,3 +157,15 @@ class Fitted:
                     yield Padding(Text.assemble((f"{name}: ", "dim"), cell), (0, 0, 0, 4))
         if self.caption:
             yield Text(self.caption, "dim")
+
+
+def finding_lines(findings: Sequence[Finding]) -> list[RenderableType]:
+    """Findings in order; a fix that several in a row share is said once, after the last of them."""
+    lines: list[RenderableType] = []
+    for i, f in enumerate(findings):
+        lines.append(Text.assemble((f"{f.severity}: ", COLOURS[f.severity]), f.message))
+        following = findings[i + 1] if i + 1 < len(findings) else None
+        if following is None or (following.fix, following.code) != (f.fix, f.code):
+            fix = Text(f"{f.fix}  [{f.code}]".lstrip(), style="dim")
+            lines.append(Padding(fix, (0, 0, 0, 2), expand=False))
+    return lines

@@ -1,4 +1,4 @@
-"""What ``why`` prints: the story of one layer, or of one skipped step."""
+"""What ``why`` and ``replay`` print: one layer, one skipped step, a scaler step by step."""
 
 from __future__ import annotations
 
@@ -9,7 +9,14 @@ from rich.table import Table
 from rich.text import Text
 
 from mpdiag.analysis.figures.figure import at_scale
-from mpdiag.display.wording import KIND_NAMES, layer_name, magnitude, percent
+from mpdiag.display.wording import (
+    KIND_NAMES,
+    counted,
+    layer_name,
+    magnitude,
+    percent,
+    scale_text,
+)
 from mpdiag.numerics.formats import FP16
 from mpdiag.reports.text.charts import Histogram, Sparkline
 from mpdiag.reports.text.tables import Fitted
@@ -19,6 +26,7 @@ if TYPE_CHECKING:
 
     from mpdiag.analysis.layer_history import LayerHistory
     from mpdiag.analysis.layers import Layers
+    from mpdiag.analysis.scaling.replay import Replay
 
 
 def layer_text(story: LayerHistory) -> RenderableType:
@@ -111,3 +119,31 @@ def skip_text(replayed: dict[str, Any], first: object | None) -> RenderableType:
         return Group(*lines)
     lines.append(Text(str(first), style="red"))
     return Group(*lines)
+
+
+def replay_text(played: Replay) -> RenderableType:
+    """The report of ``mpdiag replay``."""
+    document: dict[str, Any] = played.to_json()
+    steps = document["steps"]
+    table = Table()
+    columns = ["step", "scale", "|g| max", "values lost"]
+    if document["skips"]:
+        columns.append("")
+    for column in columns:
+        table.add_column(column, justify="right")
+    shown = steps if len(steps) <= 40 else [*steps[:20], *steps[-20:]]
+    for i, row in enumerate(shown):
+        if len(steps) > 40 and i == 20:
+            table.add_row("…")
+        cells = (
+            str(row["step"]),
+            scale_text(row["scale"]),
+            "not finite" if row["absmax"] is None else magnitude(row["absmax"]),
+            percent(row["lost"]),
+            "skipped" if row["overflow"] else "",
+        )
+        table.add_row(*cells[: len(columns)])
+    title = Text("Loss-scale replay over the recorded steps", style="bold")
+    legend = Text("lost: of all activation gradients' values in FP16, at the step's scale", "dim")
+    skipped = f"{document['skips']} of {counted(len(steps), 'recorded step')} skipped"
+    return Group(title, table, legend, Text(skipped, "bold"))

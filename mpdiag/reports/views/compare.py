@@ -1,24 +1,365 @@
-"""Two runs beside each other, layer by layer."""
+"""Trainings side by side: losses, each metric's difference in its margins, how far layers moved."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 
-from mpdiag.display.colors import BLUE, GREY, ORANGE
-from mpdiag.display.wording import KIND_NAMES, in_figure
+from mpdiag.analysis.comparison.compare import mean_of_finite
+from mpdiag.display.colors import BLUE, GREEN, GREY, ORANGE, SERIES, VERMILION
+from mpdiag.display.wording import KIND_NAMES, counted, in_figure, sentence
+from mpdiag.reports import receipts
 from mpdiag.reports.picture import Picture, View
-from mpdiag.reports.plotting import empty, exponent_axis, figure, layer_axis, row_height
+from mpdiag.reports.plotting import (
+    empty,
+    exponent_axis,
+    figure,
+    layer_axis,
+    log10_axis,
+    row_height,
+)
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     import plotly.graph_objects as go
 
+    from mpdiag.analysis.comparison.compare import Comparison
+    from mpdiag.analysis.comparison.groups import SeedGroup
+    from mpdiag.analysis.comparison.parts import MetricComparison
     from mpdiag.analysis.layers import Layers
+    from mpdiag.reports.plotting import Drawing
     from mpdiag.runs.schema import Kind
 
 _MEASURES = ["absmax", "underflow", "overflow"]
+VERDICT_STYLES = {
+    "equivalent": (GREEN, "circle"),
+    "different": (VERMILION, "x"),
+    "inconclusive": (ORANGE, "diamond-open"),
+}
+"""Colour and mark of each verdict on a metric."""
+REACH = 3.0
+"""Margins on each side that the figure shows; what lies beyond is drawn at its edge."""
+_COLUMNS = ["metric", "verdict", "reference", "candidate", "difference", "low", "high", "margin"]
+
+
+@dataclass(frozen=True)
+class Side:
+    """One side of a comparison.
+
+    Attributes:
+        name: What it is called.
+        words: In which format it trained, and of how many seeds it is.
+        group: Its trainings.
+    """
+
+    name: str
+    words: str
+    group: SeedGroup
+
+
+def trained_in(meta: Mapping[str, Any]) -> str:
+    """In which format a run was trained, by its ``meta.json``: ``FP16, level O1``, or ``FP32``."""
+    training = meta.get("training")
+    if not isinstance(training, dict):
+        return "FP32 recording"
+    dtype, level = str(training.get("dtype") or ""), str(training.get("level") or "")
+    names = {"float16": "FP16", "bfloat16": "BF16", "float32": "FP32"}
+    if not dtype or level == "O0":
+        return "FP32"
+    return f"{names.get(dtype, dtype.upper())}{f', level {level}' if level else ''}"
+
+
+# -- metrics ---------------------------------------------------------------------------------------
+
+
+def metric_frame(comparison: Comparison) -> pd.DataFrame:
+    """The metrics as ``mpdiag compare`` judges them.
+
+    Returns:
+        ``metric``, ``verdict``; ``reference``, ``candidate``: means over seeds; ``difference`` with
+        the interval ``low`` to ``high`` (infinite with one seed a side), ``margin``.
+    """
+    rows = []
+    for m in comparison.metrics:
+        r = m.result
+        means = (mean_of_finite(m.a), mean_of_finite(m.b))
+        rows.append([m.metric, r.verdict, *means, r.difference, r.low, r.high, r.margin])
+    return pd.DataFrame(rows, columns=_COLUMNS)
+
+
+def metric_sentence(m: MetricComparison) -> str:
+    """What is known of a metric, in one sentence."""
+    r = m.result
+    if math.isnan(r.difference):
+        return f"{m.metric}: no difference, as all trainings of a side diverged"
+    share = 100 * (1 - 2 * r.alpha)
+    inside = "within" if abs(r.difference) <= r.margin else "beyond"
+    margin = signed(r.margin)[1:]
+    moved = f"{m.metric} differs by {signed(r.difference)}, {inside} the margin of ±{margin}"
+    if not math.isfinite(r.low):
+        return f"{moved}, but one seed on a side shows no spread: nothing is proved"
+    between = f"its {share:.4g} % interval goes from {signed(r.low)} to {signed(r.high)}"
+    end = {
+        "equivalent": "all of it within the margin: equivalent",
+        "different": "all of it beyond the margin: different",
+        "inconclusive": "across an end of the margin: undecided",
+    }[r.verdict]
+    if r.verdict == "inconclusive" and m.margin.provisional and abs(r.difference) <= r.margin:
+        end = "but nobody has said how much matters: undecided"
+    more = f"; {r.seeds_to_decide} seeds on each side would decide" if r.seeds_to_decide else ""
+    return f"{moved}; {between}, {end}{more}"
+
+
+def signed(value: float) -> str:
+    """A difference with three digits, as people write it: ``+0.0000663``."""
+    words = f"{value:+.{decimals(value)}f}"
+    return words.rstrip("0").rstrip(".") if "." in words else words
+
+
+def decimals(value: float) -> int:
+    """How many decimals three digits of a number take, at most ten."""
+    if not value or not math.isfinite(value):
+        return 0
+    return min(10, max(0, 2 - math.floor(math.log10(abs(value)))))
+
+
+_OF_METRICS = ("metric-inconclusive", "metric-different", "margin-unknown")
+"""Findings that ``metric_sentence`` says already."""
+
+
+def remarks(comparison: Comparison) -> list[tuple[str, str]]:
+    """What a comparison found besides the metrics, with what to do; then what to do about these.
+
+    Returns:
+        Sentences in pairs: what was found ("" where ``metric_sentence`` says it) and the fix, each
+        fix once. Different models are left out, for these are said before anything else.
+    """
+    found = [f for f in comparison.findings if f.code != "different-models"]
+    rest = [(sentence(f.message), sentence(f.fix)) for f in found if f.code not in _OF_METRICS]
+    fixes = dict.fromkeys(sentence(f.fix) for f in found if f.code in _OF_METRICS and f.fix)
+    return [*rest, *(("", fix) for fix in fixes)]
+
+
+def interval_figure(frame: pd.DataFrame) -> go.Figure:
+    """The difference of each metric and its interval, in margins (``metric_frame``).
+
+    Between -1 and +1, the shaded part, a difference does not matter.
+    """
+    if frame.empty:
+        return empty("the two sides share no metric")
+    names = [str(name) for name in frame["metric"]]
+    fig = figure(150 + 44 * len(names), showlegend=True)
+    fig.add_vrect(-1, 1, fillcolor=GREEN, opacity=0.13, line_width=0)
+    for edge in (-1, 1):
+        fig.add_vline(edge, line={"color": GREEN, "width": 1.5, "dash": "dash"})
+    fig.add_vline(0, line={"color": GREY, "width": 1})
+    for verdict, (colour, mark) in VERDICT_STYLES.items():
+        part = frame[(frame["verdict"] == verdict) & frame["difference"].notna()]
+        if part.empty:
+            continue
+        _whiskers(fig, part, colour)
+        place = part["difference"] / part["margin"]
+        beyond = place.abs() > REACH
+        arrows = np.where(place > 0, "triangle-right", "triangle-left")
+        fig.add_scatter(
+            x=place.clip(-REACH, REACH),
+            y=list(part.index),
+            mode="markers",
+            name=verdict,
+            marker={
+                "color": colour,
+                "symbol": list(np.where(beyond, arrows, mark)),
+                "size": 13,
+                "line": {"width": 2, "color": colour},
+            },
+            customdata=[_hover(row) for row in part.to_dict("records")],
+            hovertemplate="%{customdata}<extra></extra>",
+        )
+    layer_axis(fig, names)
+    return fig.update_xaxes(
+        title="difference, in margins",
+        range=[-REACH - 0.25, REACH + 0.25],
+        tickvals=list(range(-3, 4)),
+        ticktext=["≤ −3", "−2", "−1", "0", "+1", "+2", "≥ +3"],
+    ).figure()
+
+
+def _whiskers(fig: Drawing, part: pd.DataFrame, colour: str) -> None:
+    """The interval of each of these rows; none where it is infinite."""
+    x: list[float | None] = []
+    y: list[float | None] = []
+    for row, low, high, margin in zip(
+        part.index, part["low"], part["high"], part["margin"], strict=True
+    ):
+        if math.isfinite(low) and math.isfinite(high):
+            ends = [min(REACH, max(-REACH, end / margin)) for end in (low, high)]
+            x += [*ends, None]
+            y += [row, row, None]
+    fig.add_scatter(
+        x=x,
+        y=y,
+        mode="lines",
+        line={"color": colour, "width": 5},
+        showlegend=False,
+        hoverinfo="skip",
+    )
+
+
+def _hover(row: Mapping[Any, Any]) -> str:
+    lines = [
+        f"<b>{in_figure(str(row['metric']))}</b>: {row['verdict']}",
+        f"{row['reference']:.4g} → {row['candidate']:.4g}, difference {signed(row['difference'])}",
+        f"margin ±{signed(row['margin'])[1:]}",
+        f"interval {signed(row['low'])} to {signed(row['high'])}"
+        if math.isfinite(row["low"])
+        else "no interval: one seed on a side",
+    ]
+    return "<br>".join(lines)
+
+
+def intervals(a: str, b: str, comparison: Comparison) -> Picture:
+    """The interval of each metric's difference against its margin.
+
+    Args:
+        a: The path of the reference, for the receipt.
+        b: That of the candidate.
+        comparison: What ``mpdiag compare`` says of them.
+    """
+    frame = metric_frame(comparison)
+    first = comparison.metrics[0].result
+    counts = first.seeds
+    seeds = " and ".join(counted(n, "seed") for n in dict.fromkeys(counts))
+    way = "seed by seed" if first.paired else "side by side"
+    one = min(counts) < 2
+    caption = (
+        f"{seeds} a side: a single training shows no spread, so there is a difference and no interval. "
+        if one
+        else f"Line: the interval of two one-sided t-tests over {seeds} a side, compared {way}. "
+    ) + "Shaded: the margin, within which a difference does not matter."
+    return Picture(
+        "intervals",
+        "Metrics against their margins",
+        caption,
+        interval_figure(frame),
+        frame,
+        receipts.compared_metrics(a, b),
+    )
+
+
+def standing_frame(
+    sides: Sequence[Side], comparisons: Mapping[str, Comparison | None]
+) -> pd.DataFrame:
+    """All sides in one table, the first as the reference of the others.
+
+    Args:
+        sides: The reference first.
+        comparisons: Of each other side with it, by name; None where they cannot be compared.
+
+    Returns:
+        ``run``, ``trained in``, ``seeds``, a column of means for each metric, ``skipped``,
+        ``verdict`` against the first.
+    """
+    metrics = list(dict.fromkeys(n for s in sides for t in s.group.trainings for n in t.metrics))
+    rows: list[dict[str, Any]] = []
+    for i, side in enumerate(sides):
+        trainings = side.group.trainings
+        row: dict[str, Any] = {"run": side.name, "trained in": side.words, "seeds": len(trainings)}
+        for name in metrics:
+            row[name] = mean_of_finite([t.metrics.get(name, math.nan) for t in trainings])
+        row["skipped"] = sum(t.skipped for t in trainings)
+        found = comparisons.get(side.name)
+        row["against the first"] = "reference" if i == 0 else _standing(found)
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def _standing(found: Comparison | None) -> str:
+    """A verdict; where one seed a side allows none, on which side of the margins the metrics lie."""
+    if found is None:
+        return "no metric in common"
+    results = [m.result for m in found.metrics]
+    if found.verdict != "inconclusive" or all(math.isfinite(r.low) for r in results):
+        return found.verdict
+    beyond = sum(abs(r.difference) > r.margin for r in results)
+    words = f"{beyond} of {len(results)} beyond" if beyond else "within"
+    return f"{found.verdict}: {words} the margin, one seed"
+
+
+# -- losses ----------------------------------------------------------------------------------------
+
+
+def loss_frame(sides: Sequence[Side]) -> pd.DataFrame:
+    """The losses of all seeds of all sides: ``side``, ``run``, ``step``, ``loss``; skips left out."""
+    parts = [
+        pd.DataFrame(
+            {"side": side.name, "run": t.name, "step": list(t.losses), "loss": t.losses.values()}
+        )
+        for side in sides
+        for t in side.group.trainings
+        if t.losses
+    ]
+    if not parts:
+        return pd.DataFrame(columns=["side", "run", "step", "loss"])
+    return pd.concat(parts, ignore_index=True)
+
+
+_DASHES = ("solid", "dash", "dot", "dashdot")
+
+
+def loss_figure(frame: pd.DataFrame, window: int = 15) -> go.Figure:
+    """Loss curves (``loss_frame``), a colour for each side, a line for each seed; log if it can be."""
+    known = frame[np.isfinite(frame["loss"].astype(float))]
+    if known.empty:
+        return empty("no training log holds a finite loss")
+    fig = figure(360, hovermode="x unified")
+    for i, (side, of_side) in enumerate(known.groupby("side", sort=False)):
+        name, colour = in_figure(str(side)), SERIES[i % len(SERIES)]
+        for j, (run, part) in enumerate(of_side.groupby("run", sort=False)):
+            smooth = part["loss"].rolling(window, min_periods=1, center=True).median()
+            hover = "%{y:.4g}<extra>" + in_figure(str(run)) + "</extra>"
+            group: dict[str, Any] = {"legendgroup": name, "showlegend": j == 0}
+            fig.line(
+                part["step"], smooth, name, colour, hover, width=2.2, dash=_DASHES[i % 4], **group
+            )
+    fig.update_xaxes(title="step")
+    log = bool((known["loss"] > 0).all())
+    if log:
+        log10_axis(fig, known["loss"])
+    return fig.update_yaxes(title="loss", type="log" if log else "linear").figure()
+
+
+def side_losses(
+    sides: Sequence[Side], paths: Mapping[str, str], comparison: Comparison | None, window: int = 15
+) -> Picture:
+    """Loss curves of all sides.
+
+    Args:
+        sides: The reference first.
+        paths: Each side's place on disk, by name.
+        comparison: Of the first two.
+        window: Steps of the running median.
+    """
+    frame = loss_frame(sides)
+    caption = f"A running median over {window} steps, skipped steps left out."
+    if comparison is not None and comparison.curve.worst_step is not None:
+        curve = comparison.curve
+        spread = (
+            "" if curve.spread is None else f", where seeds spread by {signed(curve.spread)[1:]}"
+        )
+        caption += (
+            f" Of the {curve.steps:,} steps that the first two share, the largest gap is "
+            f"{signed(curve.departure)} at step {curve.worst_step}{spread}."
+        )
+    drawn, receipt = loss_figure(frame, window), receipts.compared_losses(paths)
+    return Picture("compared-losses", "Losses", caption, drawn, frame, receipt)
+
+
+# -- layers ----------------------------------------------------------------------------------------
 
 
 def comparison_frame(a: Layers, b: Layers) -> pd.DataFrame:
@@ -77,15 +418,9 @@ def side_by_side_figure(
     value = "2^%{x:.1f}" if measure == "absmax" else "%{x:.2%}"
     for values, name, colour, symbol in ((left, a, BLUE, "circle"), (right, b, ORANGE, "diamond")):
         label = in_figure(name)
-        fig.add_scatter(
-            x=values,
-            y=places,
-            mode="markers",
-            name=label,
-            marker={"color": colour, "symbol": symbol, "size": 9},
-            customdata=[in_figure(n) for n in names],
-            hovertemplate="%{customdata}: " + value + "<extra>" + label + "</extra>",
-        )
+        hover = "%{customdata}: " + value + "<extra>" + label + "</extra>"
+        said = [in_figure(n) for n in names]
+        fig.marks(values, places, label, colour, hover, mark=(symbol, 9), customdata=said)
     layer_axis(fig, names)
     if measure == "absmax":
         known = np.concatenate([left, right])
@@ -104,23 +439,6 @@ def _values(column: pd.Series[float], measure: str) -> np.ndarray:
     return np.log2(np.where(values > 0, values, np.nan)) if measure == "absmax" else values
 
 
-def comparison_receipt(a: str, b: str, kind: str) -> str:
-    """Receipt of ``comparison_frame``'s largest values."""
-    return f"""\
-import numpy as np
-import pandas as pd
-
-def largest(run):
-    stats = pd.read_parquet(f"{{run}}/stats")
-    stats = stats[(stats["kind"].astype(str) == {kind!r}) & (({kind!r} != "update") | ~stats["skipped"])]
-    values = stats["absmax"] / stats["scale"]
-    return values.groupby(stats["name"].astype(str)).max().rename("absmax").reset_index()
-
-frame = largest({a!r}).merge(largest({b!r}), on="name", suffixes=("_a", "_b"))
-frame["octaves"] = np.log2(frame["absmax_b"] / frame["absmax_a"])
-"""
-
-
 def side_by_side(
     a: str, b: str, sides: tuple[Layers, Layers], names: tuple[str, str], kind: Kind, measure: str
 ) -> Picture:
@@ -133,7 +451,7 @@ def side_by_side(
         "Most moved first, over all recorded steps. Shares are FP16's without a loss scale.",
         side_by_side_figure(frame, *names, measure),
         frame,
-        comparison_receipt(a, b, kind),
+        receipts.largest_values(a, b, kind),
     )
 
 

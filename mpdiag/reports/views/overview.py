@@ -149,7 +149,7 @@ def losses(folder: str, logs: Mapping[str, TrainingLog], height: int = CURVES) -
     known = [s.loss for log in logs.values() for s in log.steps if s.loss is not None]
     finite = [loss for loss in known if math.isfinite(loss)]
     wide = bool(finite) and min(finite) > 0 and max(finite) > 10 * min(finite)
-    picture = training.losses(folder, logs, log=wide, window=WINDOW)
+    picture = training.Trainings(folder, logs).losses(log=wide, window=WINDOW)
     _small(picture, height)
     return replace(picture, caption=" ".join(outcome_words(logs)))
 
@@ -328,7 +328,7 @@ def training_words(
 
 def scale_picture(folder: str, name: str, logs: Mapping[str, TrainingLog]) -> Picture:
     """The loss scale of a training, as high as the losses of all ``logs`` beside it."""
-    picture = training.scales(folder, {name: logs[name]}, list(logs))
+    picture = training.Trainings(folder, {name: logs[name]}, list(logs)).scales()
     _small(picture, HEIGHT)
     return picture
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import pandas as pd
@@ -91,34 +91,43 @@ def format_of(meta: Mapping[str, Any]) -> str:
     return ", ".join(filter(None, (label, str(training.get("level") or ""), backend)))
 
 
-def badge(
-    listing: Listing, glance: Glance, compared: str | None = None, *, live: bool = False
-) -> Badge:
-    """What is known of a run without analyzing it.
+@dataclass(frozen=True)
+class Listed:
+    """A run of the list.
 
-    Args:
+    Attributes:
         listing: The run.
-        glance: What its files say.
-        compared: Of a training by a plan, what ``mpdiag compare`` said of it.
+        name: What it is called.
+        glance: What the files in its folder say.
+        state: In words.
         live: Whether it is being written now.
     """
-    kind = kind_of(listing)
-    if kind == "unreadable":
-        return Badge("cannot be read", "bad")
-    if live:
-        return Badge("in progress", "busy")
-    if kind == "profile":
-        known = glance.tensor_cores
-        return Badge("profile" if known is None else f"{percent(known, 0)} Tensor Cores")
-    if kind == "training":
-        return _training_badge(glance, compared)
-    if glance.plan is None:
-        return Badge("not analyzed")
-    if glance.plan.verdict.level == "cannot":
-        return Badge("cannot train so", "bad")
-    words, tone = _NEEDS.get(glance.plan.need, _NEEDS["unknown"])
-    shown = ", shown" if glance.plan.verdict.level == "shown" else ""
-    return Badge(words.format(scale_text(glance.plan.scale)) + shown, tone)  # type: ignore[arg-type]
+
+    listing: Listing
+    name: str
+    glance: Glance = field(default_factory=Glance)
+    state: str = ""
+    live: bool = False
+
+    def badge(self, compared: str | None = None) -> Badge:
+        """What is known of it; of a training ``compared`` is what ``mpdiag compare`` said."""
+        kind, plan = kind_of(self.listing), self.glance.plan
+        if kind == "unreadable":
+            return Badge("cannot be read", "bad")
+        if self.live:
+            return Badge("in progress", "busy")
+        if kind == "profile":
+            known = self.glance.tensor_cores
+            return Badge("profile" if known is None else f"{percent(known, 0)} Tensor Cores")
+        if kind == "training":
+            return _training_badge(self.glance, compared)
+        if plan is None:
+            return Badge("not analyzed")
+        if plan.verdict.level == "cannot":
+            return Badge("cannot train so", "bad")
+        words, tone = _NEEDS.get(plan.need, _NEEDS["unknown"])
+        shown = ", shown" if plan.verdict.level == "shown" else ""
+        return Badge(words.format(scale_text(plan.scale)) + shown, tone)  # type: ignore[arg-type]
 
 
 def _training_badge(glance: Glance, compared: str | None) -> Badge:
@@ -129,33 +138,22 @@ def _training_badge(glance: Glance, compared: str | None) -> Badge:
     return _COMPARED.get(compared or "", Badge("not compared"))
 
 
-def runs_frame(
-    listings: Sequence[Listing],
-    states: Sequence[str],
-    glances: Sequence[Glance] = (),
-    names: Sequence[str] = (),
-    live: Sequence[bool] = (),
-) -> pd.DataFrame:
-    """A row for each run; what its files do not say, or say otherwise, is empty.
+def badges(runs: Sequence[Listed]) -> list[Badge]:
+    """The badge of each run; what a recording keeps of a comparison is told of the other run."""
+    compared = {}
+    for run in runs:
+        if run.glance.compared is not None:
+            before, slash, _ = run.name.rpartition("/")  # sample runs are listed as sample/NAME
+            against, verdict = run.glance.compared
+            compared[before + slash + against] = verdict
+    return [run.badge(compared.get(run.name)) for run in runs]
 
-    Args:
-        listings: The runs.
-        states: Each one's state in words.
-        glances: What lies in each one's folder; nothing is known of it without.
-        names: What they are called; by default as their folders.
-        live: Which of them are being written now.
-    """
-    number = len(listings)
-    called = list(names) or [item.folder.resolve().name for item in listings]
-    seen = list(glances) or [Glance()] * number
-    verdicts = _comparisons(called, seen)
-    going = list(live) or [False] * number
+
+def runs_frame(runs: Sequence[Listed]) -> pd.DataFrame:
+    """A row for each run; what its files do not say, or say otherwise, is empty."""
     rows = [
-        {"run": name, "state": state, **_row(item, glance)}
-        | {"verdict": badge(item, glance, verdicts.get(name), live=on).words}
-        for item, state, glance, name, on in zip(
-            *(listings, states, seen, called, going), strict=True
-        )
+        {"run": run.name, "state": run.state, "verdict": badge.words} | _row(run)
+        for run, badge in zip(runs, badges(runs), strict=True)
     ]
     frame = pd.DataFrame(rows, columns=list(COLUMNS))
     frame["created"] = pd.to_datetime(frame["created"], errors="coerce", utc=True)
@@ -163,25 +161,6 @@ def runs_frame(
         frame[name] = pd.to_numeric(frame[name], errors="coerce").astype("Int64")
     frame["last_loss"] = pd.to_numeric(frame["last_loss"], errors="coerce").astype(float)
     return frame
-
-
-def badge_colours(frame: pd.DataFrame, tones: Mapping[str, str]) -> tuple[list[str], list[str]]:
-    """The words of the badges that occur in a ``runs_frame``, and the colour of each."""
-    words = list(dict.fromkeys(frame["verdict"]))
-    return words, [TONES[tones.get(word, "plain")] for word in words]
-
-
-def tones_of(
-    listings: Sequence[Listing],
-    glances: Sequence[Glance],
-    names: Sequence[str],
-    live: Sequence[bool],
-) -> dict[str, str]:
-    """The tone of each badge of a ``runs_frame``, by its words."""
-    compared = _comparisons(names, glances)
-    every = zip(listings, glances, names, live, strict=True)
-    badges = [badge(item, seen, compared.get(name), live=on) for item, seen, name, on in every]
-    return {item.words: item.tone for item in badges}
 
 
 def grouped(names: Sequence[str]) -> list[int]:
@@ -212,18 +191,8 @@ def matches(row: Mapping[str, Any], text: str) -> bool:
     return all(word in words for word in text.lower().split())
 
 
-def _comparisons(names: Sequence[str], glances: Sequence[Glance]) -> dict[str, str]:
-    """What recordings keep of comparisons, by the training that was compared."""
-    found = {}
-    for name, glance in zip(names, glances, strict=True):
-        if glance.compared is not None:
-            before, slash, _ = name.rpartition("/")  # sample runs are listed as sample/NAME
-            against, verdict = glance.compared
-            found[before + slash + against] = verdict
-    return found
-
-
-def _row(listing: Listing, glance: Glance) -> dict[str, Any]:
+def _row(run: Listed) -> dict[str, Any]:
+    listing, glance = run.listing, run.glance
     known: dict[str, Any] = {
         "kind": kind_of(listing),
         "losses": list(glance.losses),

@@ -1,17 +1,20 @@
-"""Trainings: losses, scales and skips, drift, predicted against observed."""
+"""Trainings: losses, scales and skips, drift, a scaler's replay, predicted against observed."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 
-from mpdiag.display.colors import SERIES, VERMILION
+from mpdiag.display.colors import GREEN, PURPLE, SERIES, VERMILION
 from mpdiag.display.wording import beginning, counted, in_figure, percent, scale_text
+from mpdiag.numerics.formats import FP16
+from mpdiag.reports import receipts
 from mpdiag.reports.picture import Picture, View
 from mpdiag.reports.plotting import empty, figure, log2_axis, log10_axis
-from mpdiag.reports.receipts import training_logs
 from mpdiag.runs.training_log import RECORDED
 
 if TYPE_CHECKING:
@@ -19,11 +22,16 @@ if TYPE_CHECKING:
 
     import plotly.graph_objects as go
 
+    from mpdiag.analysis.scaling.replay import Replay
     from mpdiag.plan import PrecisionPlan
     from mpdiag.reports.contents import RunContents
+    from mpdiag.reports.plotting import Drawing
     from mpdiag.runs.training_log import TrainingLog
 
 _COLUMNS = ("step", "loss", "scale", "skipped", "reason", "gradient_norm", "seconds")
+LONGEST = 120
+"""Characters of a reason or a message under the pointer."""
+_DASHES = ("solid", "dash", "dot", "dashdot")
 
 
 def steps_frame(log: TrainingLog) -> pd.DataFrame:
@@ -35,58 +43,232 @@ def steps_frame(log: TrainingLog) -> pd.DataFrame:
     return frame.astype({"skipped": bool, "reason": str})
 
 
-def losses_frame(logs: Mapping[str, TrainingLog]) -> pd.DataFrame:
-    """The losses of several trainings: ``run``, ``step``, ``loss``."""
-    frames = [steps_frame(log)[["step", "loss"]].assign(run=name) for name, log in logs.items()]
-    columns = ["run", "step", "loss"]
-    if not frames:
-        return pd.DataFrame(columns=columns)
-    return pd.concat(frames, ignore_index=True)[columns]
+@dataclass(frozen=True, eq=False)
+class Trainings:
+    """Several trainings: their tables and pictures.
+
+    Attributes:
+        folder: Where the runs are.
+        logs: Their logs, by name.
+        beside: All runs of the figures beside these, in their order, so that each keeps its colour;
+            () for those of the logs.
+    """
+
+    folder: str
+    logs: Mapping[str, TrainingLog]
+    beside: Sequence[str] = ()
+
+    @cached_property
+    def steps(self) -> pd.DataFrame:
+        """All steps: ``run``, and the columns of ``steps_frame``."""
+        frames = [steps_frame(log).assign(run=name) for name, log in self.logs.items()]
+        columns = ["run", *_COLUMNS]
+        return pd.concat(frames, ignore_index=True)[columns] if frames else _no_rows(columns)
+
+    @cached_property
+    def norms(self) -> pd.DataFrame:
+        """The norms of unscaled gradients, as far as logged: ``run``, ``step``, ``gradient_norm``."""
+        return self.steps[["run", "step", "gradient_norm"]].dropna(ignore_index=True)
+
+    @cached_property
+    def alarms(self) -> pd.DataFrame:
+        """Where gradients left what the recording predicted, and by how much."""
+        columns = ["run", "step", "alarm", "predicted", "observed", "message"]
+        rows = [
+            {name: note.get(name) for name in columns} | {"run": name}
+            for name, log in self.logs.items()
+            for note in log.notes
+            if "alarm" in note
+        ]
+        frame = pd.DataFrame(rows, columns=columns)
+        for name in ("step", "predicted", "observed"):
+            frame[name] = pd.to_numeric(frame[name], errors="coerce").astype(float)
+        return frame
+
+    def outcomes(self) -> pd.DataFrame:
+        """The result of each training: metrics, last loss, skips, last scale; a row for each."""
+        rows: list[dict[str, Any]] = []
+        for name, log in self.logs.items():
+            losses = [s.loss for s in log.steps if s.loss is not None]
+            row: dict[str, Any] = {"run": name} | {m.metric: m.value for m in log.metrics}
+            row |= {"last_loss": losses[-1] if losses else None, "steps": len(log.steps)}
+            last_scale = log.steps[-1].scale if log.steps else None
+            rows.append(row | {"skipped": len(log.skipped), "last_scale": last_scale})
+        return pd.DataFrame(rows)
+
+    def remarks(self) -> list[str]:
+        """What else the logs say, a sentence each, such as why a training stopped."""
+        return [
+            f"{name}: {note.get('stopped') or note.get('message') or _words(note)}"
+            for name, log in self.logs.items()
+            for note in log.notes
+            if "alarm" not in note and note != RECORDED  # which only says who wrote the log
+        ]
+
+    def losses(self, *, log: bool = False, window: int = 1) -> Picture:
+        """Loss curves.
+
+        Args:
+            log: A log scale; what is not positive is left out there.
+            window: Steps of a running median, drawn over the pale raw line.
+        """
+        return Picture(
+            "losses",
+            "Loss",
+            self._loss_words(window),
+            self._losses_figure(log=log, window=window),
+            self.steps[["run", "step", "loss"]],
+            receipts.training_logs(self.folder, [*self.logs], ["loss"]),
+        )
+
+    def _loss_words(self, window: int) -> str:
+        """How to read the curves, and where each one ends."""
+        ends = {name: last_loss(log, window) for name, log in self.logs.items()}
+        told = ", ".join(f"{name} {end:.4g}" for name, end in ends.items() if end is not None)
+        if window > 1:
+            how = f"Pale: each step; full: a running median over {window} steps."
+            return f"{how} Median of the last {window} steps: {told}." if told else how
+        return f"Last loss: {told}." if told else ""
+
+    def _losses_figure(self, *, log: bool, window: int) -> go.Figure:
+        if self.steps.empty:
+            return empty("no training log")
+        fig = figure(380)
+        for name, part, style in self._curves(self.steps):
+            y = part["loss"].where(np.isfinite(part["loss"]))
+            hover = "step %{x}: %{y:.5g}<extra>" + name + "</extra>"
+            if window > 1:
+                pale: dict[str, Any] = {"showlegend": False, "opacity": 0.28}
+                fig.line(part["step"], y, name, hover=hover, width=1, **style, **pale)
+                y = y.rolling(window, min_periods=1, center=True).median()
+                fig.line(part["step"], y, name, hover=hover, **style)
+            else:
+                whole: dict[str, Any] = {"showlegend": True, "opacity": 1.0}
+                fig.line(part["step"], y, name, hover=hover, width=2, **style, **whole)
+        fig.update_yaxes(title="loss", type="log" if log else "linear")
+        if log:
+            log10_axis(fig, self.steps["loss"])
+        return fig.update_xaxes(title="step").figure()
+
+    def _curves(self, frame: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame, dict[str, Any]]]:
+        """Of each run in a table its name, its rows, and how its line is drawn in every figure."""
+        order = list(self.beside or self.logs)
+        for run, part in frame.groupby("run", sort=False):
+            i = order.index(str(run))
+            style = {"colour": SERIES[i % len(SERIES)], "dash": _DASHES[i % len(_DASHES)]}
+            yield in_figure(str(run)), part, style
+
+    def scales(self) -> Picture:
+        """The loss scales, and each skip with its cause."""
+        return Picture(
+            "scale",
+            "Loss scale",
+            self._scale_words(),
+            self._scales_figure(),
+            self.steps[["run", "step", "scale", "skipped", "reason"]],
+            receipts.training_logs(self.folder, [*self.logs], ["scale", "skipped"]),
+        )
+
+    def _scale_words(self) -> str:
+        """Which scales there were, and what was skipped."""
+        told = []
+        for name, log in self.logs.items():
+            seen = [s.scale for s in log.steps]
+            if not seen:
+                continue
+            low, high = scale_text(min(seen)), scale_text(max(seen))
+            skips = (
+                f"{counted(len(log.skipped), 'step')} skipped" if log.skipped else "none skipped"
+            )
+            told.append(f"{name} {low if low == high else f'{low} to {high}'}, {skips}")
+        words = "; ".join(told) + "." if told else ""
+        crosses = any(log.skipped for log in self.logs.values())
+        return f"{words} Crosses mark skipped steps; hover for the cause." if crosses else words
+
+    def _scales_figure(self) -> go.Figure:
+        frame = self.steps
+        if frame.empty:
+            return empty("no steps")
+        fig = figure(300)
+        for name, part, style in self._curves(frame):
+            hover = "step %{x}: scale %{y:g}<extra>" + name + "</extra>"
+            fig.line(part["step"], part["scale"], name, hover=hover, shape="hv", **style)
+        skipped = frame[frame["skipped"]]
+        if len(skipped):
+            causes = [in_figure(beginning(str(r), LONGEST)) for r in skipped["reason"]]
+            hover = "step %{x} skipped: %{customdata}<extra></extra>"
+            _skips(fig, skipped, hover, 10, customdata=causes)
+        log2_axis(fig, frame["scale"])
+        return fig.update_xaxes(title="step").figure()
+
+    def drift(self) -> Picture:
+        """Norms of the gradients, and where they left what was predicted."""
+        return Picture(
+            "drift",
+            "Gradients over time, and alarms of drift",
+            "Unscaled, before clipping. " + self._drift_words(),
+            self._drift_figure(),
+            self.norms,
+            receipts.training_logs(self.folder, [*self.logs], ["gradient_norm"], known=True),
+        )
+
+    def _drift_words(self) -> str:
+        known = self.norms[np.isfinite(self.norms["gradient_norm"])]["gradient_norm"]
+        span = f"Norms from {known.min():.3g} to {known.max():.3g}. " if len(known) else ""
+        if self.alarms.empty:
+            return f"{span}No alarm was raised."
+        raised = counted(len(self.alarms), "alarm")
+        left = "the gradients left the range that the plan's recording predicted"
+        return f"{span}{raised} (triangles): {left}."
+
+    def _drift_figure(self) -> go.Figure:
+        norms, alarms = self.norms, self.alarms
+        known = norms[np.isfinite(norms["gradient_norm"]) & (norms["gradient_norm"] > 0)]
+        if known.empty:
+            return empty("no norm of gradients was logged")
+        fig = figure(300)
+        for name, part, style in self._curves(known):
+            hover = "step %{x}: %{y:.4g}<extra>" + name + "</extra>"
+            fig.line(part["step"], part["gradient_norm"], name, hover=hover, width=1.5, **style)
+        if len(alarms):
+            fig.marks(
+                alarms["step"],
+                [_height(known, alarm) for alarm in alarms.to_dict("records")],
+                f"alarms ({len(alarms)})",
+                VERMILION,
+                "step %{x}, %{customdata}<extra></extra>",
+                mark=("triangle-up", 13),
+                customdata=[
+                    in_figure(beginning(f"{a}: {m}", LONGEST))
+                    for a, m in zip(alarms["run"], alarms["message"], strict=True)
+                ],
+            )
+        log10_axis(fig, known["gradient_norm"])
+        fig.update_yaxes(type="log", title="‖gradients‖")
+        return fig.update_xaxes(title="step").figure()
 
 
-def scales_frame(logs: Mapping[str, TrainingLog]) -> pd.DataFrame:
-    """The loss scales of several trainings: ``run``, ``step``, ``scale``, ``skipped``, ``reason``."""
-    columns = ["run", "step", "scale", "skipped", "reason"]
-    frames = [steps_frame(log).assign(run=name)[columns] for name, log in logs.items()]
-    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=columns)
-
-
-def norms_frame(logs: Mapping[str, TrainingLog]) -> pd.DataFrame:
-    """The norms of unscaled gradients, as far as logged: ``run``, ``step``, ``gradient_norm``."""
-    columns = ["run", "step", "gradient_norm"]
-    frames = [steps_frame(log).assign(run=name)[columns] for name, log in logs.items()]
-    if not frames:
-        return pd.DataFrame({name: pd.Series(dtype=float) for name in columns})
-    return pd.concat(frames, ignore_index=True).dropna(ignore_index=True)
-
-
-def alarms_frame(logs: Mapping[str, TrainingLog]) -> pd.DataFrame:
-    """Where gradients left what the recording predicted: ``run``, ``step``, ``message``."""
-    columns = ["run", "step", "alarm", "predicted", "observed", "message"]
-    rows = [
-        {name: note.get(name) for name in columns} | {"run": name}
-        for name, log in logs.items()
-        for note in log.notes
-        if "alarm" in note
-    ]
-    frame = pd.DataFrame(rows, columns=columns)
-    for name in ("step", "predicted", "observed"):
-        frame[name] = pd.to_numeric(frame[name], errors="coerce").astype(float)
-    return frame
-
-
-def remarks(logs: Mapping[str, TrainingLog]) -> list[str]:
-    """What else the logs say, a sentence each, such as why a training stopped."""
-    return [
-        f"{name}: {note.get('stopped') or note.get('message') or _words(note)}"
-        for name, log in logs.items()
-        for note in log.notes
-        if "alarm" not in note and note != RECORDED  # which only says who wrote the log
-    ]
+def _no_rows(columns: Sequence[str]) -> pd.DataFrame:
+    return pd.DataFrame({name: pd.Series(dtype=float) for name in columns}).astype(
+        {"skipped": bool}
+    )
 
 
 def _words(note: Mapping[str, Any]) -> str:
     return ", ".join(f"{key} {value}" for key, value in note.items())
+
+
+def _height(known: pd.DataFrame, alarm: Mapping[Any, Any]) -> float:
+    """Where an alarm stands: at the norm of the step nearest to it, of the same run if it has one."""
+    own = known[known["run"] == alarm["run"]]
+    near = own.iloc[(own["step"] - alarm["step"]).abs().argsort()[:1]]["gradient_norm"]
+    return float(near.iloc[0]) if len(near) else float(known["gradient_norm"].max())
+
+
+def _skips(fig: Drawing, skipped: pd.DataFrame, hover: str, size: int, **more: Any) -> None:
+    """A cross at each skipped step."""
+    x, y, name = skipped["step"], skipped["scale"], f"skipped ({len(skipped)})"
+    fig.marks(x, y, name, VERMILION, hover, mark=("x", size), **more)
 
 
 def last_loss(log: TrainingLog, window: int = 1) -> float | None:
@@ -95,55 +277,32 @@ def last_loss(log: TrainingLog, window: int = 1) -> float | None:
     return float(np.median(last)) if last else None
 
 
-def outcome_frame(logs: Mapping[str, TrainingLog]) -> pd.DataFrame:
-    """The result of each training: metrics, last loss, skips, last scale; a row for each."""
-    rows: list[dict[str, Any]] = []
-    for name, log in logs.items():
-        losses = [s.loss for s in log.steps if s.loss is not None]
-        row: dict[str, Any] = {"run": name}
-        row |= {m.metric: m.value for m in log.metrics}
-        row |= {
-            "last_loss": losses[-1] if losses else None,
-            "steps": len(log.steps),
-            "skipped": len(log.skipped),
-            "last_scale": log.steps[-1].scale if log.steps else None,
-        }
-        rows.append(row)
-    return pd.DataFrame(rows)
-
-
-def prediction_frame(plan: PrecisionPlan, log: TrainingLog) -> pd.DataFrame:
-    """What the plan expected beside what happened: ``what``, ``predicted``, ``observed``."""
-    scale = plan.loss_scale
-    steps = len(log.steps)
-    rows = [
-        ("first loss scale", scale.init_scale, log.steps[0].scale if steps else np.nan),
-        (
-            "share of steps skipped, at most (95 %)",
-            scale.evidence.get("predicted_overflow_rate", np.nan),
-            len(log.skipped) / steps if steps else np.nan,
-        ),
-        ("largest loss scale", scale.max_scale, max((s.scale for s in log.steps), default=np.nan)),
-    ]
-    return pd.DataFrame(rows, columns=["what", "predicted", "observed"])
+# -- predicted against observed --------------------------------------------------------------------
 
 
 def predictions_frame(
     plans: Mapping[str, PrecisionPlan], logs: Mapping[str, TrainingLog]
 ) -> pd.DataFrame:
-    """``prediction_frame`` of each training that followed a plan, with its ``run``.
+    """What plans expected beside what happened: ``run``, ``what``, ``predicted``, ``observed``.
 
     Args:
         plans: The plans that trainings followed, by training.
         logs: Their logs.
     """
-    columns = ["run", "what", "predicted", "observed"]
-    frames = [
-        prediction_frame(plans[name], log).assign(run=name)[columns]
-        for name, log in logs.items()
-        if name in plans
-    ]
-    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
+    rows: list[tuple[object, ...]] = []
+    for name, log in logs.items():
+        if name in plans:
+            scale, steps = plans[name].loss_scale, len(log.steps)
+            rate = scale.evidence.get("predicted_overflow_rate", np.nan)
+            skipped = len(log.skipped) / steps if steps else np.nan
+            largest = max((s.scale for s in log.steps), default=np.nan)
+            first = log.steps[0].scale if steps else np.nan
+            rows += [
+                (name, "first loss scale", scale.init_scale, first),
+                (name, "share of steps skipped, at most (95 %)", rate, skipped),
+                (name, "largest loss scale", scale.max_scale, largest),
+            ]
+    return pd.DataFrame(rows, columns=["run", "what", "predicted", "observed"])
 
 
 def followed(
@@ -190,6 +349,9 @@ def _spoken(what: str, value: float) -> str:
     return percent(value) if what.startswith("share") else f"{value:,.9g}"
 
 
+# -- which belong together -------------------------------------------------------------------------
+
+
 def family(name: str, known: Iterable[str]) -> list[str]:
     """The trainings that belong with one: those whose name begins with the same recording's.
 
@@ -205,250 +367,52 @@ def root_of(name: str) -> str:
     return name.partition("-fp16")[0] or name
 
 
-# -- figures ---------------------------------------------------------------------------------------
+# -- a scaler's replay -----------------------------------------------------------------------------
 
 
-LONGEST = 120
-"""Characters of a reason or a message under the pointer."""
-_DASHES = ("solid", "dash", "dot", "dashdot")
+def replayed(run: str, played: Replay, arguments: str) -> Picture:
+    """A loss scaler replayed over the recorded steps: its scale at each, and what it would lose."""
+    columns = {"absmax": played.absmax, "overflow": played.overflow, "lost_share": played.lost}
+    frame = pd.DataFrame({"step": played.steps, "scale": played.scale, **columns})
+    return Picture(
+        "replay",
+        "Loss-scale replay",
+        "What this scaler would have done with the recorded gradients. Exact for recorded steps; those "
+        "between two of them are taken to reach the smaller of their maxima. A point says how much "
+        "of all activation gradients FP16 loses at its step and scale.",
+        replay_figure(frame),
+        frame,
+        receipts.command(f"mpdiag replay {run} {arguments} --json"),
+    )
 
 
-def losses_figure(
-    frame: pd.DataFrame, runs: Sequence[str], *, log: bool = False, window: int = 1
-) -> go.Figure:
-    """Loss curves (``losses_frame``), a line for each run.
-
-    Args:
-        frame: The table.
-        runs: In the order of the other figures, so that each keeps its colour.
-        log: A log scale; what is not positive is left out there.
-        window: Steps of a running median, drawn over the pale raw line.
-    """
+def replay_figure(frame: pd.DataFrame) -> go.Figure:
+    """A scaler's scales, under what each step admits."""
     if frame.empty:
-        return empty("no training log")
-    fig = figure(380)
-    for run, part in frame.groupby("run", sort=False):
-        i, name = list(runs).index(str(run)), in_figure(str(run))
-        colour = SERIES[i % len(SERIES)]
-        y = part["loss"].where(np.isfinite(part["loss"].astype(float)))
-        hover = "step %{x}: %{y:.5g}<extra>" + name + "</extra>"
-        smooth = window > 1
-        fig.add_scatter(
-            x=part["step"],
-            y=y,
-            name=name,
-            mode="lines",
-            showlegend=not smooth,
-            opacity=0.28 if smooth else 1.0,
-            line={"color": colour, "width": 1 if smooth else 2, "dash": _DASHES[i % 4]},
-            hovertemplate=hover,
-        )
-        if smooth:
-            fig.add_scatter(
-                x=part["step"],
-                y=y.rolling(window, min_periods=1, center=True).median(),
-                name=name,
-                mode="lines",
-                line={"color": colour, "width": 2.5, "dash": _DASHES[i % 4]},
-                hovertemplate=hover,
-            )
-    fig.update_xaxes(title="step")
-    fig.update_yaxes(title="loss", type="log" if log else "linear")
-    if log:
-        log10_axis(fig, frame["loss"])
-    return fig.figure()
-
-
-def scales_figure(frame: pd.DataFrame, runs: Sequence[str]) -> go.Figure:
-    """The loss scales of some trainings, a cross at each skip with its cause.
-
-    Args:
-        frame: ``scales_frame``.
-        runs: In the order of the other figures, so that each keeps its colour.
-    """
-    if frame.empty:
-        return empty("no steps")
-    fig = figure(300)
-    for run, part in frame.groupby("run", sort=False):
-        i, name = list(runs).index(str(run)), in_figure(str(run))
-        colour = SERIES[i % len(SERIES)]
-        fig.add_scatter(
-            x=part["step"],
-            y=part["scale"],
-            name=name,
-            mode="lines",
-            line={"color": colour, "width": 2.5, "shape": "hv", "dash": _DASHES[i % 4]},
-            hovertemplate="step %{x}: scale %{y:g}<extra>" + name + "</extra>",
-        )
-    skipped = frame[frame["skipped"]]
+        return empty("no recorded gradients")
+    fig = figure(340)
+    finite = frame[np.isfinite(frame["absmax"]) & (frame["absmax"] > 0)]
+    limits = FP16.overflow_threshold / finite["absmax"]
+    hover = "step %{x}: overflows at %{y:.4g}<extra></extra>"
+    fig.line(finite["step"], limits, "overflows from here", PURPLE, hover, dash="dot", width=1.5)
+    hover = "step %{x}: scale %{y:g}, %{customdata:.2%} lost<extra></extra>"
+    lost = {"customdata": frame["lost_share"], "shape": "hv"}
+    fig.dotted_line(frame["step"], frame["scale"], "loss scale", GREEN, hover, **lost)
+    skipped = frame[frame["overflow"]]
     if len(skipped):
-        fig.add_scatter(
-            x=skipped["step"],
-            y=skipped["scale"],
-            name=f"skipped ({len(skipped)})",
-            mode="markers",
-            marker={"color": VERMILION, "symbol": "x", "size": 10},
-            customdata=[in_figure(beginning(str(r), LONGEST)) for r in skipped["reason"]],
-            hovertemplate="step %{x} skipped: %{customdata}<extra></extra>",
-        )
-    log2_axis(fig, frame["scale"])
-    fig.update_xaxes(title="step")
-    return fig.figure()
-
-
-def drift_figure(norms: pd.DataFrame, alarms: pd.DataFrame, runs: Sequence[str]) -> go.Figure:
-    """Norms of the unscaled gradients (``norms_frame``), a mark where an alarm was raised.
-
-    Args:
-        norms: The table.
-        alarms: ``alarms_frame``.
-        runs: In the order of the other figures, so that each keeps its colour.
-    """
-    known = norms[np.isfinite(norms["gradient_norm"]) & (norms["gradient_norm"] > 0)]
-    if known.empty:
-        return empty("no norm of gradients was logged")
-    fig = figure(300)
-    for i, run in enumerate(runs):
-        part, name = known[known["run"] == run], in_figure(str(run))
-        if part.empty:
-            continue
-        colour = SERIES[i % len(SERIES)]
-        fig.add_scatter(
-            x=part["step"],
-            y=part["gradient_norm"],
-            name=name,
-            mode="lines",
-            line={"color": colour, "width": 1.5, "dash": _DASHES[i % 4]},
-            hovertemplate="step %{x}: %{y:.4g}<extra>" + name + "</extra>",
-        )
-    if len(alarms):
-        heights = []
-        for alarm in alarms.to_dict("records"):
-            own = known[known["run"] == alarm["run"]]
-            near = own.iloc[(own["step"] - alarm["step"]).abs().argsort()[:1]]["gradient_norm"]
-            heights.append(
-                float(near.iloc[0]) if len(near) else float(known["gradient_norm"].max())
-            )
-        fig.add_scatter(
-            x=alarms["step"],
-            y=heights,
-            name=f"alarms ({len(alarms)})",
-            mode="markers",
-            marker={"color": VERMILION, "symbol": "triangle-up", "size": 13},
-            customdata=[
-                in_figure(beginning(f"{a}: {m}", LONGEST))
-                for a, m in zip(alarms["run"], alarms["message"], strict=True)
-            ],
-            hovertemplate="step %{x}, %{customdata}<extra></extra>",
-        )
-    log10_axis(fig, known["gradient_norm"])
-    fig.update_yaxes(type="log", title="‖gradients‖")
-    fig.update_xaxes(title="step")
-    return fig.figure()
-
-
-# -- pictures --------------------------------------------------------------------------------------
-
-
-def losses(
-    folder: str, logs: Mapping[str, TrainingLog], *, log: bool = False, window: int = 1
-) -> Picture:
-    """Loss curves of several trainings."""
-    frame = losses_frame(logs)
-    return Picture(
-        "losses",
-        "Loss",
-        _loss_words(logs, window),
-        losses_figure(frame, list(logs), log=log, window=window),
-        frame,
-        training_logs(folder, list(logs), ["loss"]),
-    )
-
-
-def _loss_words(logs: Mapping[str, TrainingLog], window: int) -> str:
-    """How to read the curves, and where each one ends."""
-    ends = {name: last_loss(log, window) for name, log in logs.items()}
-    told = ", ".join(f"{name} {end:.4g}" for name, end in ends.items() if end is not None)
-    if window > 1:
-        how = f"Pale: each step; full: a running median over {window} steps."
-        return f"{how} Median of the last {window} steps: {told}." if told else how
-    return f"Last loss: {told}." if told else ""
-
-
-def _scale_words(logs: Mapping[str, TrainingLog]) -> str:
-    """Which scales there were, and what was skipped."""
-    told = []
-    for name, log in logs.items():
-        seen = [s.scale for s in log.steps]
-        if not seen:
-            continue
-        low, high = scale_text(min(seen)), scale_text(max(seen))
-        span = low if low == high else f"{low} to {high}"
-        skips = (
-            f", {counted(len(log.skipped), 'step')} skipped" if log.skipped else ", none skipped"
-        )
-        told.append(f"{name} {span}{skips}")
-    crosses = any(log.skipped for log in logs.values())
-    words = "; ".join(told) + "." if told else ""
-    return f"{words} Crosses mark skipped steps; hover for the cause." if crosses else words
-
-
-def scales(
-    folder: str, logs: Mapping[str, TrainingLog], runs: Sequence[str] | None = None
-) -> Picture:
-    """The loss scales of several trainings, and each skip with its cause.
-
-    Args:
-        folder: Where the runs are.
-        logs: Their logs.
-        runs: All runs of the figures beside it, in their order; None for those of the logs.
-    """
-    frame = scales_frame(logs)
-    return Picture(
-        "scale",
-        "Loss scale",
-        _scale_words(logs),
-        scales_figure(frame, list(runs or logs)),
-        frame,
-        training_logs(folder, list(logs), ["scale", "skipped"]),
-    )
-
-
-def _drift_words(norms: pd.DataFrame, alarms: pd.DataFrame) -> str:
-    known = norms[np.isfinite(norms["gradient_norm"])]
-    span = ""
-    if len(known):
-        low, high = known["gradient_norm"].min(), known["gradient_norm"].max()
-        span = f"Norms from {low:.3g} to {high:.3g}. "
-    if alarms.empty:
-        return f"{span}No alarm was raised."
-    raised = counted(len(alarms), "alarm")
-    left = "the gradients left the range that the plan's recording predicted"
-    return f"{span}{raised} (triangles): {left}."
-
-
-def drift(folder: str, logs: Mapping[str, TrainingLog]) -> Picture:
-    """Norms of the gradients of several trainings, and where they left what was predicted."""
-    frame = norms_frame(logs)
-    runs = list(logs)
-    return Picture(
-        "drift",
-        "Gradients over time, and alarms of drift",
-        "Unscaled, before clipping. " + _drift_words(frame, alarms_frame(logs)),
-        drift_figure(frame, alarms_frame(logs), runs),
-        frame,
-        training_logs(folder, runs, ["gradient_norm"], known=True),
-    )
+        _skips(fig, skipped, "step %{x}: skipped<extra></extra>", 11)
+    log2_axis(fig, [*frame["scale"], *limits])
+    return fig.update_xaxes(title="step").figure()
 
 
 def reported(contents: RunContents) -> Iterator[Picture]:
     """What the HTML report shows: the run's own log."""
     if contents.log is None:
         return
-    folder, logs = str(contents.folder.parent), {contents.folder.name: contents.log}
-    yield losses(folder, logs, log=True, window=15)
-    if len(norms_frame(logs)):
-        yield drift(folder, logs)
+    shown = Trainings(str(contents.folder.parent), {contents.folder.name: contents.log})
+    yield shown.losses(log=True, window=15)
+    if len(shown.norms):
+        yield shown.drift()
 
 
 VIEW = View("training", "Training", "show_chart", reported)

@@ -10,8 +10,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from mpdiag.display.wording import beginning, counted, kernel_label
-from mpdiag.reports.text.findings import EXPLAIN
-from mpdiag.reports.text.tables import Clipped, Fitted
+from mpdiag.reports.text.tables import EXPLAIN, Clipped, Fitted
 from mpdiag.tensorcores.roofline import speedup
 from mpdiag.tensorcores.summary import (
     GAPS,

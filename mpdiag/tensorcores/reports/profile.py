@@ -9,8 +9,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from mpdiag.reports import next_commands, terminal
-from mpdiag.reports.text.findings import COLOURS, EXPLAIN
-from mpdiag.reports.text.tables import Fitted
+from mpdiag.reports.text.tables import COLOURS, EXPLAIN, Fitted
 from mpdiag.tensorcores.cpu.operation import UNITS
 from mpdiag.tensorcores.reports.gpu_profile import change_text, profile_text
 from mpdiag.tensorcores.summary import milliseconds, percent

@@ -17,9 +17,8 @@ from rich.text import Text
 from mpdiag.analysis.analyzer import analyze
 from mpdiag.reports.documents.markdown import findings_list
 from mpdiag.reports.documents.run_report import reasons
-from mpdiag.reports.text.analysis import analysis_text, settling_command
-from mpdiag.reports.text.findings import finding_lines
-from mpdiag.reports.text.summary import FINDINGS, Clipped, summary_text
+from mpdiag.reports.text.analysis import FINDINGS, analysis_text, settling_command, summary_text
+from mpdiag.reports.text.tables import Clipped, finding_lines
 from mpdiag.reports.views.verdict import UNKNOWN, facts
 
 _RUNS = ("ssd", "gpt", "digits", "speech", "dcgan", "translation")

@@ -12,7 +12,7 @@ from receipt_checks import same_numbers
 from mpdiag.analysis.scaling.replay import replay_run
 from mpdiag.display.wording import percent
 from mpdiag.numerics.formats import BF16, FP8_E4M3, FP8_E5M2, FP16
-from mpdiag.reports.views import compare, operations, replay
+from mpdiag.reports.views import compare, operations, training
 from mpdiag.reports.views.gradients.frame import in_model_order
 from mpdiag.reports.views.gradients.pictures import Gradients
 from mpdiag.reports.views.layers import frame as tables
@@ -167,7 +167,7 @@ def test_nothing_recorded_is_a_sentence_and_no_error(analysis, make):
 
 def test_the_replay_is_the_analysis_own(analysis):
     played = replay_run(analysis.run, "backoff", init_scale=2.0**24)
-    picture = replay.replayed("RUN", played, "--scaler backoff")
+    picture = training.replayed("RUN", played, "--scaler backoff")
     assert picture.frame["overflow"].sum() == played.skips > 0
     line = next(t for t in picture.figure.data if t.name == "loss scale")
     assert list(line.y) == list(played.scale)

@@ -10,20 +10,20 @@ from mpdiag.plan import Verdict
 from mpdiag.reports.glance import Glance, PlanGlance
 from mpdiag.reports.views.runs import (
     Badge,
-    badge,
-    badge_colours,
+    Listed,
+    badges,
     format_of,
     grouped,
     marks,
     matches,
     runs_frame,
-    tones_of,
 )
 from mpdiag.runs.run import Listing, Run
 
 
-def listing(tmp_path, name="run", **meta):
-    return Listing(tmp_path / name, Run(tmp_path / name, meta), None)
+def listed(tmp_path, name="run", *, glance=None, live=False, called=None, **meta):
+    run = Listing(tmp_path / name, Run(tmp_path / name, meta), None)
+    return Listed(run, called or name, glance or Glance(), "complete", live)
 
 
 def planned(need, level="expected", scale=64.0):
@@ -43,7 +43,7 @@ def planned(need, level="expected", scale=64.0):
     ],
 )
 def test_the_badge_of_a_recording(tmp_path, glance, expected):
-    assert badge(listing(tmp_path), glance) == expected
+    assert listed(tmp_path, glance=glance).badge() == expected
 
 
 @pytest.mark.parametrize(
@@ -58,28 +58,27 @@ def test_the_badge_of_a_recording(tmp_path, glance, expected):
     ],
 )
 def test_the_badge_of_a_training(tmp_path, glance, compared, words):
-    run = listing(tmp_path, training={"dtype": "fp16", "level": "O1"})
-    assert badge(run, glance, compared).words == words
-    assert badge(run, glance, compared, live=True).words == "in progress"
+    training = {"dtype": "fp16", "level": "O1"}
+    assert listed(tmp_path, glance=glance, training=training).badge(compared).words == words
+    live = listed(tmp_path, glance=glance, live=True, training=training)
+    assert live.badge(compared).words == "in progress"
 
 
 def test_what_a_comparison_said_stands_beside_the_training(tmp_path):
-    runs = [listing(tmp_path, "a"), listing(tmp_path, "a-fp16-plan", training={"level": "O1"})]
-    glances = [Glance(compared=("a-fp16-plan", "equivalent")), Glance()]
+    compared = Glance(compared=("a-fp16-plan", "equivalent"))
     for before in ("", "sample/"):
-        names = [before + run.folder.name for run in runs]
-        frame = runs_frame(runs, ["complete"] * 2, glances, names, [False, False])
-        assert list(frame["verdict"]) == ["not analyzed", "equivalent to FP32"]
-        tones = tones_of(runs, glances, names, [False, False])
-        words, colours = badge_colours(frame, tones)
-        assert words == ["not analyzed", "equivalent to FP32"]
-        assert len(set(colours)) == 2
+        runs = [
+            listed(tmp_path, "a", glance=compared, called=f"{before}a"),
+            listed(tmp_path, called=f"{before}a-fp16-plan", training={"level": "O1"}),
+        ]
+        assert list(runs_frame(runs)["verdict"]) == ["not analyzed", "equivalent to FP32"]
+        assert [badge.tone for badge in badges(runs)] == ["plain", "good"]
 
 
 def test_what_a_meta_json_does_not_say_is_empty(tmp_path):
-    odd = listing(tmp_path, model=3, device=[], created=7, steps_seen="many", training=None)
-    torn = Listing(tmp_path / "torn", None, "damaged")
-    frame = runs_frame([odd, torn], ["complete", ""])
+    odd = listed(tmp_path, model=3, device=[], created=7, steps_seen="many", training=None)
+    torn = Listed(Listing(tmp_path / "torn", None, "damaged"), "torn")
+    frame = runs_frame([odd, torn])
     assert list(frame["kind"]) == ["recording", "unreadable"]
     assert frame["steps"].isna().all()
     assert list(frame["model"]) == ["", ""]
@@ -100,7 +99,7 @@ def test_trainings_follow_their_recording():
 
 
 def test_a_filter_looks_for_all_its_words(tmp_path):
-    (row,) = runs_frame([listing(tmp_path, "My run")], ["complete"]).to_dict("records")
+    (row,) = runs_frame([listed(tmp_path, "My run")]).to_dict("records")
     assert matches(row, "")
     assert matches(row, "complete MY")
     assert not matches(row, "my training")

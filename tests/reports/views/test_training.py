@@ -20,22 +20,26 @@ def logs(root):
 
 def test_losses_and_scales_and_their_receipts(root, logs):
     folder = str(root / "sample_runs")
-    losses = training.losses(folder, logs, log=True, window=5)
+    losses = training.Trainings(folder, logs).losses(log=True, window=5)
     same_numbers(losses, needed=["run", "step", "loss"])
     assert len(losses.frame) == sum(len(log.steps) for log in logs.values())
     raw = next(trace for trace in losses.figure.data if not trace.showlegend)
     assert list(raw.y) == [step.loss for step in logs["digits"].steps]
-    same_numbers(training.scales(folder, logs), needed=["run", "step", "scale", "skipped"])
+    same_numbers(
+        training.Trainings(folder, logs).scales(), needed=["run", "step", "scale", "skipped"]
+    )
 
 
 def test_a_run_keeps_its_colour_in_figures_of_fewer_runs(root, logs):
     folder = str(root / "sample_runs")
     names = list(logs)
     assert len(names) > 1
-    line = next(t for t in training.losses(folder, logs).figure.data if t.name == names[-1])
-    alone = training.scales(folder, {names[-1]: logs[names[-1]]}, names).figure.data[0]
+    line = next(
+        t for t in training.Trainings(folder, logs).losses().figure.data if t.name == names[-1]
+    )
+    alone = training.Trainings(folder, {names[-1]: logs[names[-1]]}, names).scales().figure.data[0]
     assert (alone.line.color, alone.line.dash) == (line.line.color, line.line.dash)
-    first = training.scales(folder, {names[-1]: logs[names[-1]]}).figure.data[0]
+    first = training.Trainings(folder, {names[-1]: logs[names[-1]]}).scales().figure.data[0]
     assert first.line.color != alone.line.color
 
 
@@ -50,13 +54,13 @@ def test_skips_infinities_and_torn_lines(tmp_path):
     text = "".join(json.dumps(line) + "\n" for line in lines)
     (tmp_path / "run" / "training.jsonl").write_text(text)
     logs = {"run": read_log(tmp_path / "run")}
-    same_numbers(training.losses(str(tmp_path), logs), needed=["loss"])
-    scales = training.scales(str(tmp_path), logs)
+    same_numbers(training.Trainings(str(tmp_path), logs).losses(), needed=["loss"])
+    scales = training.Trainings(str(tmp_path), logs).scales()
     same_numbers(scales, needed=["skipped"])
     (cross,) = [t for t in scales.figure.data if str(t.name).startswith("skipped")]
     assert list(cross.x) == [1]
     assert list(cross.customdata) == ["&lt;b&gt;overflow&lt;/b&gt;"]
-    (row,) = training.outcome_frame(logs).to_dict("records")
+    (row,) = training.Trainings("", logs).outcomes().to_dict("records")
     assert (row["accuracy"], row["skipped"], row["last_scale"]) == (0.5, 1, 2.0)
 
 
@@ -69,15 +73,15 @@ def test_drift_is_drawn_where_it_was_alarmed(tmp_path):
     lines = [*rows, alarm, {"stopped": "it diverged"}]
     log.write_text("".join(json.dumps(line) + "\n" for line in lines))
     logs = {"<b>run": read_log(log.parent)}
-    picture = training.drift(str(tmp_path), logs)
+    picture = training.Trainings(str(tmp_path), logs).drift()
     same_numbers(picture, needed=["run", "step", "gradient_norm"])
     assert list(picture.frame["step"]) == [0, 1, 3]  # what was not logged is no 0
     mark = picture.figure.data[-1]
     assert (list(mark.x), mark.name) == ([2], "alarms (1)")
     assert mark.y[0] in (0.5, 0.125)  # at its neighbour's height
     assert "&lt;i&gt;0" in mark.customdata[0]
-    assert training.remarks(logs) == ["<b>run: it diverged"]
-    none = training.drift(str(tmp_path), {})
+    assert training.Trainings("", logs).remarks() == ["<b>run: it diverged"]
+    none = training.Trainings(str(tmp_path), {}).drift()
     assert none.figure.layout.annotations[0].text == "no norm of gradients was logged"
 
 
@@ -106,18 +110,18 @@ def test_a_plan_predicts_only_what_followed_it(root):
 
 
 def test_captions_come_from_the_numbers(root, logs):
-    words = training.losses("runs", logs, window=5).caption
+    words = training.Trainings("runs", logs).losses(window=5).caption
     for name, log in logs.items():
         assert f"{name} {training.last_loss(log, 5):.4g}" in words
-    assert "none skipped" in training.scales("runs", logs).caption
-    assert "Crosses" not in training.scales("runs", logs).caption  # there are none
-    assert "No alarm was raised." in training.drift("runs", logs).caption
+    assert "none skipped" in training.Trainings("runs", logs).scales().caption
+    assert "Crosses" not in training.Trainings("runs", logs).scales().caption  # there are none
+    assert "No alarm was raised." in training.Trainings("runs", logs).drift().caption
 
 
 def test_that_a_recording_wrote_the_log_is_no_remark(tmp_path):
     lines = [{"source": "recording"}, {"step": 0, "loss": 1.0, "scale": 1.0}, {"stopped": "why"}]
     (tmp_path / "training.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert training.remarks({"run": read_log(tmp_path)}) == ["run: why"]
+    assert training.Trainings("", {"run": read_log(tmp_path)}).remarks() == ["run: why"]
 
 
 @pytest.mark.parametrize(
