@@ -1,10 +1,11 @@
 """How long analyzing takes as runs grow: 500 layers × 3 kinds × 50 to 200 steps, on generated rows.
 
-    python benchmarks/analysis.py [--cold RUN]
+    python benchmarks/analysis.py [--cold RUN | --shapes]
 
 Prints seconds as a ratio to reading the same Parquet with pandas, and the peak of the memory of a
 fresh process that does nothing else, its imports included. With ``--cold``, how long ``mpdiag analyze
-RUN`` takes as a whole process instead: medians of nine, by the clock and of the processor.
+RUN`` takes as a whole process instead: medians of nine, by the clock and of the processor. With
+``--shapes``, how long the advice on shapes takes for models of 250 to 2,000 layers.
 """
 
 from __future__ import annotations
@@ -89,8 +90,51 @@ def cold(run: str, times: int = 9) -> tuple[float, float]:
     return statistics.median(wall), statistics.median(processor)
 
 
+def shapes() -> None:
+    """Print seconds of the advice on shapes, and the ratio to the model of half as many layers."""
+    import torch
+
+    import mpdiag
+    from mpdiag.analysis.shapes.advice import advise_shapes
+    from mpdiag.analysis.shapes.solution import Wanted
+
+    class Layers(torch.nn.Module):
+        def __init__(self, count: int, *, residual: bool) -> None:
+            super().__init__()
+            self.layers = torch.nn.ModuleList(torch.nn.Linear(30, 30) for _ in range(count))
+            self.residual = residual
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for layer in self.layers:
+                x = x + layer(x) if self.residual else layer(x)
+            return x
+
+    print(f"{'model':>16} {'layers':>7} {'seconds':>8} {'ratio':>6}")
+    for residual in (False, True):
+        before = None
+        for count in (250, 500, 1000, 2000):
+            model = Layers(count, residual=residual)
+            optimizer = torch.optim.SGD(model.parameters(), 0.1)
+            with tempfile.TemporaryDirectory() as folder:
+                with mpdiag.record(model, optimizer, Path(folder) / "run"):
+                    model(torch.randn(4, 30)).square().mean().backward()
+                    optimizer.step()
+                run = mpdiag.open_run(Path(folder) / "run")
+                run.operations()
+                start = time.process_time()
+                advise_shapes(run, Wanted("fp16"))
+                taken = time.process_time() - start
+            name = "residual stream" if residual else "chain"
+            ratio = f"{taken / before:6.1f}" if before else ""
+            print(f"{name:>16} {count:7,} {taken:8.2f} {ratio}", flush=True)
+            before = taken
+
+
 def main() -> None:
     """Measure and print."""
+    if sys.argv[1:2] == ["--shapes"]:
+        shapes()
+        return
     if sys.argv[1:2] == ["--cold"]:
         print("{:.2f} s, of the processor {:.2f} s".format(*cold(sys.argv[2])))
         return

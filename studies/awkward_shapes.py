@@ -1,6 +1,6 @@
 """Applies the advice on shapes to thirty models with awkward ones, and trains a step of each.
 
-The second half of them was written when the solver worked on the first half. Each is recorded for a
+The second half of them was written when the advice worked on the first half. Each is recorded for a
 step; every size that can be a multiple becomes one, or only what is expected to pay; the modules are
 made again with the advised sizes; one step of the result is trained and recorded, and asked again.
 

@@ -47,7 +47,8 @@ from mpdiag.analysis.scaling.loss_scale import (
     nothing_concluded,
 )
 from mpdiag.analysis.scaling.windows import whole_window
-from mpdiag.analysis.shapes.advice import judge_shapes
+from mpdiag.analysis.shapes.advice import advise_shapes, recorded_generation
+from mpdiag.analysis.shapes.solution import Wanted
 from mpdiag.analysis.verdict.evidence import narrowed
 from mpdiag.analysis.verdict.extent import extent_of
 from mpdiag.analysis.verdict.judgement import Case, judge, unanswered
@@ -209,7 +210,8 @@ def analyze(
         single = proven_operations(proven)
         named = leading_modules(modules, single, split(recorded))
         operations = (*named, *single)
-    shapes, shape_findings = judge_shapes(opened, fmt.name, shards)
+    wanted = Wanted(fmt.name, recorded_generation(opened.meta), shards)
+    shapes, shape_findings = advise_shapes(opened, wanted)
     findings = by_severity(
         [
             *_findings(opened, fmt, layers, scale, modules, proven),

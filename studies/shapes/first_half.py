@@ -1,4 +1,4 @@
-"""Models with awkward shapes that the solver was built with.
+"""Models with awkward shapes that the advice was built with.
 
 Each takes its sizes from its modules, so that a module made again with another size is all it takes.
 ``batch(rows, steps)`` makes its inputs, and ``loss`` its loss of them.

@@ -1,4 +1,4 @@
-"""Models with awkward shapes that were written after the solver worked on the first half."""
+"""Models with awkward shapes that were written after the advice worked on the first half."""
 
 from __future__ import annotations
 

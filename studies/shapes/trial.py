@@ -9,6 +9,7 @@ import torch
 
 import mpdiag
 from mpdiag.analysis.shapes.advice import advise_shapes
+from mpdiag.analysis.shapes.solution import Wanted
 from studies.shapes.first_half import ROWS, STEPS
 from studies.shapes.resizing import resize
 
@@ -56,7 +57,7 @@ def record(model: Model, folder: Path, rows: int = ROWS, steps: int = STEPS) -> 
 
 
 def _try(kind: type[Model], run: Run, folder: Path, *, worthwhile: bool) -> Outcome:
-    advice = advise_shapes(run, "fp16", worthwhile=worthwhile)
+    advice, _ = advise_shapes(run, Wanted("fp16", worthwhile=worthwhile))
     found = Outcome(kind.__name__, worthwhile, _plain(advice))
     if len({(a.module, a.dimension) for a in advice}) < len(advice):
         found.problems.append("two advices on one size")
@@ -74,7 +75,7 @@ def _try(kind: type[Model], run: Run, folder: Path, *, worthwhile: bool) -> Outc
     except (RuntimeError, ValueError, TypeError, AssertionError) as error:
         found.problems.append(f"{type(error).__name__}: {error}")
         return found
-    again = advise_shapes(padded, "fp16", worthwhile=worthwhile)
+    again, _ = advise_shapes(padded, Wanted("fp16", worthwhile=worthwhile))
     found.again = [a for a in _plain(again) if a[1] != "batch"]
     if found.again and not worthwhile:
         found.problems.append("the padded model gets advice again")

@@ -1,30 +1,39 @@
-"""A recorded model with its sizes in unknowns: from its operations, or from its modules alone."""
+"""A recorded model with its sizes in classes: from its operations, or from its modules alone."""
 
 from __future__ import annotations
 
+import json
+import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from mpdiag.analysis.shapes.model_sizes import ModelSize, model_sizes, settings_of
-from mpdiag.analysis.shapes.other_rules import OTHER_RULES
-from mpdiag.analysis.shapes.product_rules import PRODUCT_RULES
-from mpdiag.analysis.shapes.rules import KEYS, LOOKED_UP, SOFTMAX, Rules, SizedProduct
-from mpdiag.analysis.shapes.solution import SizedModel
-from mpdiag.analysis.shapes.tensors import COMPUTED, DATA, Tensors
-from mpdiag.tensorcores.sizes.expressions import Size, number
-from mpdiag.tensorcores.sizes.unknowns import Unknowns
+from mpdiag.analysis.shapes.model_sizes import Dimension, model_sizes, settings_of
+from mpdiag.analysis.shapes.rules import Product, Step
+from mpdiag.analysis.shapes.sizes import COMPUTED, DATA, KEYS, SOFTMAX, Size, Sizes
+from mpdiag.analysis.shapes.tensors import Tensors
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from mpdiag.analysis.shapes.model_work import ModuleWork
     from mpdiag.runs.operations import Operation
 
-_FEATURES = frozenset(
+
+@dataclass(frozen=True)
+class SizedModel:
+    """A model with its sizes in classes.
+
+    Attributes:
+        sizes: Their present values and notes.
+        dimensions: Those that a user can change.
+        products: The matrix products of a training step.
+        proved: Whether equal sizes were followed through the recorded operations; else sizes of
+            the same number are taken to be the same.
     """
-    in_features out_features in_channels out_channels embedding_dim embed_dim input_size
-    hidden_size proj_size
-    """.split()
-)
+
+    sizes: Sizes
+    dimensions: tuple[Dimension, ...]
+    products: tuple[Product, ...]
+    proved: bool
 
 
 def from_operations(
@@ -35,45 +44,25 @@ def from_operations(
     None where no step's views were recorded: earlier versions kept no strides.
     """
     forward = _one_step(operations)
-    if not forward or not any("views" in op.scalars for op in forward):
+    if not any("views" in op.scalars for op in forward):
         return None
-    unknowns = Unknowns()
-    known = model_sizes(rows, unknowns)
-    rules = Rules(Tensors(unknowns, known.parameters), PRODUCT_RULES | OTHER_RULES)
+    model = model_sizes(rows, Sizes())
+    step = Step(Tensors(model.sizes, model.parameters))
     for op in forward:
-        rules.follow(op)
-    rules.tensors.join_slices()
-    sizes = [*known.sizes, *_plain_norms(rows, rules, {s.module for s in known.sizes})]
-    _one_number(rules.products, unknowns)
-    sizes += _sequences(rules.products, unknowns)
-    for a, b in unknowns.refused:  # something of the model was misunderstood there
-        unknowns.fix(a)
-        unknowns.fix(b)
-    return SizedModel(unknowns, tuple(sizes), tuple(rules.products), proved=True)
+        step.follow(op)
+    step.tensors.join_slices()
+    known = {d.module for d in model.dimensions}
+    model.dimensions += [
+        Dimension(str(row["name"]), "normalized_shape", step.normed[str(row["name"])])
+        for row in rows
+        if row.get("name") in step.normed.keys() - known and "normalized_shape" in settings_of(row)
+    ]
+    _one_number(step.products, model.sizes)
+    dimensions = (*model.dimensions, *_sequences(step.products, model.sizes))
+    return SizedModel(model.sizes, dimensions, tuple(step.products), proved=True)
 
 
-def _plain_norms(
-    rows: Sequence[Mapping[str, Any]], rules: Rules, known: set[str]
-) -> Iterable[ModelSize]:
-    """The sizes of normalisations without parameters, which only their inputs show."""
-    value = rules.tensors.unknowns.value
-    for row in rows:
-        name, settings = str(row.get("name")), settings_of(row)
-        size = rules.normed.get(name)
-        if row.get("what") != "module" or size is None or name in known:
-            continue
-        if "num_features" in settings:
-            width = int(settings["num_features"])
-            count = value(size) // max(1, width)  # instance norm has a channel for each image's
-            if count * width == value(size):
-                yield ModelSize(name, "num_features", rules.tensors.split(size, [count, width])[-1])
-        elif "normalized_shape" in settings:
-            yield ModelSize(name, "normalized_shape", size)
-        elif "num_groups" in settings:
-            yield ModelSize(name, "num_channels", size)
-
-
-def _one_number(products: Iterable[SizedProduct], unknowns: Unknowns) -> None:
+def _one_number(products: Iterable[Product], sizes: Sizes) -> None:
     """A layer from a width that the script split to one as wide: the script has one number for both.
 
     The shapes do not prove it, and heads could be padded alone. But scripts mostly compute the head
@@ -82,23 +71,22 @@ def _one_number(products: Iterable[SizedProduct], unknowns: Unknowns) -> None:
     for product in products:
         if product.kind != "linear" or not product.weight:
             continue
-        (_, entering), (_, leaving) = product.aligned
-        computed = COMPUTED in unknowns.notes_of(entering) | unknowns.notes_of(leaving)
-        if computed and unknowns.value(entering) == unknowns.value(leaving):
-            unknowns.equate(entering, leaving)
+        entering, leaving = product.aligned
+        computed = COMPUTED in sizes.notes_of(entering) | sizes.notes_of(leaving)
+        if computed and sizes.value(entering) == sizes.value(leaving):
+            sizes.equate(entering, leaving)
 
 
-def _sequences(products: Iterable[SizedProduct], unknowns: Unknowns) -> list[ModelSize]:
+def _sequences(products: Iterable[Product], sizes: Sizes) -> list[Dimension]:
     """The lengths of sequences that attention multiplies by, where the data gives them."""
-    found: dict[Size, ModelSize] = {}
+    found: dict[Size, Dimension] = {}
     for product in products:
-        for _, size in product.aligned:
-            resolved = unknowns.resolve(size)
-            notes = unknowns.notes_of(resolved)
+        for size in map(sizes.resolve, product.aligned):
+            notes = sizes.notes_of(size)
             computed = COMPUTED in notes  # as windows are, whose number the script computes
-            if resolved.unknown is not None and {DATA, SOFTMAX} <= notes and not computed:
-                unknowns.note(resolved, KEYS)
-                found.setdefault(resolved, ModelSize(product.module, "sequence", resolved))
+            if size.single is not None and {DATA, SOFTMAX} <= notes and not computed:
+                sizes.note(size, KEYS)
+                found.setdefault(size, Dimension(product.module, "sequence", size))
     return list(found.values())
 
 
@@ -113,96 +101,154 @@ def _one_step(operations: Iterable[Operation]) -> list[Operation]:
     return found
 
 
-def from_modules(works: Sequence[ModuleWork], vocabulary: set[str]) -> SizedModel:
+# -- from modules alone ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ModuleWork:
+    """The matrix work of a module in one training step, by the shapes it was first called with.
+
+    Attributes:
+        module: Its name.
+        type: Its class.
+        kind: ``linear``, ``convolution``, ``rnn`` or ``attention``.
+        flops: Of its products with weights: forward, input gradient, weight gradient.
+        scores: FLOP of an attention's products of queries, keys and values.
+        batch: Size of the batch dimension and rows per entry; (0, 0) if unknown.
+        keys: Length of the sequence that an attention looks at.
+    """
+
+    module: str
+    type: str
+    kind: str
+    flops: float
+    scores: float = 0.0
+    batch: tuple[int, int] = (0, 0)
+    keys: int = 0
+
+
+def module_work(rows: Sequence[Mapping[str, Any]]) -> tuple[ModuleWork, ...]:
+    """The matrix work of every module that has any and was called."""
+    weights = _matrix_elements(rows)
+    found = (_one_work(row, weights) for row in rows if row.get("what") == "module")
+    return tuple(work for work in found if work is not None)
+
+
+def _matrix_elements(rows: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """Elements of the weights of each module, without its vectors."""
+    found: dict[str, int] = {}
+    for row in rows:
+        if row.get("what") == "parameter" and len(row.get("shape") or ()) > 1:
+            for name in (str(row["name"]), *map(str, row.get("aliases") or ())):
+                owner = name.rpartition(".")[0]
+                found[owner] = found.get(owner, 0) + math.prod(map(int, row["shape"]))
+    return found
+
+
+def _one_work(row: Mapping[str, Any], weights: Mapping[str, int]) -> ModuleWork | None:
+    name, kind, settings = str(row.get("name")), str(row.get("type")), settings_of(row)
+    inputs, outputs = _shapes(row.get("input_shapes")), _shapes(row.get("output_shapes"))
+    x, y = inputs[0] if inputs else (), outputs[0] if outputs else ()
+    elements = 6.0 * weights.get(name, 0)
+    if {"in_features", "out_features"} <= settings.keys():
+        if not x or x[-1] != settings["in_features"]:
+            return None
+        rows = math.prod(x[:-1])
+        batch = (x[0], rows // x[0]) if len(x) > 1 and x[0] else (0, 0)
+        return ModuleWork(name, kind, "linear", elements * rows, batch=batch)
+    if {"in_channels", "out_channels", "kernel_size"} <= settings.keys():
+        rank = len(settings["kernel_size"])
+        if not rank + 1 <= len(x) == len(y) <= rank + 2:
+            return None
+        images = x[0] if len(x) == rank + 2 else 1
+        pixels = math.prod((x if "Transpose" in kind else y)[-rank:])
+        return ModuleWork(name, kind, "convolution", elements * images * pixels)
+    if {"input_size", "hidden_size"} <= settings.keys():
+        if not x or x[-1] != settings["input_size"]:
+            return None
+        known = len(x) == (2 if "Cell" in kind else 3)
+        at = 0 if settings.get("batch_first") or "Cell" in kind else 1
+        batch = (x[at], 1) if known else (0, 0)
+        return ModuleWork(name, kind, "rnn", elements * math.prod(x[:-1]), batch=batch)
+    if {"embed_dim", "num_heads"} <= settings.keys():
+        return _attention_work(name, kind, settings, inputs)
+    return None
+
+
+def _attention_work(
+    name: str, kind: str, settings: Mapping[str, Any], inputs: Sequence[tuple[int, ...]]
+) -> ModuleWork | None:
+    width = int(settings["embed_dim"])
+    query = inputs[0] if inputs else ()
+    key = inputs[1] if len(inputs) > 1 else query
+    if len(query) not in (2, 3) or query[-1] != width or len(key) != len(query):
+        return None
+    if not settings["num_heads"]:
+        return None
+    at = 1 if settings.get("batch_first") else 0
+    batch = query[1 - at] if len(query) == 3 else 1
+    queries, keys = (query[at], key[at]) if len(query) == 3 else (query[0], key[0])
+    projections = 12.0 * batch * (queries + keys) * width * width
+    scores = 14.0 * batch * queries * keys * width  # two products forward, five backward
+    return ModuleWork(name, kind, "attention", projections, scores, (batch, queries), keys)
+
+
+def _shapes(text: Any) -> list[tuple[int, ...]]:
+    """Recorded shapes; () for one where a size has no number."""
+    try:
+        read = json.loads(text) if isinstance(text, str) else None
+    except ValueError:
+        read = None
+    return [
+        tuple(shape)
+        if isinstance(shape, list) and all(type(n) is int and n >= 0 for n in shape)
+        else ()
+        for shape in (read if isinstance(read, list) else [])
+    ]
+
+
+_PAIRS = {
+    "linear": ("in_features", "out_features"),
+    "convolution": ("in_channels", "out_channels"),
+    "rnn": ("input_size", "hidden_size"),
+    "attention": ("embed_dim", "embed_dim"),
+}
+
+
+def from_modules(rows: Sequence[Mapping[str, Any]], works: Sequence[ModuleWork]) -> SizedModel:
     """The sizes as settings of modules show them: those of the same number are the same.
 
     That is no proof. It keeps sizes that must be equal equal, and groups and heads whole.
 
     Args:
-        works: The matrix work of each module.
-        vocabulary: Embeddings whose vocabulary is the width of an output layer, too.
+        rows: The run's table of modules and parameters.
+        works: The matrix work of its modules.
     """
-    unknowns = Unknowns()
-    classes: dict[int, Size] = {}
-    sizes: list[ModelSize] = []
-    products: list[SizedProduct] = []
-
-    def named(work: ModuleWork, dimension: str, value: int) -> Size:
-        if dimension == "sequence":
-            return unknowns.new(value, DATA, KEYS)
-        if dimension == "num_embeddings" and work.module not in vocabulary:
-            return unknowns.new(value, LOOKED_UP)
-        if value not in classes:
-            classes[value] = unknowns.new(value)
-        if dimension == "num_embeddings":
-            unknowns.note(classes[value], LOOKED_UP)
-        return classes[value]
-
+    model = model_sizes(rows, Sizes())
+    sizes = model.sizes
+    dimensions = [d for d in model.dimensions if not d.name.endswith("]")]
+    outputs = {sizes.value(d.size) for d in dimensions if d.name == "out_features"}
+    of_number: dict[int, Size] = {}
+    for d in dimensions:
+        value = sizes.value(d.size)
+        if d.name != "num_embeddings" or value in outputs:
+            sizes.equate(of_number.setdefault(value, d.size), d.size)
+    by_module: dict[str, dict[str, Dimension]] = {}
+    for d in dimensions:
+        by_module.setdefault(d.module, {})[d.name] = d
+    products = []
     for work in works:
-        mine = {n: named(work, n, v) for n, v in work.sizes if n != "embed_dim / num_heads"}
-        words = _divide(work, mine, unknowns)
-        sizes += [ModelSize(work.module, n, s, words if n in _FEATURES else "")
-                  for n, s in mine.items()]  # fmt: skip
-        products += _products(work, mine, unknowns)
-    return SizedModel(unknowns, tuple(sizes), tuple(products), proved=False)
-
-
-def _groups(work: ModuleWork) -> int:
-    return max((w.groups for _, w in work.works), default=1)
-
-
-def _divide(work: ModuleWork, mine: Mapping[str, Size], unknowns: Unknowns) -> str:
-    """Say what groups and heads ask of a module's sizes; what they are made of in words."""
-    plain = dict(work.sizes)
-    if work.kind == "attention":
-        heads = plain["embed_dim"] // max(1, plain["embed_dim / num_heads"])
-        head = unknowns.new(plain["embed_dim / num_heads"])
-        unknowns.equate(mine["embed_dim"], number(heads) * head)
-        return f"{heads} heads of {{}}"
-    groups = _groups(work)
-    if work.kind != "convolution" or groups == 1 or work.depthwise:
-        return ""
-    for name in ("in_channels", "out_channels"):
-        part = unknowns.new(plain[name] // groups)
-        unknowns.equate(mine[name], number(groups) * part)
-    return f"{groups} groups of {{}}"
-
-
-def _products(work: ModuleWork, mine: Mapping[str, Size], unknowns: Unknowns) -> list[SizedProduct]:
-    plain = dict(work.sizes)
-    if work.depthwise or not work.works:
-        return []
-    if work.kind != "attention":
-        order = {
-            "linear": ("in_features", "out_features"),
-            "convolution": ("in_channels", "out_channels"),
-            "rnn": ("input_size", "hidden_size"),
-        }[work.kind]
-        pair = [mine[n] for n in order]
-        groups = _groups(work)
-        parts = [_part(unknowns, s, plain[n], groups) for s, n in zip(pair, order, strict=True)]
-        return [_product(work, float(work.flops), pair, parts)]
-    embed = mine["embed_dim"]
-    heads = plain["embed_dim"] // plain["embed_dim / num_heads"]
-    head = _part(unknowns, embed, plain["embed_dim"], heads)
-    scores = sum(w.flops for _, w in work.works if w.kind == "attention")
-    keys = mine["sequence"]
-    return [
-        _product(work, float(work.flops - scores), [embed, embed], [embed, embed]),
-        _product(work, float(scores), [head, keys], [head, keys]),
-    ]
-
-
-def _part(unknowns: Unknowns, size: Size, value: int, parts: int) -> Size:
-    if parts == 1:
-        return size
-    part = unknowns.new(value // parts)
-    unknowns.equate(size, number(parts) * part)
-    return part
-
-
-def _product(
-    work: ModuleWork, flops: float, grows: list[Size], aligned: list[Size]
-) -> SizedProduct:
-    names = zip("KN", aligned, strict=True)
-    return SizedProduct(work.module, work.kind, flops, tuple(grows), tuple(names), weight=True)
+        named = by_module.get(work.module, {})
+        pair = [named[n] for n in _PAIRS[work.kind] if n in named]
+        if len(pair) < 2 or "groups" in named:  # depthwise
+            continue
+        grows = tuple(d.size for d in pair)
+        parts = tuple(sizes.part(d.size, d.count) for d in pair)
+        if work.kind == "attention":
+            keys = sizes.new(work.keys, DATA, KEYS)
+            dimensions.append(Dimension(work.module, "sequence", keys))
+            scores = (parts[0], keys)
+            products.append(Product(work.module, work.kind, work.scores, scores, scores))
+            parts = grows
+        products.append(Product(work.module, work.kind, work.flops, grows, parts))
+    return SizedModel(sizes, tuple(dimensions), tuple(products), proved=False)

@@ -1,22 +1,21 @@
-"""The sizes of a model solved together: what each should be, and what that costs and gains."""
+"""What each size of a model should be: the next multiple, if that pays, and what it costs and gains."""
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
-from mpdiag.hardware.alignment import multiple_for
-from mpdiag.tensorcores.sizes.solver import Problem, Product, Target, solve
+from mpdiag.hardware.alignment import multiple_for, padded
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from mpdiag.analysis.shapes.model_sizes import ModelSize
-    from mpdiag.analysis.shapes.rules import SizedProduct
-    from mpdiag.tensorcores.sizes.expressions import Size
-    from mpdiag.tensorcores.sizes.unknowns import Unknowns
+    from mpdiag.analysis.shapes.recorded import SizedModel
+    from mpdiag.analysis.shapes.rules import Product
+    from mpdiag.analysis.shapes.sizes import Size
 
 EFFORT = 0.001
 """Share of a model's matrix time that a change must save at least."""
@@ -24,23 +23,8 @@ EFFORT = 0.001
 _SLOWDOWN = {1: 1.0, 2: 2.0, 4: 2.5, 8: 3.0}
 _NOT_AT_ALL = 3.5
 
-
-@dataclass(frozen=True)
-class SizedModel:
-    """A model with its sizes in unknowns.
-
-    Attributes:
-        unknowns: Their present values, equations and notes.
-        sizes: Those that a user can change.
-        products: The matrix products of a training step.
-        proved: Whether equal sizes were followed through the recorded operations; else sizes of
-            the same number are taken to be the same.
-    """
-
-    unknowns: Unknowns
-    sizes: tuple[ModelSize, ...]
-    products: tuple[SizedProduct, ...]
-    proved: bool
+_SWEEPS = 4
+"""How often all sizes are looked at again: whether one pays depends on those it meets in products."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +49,16 @@ class Wanted:
         """What sizes should be multiples of, in each shard."""
         return multiple_for(self.target, self.generation)
 
+    def parts(self, product: Product) -> int:
+        """Into how many parts the sizes of a product are cut."""
+        return self.shards if product.weight else 1
+
+    def lacking(self, value: int, parts: int) -> int:
+        """How many times fewer values are read at once than could be: 1 where it is a multiple."""
+        if value % parts:
+            return self.multiple
+        return self.multiple // math.gcd(self.multiple, value // parts)
+
     def slowdown(self, lacking: int) -> float:
         """The assumed time of a product, as a multiple of its time when aligned.
 
@@ -75,8 +69,6 @@ class Wanted:
         aligned ones in an H100 trace; less than half of that loss is counted. Formats of eight
         bits and blocks do not run at all where sizes are not multiples.
         """
-        if not self.worthwhile:
-            return 1.0
         if self.target not in ("fp16", "bf16", "fp32", "tf32"):
             return 1.0 if lacking == 1 else _NOT_AT_ALL
         return _SLOWDOWN.get(lacking, _SLOWDOWN[8])
@@ -88,96 +80,117 @@ class Solved:
 
     Attributes:
         model, wanted: What was solved.
-        problem: As the solver saw it.
-        values: The new value of every unknown.
+        products: The matrix products, in classes that are not written in others.
+        values: The new value of every class.
     """
 
     model: SizedModel
     wanted: Wanted
-    problem: Problem
-    values: Mapping[int, int]
+    products: Sequence[Product]
+    values: list[int]
 
     def old(self, size: Size) -> int:
         """A size at present."""
-        return self.model.unknowns.value(size)
+        return self.model.sizes.value(size)
 
     def new(self, size: Size) -> int:
         """A size as it should be."""
-        return self.model.unknowns.resolve(size).value(self.values)
+        return self.model.sizes.resolve(size).value(self.values)
 
-    @property
+    def growth(self, product: Product, values: list[int]) -> float:
+        """How many times the present FLOP of a product these values need."""
+        return math.prod(s.value(values) / max(1, self.old(s)) for s in product.grows)
+
+    def time(self, product: Product, values: list[int]) -> float:
+        """The expected time of a product, in FLOP of aligned ones."""
+        parts = self.wanted.parts(product)
+        lacking = [self.wanted.lacking(s.value(values), parts) for s in product.aligned]
+        slowdown = self.wanted.slowdown(max(lacking, default=1))
+        return product.flops * self.growth(product, values) * slowdown
+
+    @cached_property
+    def present_time(self) -> float:
+        """The expected time of all products with the present sizes."""
+        return sum(self.time(p, self.model.sizes.values) for p in self.products)
+
+    @cached_property
     def cost(self) -> float:
         """Matrix work that all changes together add, as a share of the present work."""
-        before = sum(p.flops for p in self.problem.products)
-        after = 0.0
-        for p in self.problem.products:
-            growth = math.prod(
-                s.value(self.values) / max(1, s.value(self.problem.values)) for s in p.grows
-            )
-            after += p.flops * growth
+        before = sum(p.flops for p in self.products)
+        after = sum(p.flops * self.growth(p, self.values) for p in self.products)
         return after / before - 1 if before else 0.0
 
-    @property
+    @cached_property
     def expected_time(self) -> float:
         """The expected matrix time after all changes, as a share of the time before."""
-        before = self.problem.total(self.problem.values)
-        return self.problem.total(self.values) / before if before else 1.0
+        after = sum(self.time(p, self.values) for p in self.products)
+        return after / self.present_time if self.present_time else 1.0
 
-    def shares(self) -> dict[str, float]:
+    @cached_property
+    def shares(self) -> Mapping[str, float]:
         """Each module's share of all matrix work."""
-        whole = sum(p.flops for p in self.model.products) or 1.0
+        total = sum(p.flops for p in self.products) or 1.0
         found: dict[str, float] = defaultdict(float)
-        for product in self.model.products:
-            found[product.module] += product.flops / whole
-        return dict(found)
+        for product in self.products:
+            found[product.module] += product.flops / total
+        return found
 
-    def why_left(self, size: Size) -> str:
-        """Why a size that is no multiple stays as it is."""
-        resolved = self.model.unknowns.resolve(size)
-        if not resolved.unknowns:
-            return "other sizes of the script fix it"
-        return "padding would cost more work than it is expected to save, or nearly as much"
+    @cached_property
+    def misaligned(self) -> Sequence[tuple[str, Size]]:
+        """The dimensions of products that are no multiples after solving, with their module."""
+        found: dict[tuple[str, int], Size] = {}
+        for product in self.products:
+            for size in product.aligned:
+                value = size.value(self.values)
+                if value > 1 and self.wanted.lacking(value, self.wanted.parts(product)) > 1:
+                    found.setdefault((product.module, value), size)
+        return [(module, size) for (module, _), size in found.items()]
 
 
 def solve_sizes(model: SizedModel, wanted: Wanted) -> Solved:
-    """The set of sizes that takes the least matrix time."""
-    unknowns = model.unknowns
-    shards = wanted.shards
-
-    def target(size: Size, *, weight: bool) -> Target:
-        cut = shards if weight else 1
-        return Target(unknowns.resolve(size), wanted.multiple * cut, cut)
-
+    """Round each class up to the multiple that aligns every product with it, where that pays."""
+    resolve = model.sizes.resolve
     products = [
-        Product(
-            p.flops,
-            tuple(r for r in (unknowns.resolve(s) for s in p.grows) if r.unknowns),
-            tuple(target(s, weight=p.weight) for _, s in p.aligned),
-            p.module,
-        )
+        replace(p, grows=tuple(map(resolve, p.grows)), aligned=tuple(map(resolve, p.aligned)))
         for p in model.products
     ]
     # What no size of the model shows cannot be advised, and so must not change.
-    shown = frozenset().union(*(unknowns.resolve(s.size).unknowns for s in model.sizes))
-    equations = tuple(unknowns.remaining())
-    problem = Problem(
-        dict(enumerate(unknowns.values)),
-        products,
-        equations,
-        wanted.slowdown,
-        EFFORT if wanted.worthwhile else 0.0,
-        fixed=frozenset(range(len(unknowns.values))) - shown,
-        penalty=None if wanted.worthwhile else lambda lacking: 1e3 * math.log2(lacking),
-    )
-    return Solved(model, wanted, problem, solve(problem))
+    shown = frozenset().union(*(resolve(d.size).classes for d in model.dimensions))
+    multiples: dict[int, int] = {}
+    for product in products:
+        multiple = wanted.multiple * wanted.parts(product)
+        for term, factor in (t for size in product.aligned for t in size.terms):
+            for c in shown.intersection(term):
+                needed = multiple // math.gcd(multiple, factor)
+                multiples[c] = math.lcm(multiples.get(c, 1), needed)
+    present = model.sizes.values
+    values = [padded(n, multiples.get(c, 1)) for c, n in enumerate(present)]
+    solved = Solved(model, wanted, products, values)
+    if not wanted.worthwhile:
+        return solved
+    # Two sizes of a product may pay together and neither alone, or neither together: hence two starts.
+    tried = [_descend(solved, multiples, start) for start in (present, values)]
+    return min(tried, key=lambda s: s.expected_time)
 
 
-def misaligned(solved: Solved) -> Sequence[tuple[str, Size]]:
-    """The dimensions of products that are no multiples after solving, with their module."""
-    found: dict[tuple[str, int], Size] = {}
-    for product in solved.problem.products:
-        for target in product.targets:
-            value = target.size.value(solved.values)
-            if value > 1 and target.lacking(value) > 1:
-                found.setdefault((product.name, value), target.size)
-    return [(name, size) for (name, _), size in found.items()]
+def _descend(solved: Solved, multiples: Mapping[int, int], start: Sequence[int]) -> Solved:
+    """Give each class in turn the multiple, or its present size, that takes the least time."""
+    present, values = solved.model.sizes.values, list(start)
+    meeting: dict[int, list[Product]] = defaultdict(list)
+    for product in solved.products:
+        for c in frozenset().union(*(s.classes for s in (*product.grows, *product.aligned))):
+            meeting[c].append(product)
+    for _ in range(_SWEEPS):
+        before = list(values)
+        for c, multiple in multiples.items():
+            divisors = (d for d in range(1, multiple + 1) if multiple % d == 0)
+            times = {}
+            for value in sorted({padded(present[c], d) for d in divisors}):
+                values[c] = value
+                effort = EFFORT * solved.present_time if value > present[c] else 0.0
+                times[value] = sum(solved.time(p, values) for p in meeting[c]) + effort
+            best = min(times.values()) * (1 + 1e-12)
+            values[c] = next(value for value, time in times.items() if time <= best)
+        if values == before:
+            break
+    return replace(solved, values=values)

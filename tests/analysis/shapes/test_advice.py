@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import mpdiag
-from mpdiag.analysis.shapes.advice import advise_shapes, shape_findings, solve_run
+from mpdiag.analysis.shapes.advice import advise_shapes, solve_run
 from mpdiag.analysis.shapes.recorded import from_operations
 from mpdiag.analysis.shapes.solution import Wanted, solve_sizes
 
@@ -39,22 +39,21 @@ class Attention(nn.Module):
         return x + self.out(y.transpose(1, 2).reshape(b, t, c))
 
 
-def recorded(model, x, folder):
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    with mpdiag.record(model, optimizer, folder):
-        y = model(x)
-        (y[0] if isinstance(y, tuple) else y).square().mean().backward()
-        optimizer.step()
-    return mpdiag.open_run(folder)
+def advise(run, target="fp16", **wanted):
+    return advise_shapes(run, Wanted(target, **wanted))[0]
+
+
+def findings(run, code, **wanted):
+    return [f for f in advise_shapes(run, Wanted("fp16", **wanted))[1] if f.code == code]
 
 
 @pytest.fixture(scope="module")
-def grouped(tmp_path_factory):
+def grouped(recorded, tmp_path_factory):
     return recorded(Grouped(), torch.randn(2, 36, 8, 8), tmp_path_factory.mktemp("g") / "run")
 
 
 @pytest.fixture(scope="module")
-def attention(tmp_path_factory):
+def attention(recorded, tmp_path_factory):
     return recorded(Attention(), torch.randn(4, 6, 45), tmp_path_factory.mktemp("a") / "run")
 
 
@@ -63,7 +62,7 @@ def sizes(advice):
 
 
 def test_groups_are_padded_each(grouped):
-    advice = advise_shapes(grouped, "fp16")
+    advice = advise(grouped)
     assert sizes(advice) == {("conv", "in_channels"): 48, ("conv", "out_channels"): 48}
     one = advice[0]
     assert "3 groups of 12 → 16" in one.reason
@@ -73,7 +72,7 @@ def test_groups_are_padded_each(grouped):
 
 def test_a_head_that_the_script_splits(attention):
     """Nine is padded nowhere alone: the whole width follows, and it is no proof."""
-    advice = advise_shapes(attention, "fp16", worthwhile=False)
+    advice = advise(attention, worthwhile=False)
     assert sizes(advice) == {
         ("packed", "in_features"): 80, ("packed", "out_features"): 240,
         ("out", "in_features"): 80, ("out", "out_features"): 80,
@@ -83,22 +82,22 @@ def test_a_head_that_the_script_splits(attention):
 
 
 def test_what_does_not_pay_is_said_to_stay(attention):
-    (left,) = [f for f in shape_findings(attention, "fp16") if f.code == "shapes-left-alone"]
+    (left,) = findings(attention, "shapes-left-alone")
     assert {s["module"] for s in left.evidence["sizes"]} >= {"packed", "out"}
     assert all(s["growth"] > 0 for s in left.evidence["sizes"])
 
 
-def test_attention_modules_stay_divisible(tmp_path):
+def test_attention_modules_stay_divisible(recorded, tmp_path):
     run = recorded(_Own(), torch.randn(5, 2, 63), tmp_path / "run")
-    advice = advise_shapes(run, "fp16", worthwhile=False)
+    advice = advise(run, worthwhile=False)
     (one,) = [a for a in advice if a.dimension == "embed_dim"]
     assert one.padded % 7 == 0
     assert (one.padded, "7 heads of 9 → 16" in one.reason) == (112, True)
     assert not [
         a for a in advice if a.module == "own" and a.dimension not in ("embed_dim", "sequence")
     ]
-    left = [f for f in shape_findings(run, "fp16") if f.code == "shapes-left-alone"]
-    assert left[0].fix.startswith("own: 8 heads of 8 need embed_dim 64 alone")
+    (left,) = findings(run, "shapes-left-alone")
+    assert left.fix.startswith("own: 8 heads of 8 need embed_dim 64 alone")
 
 
 class _Own(nn.Module):
@@ -115,7 +114,7 @@ class _Own(nn.Module):
     [("fp8_e4m3", 1, 48), ("mxfp8_e4m3", 1, 96), ("fp8_128x128", 1, 384), ("fp8_e4m3", 2, 96)],
 )
 def test_other_formats_and_shards(grouped, target, shards, padded):
-    found = advise_shapes(grouped, target, shards=shards, worthwhile=False)
+    found = advise(grouped, target, shards=shards, worthwhile=False)
     assert set(sizes(found).values()) == {padded}
 
 
@@ -199,16 +198,15 @@ def fused(run, op, states):
         ({"proj_size": 20}, {"input_size": 32, "hidden_size": 48, "proj_size": 24}),
     ],
 )
-def test_a_recurrent_layer_in_one_operation(tmp_path, settings, padded):
+def test_a_recurrent_layer_in_one_operation(recorded, tmp_path, settings, padded):
     """As on a GPU: all layers and directions at once, input, state and output as wide as before."""
     run = recorded(_Recurrent(**settings), torch.randn(7, 8, 12), tmp_path / "run")
     directions = 2 if settings.get("bidirectional") else 1
     leaving = padded.get("proj_size", padded["hidden_size"])
     for op, states in (("_cudnn_rnn", ("hx", "cx")), ("lstm", ("hx", "hx"))):
         model = from_operations(run.modules(), fused(run, op, states))
-        assert model.unknowns.refused == []
         solved = solve_sizes(model, Wanted("fp16", worthwhile=False))
-        found = {(s.module, s.dimension): solved.new(s.size) for s in model.sizes}
+        found = {(s.module, s.name): solved.new(s.size) for s in model.dimensions}
         assert {n: v for (m, n), v in found.items() if m == "rnn"} == padded
         assert found["first", "out_features"] == 32
         assert found["last", "in_features"] == directions * leaving
@@ -216,42 +214,90 @@ def test_a_recurrent_layer_in_one_operation(tmp_path, settings, padded):
         assert len(products) == (3 if "proj_size" in settings else 8)
 
 
-def test_findings_are_of_the_same_shards_as_the_advice(tmp_path):
+def test_findings_are_of_the_same_shards_as_the_advice(recorded, tmp_path):
     """40 is a multiple of 8, but 20 a shard is none."""
     run = recorded(nn.Sequential(nn.Linear(40, 40)), torch.randn(64, 40), tmp_path / "run")
     for shards, modules in ((1, set()), (2, {"0"})):
-        advised = {a.module for a in advise_shapes(run, "fp16", shards=shards) if a.module}
-        found = {
-            module
-            for f in shape_findings(run, "fp16", shards=shards)
-            if f.code == "shapes-to-pad"
-            for module in f.evidence["modules"]
-        }
-        assert found == advised == modules
+        advised = {a.module for a in advise(run, shards=shards) if a.module}
+        padded = findings(run, "shapes-to-pad", shards=shards)
+        assert {m for f in padded for m in f.evidence["modules"]} == advised == modules
 
 
-def test_heads_that_tensor_parallelism_cannot_share_out(tmp_path, attention):
+def test_heads_that_tensor_parallelism_cannot_share_out(recorded, tmp_path, attention):
     run = recorded(_Own(), torch.randn(5, 2, 63), tmp_path / "run")
     for recording, heads in ((run, {"own": [7]}), (attention, {"": [5]})):
-        (found,) = [
-            f
-            for f in shape_findings(recording, "fp16", shards=2)
-            if f.code == "heads-not-divisible"
-        ]
+        (found,) = findings(recording, "heads-not-divisible", shards=2)
         assert found.severity == "warning"
         assert found.evidence["heads"] == heads
         assert "each part takes whole heads" in found.message
-        codes = {f.code for n in (1, 5, 7) for f in shape_findings(recording, "fp16", shards=n)
-                 if not any(h % n for h in next(iter(heads.values())))}  # fmt: skip
-        assert "heads-not-divisible" not in codes
+        (count,) = next(iter(heads.values()))
+        for shards in (1, count):
+            assert not findings(recording, "heads-not-divisible", shards=shards)
 
 
 def test_that_sizes_fit_together_is_said_where_it_is_proved(grouped, attention, root):
     """It stood beside "not proved: sizes of the same number are taken to be the same"."""
-    (proved,) = [f for f in shape_findings(grouped, "fp16") if f.code == "shapes-to-pad"]
+    (proved,) = findings(grouped, "shapes-to-pad")
     assert "the recorded operations fit together" in proved.fix
     stored = [mpdiag.open_run(root / "sample_runs" / name) for name in ("ssd", "gpt")]
     for run in (attention, *stored):
-        for found in shape_findings(run, "fp16"):
-            if found.code == "shapes-to-pad":
-                assert "that the new sizes fit together is not proved" in found.fix
+        for found in findings(run, "shapes-to-pad"):
+            assert "that the new sizes fit together is not proved" in found.fix
+
+
+class _Joined(nn.Module):
+    """Sizes that are sums, halves and products of others, and one that the script fixes."""
+
+    def __init__(self):
+        super().__init__()
+        self.left, self.right = nn.Conv2d(3, 12, 3), nn.Conv2d(3, 18, 3)
+        self.gate, self.head = nn.Linear(30 * 4, 44), nn.Linear(22, 10)
+        self.odd = nn.Linear(22, 20)
+
+    def forward(self, x):
+        joined = torch.cat([self.left(x), self.right(x)], 1).flatten(1)
+        a, b = self.gate(joined).chunk(2, -1)
+        y = torch.relu(a) * b
+        return self.head(y + 0), self.odd(y) * torch.ones(4, 20)
+
+
+def test_sums_halves_and_products_of_sizes(recorded, tmp_path):
+    run = recorded(_Joined(), torch.randn(4, 3, 4, 4), tmp_path / "run")
+    assert sizes(advise(run, worthwhile=False)) == {
+        ("left", "in_channels"): 8, ("right", "in_channels"): 8,
+        ("left", "out_channels"): 16, ("right", "out_channels"): 24,
+        ("gate", "in_features"): 160, ("gate", "out_features"): 48,
+        ("head", "in_features"): 24, ("head", "out_features"): 16,
+        ("odd", "in_features"): 24, ("odd", "out_features"): 24,
+    }  # fmt: skip
+    (odd,) = [
+        a
+        for a in advise(run, worthwhile=False)
+        if a.dimension == "out_features" and a.module == "odd"
+    ]
+    assert "the script makes tensors of this size" in odd.reason
+
+
+def test_no_advice_makes_the_expected_time_longer(grouped, attention):
+    for run in (grouped, attention):
+        assert solve_run(run, Wanted("fp16")).expected_time <= 1.0
+
+
+@pytest.mark.parametrize("residual", [False, True])
+def test_the_layers_of_a_stream_are_tied_whatever_their_number(recorded, tmp_path, residual):
+    layers = nn.ModuleList(nn.Linear(30, 30) for _ in range(300))
+
+    class Stream(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = layers
+
+        def forward(self, x):
+            for layer in self.layers:
+                x = x + layer(x) if residual else layer(x)
+            return x
+
+    run = recorded(Stream(), torch.randn(8, 30), tmp_path / "run")
+    padded = sizes(advise(run))
+    assert len(padded) == 600
+    assert set(padded.values()) == {32}

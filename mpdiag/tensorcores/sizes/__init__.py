@@ -1,1 +1,0 @@
-"""Sizes of a model as unknowns: which are equal, which divide which, and the cheapest that fit."""
