@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 _FEW_CHANNELS = 4  # cuDNN has special kernels for images: up to four channels are padded to four
 _EIGHT_BIT = "int8"
-_MOST_NAMED = 50  # sizes that one entry names: with all of them each plan would grow as their square
+_MOST_NAMED = 50  # sizes that one entry names, or a plan would grow as the square of its layers
 _WORTH = 0.05  # share of a model's matrix work from which there is a finding
 
 

@@ -240,11 +240,11 @@ def from_modules(rows: Sequence[Mapping[str, Any]], works: Sequence[ModuleWork])
     for work in works:
         named = by_module.get(work.module, {})
         pair = [named[n] for n in _PAIRS[work.kind] if n in named]
-        if len(pair) < 2 or "groups" in named:  # depthwise
-            continue
         grows = tuple(d.size for d in pair)
         parts = tuple(sizes.part(d.size, d.count) for d in pair)
-        if work.kind == "attention":
+        if "groups" in named:  # a depthwise convolution, which no padding helps
+            parts = ()
+        if work.kind == "attention" and parts:
             keys = sizes.new(work.keys, DATA, KEYS)
             dimensions.append(Dimension(work.module, "sequence", keys))
             scores = (parts[0], keys)
