@@ -2,10 +2,10 @@
 
     python benchmarks/counting.py [--threads N] [--quick] [--json FILE]
 
-aminmax, the counter and its plain kernel (tables, one increment a value) take turns on the same
-tensor, each timed by the processor time of its thread where there is one; figures are of the fastest
-rounds. A ratio of 1 would be counting at the speed of reading. ``count`` is all that a hook calls, and
-``update`` counts weights, updates and what 16-bit weights would have made of them, beside two aminmax.
+aminmax and the counter take turns on the same tensor, each timed by the processor time of its thread
+where there is one; figures are of the fastest rounds. A ratio of 1 would be counting at the speed of
+reading. ``count`` is all that a hook calls, and ``update`` counts weights, updates and what 16-bit
+weights would have made of them, beside two aminmax.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mpdiag.recording.counting import host
-from mpdiag.recording.counting.host import COMPARING, PLAIN, HostRows, Kernels
+from mpdiag.recording.counting.host import HostRows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,33 +48,26 @@ def fastest(functions: list[Callable[[], object]], size: int, threads: int) -> l
     return best
 
 
-def counter(kernels: Kernels, values: torch.Tensor) -> Callable[[], None]:
-    """Count these values with these kernels."""
+def counter(values: torch.Tensor) -> Callable[[], None]:
+    """Count these values."""
     rows = HostRows()
 
     def count() -> None:
-        with_these(kernels)
         rows.count(values)
         rows.clear()
 
     return count
 
 
-def updater(kernels: Kernels, before: torch.Tensor, after: torch.Tensor) -> Callable[[], None]:
-    """Count this update with these kernels."""
+def updater(before: torch.Tensor, after: torch.Tensor) -> Callable[[], None]:
+    """Count this update."""
     rows = HostRows()
 
     def count() -> None:
-        with_these(kernels)
-        rows.count_update(before, after)
+        rows.count_many_updates([(before, after)])
         rows.clear()
 
     return count
-
-
-def with_these(kernels: Kernels) -> None:
-    """Count with these kernels from now on."""
-    host.kernels = lambda: kernels
 
 
 def reader(*tensors: torch.Tensor) -> Callable[[], None]:
@@ -94,12 +86,10 @@ def cases(quick: bool) -> Any:
         for name, make in DATA.items():
             for dtype in DTYPES if name != "50 octaves" else DTYPES[:2]:
                 values = make(size).to(dtype)
-                counters = [counter(k, values) for k in (COMPARING, PLAIN)]
-                yield size, name, dtype, reader(values), counters
+                yield size, name, dtype, reader(values), counter(values)
         before = torch.randn(size) * 0.05
         after = before + torch.randn(size) * 1e-4
-        counters = [updater(k, before, after) for k in (COMPARING, PLAIN)]
-        yield size, "update", torch.float32, reader(before, after), counters
+        yield size, "update", torch.float32, reader(before, after), updater(before, after)
 
 
 def main() -> None:
@@ -112,23 +102,21 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
     rows = []
-    print(f"{'values':>12} {'data':12} {'dtype':9} {'ratio':>7} {'tables':>7} {'G values/s':>11}")
-    for size, name, dtype, read, counters in cases(options.quick):
-        for count in counters:
-            count()
-        reading, new, old = fastest([read, *counters], size, options.threads)
+    print(f"{'values':>12} {'data':12} {'dtype':9} {'ratio':>7} {'G values/s':>11}")
+    for size, name, dtype, read, count in cases(options.quick):
+        count()
+        reading, counting = fastest([read, count], size, options.threads)
         row = {
             "values": size,
             "data": name,
             "dtype": str(dtype).removeprefix("torch."),
-            "ratio": round(reading / new, 3),
-            "ratio_of_tables": round(reading / old, 3),
-            "g_values_per_second": round(size / new / 1e9, 2),
+            "ratio": round(reading / counting, 3),
+            "g_values_per_second": round(size / counting / 1e9, 2),
         }
         rows.append(row)
         print(
             f"{size:12,} {name:12} {row['dtype']:9} {row['ratio']:7.2f} "
-            f"{row['ratio_of_tables']:7.2f} {row['g_values_per_second']:11.2f}",
+            f"{row['g_values_per_second']:11.2f}",
             flush=True,
         )
     if options.json:

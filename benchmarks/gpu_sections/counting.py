@@ -44,7 +44,7 @@ LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "one value": lambda t: t[0],
 }
 COPY_SHARE = 0.8
-LAUNCHES = {"FP32": 1, "BF16": 1, "FP16": 1, "float64": 1, "update": 1, "300 tensors": 3}
+LAUNCHES = {"FP32": 1, "BF16": 1, "FP16": 1, "float64": 1, "update": 3, "300 tensors": 3}
 """At most; many tensors need their table on the device, too."""
 LARGE = 16_000_000
 
@@ -135,7 +135,8 @@ def compare_updates(ctx: Context) -> None:
         after[5:50] = before[5:50]
         found = []
         for rows, place in ((HostRows(), "cpu"), (_rows(ctx), ctx.device)):
-            weight, update, fact = rows.count_update(before.to(place), after.to(place))
+            pair = before.to(place), after.to(place)
+            weight, update, fact = rows.count_many_updates([pair])[0]
             raw = rows.read()
             pairs = np.asarray(raw.counts[[weight, update]]), raw.extremes[[weight, update]]
             found.append((*pairs, raw.facts[fact], np.asarray(raw.ratios[[fact]])))
@@ -151,7 +152,7 @@ def compare_tallies(ctx: Context) -> None:
     if not has("triton"):
         ctx.skip("Triton is not installed, so plain torch operations count", "a-triton")
         return
-    from mpdiag.recording.counting import triton_launches
+    from mpdiag.recording.counting import triton_kernels
 
     device = torch.device(ctx.device)
     if ctx.cuda and on_device.why_not_triton(device):
@@ -163,7 +164,7 @@ def compare_tallies(ctx: Context) -> None:
     for size in sizes:
         values = special_values().float().repeat(-(-size // 20_000))[:size].to(device)
         results = []
-        for counter in (triton_launches.COUNTER, torch_operations.COUNTER):
+        for counter in (triton_kernels.COUNTER, torch_operations.COUNTER):
             rows = DeviceRows(device, counter=counter)
             try:
                 found = [_row(rows, values.to(dtype)) for dtype in DTYPES]
@@ -191,7 +192,6 @@ def count_without_waiting(ctx: Context) -> None:
         for tensor in tensors:
             rows.count(tensor)
             rows.count(tensor, 3, 5)
-        rows.count_update(before, after)
         rows.count_many([(tensor, 1, 0) for tensor in tensors])
         rows.count_many_updates([(before, after), (after, before)])
         rows.clear()
@@ -334,7 +334,7 @@ def count_launches(ctx: Context) -> None:
     cases: dict[str, Callable[[], object]] = {
         name: functools.partial(rows.count, before.to(dtype)) for name, dtype in values.items()
     }
-    cases["update"] = lambda: rows.count_update(before, after)
+    cases["update"] = lambda: rows.count_many_updates([(before, after)])
     cases["300 tensors"] = lambda: rows.count_many(small)
     found = {name: _launches(ctx, run) for name, run in cases.items()}
     figure = ", ".join(f"{name} {count:g}" for name, count in found.items())

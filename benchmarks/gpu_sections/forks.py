@@ -126,7 +126,7 @@ def _load_kernels() -> None:
     rows, values = HostRows(), torch.arange(-8.0, 8.0)
     for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
         rows.count(values.to(dtype))
-    rows.count_update(values, values * 2)
+    rows.count_many_updates([(values, values * 2)])
     rows.read().merged([[0]])
 
 

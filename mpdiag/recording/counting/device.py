@@ -71,14 +71,7 @@ class DeviceRows:
 
     @torch.no_grad()
     def count_many(self, tensors: Sequence[tuple[torch.Tensor, int, int]]) -> list[int]:
-        """Count tensors into new rows, in one launch for each of their types.
-
-        Args:
-            tensors: What ``count`` takes: flat values, repeat, and zeros.
-
-        Returns:
-            Their rows.
-        """
+        """Count tensors into new rows, in one launch for each of their types; see ``rows.Rows``."""
         rows = [
             self._new_row(values.numel(), repeat, zeros, values.dtype == torch.float64)
             for values, repeat, zeros in tensors
@@ -90,29 +83,10 @@ class DeviceRows:
         return rows
 
     @torch.no_grad()
-    def count_update(self, before: torch.Tensor, after: torch.Tensor) -> tuple[int, int, int]:
-        """Count a weight update into new rows, in one launch; see ``rows.Rows``."""
-        row, fact = self._new_pair(before.numel())
-        if before.numel():
-            both = slice(row, row + 2)
-            counts, extremes = self._counts[both], self._extremes[both]
-            self._counter.update(
-                before, after, counts, extremes, self._facts[fact], self._ratios[fact]
-            )
-        return row, row + 1, fact
-
-    @torch.no_grad()
     def count_many_updates(
         self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]
     ) -> list[tuple[int, int, int]]:
-        """Count weight updates into new rows, in one launch for each of their types.
-
-        Args:
-            pairs: Flat, dense weights before and after a step.
-
-        Returns:
-            For each what ``count_update`` returns.
-        """
+        """Count updates into new rows, in one launch for each of their types; see ``rows.Rows``."""
         places = [self._new_pair(before.numel()) for before, _ in pairs]
         some = [(pair, place) for pair, place in zip(pairs, places, strict=True) if pair[0].numel()]
         if some:
@@ -186,9 +160,9 @@ def best_counter(device: torch.device) -> Counter:
     """Triton on CUDA where it works, torch operations otherwise."""
     if device.type != "cuda" or why_not_triton(device):
         return torch_operations.COUNTER
-    from mpdiag.recording.counting import triton_launches
+    from mpdiag.recording.counting import triton_kernels
 
-    return triton_launches.COUNTER
+    return triton_kernels.COUNTER
 
 
 @functools.cache
@@ -201,12 +175,12 @@ def why_not_triton(device: torch.device) -> str:
     if importlib.util.find_spec("triton") is None:
         return "Triton is not installed"
     try:
-        from mpdiag.recording.counting import triton_launches
+        from mpdiag.recording.counting import triton_kernels
 
         one = torch.ones(1, device=device)
         counts = torch.zeros(layout.RAW, dtype=torch.int64, device=device)
         extremes = torch.zeros(2, dtype=torch.int64, device=device)
-        triton_launches.COUNTER.values(one, counts, extremes)
+        triton_kernels.COUNTER.values(one, counts, extremes)
     except Exception as error:  # noqa: BLE001 - whatever it is, torch can count
         reason = " ".join(str(error).split())[:300]
         said = f"Triton does not work here ({type(error).__name__}: {reason})"

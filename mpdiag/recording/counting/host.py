@@ -8,27 +8,23 @@ Counts are integers, so every way of splitting the work gives the same result.
 from __future__ import annotations
 
 import itertools
-import logging
 import math
 import os
-from collections.abc import Callable  # noqa: TC003 - NamedTuple reads it
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from mpdiag.numerics.histograms import MIN_EXPONENT
-from mpdiag.recording.counting import comparing, layout, numba_kernels, updating
+from mpdiag.recording.counting import layout, numba_kernels
 from mpdiag.recording.counting.rows import RawRows, Rows
+from mpdiag.recording.counting.tensors import KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
-
-logger = logging.getLogger("mpdiag")
 
 
 def rows_on(device: torch.device) -> Rows:
@@ -87,20 +83,12 @@ class Packed:
         """How many rows there are."""
         return int(self.table[numba_kernels.ROWS])
 
-    def room(self, more: int = 1) -> tuple[NDArray[np.int64], ...]:
-        """Arrays with room for at least one more row, as ``numba_kernels.keep`` takes them."""
+    def make_room(self, more: int = 1) -> None:
+        """Make room for at least so many more rows."""
         rows, cells, used = len(self._places), len(self._cells), self.table[numba_kernels.USED]
         few, full = self.rows + more > rows, used + more * self._body > cells
         if few or full:
             self._make(rows * 2 if few else rows, cells * 2 if full else cells)
-        return self._places, self._cells, self._tails
-
-    def append(self, row: NDArray[np.int64]) -> int:
-        """Keep a row of scratch memory, int64 (body + tail or more,), and leave zeros there."""
-        number = self.rows
-        used = numba_kernels.keep(row, self._body, number, *self.room())
-        self.table[numba_kernels.ROWS : numba_kernels.USED + 1] = number + 1, used
-        return number
 
     def __getitem__(self, indices: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
         """Some rows as they were, int64 (n, width)."""
@@ -139,78 +127,26 @@ _KEPT_BYTES = 1 << 23
 _SHARED = 1 << 21
 """Tensors of this many values and more are counted by several threads."""
 _PORTION = 1 << 19
-_KINDS = {
-    torch.float32: layout.FLOAT32,
-    torch.bfloat16: layout.BFLOAT16,
-    torch.float16: layout.FLOAT16,
-    torch.float64: layout.FLOAT64,
-}
-_LINE = 64
-_SIZES = {layout.FLOAT32: 4, layout.BFLOAT16: 2, layout.FLOAT16: 2, layout.FLOAT64: 8}
 
 
-class Scratch:
+def _scratch() -> NDArray[np.int64]:
     """Memory that a kernel counts in, and leaves as it was."""
-
-    def __init__(self) -> None:
-        self.row = np.zeros(numba_kernels.SCRATCH, np.int64)
-        self.edges = np.array([0.0, math.inf])
-        self.work = _aligned(comparing.COMPARING_WORK)
-        places = [array.ctypes.data for array in (self.row, self.edges, self.work)]
-        self.table = np.array([*places, self.work.size])
+    scratch = np.zeros(numba_kernels.SCRATCH, np.int64)
+    _edges(scratch)[1] = math.inf
+    return scratch
 
 
-def _aligned(size: int) -> NDArray[np.uint8]:
-    """Zeros that begin where a line of the cache does: a vector across two lines takes two accesses."""
-    memory = np.zeros(size + _LINE, np.uint8)
-    start = -memory.ctypes.data % _LINE
-    return memory[start : start + size]
-
-
-class Kernels(NamedTuple):
-    """Compiled functions that count; see ``numba_kernels`` and ``updating``."""
-
-    count_values: Callable[..., None]
-    count_row: Callable[..., int]
-    count_rows: Callable[..., int]
-    count_update: Callable[..., None]
-    count_updates: Callable[..., int]
-
-
-PLAIN = Kernels(
-    numba_kernels.count_values,
-    numba_kernels.count_row,
-    numba_kernels.count_rows,
-    updating.count_update_in_tables,
-    updating.count_updates_in_tables,
-)
-COMPARING = Kernels(
-    comparing.count_values,
-    comparing.count_row,
-    comparing.count_rows,
-    updating.count_update,
-    updating.count_updates,
-)
-
-
-@cache
-def kernels() -> Kernels:
-    """The kernels that count here: ``COMPARING``, or where LLVM refuses these, ``PLAIN``."""
-    trial, scratch = np.zeros(comparing.FEW, np.float32), Scratch()
-    address, memory = trial.ctypes.data, (scratch.row, scratch.edges, scratch.work)
-    try:
-        COMPARING.count_values(address, trial.size, layout.FLOAT32, *memory)
-    except Exception as error:  # noqa: BLE001 - whatever a compiler may say
-        logger.info("counting with plain kernels, which are slower: %s", error)
-        return PLAIN
-    return COMPARING
+def _edges(scratch: NDArray[np.int64]) -> NDArray[np.float64]:
+    """The extremes in scratch memory, float64 (2,)."""
+    return scratch[numba_kernels.EDGES_AT : numba_kernels.BLOCK_AT].view(np.float64)
 
 
 def prepare() -> None:
-    """Load the kernels now; the first time after an installation Numba compiles them, for some 20 s."""
-    rows, values = HostRows(), torch.ones(comparing.FEW)
+    """Load the kernels now; the first time after an installation Numba compiles them, for some 10 s."""
+    rows, values = HostRows(), torch.ones(1)
     rows.count(values)
-    rows.count_update(values, values)
+    rows.count_many([(values, 1, 0)])
+    rows.count_many_updates([(values, values)])
     rows.read().counts[[0]]
 
 
@@ -220,76 +156,61 @@ class HostRows:
     def __init__(self) -> None:
         self._counts = Packed(layout.QUARTERS, layout.RAW - layout.QUARTERS)
         self._ratios = Packed(layout.RATIO_BINS, layout.UPDATE, joined=False)
-        self._make_scratch()
-
-    def _make_scratch(self) -> None:
-        self._scratch, self._updates = Scratch(), Scratch()
+        self._scratch, self._updates = _scratch(), _scratch()
         self._facts = np.zeros(numba_kernels.UPDATE_ROW, np.int64)
 
     def count(self, values: torch.Tensor, repeat: int = 1, zeros: int = 0) -> int:
         """See ``Rows``. Others than the types of ``layout`` are read as float32."""
-        kind = _KINDS.get(values.dtype)
+        kind = KINDS.get(values.dtype)
         if kind is None:
             kind, values = layout.FLOAT32, values.float()
-        n = values.numel()
-        count_with, rows, scratch = kernels(), self._counts.table, self._scratch
+        address, n, scratch = values.data_ptr(), values.numel(), self._scratch
         if n >= _SHARED:
-            scratch = Scratch()  # an interruption leaves nothing in the other
-            _count_shared(count_with.count_values, values, kind, scratch)
-            n = 0
-        address = values.data_ptr()
-        row = count_with.count_row(address, n, kind, repeat, zeros, scratch.table, rows)
-        if row < 0:
-            self._counts.room()
-            row = count_with.count_row(address, n, kind, repeat, zeros, scratch.table, rows)
-        return row
+            scratch, n = _count_shared(values, kind), 0
+        self._counts.make_room()
+        table = self._counts.table
+        return numba_kernels.count_row(address, n, kind, repeat, zeros, scratch, table)
 
     def count_many(self, tensors: Sequence[tuple[torch.Tensor, int, int]]) -> list[int]:
         """See ``Rows``: in one call of the kernel, but for tensors that several threads count."""
-        few = all(v.dtype in _KINDS and v.numel() < _SHARED for v, _, _ in tensors)
+        few = all(v.dtype in KINDS and v.numel() < _SHARED for v, _, _ in tensors)
         if not few or not tensors:
             return [self.count(*tensor) for tensor in tensors]
         items = np.array(
             [
-                (v.data_ptr(), v.numel(), _KINDS[v.dtype], repeat, zeros)
+                (v.data_ptr(), v.numel(), KINDS[v.dtype], repeat, zeros)
                 for v, repeat, zeros in tensors
             ],
             np.int64,
         )
-        first, done = self._counts.rows, 0
+        counts = self._counts
+        first, done = counts.rows, 0
         while done < len(items):
-            self._counts.room()
-            done += kernels().count_rows(items[done:], self._scratch.table, self._counts.table)
+            counts.make_room()
+            done += numba_kernels.count_rows(items[done:], self._scratch, counts.table)
         return list(range(first, first + done))
-
-    def count_update(self, before: torch.Tensor, after: torch.Tensor) -> tuple[int, int, int]:
-        """See ``Rows``. Both are flat, dense, of equal length and layout."""
-        return self.count_many_updates([(before.float(), after.float())])[0]
 
     def count_many_updates(
         self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]
     ) -> list[tuple[int, int, int]]:
         """See ``Rows``: in one call of the kernel, but for types that have to be converted."""
         if any(tensor.dtype != torch.float32 for pair in pairs for tensor in pair):
-            return [self.count_update(*pair) for pair in pairs]  # no two copies at a time
-        items = np.array(
-            [(before.data_ptr(), after.data_ptr(), before.numel()) for before, after in pairs],
-            np.int64,
-        )
-        return self._count_updates(items)
+            # One after another, so that no two pairs of copies are in memory.
+            return [self._count_updates([(w.float(), new.float())])[0] for w, new in pairs]
+        return self._count_updates(pairs)
 
-    def _count_updates(self, items: NDArray[np.int64]) -> list[tuple[int, int, int]]:
+    def _count_updates(
+        self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]
+    ) -> list[tuple[int, int, int]]:
         counts, ratios = self._counts, self._ratios
+        items = [(before.data_ptr(), after.data_ptr(), before.numel()) for before, after in pairs]
+        places = np.array(items, np.int64).reshape(-1, 3)
         row, fact, done = counts.rows, ratios.rows, 0
-        scratch = self._scratch.table, self._updates.table, self._facts
-        try:
-            while done < len(items):
-                counts.room(2)
-                ratios.room()
-                done += kernels().count_updates(items[done:], *scratch, counts.table, ratios.table)
-        except BaseException:
-            self._make_scratch()
-            raise
+        scratch = self._scratch, self._updates, self._facts
+        while done < len(places):
+            counts.make_room(2)
+            ratios.make_room()
+            done += numba_kernels.count_updates(places[done:], *scratch, counts.table, ratios.table)
         return [(row + 2 * i, row + 2 * i + 1, fact + i) for i in range(done)]
 
     def read(self) -> RawRows:
@@ -320,13 +241,14 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_pool)
 
 
-def _count_shared(
-    kernel: Callable[..., None], values: torch.Tensor, kind: int, result: Scratch
-) -> None:
+def _count_shared(values: torch.Tensor, kind: int) -> NDArray[np.int64]:
     """Count with the help of other threads, each taking the next portion until none is left.
 
     Torch's own threads spin for a while after an operation and hold the processors; helpers that
     get none in time are simply not waited for.
+
+    Returns:
+        Scratch memory of its own, in which they are counted: an interruption leaves nothing elsewhere.
     """
     global _pool  # noqa: PLW0603
     helpers = min(torch.get_num_threads(), 8) - 1
@@ -336,18 +258,20 @@ def _count_shared(
     address, n = values.data_ptr(), values.numel()
     last = -(-n // _PORTION)
 
-    def work() -> Scratch:
-        mine = Scratch()
+    def work() -> NDArray[np.int64]:
+        mine = _scratch()
         while (i := next(portions)) < last:
             start = i * _PORTION
             place, size = address + start * values.element_size(), min(_PORTION, n - start)
-            kernel(place, size, kind, mine.row, mine.edges, mine.work)
+            numba_kernels.count_values(place, size, kind, mine)
         return mine
 
     futures = [_pool.submit(work) for _ in range(helpers)] if _pool is not None else []
-    parts = [work()]
-    parts += [future.result() for future in futures if not future.cancel()]
-    for part in parts:
-        result.row += part.row
-        result.edges[0] = max(result.edges[0], part.edges[0])
-        result.edges[1] = min(result.edges[1], part.edges[1])
+    result = work()
+    for future in futures:
+        if not future.cancel():
+            part = future.result()
+            result[: layout.RAW] += part[: layout.RAW]
+            highest, lowest = _edges(part)
+            _edges(result)[:] = max(_edges(result)[0], highest), min(_edges(result)[1], lowest)
+    return result

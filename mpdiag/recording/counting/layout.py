@@ -4,9 +4,6 @@ A value is counted by its float32 bit pattern. ``(bits - 1) >> 21`` is the quart
 that it lies in, closed at the top (see ``numerics.histograms``); a zero wraps to the last entry of
 the table, and infinities and NaNs fall into known ones, from which each counter moves them to counts
 of their own.
-
-Numba caches its kernels by the date of ``numba_kernels.py`` alone. After changing a number here, change
-that file too, or old kernels stay in use.
 """
 
 from __future__ import annotations
@@ -34,4 +31,4 @@ UPDATE = 5
 """Length of the facts of a weight update, int64."""
 
 FLOAT32, BFLOAT16, FLOAT16, FLOAT64 = 0, 1, 2, 3
-"""Types of values that the host reads in place."""
+"""Types of values that are read in place."""

@@ -1,9 +1,9 @@
-"""Plain Numba kernels: tables that count values on the CPU, and the packing of rows.
+"""Numba kernels that count on the CPU, and the packing of rows.
 
-Each block of a tensor is read once from memory and then, in cache, once more: a vectorised pass
-finds the extremes, a scalar pass counts. Neighbouring values share an exponent, so four tables take
-turns; with one table each increment would wait for the one before it. ``comparing`` is faster where
-it can be, and comes here where it cannot.
+A block of values is read once from memory. In cache, one pass makes of each value the key of its
+quarter of a power of two and finds the extremes, which LLVM vectorises; a second one counts the keys.
+Neighbouring values share an exponent, so four tables take turns: with one table each increment would
+wait for the one before it.
 
 Numba's own threading stays off: its OpenMP layer kills forked children that count (DataLoader
 workers), and its workqueue layer aborts when two threads count. Kernels release the GIL, and
@@ -15,170 +15,208 @@ to the last entry, and infinities and NaNs fall into known ones, from which the 
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+from llvmlite import ir
+from numba import extending
+from numba.core import types
 from numba.np.numpy_support import carray
 
 from mpdiag.recording.counting import layout
 from mpdiag.recording.counting.compiled import compiled
 from mpdiag.recording.counting.layout import (
     BFLOAT16,
+    CHANGED,
     FLOAT32,
     FLOAT64,
     FP16_OVERFLOW,
     INFS,
     NANS,
     QUARTERS,
+    RATIO_BINS,
+    RATIO_FIRST,
+    RATIO_ZEROS,
     RAW,
     SUBNORMALS,
+    SWALLOWED_BF16,
+    SWALLOWED_FP16,
+    TABLE,
+    VANISHED_FP16,
     ZEROS,
 )
-from mpdiag.recording.counting.vectors import as_bits, pointer
+
+intrinsic: Any = extending.intrinsic  # numba's own types know no arguments of what it makes
 
 U = np.uint32
 L = np.uint64
+F = np.float32
 
 BLOCK = 4096
 """Values counted together: with what is made of them, they stay in the first-level cache."""
-ODD = RAW
+UPDATE_BLOCK = 2048
+"""Weights of an update counted together, for the same reason."""
+_ODD = RAW
 """Entry after a raw row in scratch memory: NaNs that a table took for zeros."""
-SCRATCH = RAW + 1
-UPDATE_ROW = layout.RATIO_BINS + layout.UPDATE
-"""Entries of scratch memory for an update: its ratios, then its facts."""
-_TABLE = layout.TABLE
+EDGES_AT = RAW + 1
+BLOCK_AT = EDGES_AT + 2
+_KEYS_AT = BLOCK_AT + BLOCK // 2
+_TABLES_AT = _KEYS_AT + BLOCK // 4
+_RATIOS_AT = _TABLES_AT + 2 * TABLE
+SCRATCH = _RATIOS_AT + 2 * TABLE
+"""Length of scratch memory, int64: a raw row, its extremes, a block of float32, keys of 16 bits, and
+twice four tables of 32 bits. Between two rows all is zero, but for the smaller extreme, infinity."""
+UPDATE_ROW = RATIO_BINS + layout.UPDATE
+"""Entries of scratch memory for the facts of an update: its ratios, then its facts."""
 _MASK = U(layout.MAGNITUDE)
 _INFINITY = U(layout.INFINITY)
 _SUBNORMAL = U(layout.LARGEST_SUBNORMAL)
 _OVERFLOW = U(layout.OVERFLOW)
+_MOST, _MOST_WIDE = U(0xFFFFFFFF), L(0xFFFFFFFFFFFFFFFF)
+_NONE = np.uint16(TABLE - 1)
+"""The key of a ratio that is none."""
 
-TABLES_AT = 4 * BLOCK
-WORK = TABLES_AT + 4 * 4 * _TABLE
-"""Bytes of scratch memory: a block of float32, then four tables, which every kernel leaves at zero."""
+
+@intrinsic
+def pointer(_typing: Any, address: Any) -> tuple[Any, Any]:
+    """An address as a pointer, from which ``numba.carray`` makes an array."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        return builder.inttoptr(args[0], ir.IntType(8).as_pointer())
+
+    return types.voidptr(address), generate
 
 
-@compiled(inline="always")
-def limits_of(bits, n):  # type: ignore[no-untyped-def]
-    """The smallest ``(bits << 1) - 1`` and the largest ``bits << 1``."""
-    low, high = U(0xFFFFFFFF), U(0)
+@intrinsic
+def as_bits(_typing: Any, value: Any) -> tuple[Any, Any]:
+    """The bit pattern of a float32."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        return builder.bitcast(args[0], ir.IntType(32))
+
+    return types.uint32(value), generate
+
+
+@intrinsic
+def as_float(_typing: Any, bits: Any) -> tuple[Any, Any]:
+    """The float32, or float64, of a bit pattern."""
+    wide = bits.bitwidth == 64
+
+    def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        return builder.bitcast(args[0], ir.DoubleType() if wide else ir.FloatType())
+
+    return (types.float64 if wide else types.float32)(bits), generate
+
+
+# -- values ----------------------------------------------------------------------------------------
+
+
+@compiled()
+def _keys_of(bits, n, keys):  # type: ignore[no-untyped-def]
+    """Write each value's quarter; returns the smallest ``(bits << 1) - 1``, largest ``bits << 1``."""
+    low, high = _MOST, U(0)
     for i in range(n):
         doubled = U(bits[i] << U(1))
-        low = min(low, U(doubled - U(1)))
-        high = max(high, doubled)
+        moved = U(doubled - U(1))
+        low, high = min(low, moved), max(high, doubled)
+        keys[i] = np.uint16(moved >> U(22))
     return low, high
 
 
 @compiled()
-def rare_values(bits, n, row, extremes):  # type: ignore[no-untyped-def]
-    """Find the extremes, and count what is rare: NaNs, infinities, subnormals, FP16's overflow."""
-    for i in range(n):
-        x = U(bits[i] & _MASK)
-        if x > _INFINITY:
-            row[NANS] += 1
-            row[ODD] += x > U(0x7FE00000)  # those that share the zeros' entry
-        elif x == _INFINITY:
-            row[INFS] += 1
-        elif x != U(0):
-            extremes[0] = max(extremes[0], x)
-            extremes[1] = min(extremes[1], x)
-            if x >= _OVERFLOW:
-                row[FP16_OVERFLOW] += 1
-            elif x <= _SUBNORMAL:
-                row[SUBNORMALS] += 1
-
-
-@compiled()
-def note_limits(bits, n, low, high, row, extremes):  # type: ignore[no-untyped-def]
-    """Note the extremes of a block, whose values are looked at one by one only if some are rare."""
-    largest = U(high >> U(1))
-    smallest = U(U(low + U(1)) >> U(1))  # 0 where every value is zero
-    if largest >= _OVERFLOW or (smallest <= _SUBNORMAL and smallest != U(0)):
-        rare_values(bits, n, row, extremes)
-    elif smallest != U(0):
-        extremes[0] = max(extremes[0], largest)
-        extremes[1] = min(extremes[1], smallest)
-
-
-@compiled()
-def tally(bits, n, tables):  # type: ignore[no-untyped-def]
-    """Count one block of bit patterns into ``tables``."""
+def _tally(keys, n, tables):  # type: ignore[no-untyped-def]
+    """Count keys into ``tables``, uint32 (4, TABLE)."""
     four = n // 4 * 4
     for i in range(0, four, 4):
-        a = U(U(bits[i] << U(1)) - U(1))
-        b = U(U(bits[i + 1] << U(1)) - U(1))
-        c = U(U(bits[i + 2] << U(1)) - U(1))
-        d = U(U(bits[i + 3] << U(1)) - U(1))
-        tables[0, np.uint64(a >> U(22))] += U(1)
-        tables[1, np.uint64(b >> U(22))] += U(1)
-        tables[2, np.uint64(c >> U(22))] += U(1)
-        tables[3, np.uint64(d >> U(22))] += U(1)
+        for way in range(4):
+            tables[way, np.uint64(keys[np.uint64(i + way)])] += U(1)
     for i in range(four, n):
-        a = U(U(bits[i] << U(1)) - U(1))
-        tables[0, np.uint64(a >> U(22))] += U(1)
+        tables[0, np.uint64(keys[np.uint64(i)])] += U(1)
 
 
 @compiled()
-def collect(tables, row):  # type: ignore[no-untyped-def]
-    """Add four tables to a raw row and clear them."""
-    for i in range(QUARTERS):
+def _collect(tables, row, length):  # type: ignore[no-untyped-def]
+    """Add the first entries of four tables to a row, and clear all; returns what the last one held."""
+    for i in range(length):
         row[i] += (
             np.int64(tables[0, i]) + np.int64(tables[1, i]) + np.int64(tables[2, i]) + tables[3, i]
         )
-    last = _TABLE - 1
-    row[ZEROS] += (
+    last = TABLE - 1
+    zeros = (
         np.int64(tables[0, last]) + np.int64(tables[1, last]) + np.int64(tables[2, last])
     ) + tables[3, last]
     tables[:] = U(0)
-
-
-@compiled(inline="always")
-def finish(row, infs):  # type: ignore[no-untyped-def]
-    """Move infinities (but the first ``infs``) out of the top quarter, odd NaNs out of the zeros."""
-    row[QUARTERS - 1] -= row[INFS] - infs
-    row[ZEROS] -= row[ODD]
-    row[ODD] = 0
+    return zeros
 
 
 @compiled()
-def _cut(longs, n, block, wide):  # type: ignore[no-untyped-def]
-    """Magnitudes of float64 as float32 in the same quarters; notes the extremes.
+def _rare_values(bits, n, row):  # type: ignore[no-untyped-def]
+    """Count what is rare: NaNs, infinities, subnormals, FP16's overflow; returns as ``_count_block``."""
+    nans, odd, infs, over, small = U(0), U(0), U(0), U(0), U(0)
+    high, low = U(0), _MOST
+    for i in range(n):
+        x = U(bits[i] & _MASK)
+        finite = x < _INFINITY
+        nans = U(nans + U(x > _INFINITY))
+        odd = U(odd + U(x > U(0x7FE00000)))  # those that share the zeros' entry
+        infs = U(infs + U(x == _INFINITY))
+        over = U(over + U(finite & (x >= _OVERFLOW)))
+        small = U(small + U(U(x - U(1)) < _SUBNORMAL))
+        high = max(high, x if finite else U(0))
+        low = min(low, U(x - U(1)) if finite else _MOST)  # 0 becomes the largest
+    row[NANS] += nans
+    row[_ODD] += odd
+    row[INFS] += infs
+    row[QUARTERS - 1] -= infs  # the entry that they fall into
+    row[FP16_OVERFLOW] += over
+    row[SUBNORMALS] += small
+    return high, U(low + U(1)) if low != _MOST else _MOST
+
+
+@compiled()
+def _count_block(bits, n, keys, tables, row):  # type: ignore[no-untyped-def]
+    """Count one block of bit patterns.
+
+    Returns the largest finite magnitude and the smallest that is not zero: 0 and all ones if there
+    are none.
+    """
+    low, high = _keys_of(bits, n, keys)
+    _tally(keys, n, tables)
+    largest, smallest = U(high >> U(1)), U(U(low + U(1)) >> U(1))
+    if largest >= _OVERFLOW or (smallest <= _SUBNORMAL and smallest != U(0)):
+        largest, smallest = _rare_values(bits, n, row)
+    elif smallest == U(0):  # every value is zero
+        smallest = _MOST
+    return largest, smallest
+
+
+@compiled()
+def _cut(longs, n, block):  # type: ignore[no-untyped-def]
+    """Magnitudes of float64 as float32 in the same quarters; returns their extremes.
 
     A value is cut to 24 bits with every lost bit gathered in the last ("sticky"), so that it stays
     on its side of each power of two. Beyond float32's range it counts as a subnormal below, in the
     top bin above. There are no branches, so that LLVM makes vectors of it.
     """
-    zero, one, most = L(0), L(1), L(0xFFFFFFFFFFFFFFFF)
+    zero, one = L(0), L(1)
     infinity = L(0x7FF << 52)
-    highest, lowest = zero, most
+    highest, lowest = zero, _MOST_WIDE
     for i in range(n):
         x = longs[i] & L(0x7FFFFFFFFFFFFFFF)
         finite = x < infinity
         highest = max(highest, x if finite else zero)
-        lowest = min(lowest, x - one if finite else most)  # 0 becomes the largest
+        lowest = min(lowest, x - one if finite else _MOST_WIDE)  # 0 becomes the largest
         kept = ((x >> L(29)) - L(896 << 23)) | (one if x & L(0x1FFFFFFF) != zero else zero)
         kept = kept if x >= L(897 << 52) else (one if x != zero else zero)
         kept = kept if x < L(1151 << 52) else L(0x7F7FFFFF)
         kept = kept if finite else (L(_INFINITY) if x == infinity else L(0x7FC00000))
         block[i] = U(kept)
-    wide[0] = max(wide[0], highest)
-    wide[1] = min(wide[1], lowest + one if lowest != most else most)
+    return highest, lowest + one if lowest != _MOST_WIDE else _MOST_WIDE
 
 
 @compiled()
-def widened(address, start, n, kind, block, wide):  # type: ignore[no-untyped-def]
-    """Values of another type as float32 bit patterns.
-
-    Args:
-        address: Where the tensor lies.
-        start: First value to take.
-        n: How many.
-        kind: ``BFLOAT16``, ``FLOAT16`` or ``FLOAT64``.
-        block: uint32 (n or more,), written.
-        wide: uint64 (2,), bit patterns of float64's extremes, updated.
-    """
-    if kind == FLOAT64:
-        longs = carray(pointer(address + 8 * start), BLOCK, np.uint64)
-        _cut(longs, n, block, wide)
-        return
-    halves = carray(pointer(address + 2 * start), BLOCK, np.uint16)
+def _widened(halves, n, kind, block):  # type: ignore[no-untyped-def]
+    """Values of 16 bits as float32 bit patterns, written to ``block``."""
     if kind == BFLOAT16:
         for i in range(n):
             block[i] = U(U(halves[i]) << U(16))
@@ -188,99 +226,291 @@ def widened(address, start, n, kind, block, wide):  # type: ignore[no-untyped-de
         normal = U(U(x << U(13)) + U(112 << 23))
         normal = U(normal | _INFINITY) if x >= U(0x7C00) else normal
         # A subnormal is so many times 2^-24.
-        small = as_bits(np.float32(np.int32(x & U(0x3FF))) * np.float32(2.0**-24))
+        small = as_bits(F(np.int32(x & U(0x3FF))) * F(2.0**-24))
         block[i] = small if x < U(0x400) else normal
 
 
-@compiled(inline="always")
-def clear_edges(extremes, wide):  # type: ignore[no-untyped-def]
-    """Set extremes to what they are before anything was counted: largest 0, smallest all ones."""
-    extremes[0], extremes[1] = U(0), U(0xFFFFFFFF)
-    wide[0], wide[1] = np.uint64(0), np.uint64(0xFFFFFFFFFFFFFFFF)
-
-
-@compiled(inline="always")
-def note_edges(kind, extremes, wide, edges):  # type: ignore[no-untyped-def]
-    """Take bit patterns of extremes into ``edges``, float64 (2,): 0 and infinity if there are none."""
-    if kind == FLOAT64:
-        if wide[0] != np.uint64(0):
-            floats = wide.view(np.float64)
-            edges[0], edges[1] = max(edges[0], floats[0]), min(edges[1], floats[1])
-    elif extremes[0] != U(0):
-        singles = extremes.view(np.float32)
-        edges[0] = max(edges[0], np.float64(singles[0]))
-        edges[1] = min(edges[1], np.float64(singles[1]))
+@compiled()
+def _opened(scratch):  # type: ignore[no-untyped-def]
+    """The arrays of scratch memory: extremes, a block, keys, and tables."""
+    edges = scratch[EDGES_AT:BLOCK_AT].view(np.float64)
+    block = scratch[BLOCK_AT:_KEYS_AT].view(np.uint32)
+    keys = scratch[_KEYS_AT:_TABLES_AT].view(np.uint16)
+    return edges, block, keys, scratch[_TABLES_AT:_RATIOS_AT].view(np.uint32).reshape(4, TABLE)
 
 
 @compiled()
-def count_values(address, n, kind, row, edges, work):  # type: ignore[no-untyped-def]
-    """Add values to a raw row.
+def _finish(scratch, tables):  # type: ignore[no-untyped-def]
+    """Add tables to the row of scratch memory; NaNs that they took for zeros are none."""
+    zeros = _collect(tables, scratch, QUARTERS)
+    scratch[ZEROS] += zeros - scratch[_ODD]
+    scratch[_ODD] = 0
+
+
+@compiled()
+def count_values(address, n, kind, scratch):  # type: ignore[no-untyped-def]
+    """Add values to the row and the extremes in scratch memory.
 
     Args:
         address: Where they lie, flat and dense.
         n: How many.
         kind: Their type, as in ``layout``.
-        row: int64 (``SCRATCH``,), added to.
-        edges: float64 (2,), the largest and smallest non-zero finite |x| so far, updated.
-        work: uint8 (``WORK``,).
+        scratch: int64 (``SCRATCH``,), added to.
     """
-    block = work[:TABLES_AT].view(np.uint32)
-    tables = work[TABLES_AT:WORK].view(np.uint32).reshape(4, _TABLE)
-    extremes, wide = np.empty(2, np.uint32), np.empty(2, np.uint64)
-    clear_edges(extremes, wide)
-    infs, tallied = row[INFS], 0
+    edges, block, keys, tables = _opened(scratch)
+    high, low = U(0), _MOST
+    high_wide, low_wide = L(0), _MOST_WIDE
+    tallied = 0
     for start in range(0, n, BLOCK):
         m = min(BLOCK, n - start)
+        bits = block
         if kind == FLOAT32:
             bits = carray(pointer(address + 4 * start), BLOCK, np.uint32)
+        elif kind == FLOAT64:
+            longs = carray(pointer(address + 8 * start), BLOCK, np.uint64)
+            highest, lowest = _cut(longs, m, block)
+            high_wide, low_wide = max(high_wide, highest), min(low_wide, lowest)
         else:
-            widened(address, start, m, kind, block, wide)
-            bits = block
-        low, high = limits_of(bits, m)
-        tally(bits, m, tables)
-        note_limits(bits, m, low, high, row, extremes)
+            halves = carray(pointer(address + 2 * start), BLOCK, np.uint16)
+            _widened(halves, m, kind, block)
+        largest, smallest = _count_block(bits, m, keys, tables, scratch)
+        high, low = max(high, largest), min(low, smallest)
         tallied += m
         if tallied >= 1 << 30:  # before an entry of 32 bits is full
-            collect(tables, row)
-            infs, tallied = row[INFS], 0
-    collect(tables, row)
-    finish(row, infs)
-    note_edges(kind, extremes, wide, edges)
+            _finish(scratch, tables)
+            tallied = 0
+    _finish(scratch, tables)
+    if kind == FLOAT64:
+        if high_wide != L(0):
+            edges[0] = max(edges[0], as_float(high_wide))
+            edges[1] = min(edges[1], as_float(low_wide))
+    else:
+        _note_edges(edges, high, low)
 
 
 @compiled(inline="always")
-def occupied(row, length):  # type: ignore[no-untyped-def]
-    """Where the first ``length`` entries are not zero: the first one, and one past the last."""
-    first, stop = 0, length
-    while first < length and row[first] == 0:
-        first += 1
-    while stop > first and row[stop - 1] == 0:
-        stop -= 1
-    return first, stop
+def _note_edges(edges, high, low):  # type: ignore[no-untyped-def]
+    """Take bit patterns of float32 extremes into ``edges``, float64 (2,), if there are any."""
+    if high != U(0):
+        edges[0] = max(edges[0], np.float64(as_float(high)))
+        edges[1] = min(edges[1], np.float64(as_float(low)))
+
+
+# -- weight updates --------------------------------------------------------------------------------
+
+
+@compiled(inline="always")
+def _fp16(bits):  # type: ignore[no-untyped-def]
+    """A float32 rounded to FP16, infinities included.
+
+    Rounded by adding and taking away one and a half times a power of two, with FP16's spacing at that
+    size: the sum keeps that exponent, whatever the value's sign.
+    """
+    value = as_float(bits)
+    magic = as_float(U(max(U(bits & _INFINITY), U(113 << 23)) + U((13 << 23) + (1 << 22))))
+    rounded = F(F(value + magic) - magic)
+    return rounded if abs(value) < F(65520.0) else F(value * F(np.inf))
+
+
+@compiled(inline="always")
+def _bf16(bits):  # type: ignore[no-untyped-def]
+    """A float32 rounded to BF16: the upper half of its bits, to nearest even. Some NaNs become 0."""
+    return as_float(U(U(U(bits + U(0x7FFF)) + U(U(bits >> U(16)) & U(1))) & U(0xFFFF0000)))
 
 
 @compiled()
-def keep(row, body, i, places, cells, tails):  # type: ignore[no-untyped-def]
-    """Move a row from scratch memory into the packed ones, and leave zeros there.
+def _note_facts(w_bits, d_bits, n, facts):  # type: ignore[no-untyped-def]
+    """Count the changed, and those of which FP16 or BF16 weights would not have taken the update."""
+    changed, vanished, swallowed, swallowed_b = U(0), U(0), U(0), U(0)
+    for i in range(n):
+        w, d = w_bits[i], d_bits[i]
+        weight, change = as_float(w), as_float(d)
+        moved = change != F(0)
+        half, half_d = _fp16(w), _fp16(d)
+        total = _fp16(as_bits(F(half + half_d)))
+        brain = _bf16(w)
+        total_b = _bf16(as_bits(F(brain + _bf16(d))))
+        numbers = (weight == weight) & (change == change)  # no NaN
+        changed = U(changed + U(moved))
+        vanished = U(vanished + U(moved & (half_d == F(0))))
+        swallowed = U(swallowed + U(moved & (total == half)))
+        swallowed_b = U(swallowed_b + U(moved & numbers & (total_b == brain)))
+    facts[RATIO_BINS + CHANGED] += changed
+    facts[RATIO_BINS + VANISHED_FP16] += vanished
+    facts[RATIO_BINS + SWALLOWED_FP16] += swallowed
+    facts[RATIO_BINS + SWALLOWED_BF16] += swallowed_b
+
+
+@compiled(inline="always")
+def _octaves(bits):  # type: ignore[no-untyped-def]
+    """Bits of a float32 magnitude with its exponent raised by 149, so that subnormals have one."""
+    return U(bits + U(149 << 23)) if bits > _SUBNORMAL else as_bits(F(np.int32(bits)))
+
+
+@compiled()
+def _ratio_keys(w_bits, d_bits, n, keys):  # type: ignore[no-untyped-def]
+    """Write exponents of |w|/|Δw| as keys; returns how many weights were zero before they changed.
+
+    The exponent comes of those of both, less one where w's mantissa is not the larger: no division,
+    and exact at powers of two. Infinities and NaNs have no ratio.
+    """
+    zeros, mantissa = U(0), _SUBNORMAL
+    for i in range(n):
+        w, d = U(w_bits[i] & _MASK), U(d_bits[i] & _MASK)
+        zeros = U(zeros + U((w == U(0)) & (d != U(0))))
+        counted = (w != U(0)) & (d != U(0)) & (max(w, d) < _INFINITY)
+        old, moved = _octaves(w), _octaves(d)
+        exponent = U(U(old >> U(23)) - U(moved >> U(23)))
+        less = U((old & mantissa) <= (moved & mantissa))
+        key = U(U(exponent + U(-RATIO_FIRST)) - less)
+        keys[i] = np.uint16(key) if counted else _NONE
+    return zeros
+
+
+@compiled()
+def count_update(before, after, n, w_scratch, d_scratch, facts):  # type: ignore[no-untyped-def]
+    """Count weights, updates and what FP16 and BF16 weights would have made of them, in one pass.
 
     Args:
-        row: int64, ``body`` entries of which one stretch is kept, then those kept whatever they are.
-        body: Length of the first part.
-        i: The row's number.
-        places: int64 (rows, 3), written: where the stretch lies, its first entry, one past its last.
-        cells: int64, stretches one after the other, with room for ``body`` more.
-        tails: int64 (rows, tail), written.
+        before: Where the float32 weights lie that the step started from.
+        after: Where those lie that it left.
+        n: How many.
+        w_scratch: int64 (``SCRATCH``,), for the weights before; added to.
+        d_scratch: int64 (``SCRATCH``,), for after - before; added to.
+        facts: int64 (``UPDATE_ROW``,): changed weights by |w|/|Δw| in (2^e, 2^(e+1)], then facts.
     """
-    start = 0 if i == 0 else places[i - 1, 0] + places[i - 1, 2] - places[i - 1, 1]
-    first, stop = occupied(row, body)
-    places[i, 0], places[i, 1], places[i, 2] = start, first, stop
+    w_edges, _, keys, w_tables = _opened(w_scratch)
+    d_edges, d_bits, _, d_tables = _opened(d_scratch)
+    delta = d_bits.view(np.float32)
+    ratios = d_scratch[_RATIOS_AT:SCRATCH].view(np.uint32).reshape(4, TABLE)
+    w_high, w_low, d_high, d_low = U(0), _MOST, U(0), _MOST
+    tallied = 0
+    for start in range(0, n, UPDATE_BLOCK):
+        m = min(UPDATE_BLOCK, n - start)
+        old = carray(pointer(before + 4 * start), UPDATE_BLOCK, np.float32)
+        new = carray(pointer(after + 4 * start), UPDATE_BLOCK, np.float32)
+        w_bits = carray(pointer(before + 4 * start), UPDATE_BLOCK, np.uint32)
+        for i in range(m):
+            delta[i] = new[i] - old[i]
+        largest, smallest = _count_block(w_bits, m, keys, w_tables, w_scratch)
+        w_high, w_low = max(w_high, largest), min(w_low, smallest)
+        largest, smallest = _count_block(d_bits, m, keys, d_tables, d_scratch)
+        d_high, d_low = max(d_high, largest), min(d_low, smallest)
+        _note_facts(w_bits, d_bits, m, facts)
+        facts[RATIO_BINS + RATIO_ZEROS] += _ratio_keys(w_bits, d_bits, m, keys)
+        _tally(keys, m, ratios)
+        tallied += m
+        if tallied >= 1 << 30:  # before an entry of 32 bits is full
+            _finish(w_scratch, w_tables)
+            _finish(d_scratch, d_tables)
+            _collect(ratios, facts, RATIO_BINS)
+            tallied = 0
+    _finish(w_scratch, w_tables)
+    _finish(d_scratch, d_tables)
+    _collect(ratios, facts, RATIO_BINS)
+    _note_edges(w_edges, w_high, w_low)
+    _note_edges(d_edges, d_high, d_low)
+
+
+# -- packed rows -----------------------------------------------------------------------------------
+
+
+PLACES, CELLS, TAILS, EDGES, ROWS, USED, ROOM, CELL_ROOM = range(8)
+"""Entries of a table of packed rows, int64 (8,): four addresses, rows and cells in use, and how many of
+each there is room for."""
+
+
+@compiled()
+def _keep(row, body, tail, table):  # type: ignore[no-untyped-def]
+    """Move a row from scratch memory into packed ones that have room, and leave zeros there.
+
+    Args:
+        row: int64, ``body`` entries of which one stretch is kept, then ``tail`` kept whatever they are.
+        body: Length of the first part.
+        tail: Length of the second part.
+        table: Of the packed rows; see ``ROWS``.
+
+    Returns:
+        The row's number.
+    """
+    number, start = table[ROWS], table[USED]
+    places = carray(pointer(table[PLACES]), (table[ROOM], 3), np.int64)
+    cells = carray(pointer(table[CELLS]), table[CELL_ROOM], np.int64)
+    tails = carray(pointer(table[TAILS]), (table[ROOM], tail), np.int64)
+    first, stop = 0, body
+    while first < body and row[first] == 0:
+        first += 1
+    while stop > first and row[stop - 1] == 0:
+        stop -= 1
+    places[number, 0], places[number, 1], places[number, 2] = start, first, stop
     for j in range(first, stop):
         cells[start + j - first] = row[j]
         row[j] = 0
-    for j in range(tails.shape[1]):
-        tails[i, j] = row[body + j]
+    for j in range(tail):
+        tails[number, j] = row[body + j]
         row[body + j] = 0
-    return start + stop - first
+    table[ROWS], table[USED] = number + 1, start + stop - first
+    return number
+
+
+@compiled()
+def _keep_values(scratch, repeat, zeros, table):  # type: ignore[no-untyped-def]
+    """Keep what was counted, each value ``repeat`` times and ``zeros`` zeros more."""
+    if repeat != 1:
+        for j in range(RAW):
+            scratch[j] *= repeat
+    scratch[ZEROS] += zeros
+    kept = carray(pointer(table[EDGES]), (table[ROOM], 2), np.float64)
+    edges = _opened(scratch)[0]
+    kept[table[ROWS], 0], kept[table[ROWS], 1] = edges[0], edges[1]
+    edges[0], edges[1] = 0.0, np.inf
+    return _keep(scratch, QUARTERS, RAW - QUARTERS, table)
+
+
+@compiled(inline="always")
+def _has_room(table, rows, body):  # type: ignore[no-untyped-def]
+    """Whether there is room for so many rows more."""
+    return table[ROWS] + rows <= table[ROOM] and table[USED] + rows * body <= table[CELL_ROOM]
+
+
+@compiled()
+def count_row(address, n, kind, repeat, zeros, scratch, table):  # type: ignore[no-untyped-def]
+    """``count_values``, into packed rows that have room; returns the row's number."""
+    count_values(address, n, kind, scratch)
+    return _keep_values(scratch, repeat, zeros, table)
+
+
+@compiled()
+def count_rows(items, scratch, table):  # type: ignore[no-untyped-def]
+    """``count_row`` of many tensors, int64 (k, 5); returns how many there was room for."""
+    for i in range(len(items)):
+        if not _has_room(table, 1, QUARTERS):
+            return i
+        n, kind, repeat, zeros = items[i, 1], items[i, 2], items[i, 3], items[i, 4]
+        count_row(items[i, 0], n, kind, repeat, zeros, scratch, table)
+    return len(items)
+
+
+@compiled()
+def count_updates(pairs, w_scratch, d_scratch, facts, counts, ratios):  # type: ignore[no-untyped-def]
+    """Count many updates into packed rows; returns how many there was room for.
+
+    Args:
+        pairs: int64 (k, 3): where float32 weights lie before a step, where after it, how many.
+        w_scratch: Scratch memory.
+        d_scratch: Another one.
+        facts: int64 (``UPDATE_ROW``,), scratch.
+        counts: Where two rows of each go, weights and updates; see ``ROWS``.
+        ratios: Where its facts go.
+    """
+    for i in range(len(pairs)):
+        if not (_has_room(counts, 2, QUARTERS) and _has_room(ratios, 1, RATIO_BINS)):
+            return i
+        count_update(pairs[i, 0], pairs[i, 1], pairs[i, 2], w_scratch, d_scratch, facts)
+        _keep_values(w_scratch, 1, 0, counts)
+        _keep_values(d_scratch, 1, 0, counts)
+        _keep(facts, RATIO_BINS, layout.UPDATE, ratios)
+    return len(pairs)
 
 
 @compiled()
@@ -300,7 +530,7 @@ def bin_quarters(places, cells, lowest, counts, sums):  # type: ignore[no-untype
     """Add packed quarters to bins, a value as its quarter's middle over 2^e.
 
     Args:
-        places: int64 (n, 3), as ``keep`` writes them.
+        places: int64 (n, 3), as ``_keep`` writes them.
         cells: int64, stretches one after the other.
         lowest: Number of the first bin.
         counts: int64 (n, bins), added to.
@@ -312,67 +542,3 @@ def bin_quarters(places, cells, lowest, counts, sums):  # type: ignore[no-untype
             found = cells[start + j - first]
             counts[n, (j >> 2) - lowest] += found
             sums[n, (j >> 2) - lowest] += found * (1.125 + 0.25 * (j & 3))
-
-
-PLACES, CELLS, TAILS, EDGES, ROWS, USED, ROOM, CELL_ROOM = range(8)
-"""Entries of a table of packed rows, int64 (8,): four addresses, rows and cells in use, and how many of
-each there is room for."""
-ROW_AT, EDGES_AT, WORK_AT, WORK_SIZE = range(4)
-"""Entries of a table of scratch memory, int64 (4,): three addresses, and bytes of the last."""
-
-
-@compiled()
-def opened(scratch):  # type: ignore[no-untyped-def]
-    """The arrays of scratch memory: a row, its extremes, and bytes to work in."""
-    row = carray(pointer(scratch[ROW_AT]), SCRATCH, np.int64)
-    edges = carray(pointer(scratch[EDGES_AT]), 2, np.float64)
-    return row, edges, carray(pointer(scratch[WORK_AT]), scratch[WORK_SIZE], np.uint8)
-
-
-@compiled()
-def append(row, body, tail, table):  # type: ignore[no-untyped-def]
-    """Keep a row, see ``keep``, where there is room; returns its number."""
-    i = table[ROWS]
-    places = carray(pointer(table[PLACES]), (table[ROOM], 3), np.int64)
-    cells = carray(pointer(table[CELLS]), table[CELL_ROOM], np.int64)
-    tails = carray(pointer(table[TAILS]), (table[ROOM], tail), np.int64)
-    table[USED] = keep(row, body, i, places, cells, tails)
-    table[ROWS] = i + 1
-    return i
-
-
-@compiled()
-def append_row(scratch, table, repeat, zeros):  # type: ignore[no-untyped-def]
-    """Keep a counted row of scratch memory, each value ``repeat`` times and ``zeros`` zeros more.
-
-    Returns its number. There must be room.
-    """
-    row, edges, _ = opened(scratch)
-    if repeat != 1:
-        for j in range(RAW):
-            row[j] *= repeat
-    row[ZEROS] += zeros
-    kept_edges = carray(pointer(table[EDGES]), (table[ROOM], 2), np.float64)
-    kept_edges[table[ROWS], 0], kept_edges[table[ROWS], 1] = edges[0], edges[1]
-    edges[0], edges[1] = 0.0, np.inf
-    return append(row, QUARTERS, RAW - QUARTERS, table)
-
-
-@compiled()
-def count_row(address, n, kind, repeat, zeros, scratch, table):  # type: ignore[no-untyped-def]
-    """``count_values``, then ``append_row``; returns the row's number, -1 where there is no room."""
-    if table[ROWS] >= table[ROOM] or table[USED] + QUARTERS > table[CELL_ROOM]:
-        return -1
-    row, edges, work = opened(scratch)
-    count_values(address, n, kind, row, edges, work)
-    return append_row(scratch, table, repeat, zeros)
-
-
-@compiled()
-def count_rows(items, scratch, table):  # type: ignore[no-untyped-def]
-    """``count_row`` of many tensors, int64 (k, 5); returns how many there was room for."""
-    for i in range(len(items)):
-        n, kind, repeat, zeros = items[i, 1], items[i, 2], items[i, 3], items[i, 4]
-        if count_row(items[i, 0], n, kind, repeat, zeros, scratch, table) < 0:
-            return i
-    return len(items)

@@ -136,13 +136,14 @@ class Rows(Protocol):
     def count_many(self, tensors: Sequence[tuple[torch.Tensor, int, int]]) -> list[int]:
         """Count tensors as ``count`` does, on a device together; returns their rows."""
 
-    def count_update(self, before: torch.Tensor, after: torch.Tensor) -> tuple[int, int, int]:
-        """Count a weight update; returns the rows of the weights, the updates, and its facts."""
-
     def count_many_updates(
         self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]
     ) -> list[tuple[int, int, int]]:
-        """Count weight updates as ``count_update`` does, on a device together."""
+        """Count weight updates, on a device together; returns the rows of weights, updates and facts.
+
+        Args:
+            pairs: Flat, dense weights before and after a step, of equal length.
+        """
 
     def read(self) -> RawRows:
         """All rows counted since the last ``clear``; good until the next one."""

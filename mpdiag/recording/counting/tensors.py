@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from mpdiag.recording.counting import layout
+
 if TYPE_CHECKING:
     from mpdiag.runs.schema import Placement
 
@@ -16,12 +18,14 @@ _MAX_DEPTH = 16
 _dispatch_keys = torch._C._dispatch_keys
 _plain_keys: set[int] = set()  # dispatch keys that only plain tensors have
 _OWN_TYPES = (torch.Tensor, torch.nn.Parameter)
-_NAMES = {
-    torch.float32: "float32",
-    torch.bfloat16: "bfloat16",
-    torch.float16: "float16",
-    torch.float64: "float64",
+KINDS = {
+    torch.float32: layout.FLOAT32,
+    torch.bfloat16: layout.BFLOAT16,
+    torch.float16: layout.FLOAT16,
+    torch.float64: layout.FLOAT64,
 }
+"""Types of values that counters read in place."""
+_NAMES = {dtype: str(dtype).removeprefix("torch.") for dtype in KINDS}
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 

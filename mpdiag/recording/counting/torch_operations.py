@@ -29,8 +29,6 @@ class Counter:
     Attributes:
         name: What counts.
         values: Count a tensor into its row of counts and its row of extremes.
-        update: Count weights before and after a step into two rows of counts, two of extremes, and a
-            row each of facts and ratios.
         many: Count tensors into these rows of all counts and all extremes.
         many_updates: Count weights before and after a step; the rows of the weights, which those of
             the updates follow, and of the facts and ratios.
@@ -38,17 +36,6 @@ class Counter:
 
     name: str
     values: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
-    update: Callable[
-        [
-            torch.Tensor,
-            torch.Tensor,
-            torch.Tensor,
-            torch.Tensor,
-            torch.Tensor,
-            torch.Tensor,
-        ],
-        None,
-    ]
     many: Callable[[Sequence[torch.Tensor], Sequence[int], torch.Tensor, torch.Tensor], None]
     many_updates: Callable[
         [
@@ -92,7 +79,7 @@ def count_values(values: torch.Tensor, counts: torch.Tensor, extremes: torch.Ten
     extremes[1] = torch.minimum(extremes[1], lowest.min())
 
 
-def count_update(
+def _count_update(
     before: torch.Tensor,
     after: torch.Tensor,
     counts: torch.Tensor,
@@ -153,10 +140,10 @@ def count_many_updates(
     """Add weight updates to these rows, one after another; see ``Counter``."""
     for (before, after), (row, fact) in zip(pairs, rows, strict=True):
         both = slice(row, row + 2)
-        count_update(before, after, counts[both], extremes[both], facts[fact], ratios[fact])
+        _count_update(before, after, counts[both], extremes[both], facts[fact], ratios[fact])
 
 
-COUNTER = Counter("torch operations", count_values, count_update, count_many, count_many_updates)
+COUNTER = Counter("torch operations", count_values, count_many, count_many_updates)
 
 
 def update_facts(weights: torch.Tensor, delta: torch.Tensor) -> torch.Tensor:

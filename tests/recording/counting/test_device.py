@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import importlib.util
 import logging
 import sys
 import types
+from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
 from mpdiag.recording import counting
 from mpdiag.recording.counting import device, layout
 from mpdiag.recording.counting.device import DeviceRows, best_counter, why_not_triton
-from mpdiag.recording.counting.host import HostRows
 from mpdiag.recording.counting.torch_operations import COUNTER as TORCH
 from mpdiag.recording.counting.torch_operations import Counter
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
-KERNEL = "mpdiag.recording.counting.triton_launches"
+KERNEL = "mpdiag.recording.counting.triton_kernels"
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def with_triton(monkeypatch):
         stand_in = types.ModuleType(KERNEL)
         stand_in.COUNTER = dataclasses.replace(TORCH, name="stand-in", values=values)
         monkeypatch.setitem(sys.modules, KERNEL, stand_in)
-        monkeypatch.setattr(counting, "triton_launches", stand_in, raising=False)
+        monkeypatch.setattr(counting, "triton_kernels", stand_in, raising=False)
         find = importlib.util.find_spec
         monkeypatch.setattr(
             importlib.util, "find_spec", lambda name: name == "triton" or find(name)
@@ -86,58 +86,6 @@ def test_without_triton_torch_counts(monkeypatch):
     why_not_triton.cache_clear()
 
 
-TENSORS = [
-    torch.tensor([0.0, 1.0, -2.0, torch.inf, torch.nan, 1e-45, 65520.0]),
-    torch.zeros(0),
-    torch.randn(5000).bfloat16(),
-    torch.randn(5000).half(),
-    torch.tensor([0.0, 1e-320, 1e300, -torch.inf, 2.0**-149], dtype=torch.float64),
-    torch.zeros(3),
-]
-
-
-def rows_of(rows, n: int, updates: int = 0):
-    raw = rows.read()
-    return [raw.counts[list(range(n))], raw.extremes, raw.facts, raw.ratios[list(range(updates))]]
-
-
-def test_many_tensors_are_counted_as_each_is():
-    pairs = [
-        (torch.ones(4), torch.tensor([1.0, 2.0, 1.0 + 2.0**-20, 0.5])),
-        (torch.zeros(0), torch.zeros(0)),
-        (torch.ones(3).bfloat16(), torch.zeros(3).bfloat16()),
-    ]
-    together, singly, host = DeviceRows(CPU, capacity=1), DeviceRows(CPU), HostRows()
-    assert together.count_many([(t, 2, 7) for t in TENSORS]) == list(range(6))
-    assert together.count_many_updates(pairs) == [(6, 7, 0), (8, 9, 1), (10, 11, 2)]
-    for rows in (singly, host):
-        for tensor in TENSORS:
-            rows.count(tensor, 2, 7)
-        for pair in pairs:
-            rows.count_update(*pair)
-    assert together.count_many([]) == []
-    assert together.count_many_updates([]) == []
-    found = rows_of(together, 12, 3)
-    for other in (rows_of(singly, 12, 3), rows_of(host, 12, 3)):
-        assert all(np.array_equal(a, b) for a, b in zip(found, other, strict=True))
-
-
-def test_an_update_that_is_not_finite_has_no_ratio():
-    before = torch.linspace(-3, 3, 700)
-    after = before * 1.01
-    after[::7] = torch.tensor([torch.inf, -torch.inf, torch.nan, 1e-40, 0.0]).repeat(20)
-    before[3::50] = torch.inf
-    before[4::50] = 0.0
-    device, host = DeviceRows(CPU), HostRows()
-    for rows in (device, host):
-        rows.count_update(before, after)
-    found, other = rows_of(device, 2, 1), rows_of(host, 2, 1)
-    assert all(np.array_equal(a, b) for a, b in zip(found, other, strict=True))
-    delta = after - before
-    known = before.isfinite() & delta.isfinite() & (before != 0) & (delta != 0)
-    assert found[3].sum() == int(known.sum())
-
-
 def test_zeros_are_what_no_counter_counted():
     """A row's size is known on the host, so no launch counts zeros, repeats them or adds to them."""
     seen = []
@@ -157,12 +105,27 @@ def test_zeros_are_what_no_counter_counted():
     assert counts.sum(1).tolist() == [18 + 10 + 3, 4]  # a subnormal stands in two columns
 
 
-def test_ratios_beyond_powers_of_float32_keep_their_place():
-    before, after = torch.tensor([2.0**127, 2.0**-149]), torch.tensor([2.0**127, 2.0**100])
-    before[0], after[0] = 2.0**-149 * 3, 2.0**-149 * 2  # subnormals: 3 to 1
-    rows = DeviceRows(CPU)
-    rows.count_update(before, after)
-    ratios = rows.read().ratios[0]
-    places = ratios.nonzero()[0] + layout.RATIO_FIRST
-    assert places.tolist() == [-250, 1]
-    assert ratios.sum() == 2
+def test_a_kernel_is_compiled_once_for_a_type():
+    """What is specialised is compiled apart, for seconds, in the middle of a training.
+
+    The types of values are four, and no number, address or row of a launch is looked at.
+    """
+    kernels = {}
+    for function in ast.parse(
+        Path(layout.__file__).with_name("triton_kernels.py").read_text()
+    ).body:
+        if not isinstance(function, ast.FunctionDef):
+            continue
+        for decorator in function.decorator_list:
+            if isinstance(decorator, ast.Call):
+                free = {k.arg: ast.literal_eval(k.value) for k in decorator.keywords}
+                constant = {a.arg for a in function.args.args if a.annotation is not None}
+                every = {a.arg for a in function.args.args} - constant
+                kernels[function.name] = every - {n for names in free.values() for n in names}
+    whole = {"counts", "extremes", "facts", "ratios"}  # tensors of their own, always on 16 bytes
+    assert {name: left - whole for name, left in kernels.items()} == {
+        "one": set(),
+        "many": set(),
+        "many_updates": set(),
+    }
+    assert not kernels["one"]

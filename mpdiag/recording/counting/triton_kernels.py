@@ -1,8 +1,9 @@
-"""Kernels that count on CUDA; ``triton_launches`` launches them.
+"""Counting on CUDA: one launch for a tensor, and one for many tensors or weight updates.
 
-Values are read where they lie, whatever their type. Counts and extremes go into rows that exist
-already, by integer atomics, so nothing is allocated and no order of execution shows. Zeros are not
-counted: they are what remains of a tensor (see ``device.DeviceRows.read``).
+Values are read where they lie, whatever their type, and kernels get addresses, so nothing is compiled
+apart for where a tensor lies. Counts and extremes go into rows that exist already, by integer atomics,
+so nothing is allocated and no order of execution shows. Zeros are not counted: they are what remains
+of a tensor (see ``device.DeviceRows.read``).
 
 Triton's histogram costs instructions by its number of bins: every bit of a key is a vote of the warp,
 and every 32 bins a population count. For 16 values of a thread, compiled for sm_90: 64 bins take 96
@@ -17,13 +18,22 @@ which would take some six.
 
 from __future__ import annotations
 
+import functools
+from typing import TYPE_CHECKING, Any
+
+import torch
 import triton
 import triton.language as tl
 
 from mpdiag.recording.counting import layout
+from mpdiag.recording.counting.tensors import KINDS
+from mpdiag.recording.counting.torch_operations import Counter
 
-_FLOAT32, _BFLOAT16, _FLOAT16 = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
-_FLOAT64 = tl.constexpr(3)
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_FLOAT32, _BFLOAT16 = tl.constexpr(layout.FLOAT32), tl.constexpr(layout.BFLOAT16)
+_FLOAT64 = tl.constexpr(layout.FLOAT64)
 
 _RAW = tl.constexpr(layout.RAW)
 _SUBNORMALS = tl.constexpr(layout.SUBNORMALS)
@@ -190,7 +200,9 @@ def _octaves(magnitudes):  # type: ignore[no-untyped-def]
 def _add_ratios(weights, updates, ratios):  # type: ignore[no-untyped-def]
     """Add |w|/|Δw| of magnitudes to a row of ratios, each to e of (2^e, 2^(e+1)]."""
     counted = (weights > 0) & (updates > 0) & (weights < _INFINITY) & (updates < _INFINITY)
-    keys = ((_octaves(weights) - _octaves(updates) - 1) >> 23) - _RATIO_FIRST
+    old, moved = _octaves(weights), _octaves(updates)  # their difference may need 33 bits
+    less = ((old & _LARGEST_SUBNORMAL) <= (moved & _LARGEST_SUBNORMAL)).to(tl.int32)
+    keys = (old >> 23) - (moved >> 23) - less - _RATIO_FIRST
     keys = tl.where(counted, keys, -1)
     high = tl.max(keys)
     if high >= 0:
@@ -295,20 +307,6 @@ def one(address, n, counts, extremes, KIND: tl.constexpr, BLOCK: tl.constexpr): 
     _count(address, n.to(tl.int64), start, n.to(tl.int64), stride, counts, extremes, KIND, BLOCK)
 
 
-@triton.jit(
-    do_not_specialize=["before", "after", "n"],
-    do_not_specialize_on_alignment=["counts", "extremes", "facts", "ratios"],
-)
-def update(  # type: ignore[no-untyped-def]
-    before, after, n, counts, extremes, facts, ratios, KIND: tl.constexpr, BLOCK: tl.constexpr
-):
-    """Count an update into two rows, of weights and of changes, and a row of facts and of ratios."""
-    start = tl.program_id(0).to(tl.int64) * BLOCK
-    stride = tl.num_programs(0).to(tl.int64) * BLOCK
-    n = n.to(tl.int64)
-    _compare(before, after, n, start, n, stride, counts, extremes, facts, ratios, KIND, BLOCK)
-
-
 @triton.jit(do_not_specialize=["entries"], do_not_specialize_on_alignment=["table"])
 def many(  # type: ignore[no-untyped-def]
     table, entries, counts, extremes, KIND: tl.constexpr, BLOCK: tl.constexpr, SECTION: tl.constexpr
@@ -346,3 +344,144 @@ def many_updates(  # type: ignore[no-untyped-def]
     facts += fact * _UPDATE
     ratios += fact * _RATIO_BINS
     _compare(before, after, n, start, stop, BLOCK, counts, extremes, facts, ratios, KIND, BLOCK)
+
+
+# -- launches --------------------------------------------------------------------------------------
+
+
+_BLOCK = 4096
+_UPDATE_BLOCK = 2048
+_WARPS = 8
+_SECTION = 8
+"""Blocks of a program where many tensors are counted at once."""
+_WIDE = layout.FLOAT64
+
+
+def _count_values(values: torch.Tensor, counts: torch.Tensor, extremes: torch.Tensor) -> None:
+    kind, values = _readable(values)
+    n = values.numel()
+    programs = min(triton.cdiv(n, _BLOCK), _most_programs(values.device))
+    with _on(values.device):
+        one[(programs,)](
+            values.data_ptr(), n, counts, extremes, KIND=kind, BLOCK=_BLOCK, **_limits(kind)
+        )
+
+
+def _count_many(
+    values: Sequence[torch.Tensor],
+    rows: Sequence[int],
+    counts: torch.Tensor,
+    extremes: torch.Tensor,
+) -> None:
+    tables: dict[int, list[list[int]]] = {}
+    read = [_readable(v) for v in values]  # alive until all is launched
+    for (kind, tensor), row in zip(read, rows, strict=True):
+        tables.setdefault(kind, []).append([tensor.data_ptr(), tensor.numel(), row])
+    for kind, entries in tables.items():
+        table, programs = _table(entries, 1, _SECTION * _BLOCK, counts.device)
+        with _on(counts.device):
+            many[(programs,)](
+                table,
+                len(entries),
+                counts,
+                extremes,
+                KIND=kind,
+                BLOCK=_BLOCK,
+                SECTION=_SECTION,
+                **_limits(kind),
+            )
+
+
+def _count_many_updates(
+    pairs: Sequence[tuple[torch.Tensor, torch.Tensor]],
+    rows: Sequence[tuple[int, int]],
+    counts: torch.Tensor,
+    extremes: torch.Tensor,
+    facts: torch.Tensor,
+    ratios: torch.Tensor,
+) -> None:
+    tables: dict[int, list[list[int]]] = {}
+    read = [_readable_update(*pair) for pair in pairs]
+    for (kind, before, after), (row, fact) in zip(read, rows, strict=True):
+        entry = [before.data_ptr(), after.data_ptr(), before.numel(), row, fact]
+        tables.setdefault(kind, []).append(entry)
+    for kind, entries in tables.items():
+        table, programs = _table(entries, 2, _SECTION * _UPDATE_BLOCK, counts.device)
+        with _on(counts.device):
+            many_updates[(programs,)](
+                table,
+                len(entries),
+                counts,
+                extremes,
+                facts,
+                ratios,
+                KIND=kind,
+                BLOCK=_UPDATE_BLOCK,
+                SECTION=_SECTION,
+                **_limits(None),
+            )
+
+
+COUNTER = Counter("Triton", _count_values, _count_many, _count_many_updates)
+"""Counts by these kernels; waits for nothing."""
+
+
+@functools.cache
+def _limits(kind: int | None) -> dict[str, int]:
+    """Warps, and registers of a thread: chosen for sm_90 by ptxas, where float64 spills 16 bytes.
+
+    With 80 an SM holds three programs, with 128 two, so that one reads while others count.
+
+    Args:
+        kind: The type of the values that are counted, None for an update.
+    """
+    if torch.version.hip is not None:
+        return {"num_warps": _WARPS}
+    wide = kind is None or kind == _WIDE
+    return {"num_warps": _WARPS, "maxnreg": 128 if wide else 80}
+
+
+def _readable(values: torch.Tensor) -> tuple[int, torch.Tensor]:
+    kind = KINDS.get(values.dtype)
+    return (layout.FLOAT32, values.float()) if kind is None else (kind, values)
+
+
+def _readable_update(
+    before: torch.Tensor, after: torch.Tensor
+) -> tuple[int, torch.Tensor, torch.Tensor]:
+    if before.dtype != after.dtype or KINDS.get(before.dtype, _WIDE) == _WIDE:
+        before, after = before.float(), after.float()
+    return KINDS[before.dtype], before, after
+
+
+def _table(
+    entries: list[list[int]], size: int, section: int, device: torch.device
+) -> tuple[torch.Tensor, int]:
+    """A table of tensors on their device, and how many programs serve it.
+
+    Torch keeps page-locked memory for further use, once the copy from it is done; so the copy waits
+    for nothing and no buffer is overwritten under way.
+
+    Args:
+        entries: What each tensor is, without its first program, which is added.
+        size: The column of sizes.
+        section: Values of a program.
+        device: Where the tensors are.
+    """
+    programs = 0
+    for entry in entries:
+        entry.append(programs)
+        programs += triton.cdiv(entry[size], section)
+    table = torch.tensor(entries, dtype=torch.int64, pin_memory=device.type == "cuda")
+    return table.to(device, non_blocking=True), programs
+
+
+@functools.cache
+def _most_programs(device: torch.device) -> int:
+    if device.type != "cuda":  # the interpreter
+        return 4
+    return 8 * int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+def _on(device: torch.device) -> Any:
+    return torch.cuda.device(device if device.type == "cuda" else -1)

@@ -1,0 +1,133 @@
+"""Every counter, every entry, every type: raw rows as numpy's and torch's own arithmetic has them."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+from recording.counting import reference
+
+from mpdiag.recording.counting.device import DeviceRows
+from mpdiag.recording.counting.host import HostRows
+
+CPU = torch.device("cpu")
+IMPLEMENTATIONS = {"host": HostRows, "torch": lambda: DeviceRows(CPU, capacity=1)}
+every_implementation = pytest.mark.parametrize("name", IMPLEMENTATIONS)
+
+
+@every_implementation
+def test_values_count_as_numpy_says(name):
+    reference.check_values(IMPLEMENTATIONS[name]())
+
+
+@every_implementation
+def test_updates_count_as_torchs_casts_say(name):
+    reference.check_updates(IMPLEMENTATIONS[name]())
+
+
+def assert_counted(*tensors: torch.Tensor) -> None:
+    for make in IMPLEMENTATIONS.values():
+        rows = make()
+        for values in tensors:
+            row = rows.count(values)
+            found = reference.row_of(rows.read(), row)
+            assert not reference.differing(found, reference.expected_row(values)), values
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    arrays.arrays(
+        np.uint32, st.integers(0, 700), elements=st.integers(0, 2**32 - 1), fill=st.nothing()
+    ),
+    st.integers(0, 255),
+    st.integers(0, 30),
+)
+def test_any_bits_count_as_numpy_says(bits, exponent, spread):
+    narrow = (bits & np.uint32(0x807FFFFF)) | (
+        np.clip(exponent + bits % (spread + 1), 0, 255).astype(np.uint32) << np.uint32(23)
+    )
+    assert_counted(*(torch.from_numpy(b.view(np.float32).copy()) for b in (bits, narrow)))
+
+
+@settings(max_examples=60, deadline=None)
+@given(arrays.arrays(np.int64, st.integers(0, 300), elements=st.integers(-(2**63), 2**63 - 1)))
+def test_any_bits_of_doubles_count_as_numpy_says(bits):
+    assert_counted(torch.from_numpy(bits.view(np.float64).copy()))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 700), st.integers(-149, 127), st.integers(-149, 127), st.integers(0, 2**31))
+def test_updates_of_any_size_count_as_torchs_casts_say(n, of_weights, of_updates, seed):
+    """Zeros among weights, updates and both; powers of two, and their halfway points."""
+    random = torch.Generator().manual_seed(seed)
+    before, step = (
+        torch.ldexp(torch.randn(n, generator=random), torch.tensor(exponent))
+        * (torch.rand(n, generator=random) > torch.rand(1, generator=random) - 0.5)
+        for exponent in (of_weights, of_updates)
+    )
+    mantissas = torch.rand(n, generator=random) < 0.3
+    before[mantissas] = 2.0**of_weights
+    step[mantissas] = 2.0**of_updates
+    for make in IMPLEMENTATIONS.values():
+        rows = make()
+        (places,) = rows.count_many_updates([(before, before + step)])
+        found = reference.update_of(rows.read(), *places)
+        assert not reference.differing(found, reference.expected_update(before, before + step))
+
+
+def test_values_may_lie_anywhere():
+    """None beyond a tensor is read, and none needs an address that is a multiple of its size."""
+    memory = torch.full((5000,), torch.nan)
+    for offset in (0, 1, 3, 7):
+        for n in (64, 300, 4096):
+            memory[:] = torch.nan
+            memory[offset : offset + n] = torch.randn(n)
+            assert_counted(memory[offset : offset + n])
+
+
+# The interpreter is chosen when Triton is imported, so the comparison runs in a child.
+CHILD = """
+import warnings
+warnings.simplefilter("ignore")  # of Triton's interpreter, about itself
+from triton.runtime import interpreter
+
+# Triton 3.6 makes an index of an array of one entry, which NumPy 2.4 refuses.
+patch = interpreter._patch_lang_tensor
+def patched(tensor, scope):
+    patch(tensor, scope)
+    scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+interpreter._patch_lang_tensor = patched
+
+import torch
+from mpdiag.recording.counting.device import DeviceRows
+from mpdiag.recording.counting.triton_kernels import COUNTER
+from recording.counting import reference
+
+rows = DeviceRows(torch.device("cpu"), 1, COUNTER)
+reference.check_values(rows)
+reference.check_updates(rows)
+print("equal")
+"""
+
+
+def test_the_triton_kernels_count_alike_in_tritons_interpreter(root):
+    if importlib.util.find_spec("triton") is None:
+        pytest.skip("triton is not installed")
+    path = os.pathsep.join([str(root), str(root / "tests"), *sys.path])
+    child = subprocess.run(
+        [sys.executable, "-c", CHILD],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": path},
+        timeout=240,
+    )
+    assert child.stdout == "equal\n", child.stderr
