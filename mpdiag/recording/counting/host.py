@@ -168,8 +168,9 @@ class HostRows:
         if n >= _SHARED:
             scratch, n = _count_shared(values, kind), 0
         self._counts.make_room()
-        table = self._counts.table
-        return numba_kernels.count_row(address, n, kind, repeat, zeros, scratch, table)
+        what = address, n, kind, repeat, zeros
+        row: int = numba_kernels.count_row(*what, scratch, self._counts.table)
+        return row
 
     def count_many(self, tensors: Sequence[tuple[torch.Tensor, int, int]]) -> list[int]:
         """See ``Rows``: in one call of the kernel, but for tensors that several threads count."""
