@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from mpdiag.hardware.alignment import is_amd
+from mpdiag.hardware.tables import read_table
 
 if TYPE_CHECKING:
     from mpdiag.hardware.cpu_instructions import CpuInstructions
@@ -56,6 +58,7 @@ NEEDS = {
 }
 """By format, oldest first; for NVIDIA's GPUs."""
 _FP8_ON_ADA = (12, 1)
+_ON_CPU = Path(__file__).with_name("cpu_formats.tsv")
 
 
 @dataclass(frozen=True)
@@ -142,75 +145,29 @@ def cpu_format_support(name: str, cpu: CpuInstructions) -> tuple[FormatSupport, 
         name: Its model.
         cpu: Its instructions.
     """
-    stored: tuple[How, str] = (
-        "no",
-        "torch can store it but not compute in it; mpdiag analyze predicts it",
-    )
-    support = {
-        "fp16": _fp16_on_cpu(cpu),
-        "int8": _on_cpu("int8", cpu),
-        "tf32": _tf32_on_cpu(cpu),
-        "bf16": _on_cpu("bf16", cpu),
-        "fp8": stored,
-        "fp4": stored,
-    }
+    table = read_table(_ON_CPU)
     return tuple(
-        FormatSupport(name, fmt, how, reason, NEEDS[fmt].text)
-        for fmt, (how, reason) in support.items()
+        FormatSupport(name, fmt, *_on_cpu(cpu, [r for r in table if r["format"] == fmt]), need.text)
+        for fmt, need in NEEDS.items()
     )
 
 
-_ON_CPU: dict[str, tuple[tuple[str, How, str], ...]] = {
-    # (instruction, where it computes, what to say), the fastest first
-    "bf16": (
-        ("amx_bf16", "matrix unit", "supported by AMX: train in BF16 here"),
-        ("avx512_bf16", "vector unit", "supported by AVX512-BF16, without a matrix unit"),
-        ("bf16", "vector unit", "supported by Arm's BF16 instructions, in vector registers"),
-    ),
-    "int8": (
-        ("amx_int8", "matrix unit", "supported by AMX-INT8; for inference only"),
-        ("avx512_vnni", "vector unit", "dot products of AVX512-VNNI; for inference only"),
-        ("avx_vnni", "vector unit", "dot products of AVX-VNNI; for inference only"),
-        ("i8mm", "vector unit", "Arm's I8MM, in vector registers; for inference only"),
-        ("dot", "vector unit", "Arm's dot products; for inference only"),
-    ),
-}
-_WITHOUT: dict[str, tuple[How, str]] = {
-    "bf16": ("emulated", "computed in FP32: correct values, no speedup"),
-    "int8": ("vector unit", "without dot product instructions; for inference only"),
-}
-
-
-def _on_cpu(fmt: str, cpu: CpuInstructions) -> tuple[How, str]:
-    if cpu.names is None:
-        return "unknown", "neither torch nor the system says what this CPU has"
-    how, reason = next(
-        ((how, reason) for n, how, reason in _ON_CPU[fmt] if n in cpu.names), _WITHOUT[fmt]
-    )
-    if how != "matrix unit" and cpu.apple:
-        reason += "; whether Apple's own matrix unit helps is not known"
-    elif how != "matrix unit" and "sme" in cpu.names:
-        reason += "; whether torch uses this CPU's matrix unit (SME) is not known"
+def _on_cpu(cpu: CpuInstructions, rows: list[dict[str, str]]) -> tuple[How, str]:
+    """The first row that applies, and what is not known of another matrix unit."""
+    row = next(row for row in rows if _applies(row["instruction"], cpu))
+    how, reason = cast("How", row["how"]), row["reason"]
+    if row["format"] in ("bf16", "int8") and cpu.names is not None and how != "matrix unit":
+        if cpu.apple:
+            reason += "; whether Apple's own matrix unit helps is not known"
+        elif "sme" in cpu.names:
+            reason += "; whether torch uses this CPU's matrix unit (SME) is not known"
     return how, reason
 
 
-def _fp16_on_cpu(cpu: CpuInstructions) -> tuple[How, str]:
-    """As mpdiag trains in it, whatever the CPU has: backward passes of FP16 are slow or missing."""
-    found = {"amx_fp16": "AMX-FP16", "avx512_fp16": "AVX512-FP16", "fp16_arith": "Arm's FP16"}
-    there = next((words for n, words in found.items() if cpu.has(n)), "")
-    has = f"; this CPU's {there} serves inference" if there else ""
-    return (
-        "emulated",
-        "mpdiag computes in FP32 and rounds what is stored: correct values, no speedup" + has,
-    )
-
-
-def _tf32_on_cpu(cpu: CpuInstructions) -> tuple[How, str]:
-    if cpu.has("amx_tf32"):
-        return "matrix unit", 'AMX-TF32, with torch.set_float32_matmul_precision("high")'
-    if cpu.has("amx_fp16"):
-        return "unknown", "torch allows oneDNN TF32 here; whether AMX has it is not known"
-    return "no", "TF32 is a format of NVIDIA's Tensor Cores"
+def _applies(instruction: str, cpu: CpuInstructions) -> bool:
+    if instruction == "?":
+        return cpu.names is None
+    return not instruction or bool(cpu.has(instruction))
 
 
 def version(text: str | int | None) -> Version | None:

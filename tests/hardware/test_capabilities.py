@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -18,94 +19,82 @@ from mpdiag.hardware.capabilities import (
 from mpdiag.hardware.cpu_instructions import CpuInstructions, read_instructions
 from mpdiag.hardware.devices import DeviceFacts
 from mpdiag.hardware.flags import read_flags
+from mpdiag.hardware.tables import read_table
 
+HERE = Path(__file__).parent
 NEW = Software(cuda=(12, 8), cudnn=(9, 7, 0), driver=(570, 86))
 
 
-def able(name, capability, software=NEW):
-    found = gpu_format_support(DeviceFacts(name, capability), software)
-    assert {a.format for a in found} == set(NEEDS)
-    return {a.format for a in found if a.how == "tensor cores"}
+def able(device, software=NEW):
+    support = gpu_format_support(device, software)
+    assert [s.format for s in support] == list(NEEDS)
+    return [s.format for s in support if s.how == "tensor cores"]
 
 
-@pytest.mark.parametrize(
-    ("name", "capability", "expected"),
-    [
-        ("Tesla P100", (6, 0), set()),
-        ("Tesla V100-SXM2-16GB", (7, 0), {"fp16"}),
-        ("Tesla T4", (7, 5), {"fp16", "int8"}),
-        ("NVIDIA GeForce GTX 1650", (7, 5), set()),
-        ("NVIDIA A100-SXM4-40GB", (8, 0), {"fp16", "int8", "bf16", "tf32"}),
-        ("NVIDIA GeForce RTX 4090", (8, 9), {"fp16", "int8", "bf16", "tf32", "fp8"}),
-        ("NVIDIA H100 PCIe", (9, 0), {"fp16", "int8", "bf16", "tf32", "fp8"}),
-        ("AMD Instinct MI210", (9, 0), {"fp16", "int8", "bf16"}),
-        ("AMD Instinct MI300X", (9, 4), {"fp16", "int8", "bf16", "tf32", "fp8"}),
-        ("AMD Radeon RX 6600", (10, 3), set()),
-        ("NVIDIA GeForce RTX 5090", (12, 0), {"fp16", "int8", "bf16", "tf32", "fp8", "fp4"}),
-        ("AMD Instinct MI355X", (9, 5), {"fp16", "int8", "bf16", "fp8", "fp4"}),
-        ("AMD Radeon Graphics", (9, 4), {"fp16", "int8", "bf16", "tf32", "fp8"}),
-    ],
-)
-def test_formats_of_a_gpu(name, capability, expected):
-    assert able(name, capability) == expected
+@pytest.mark.parametrize("row", read_table(HERE / "gpus.tsv"), ids=lambda row: row["name"])
+def test_what_a_gpu_is_and_can(row):
+    known = None if row["capability"] == "?" else tuple(map(int, row["capability"].split(".")))
+    device = DeviceFacts(row["name"].replace("(blank)", ""), known)
+    assert (device.generation or "?") == row["generation"]
+    assert {True: "yes", False: "no", None: "?"}[device.has_tensor_cores] == row["tensor_cores"]
+    assert able(device) == row["formats"].split()
 
 
 def test_software_that_is_too_old_is_named():
     old = Software(cuda=(11, 8), cudnn=(8, 5), driver=(440, 1))
-    found = {
-        a.format: a for a in gpu_format_support(DeviceFacts("NVIDIA GeForce RTX 4090", (8, 9)), old)
-    }
-    assert found["fp16"].how == "tensor cores"
-    assert found["bf16"].reason == "too old: driver 440.1 < 450.36"
+    device = DeviceFacts("NVIDIA GeForce RTX 4090", (8, 9))
+    support = {s.format: s for s in gpu_format_support(device, old)}
+    assert support["fp16"].how == "tensor cores"
+    assert support["bf16"].reason == "too old: driver 440.1 < 450.36"
     # FP8 on Ada came with CUDA 12.1, on Hopper with 11.8.
-    assert "CUDA 11.8 < 12.1, cuDNN 8.5 < 8.6, driver 440.1 < 520.61" in found["fp8"].reason
-    assert able("NVIDIA H100 PCIe", (9, 0), Software(cuda=(11, 8))) >= {"fp8"}
-    assert found["fp8"].needs == "compute capability 8.9, CUDA 11.8, cuDNN 8.6, driver 520.61"
-    json.dumps(found["fp8"].to_json())
+    assert "CUDA 11.8 < 12.1, cuDNN 8.5 < 8.6, driver 440.1 < 520.61" in support["fp8"].reason
+    assert "fp8" in able(DeviceFacts("NVIDIA H100 PCIe", (9, 0)), Software(cuda=(11, 8)))
+    assert support["fp8"].needs == "compute capability 8.9, CUDA 11.8, cuDNN 8.6, driver 520.61"
+    json.dumps(support["fp8"].to_json())
 
 
-SAPPHIRE = "avx512_f avx512_vnni avx512_bf16 avx512_fp16 amx_tile amx_bf16 amx_int8"
-GRANITE = f"{SAPPHIRE} amx_fp16"
-ZEN4 = "avx512_f avx512_vnni avx512_bf16"
+CPUS = {
+    "Sapphire Rapids": "avx512_f avx512_vnni avx512_bf16 avx512_fp16 amx_tile amx_bf16 amx_int8",
+    "Granite Rapids": "avx512_f avx512_vnni avx512_bf16 amx_tile amx_bf16 amx_int8 amx_fp16",
+    "Zen 4": "avx512_f avx512_vnni avx512_bf16",
+    "AVX-VNNI": "avx2 avx_vnni",
+    "AVX2": "avx2",
+    "Arm with BF16": "neon bf16 i8mm dot",
+    "Arm with SME": "neon bf16 i8mm sme",
+}
 
 
-def cpu(names, architecture="x86", **more):
-    found = None if names is None else frozenset(names.split())
-    return CpuInstructions(architecture, found, **more)
+def cpu(name, **more):
+    names = frozenset(CPUS[name].split()) if name in CPUS else None
+    return CpuInstructions("arm" if name.startswith("Arm") else "x86", names, **more)
 
 
 @pytest.mark.parametrize(
-    ("names", "bf16", "int8"),
+    ("name", "bf16", "int8", "words"),
     [
-        (SAPPHIRE, "matrix unit", "matrix unit"),
-        (GRANITE, "matrix unit", "matrix unit"),
-        (ZEN4, "vector unit", "vector unit"),
-        ("avx2 avx_vnni", "emulated", "vector unit"),
-        ("avx2", "emulated", "vector unit"),
-        ("neon bf16 i8mm dot", "vector unit", "vector unit"),
-        (None, "unknown", "unknown"),
+        ("Sapphire Rapids", "matrix unit", "matrix unit", "int8: supported by AMX-INT8"),
+        ("Granite Rapids", "matrix unit", "matrix unit", "fp16: AMX-FP16"),
+        ("Zen 4", "vector unit", "vector unit", "int8: AVX512-VNNI"),
+        ("AVX-VNNI", "emulated", "vector unit", "int8: AVX-VNNI"),
+        ("AVX2", "emulated", "vector unit", "int8: without dot product"),
+        ("Arm with BF16", "vector unit", "vector unit", "bf16: Arm's BF16"),
+        ("Arm with SME", "vector unit", "vector unit", "bf16: SME"),
+        ("nobody says", "unknown", "unknown", "int8: neither torch nor the system"),
     ],
 )
-def test_formats_of_a_cpu_by_its_instructions(names, bf16, int8):
-    found = {a.format: a for a in cpu_format_support("CPU", cpu(names))}
-    assert set(found) == set(NEEDS)
-    assert (found["bf16"].how, found["int8"].how) == (bf16, int8)
-    assert found["fp16"].how == "emulated"  # as mpdiag trains in it
+def test_formats_of_a_cpu_by_its_instructions(name, bf16, int8, words):
+    support = {s.format: s for s in cpu_format_support("CPU", cpu(name))}
+    assert list(support) == list(NEEDS)
+    assert (support["bf16"].how, support["int8"].how) == (bf16, int8)
+    assert support["fp16"].how == "emulated"  # as mpdiag trains in it
+    fmt, _, reason = words.partition(": ")
+    assert reason in support[fmt].reason
+    assert ("FP16" in support["fp16"].reason) == ("fp16" in CPUS.get(name, ""))
 
 
-def test_what_is_said_of_a_cpus_instructions():
-    def reason(names, fmt, **more):
-        return next(a.reason for a in cpu_format_support("", cpu(names, **more)) if a.format == fmt)
-
-    assert reason(SAPPHIRE, "int8").startswith("supported by AMX-INT8")
-    assert "AVX512-VNNI" in reason(ZEN4, "int8")
-    assert "AVX512-FP16" in reason(SAPPHIRE, "fp16")
-    assert "AMX-FP16" in reason(GRANITE, "fp16")
-    assert "FP16" not in reason("avx2", "fp16")
-    assert "without dot product" in reason("avx2", "int8")
-    arm = {"architecture": "arm"}
-    assert "SME" in reason("neon bf16 i8mm sme", "bf16", **arm)
-    assert "Apple" in reason("neon bf16 i8mm sme", "bf16", apple=True, **arm)
+def test_whether_apples_matrix_unit_helps_is_not_known():
+    support = cpu_format_support("CPU", cpu("Arm with SME", apple=True))
+    assert ["Apple" in s.reason for s in support if s.format in ("bf16", "int8")] == [True, True]
 
 
 def test_instructions_from_the_operating_system(tmp_path):
@@ -113,13 +102,13 @@ def test_instructions_from_the_operating_system(tmp_path):
     listed.write_text(
         "model name\t: Xeon\nflags\t\t: fpu avx512f amx_tile amx_bf16 amx_int8 avx_vnni\n"
     )
-    found = read_instructions(None, listed)
-    assert found.names == {"avx512_f", "amx_tile", "amx_bf16", "amx_int8", "avx_vnni"}
-    assert found.unit_dtypes == {"bf16", "int8"}
+    read = read_instructions(None, listed)
+    assert read.names == {"avx512_f", "amx_tile", "amx_bf16", "amx_int8", "avx_vnni"}
+    assert read.unit_dtypes == {"bf16", "int8"}
     listed.write_text("Features\t: fp asimd asimddp bf16 i8mm\n")
     assert read_instructions(None, listed).names == {"dot", "bf16", "i8mm"}
-    assert read_instructions(None, tmp_path / "none").names is None
-    assert read_instructions(None, tmp_path / "none").unit_dtypes is None
+    absent = read_instructions(None, tmp_path / "none")
+    assert absent.names is absent.unit_dtypes is None
 
 
 def test_instructions_from_torch(tmp_path):
@@ -131,28 +120,30 @@ def test_instructions_from_torch(tmp_path):
         assert real.has("amx_tile") == bool(torch.cpu._is_amx_tile_supported())
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("12.4", (12, 4)), ("550.54.15", (550, 54, 15)),
-        (8902, (8, 9, 2)), (91002, (9, 10, 2)), (None, None),
-    ],
-)  # fmt: skip
-def test_versions(text, expected):
-    assert version(text) == expected
+def test_versions():
+    expected = {
+        "12.4": (12, 4), "550.54.15": (550, 54, 15), 8902: (8, 9, 2), 91002: (9, 10, 2), None: None
+    }  # fmt: skip
+    assert {text: version(text) for text in expected} == expected
 
 
-def flags(module=torch):
-    return {f.name: f for f in read_flags(module)}
+# -- settings ---------------------------------------------------------------------------------------
+
+PRECISION = "torch.get_float32_matmul_precision()"
+CONVOLUTIONS = "torch.backends.mkldnn.conv.fp32_precision"
+
+
+def flags(module=torch, on=None):
+    return {f.name: f for f in read_flags(module, on)}
 
 
 def test_settings_are_read_as_they_stand(monkeypatch):
     before = torch.get_float32_matmul_precision()
     try:
         torch.set_float32_matmul_precision("highest")
-        strict = flags()["torch.get_float32_matmul_precision()"]
+        strict = flags()[PRECISION]
         torch.set_float32_matmul_precision("high")
-        loose = flags()["torch.get_float32_matmul_precision()"]
+        loose = flags()[PRECISION]
     finally:
         torch.set_float32_matmul_precision(before)
     assert (strict.value, loose.value) == ("highest", "high")
@@ -168,65 +159,39 @@ def test_settings_are_read_as_they_stand(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("names", "precision", "meaning", "advised"),
-    [
-        (SAPPHIRE, "highest", "FP32 matrix products are computed in FP32", True),
-        (
-            SAPPHIRE,
-            "high",
-            "no effect on this CPU: FP32 matrix products are computed in FP32",
-            True,
-        ),
-        (GRANITE, "high", "oneDNN may use TF32 for FP32 matrix products", True),
-        (SAPPHIRE, "medium", "FP32 matrix products are computed in BF16 on AMX", False),
-        (ZEN4, "highest", "FP32 matrix products are computed in FP32", False),
-        (ZEN4, "medium", "no effect on this CPU: FP32 matrix products are computed in FP32", False),
-        ("neon bf16", "medium", "oneDNN may use BF16 for FP32 matrix products", False),
-        (None, "medium", "not known", False),
-    ],
+    "row",
+    read_table(HERE / "matmul_precision.tsv"),
+    ids=lambda row: f"{row['cpu']} {row['precision']}",
 )
-def test_matmul_precision_on_a_cpu(monkeypatch, names, precision, meaning, advised):
-    """``"high"`` allows TF32, which no x86 CPU before AMX-FP16 has; ``"medium"`` is BF16 on AMX."""
+def test_matmul_precision_on_a_cpu(monkeypatch, row):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: precision)
-    found = {f.name: f for f in read_flags(torch, cpu(names))}
-    flag = found["torch.get_float32_matmul_precision()"]
-    assert flag.meaning == meaning
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: row["precision"])
+    read = flags(on=cpu(row["cpu"]))
+    assert read[PRECISION].meaning == row["meaning"]
     words = 'torch.set_float32_matmul_precision("medium") multiplies in BF16 on AMX'
-    assert flag.advice == (words if advised else "")
-    convolutions = found.get("torch.backends.mkldnn.conv.fp32_precision")
-    if convolutions is not None:
-        assert ("bf16" in convolutions.advice) == ("amx_bf16" in (names or ""))
+    assert read[PRECISION].advice == (words if row["advised"] == "yes" else "")
+    if CONVOLUTIONS in read:
+        amx = "amx_bf16" in CPUS.get(row["cpu"], "")
+        assert ("bf16" in read[CONVOLUTIONS].advice) == amx
 
 
 def test_a_gpu_keeps_its_own_words(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    found = {f.name: f for f in read_flags(torch, cpu(SAPPHIRE))}
-    assert "TF32" in found["torch.get_float32_matmul_precision()"].advice
-    assert "torch.backends.mkldnn.conv.fp32_precision" not in found
+    read = flags(on=cpu("Sapphire Rapids"))
+    assert "TF32" in read[PRECISION].advice
+    assert CONVOLUTIONS not in read
 
 
 def test_only_variables_that_matter_are_shown(monkeypatch):
     monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")
     monkeypatch.setenv("MY_TOKEN", "secret")
-    found = flags()
-    assert found["NVIDIA_TF32_OVERRIDE"].value == "0"
-    assert "secret" not in str(found)
+    assert flags()["NVIDIA_TF32_OVERRIDE"].value == "0"
+    assert "secret" not in str(flags())
 
 
 def test_a_torch_that_does_not_tell():
-    class Silent:
-        def __getattr__(self, name):
-            raise AttributeError(name)
-
-    module = SimpleNamespace(
-        backends=SimpleNamespace(
-            cuda=SimpleNamespace(matmul=Silent()),
-            cudnn=Silent(),
-            mkldnn=SimpleNamespace(is_available=lambda: False),
-        ),
-        get_float32_matmul_precision=lambda: "odd",
-    )
-    found = flags(module)
-    assert found["torch.backends.cudnn.allow_tf32"].value == "not known"
-    assert found["torch.get_float32_matmul_precision()"].meaning == "not known"
+    backends = SimpleNamespace(mkldnn=SimpleNamespace(is_available=lambda: False))
+    module = SimpleNamespace(backends=backends, get_float32_matmul_precision=lambda: "odd")
+    read = flags(module)
+    assert read["torch.backends.cudnn.allow_tf32"].value == "not known"
+    assert read[PRECISION].meaning == "not known"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mpdiag.hardware.matrix_work import matmul
-from mpdiag.hardware.peaks import devices, has_tensor_cores, peaks_at_most, peaks_of
+from mpdiag.hardware.peaks import devices, peaks_at_most, peaks_of
 from mpdiag.hardware.tables import read_table
 from mpdiag.tensorcores.kernel_evidence import by_rate
 from mpdiag.tensorcores.work.traced_operation import OperationTime
@@ -106,29 +106,6 @@ def test_another_number_of_processors_is_another_device():
     assert part.bound
     assert part.cuda_rate("bf16") == pytest.approx(163.4e12 / 8, rel=0.01)
     assert peaks_of("NVIDIA GB200", 152).name == "GB200"  # how many it has is not published
-
-
-@pytest.mark.parametrize(
-    ("name", "capability", "expected"),
-    [
-        ("NVIDIA GeForce GTX 1660 Ti", (7, 5), False),
-        ("NVIDIA T1000", (7, 5), False),
-        ("Tesla T4", (7, 5), True),
-        ("NVIDIA GeForce RTX 2060", (7, 5), True),
-        ("NVIDIA GeForce GTX 1080 Ti", (6, 1), False),
-        ("NVIDIA GeForce RTX 3080 Laptop GPU", (8, 6), True),
-        ("AMD Instinct MI210", (9, 0), True),
-        ("AMD Radeon RX 6600", (10, 3), None),
-        ("NVIDIA H100 PCIe", None, True),
-        ("something else", None, None),
-        ("something newer", (13, 0), None),
-        ("", (9, 4), True),
-        ("AMD Radeon Graphics", (9, 4), True),
-        ("AMD Radeon VII", (9, 0), None),
-    ],
-)
-def test_who_has_tensor_cores(name, capability, expected):
-    assert has_tensor_cores(name, capability) is expected
 
 
 @pytest.mark.parametrize(

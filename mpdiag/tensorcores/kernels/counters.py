@@ -24,7 +24,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Literal
+
+from mpdiag.hardware.tables import read_table
+from mpdiag.tensorcores.kernels.rules import DATA
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -40,31 +44,7 @@ ADVICE: Mapping[Vendor, str] = {
 }
 """Commands that measure enough to decide, on every generation."""
 
-PATHS: Mapping[str, frozenset[str]] = {
-    "sm70": frozenset({"hmma"}),
-    "sm72": frozenset({"hmma", "imma"}),
-    "sm75": frozenset({"hmma", "imma"}),
-    "sm80": frozenset({"hmma", "imma", "dmma"}),
-    "sm86": frozenset({"hmma", "imma"}),
-    "sm87": frozenset({"hmma", "imma"}),
-    "sm89": frozenset({"hmma", "imma"}),
-    "sm90": frozenset({"hmma", "imma", "dmma", "gmma"}),
-    "sm100": frozenset({"hmma", "imma", "dmma", "tcgen05"}),
-    "sm120": frozenset({"hmma", "qmma", "imma"}),
-    "gfx908": frozenset({"I8", "F16", "BF16", "F32"}),
-    "gfx90a": frozenset({"I8", "F16", "BF16", "F32", "F64"}),
-    "gfx942": frozenset({"I8", "F16", "BF16", "F32", "F64", "F8", "XF32"}),
-    "gfx950": frozenset({"I8", "F16", "BF16", "F32", "F64", "F8", "F6F4"}),
-}
-"""The kinds of matrix instruction of each generation."""
-_FAMILIES = {
-    10: "sm100",
-    11: "sm100",
-    12: "sm120",
-}  # by major capability: 10.3 as 10.0, 12.1 as 12.0
-_AMD = {(9, 0): "gfx90a", (9, 4): "gfx942", (9, 5): "gfx950"}  # 90a has what 908 has
-_SHARED = frozenset({"sm80", "sm86", "sm87", "sm89", "sm90"})
-"""Generations on whose Tensor pipe other instructions run, too: HFMA2.MMA."""
+_PREFIX: Mapping[Vendor, str] = {"nvidia": "sm", "amd": "gfx"}
 _DTYPES = {
     "F16": "fp16", "BF16": "bf16", "F32": "fp32", "F64": "fp64", "I8": "int8", "XF32": "tf32",
     "F8": "fp8", "fp16": "fp16", "bf16": "bf16", "tf32": "tf32", "fp64": "fp64", "int8": "int8",
@@ -113,14 +93,25 @@ class CounterMeaning:
     instruction: str = ""
 
 
+@cache
+def _generations() -> dict[str, dict[str, str]]:
+    return {row["generation"]: row for row in read_table(DATA / "counter_paths.tsv")}
+
+
 def generation(capability: tuple[int, int] | None, vendor: Vendor) -> str | None:
-    """The key of ``PATHS``; None where the generation is not known."""
+    """The generation of a GPU, such as ``sm90``; None where it is not known."""
     if capability is None:
         return None
-    if vendor == "amd":
-        return _AMD.get(capability)
-    name = _FAMILIES.get(capability[0], f"sm{capability[0]}{capability[1]}")
-    return name if name in PATHS else None
+    major, minor = capability
+    for name, row in _generations().items():
+        same = {f"{major}.{minor}", f"{major}.*"} & set(row["capabilities"].split())
+        if same and name.startswith(_PREFIX[vendor]):
+            return name
+    return None
+
+
+def _paths(name: str) -> frozenset[str]:
+    return frozenset(_generations()[name]["paths"].split())
 
 
 def meaning(metric: str, capability: tuple[int, int] | None) -> CounterMeaning | None:
@@ -153,9 +144,9 @@ def covers(paths: frozenset[str], capability: tuple[int, int] | None, vendor: Ve
         return True
     known = generation(capability, vendor)
     if known is not None:
-        return paths >= PATHS[known]
-    prefix = "gfx" if vendor == "amd" else "sm"
-    return all(paths >= needed for name, needed in PATHS.items() if name.startswith(prefix))
+        return paths >= _paths(known)
+    vendors = [name for name in _generations() if name.startswith(_PREFIX[vendor])]
+    return all(paths >= _paths(name) for name in vendors)
 
 
 def without_hfma2(metric: str, counters: Mapping[str, float]) -> float | None:
@@ -169,7 +160,7 @@ def without_hfma2(metric: str, counters: Mapping[str, float]) -> float | None:
 
 
 def _nvidia(metric: str, known: str | None) -> CounterMeaning | None:
-    shared = known is None or known in _SHARED
+    shared = known is None or _generations()[known]["shared"] == "yes"
     if _NVIDIA_TC.match(metric):
         return CounterMeaning("nvidia", frozenset({"tcgen05"}), instruction="UTC*MMA")
     if _NVIDIA_PIPE.match(metric):

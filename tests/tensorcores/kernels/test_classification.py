@@ -16,40 +16,6 @@ from mpdiag.tensorcores.kernels.classification import (
 from mpdiag.tensorcores.kernels.demangling import demangled, identifiers
 from mpdiag.tensorcores.kernels.rules import rules
 
-BY_CONVENTION = {
-    "tensor_core": """
-        sm90_fp8_m_grouped_gemm_impl miopenSp3AsmConvFury_v9 turbomind_MMA_16816_x nvfuser_matmul_f0_c0
-        persistent_tma_gemm gluon_mm_a16w16_gfx950 mxfp4_fp8_gemm_decode hgemv_tensor_core_kernel
-        miopenSp3AsmConvRage_v4_6_1_gfx9_fp16_x _attn_bwd_dq_varlen _triton_fp8_gemm_1x128_kernel
-    """,
-    "cuda_core": """
-        cudapy::app::my_matmul$7 MatMulHalfInt4Kernel triton_red_fused_mm_view_3
-        fna_bwd_reference_dK_kernel dot_product_kernel vdot_kernel bgemv4_outer Kokkos::Impl::For<Gemm>
-    """,
-    "helper": """
-        fill_group_gemm_args_kernel merge_states_kernel fmha_bwd_hd128_odo_fp16 AttentionSumKernel
-        oz2::real::scale_kernel ck_tile::FmhaBwdConvertQGradKernel<x>
-    """,
-    "layout": "NCHWtoNHWC_kernel tensorflow::functor::SwapDimension1And2InTensor3UsingTiles<x>",
-    "other": """
-        cupy_arctan2 cudf::gpuDecode SpMMCsr ReLUKernel _FP8rowwise_to_float_kernel median3x3_kernel
-        a::ep::internode::combine gemma_rms_norm_kernel _fbgemm_silu_mul fused_moe_aux_loss_kernel
-        save_conv_state_kernel TextureFwdKernelLinear1 add_dgrad_kernel lstm_cell_forward simt_copy
-        nvfuser_none_f0_c0 a::cuda::warp_perspective::kern_general
-    """,
-    "unknown": """
-        fused_norm_linear quant_linear_kernel main_dispatch_1_matmul _mlstm_chunk_fw fused_kernel
-        forward_kernel fp8_matmul_tiled mxfp4_moe_gemm mlir_quant_dot_dequantizelinear loop_dot_fusion_3
-        gemm_rs_thread_block_swizzle_kernel kernel_gemm_reduce_scatter hadamard_quantize_kernel
-    """,
-}
-
-
-@pytest.mark.parametrize("verdict", BY_CONVENTION)
-def test_conventions_and_words_of_names_that_no_list_holds(verdict):
-    names = BY_CONVENTION[verdict].split()
-    assert {name: classify(name).verdict for name in names} == dict.fromkeys(names, verdict)
-
 
 def test_a_verdict_says_which_rule_and_token_decided():
     facts = classify("void cutlass::Kernel2<cutlass_80_tensorop_s1688gemm_64x64_32x6_nn_align1>(x)")
