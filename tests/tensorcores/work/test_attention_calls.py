@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.flop_counter import sdpa_backward_flop_count, sdpa_flop_count
 
-from mpdiag.tensorcores.work.attention_calls import AttentionArguments
-from mpdiag.tensorcores.work.traced_operation import matrix_work, readers
+from mpdiag.tensorcores.work.traced_operation import matrix_work
 
 small = st.integers(1, 9)
 
@@ -79,17 +76,6 @@ def test_the_packages_mask_lies_between_both_corners(queries, keys):
     assert (work.least_flops, work.flops) == (16 * min(pairs), 16 * max(pairs))
 
 
-def test_queries_may_share_keys():
-    shared = call(
-        "aten::_flash_attention_forward", [(2, 64, 8, 16), *[(2, 64, 2, 16)] * 2], _8=False
-    )
-    apart = call("aten::_flash_attention_forward", [(2, 64, 8, 16)] * 3, _8=False)
-    assert shared.flops == apart.flops
-    assert shared.bytes == 2 * 2 * 64 * (8 + 2) * (16 + 16)
-    odd = call("aten::_flash_attention_forward", [(2, 64, 8, 16), *[(2, 64, 3, 16)] * 2], _8=False)
-    assert odd is None
-
-
 @given(st.lists(st.integers(1, 12), min_size=1, max_size=5), st.booleans())
 def test_packed_sequences_are_a_range_around_the_truth(lengths, causal):
     tokens, longest = sum(lengths), max(lengths)
@@ -106,13 +92,6 @@ def test_packed_sequences_are_a_range_around_the_truth(lengths, causal):
         assert (work.least_flops, work.flops) == (truth, truth)
 
 
-def test_decoding_one_token_of_each_sequence_is_exact():
-    shapes = [(3, 8, 64), (700, 2, 64), (700, 2, 64), (4,), (4,)]
-    name = "aten::_flash_attention_forward"
-    work = call(name, shapes, _5=1, _6=300, _8=False)
-    assert (work.flops, work.fewest) == (2 * 8 * 700 * 128, None)
-
-
 def test_a_sliding_window_leaves_less():
     shapes = [(1, 100, 1, 4)] * 3
     name = "flash_attn::_flash_attn_forward"
@@ -120,37 +99,3 @@ def test_a_sliding_window_leaves_less():
     assert (work.least_flops, work.flops) == (16 * 100, 16 * 100 * 20)
     inside = brute(100, 100, lambda i, j: -9 <= j - i <= 10)
     assert work.least_flops <= 16 * inside <= work.flops
-
-
-@pytest.mark.parametrize(
-    "shapes",
-    [
-        [(2, 4, 64, 16), (900, 16, 4, 16), (900, 16, 4, 16)],  # a paged cache
-        [(3, 8, 64), (700, 2, 64), (700, 2, 64)],
-        [(2, 8, 64)],
-        [],
-    ],
-)
-def test_what_the_shapes_do_not_tell_is_not_known(shapes):
-    assert call("flash_attn::_flash_attn_forward", shapes) is None
-    assert call("higher_order::flex_attention", shapes) is None
-
-
-def test_positions_are_those_of_pytorchs_schemas():
-    seen = 0
-    for name, read in readers().items():
-        operator = getattr(torch.ops.aten, name, None)
-        if operator is None or not isinstance(read.args[:1] and read.args[0], AttentionArguments):
-            continue
-        seen += 1
-        (at,) = read.args
-        names = [argument.name for argument in operator.default._schema.arguments]
-        assert names[at.query : at.query + 3] == ["query", "key", "value"], name
-        assert names[at.causal] in ("is_causal", "custom_mask_type"), name
-        if at.packed:
-            begins = [names[at.packed + i][:4] for i in range(2)]
-            assert begins in (["cum_", "cum_"], ["cu_s", "cu_s"]), name
-            assert [names[at.longest + i][:4] for i in range(2)] == ["max_", "max_"], name
-        if at.window:
-            assert names[at.window : at.window + 2] == ["window_size_left", "window_size_right"]
-    assert seen >= 16

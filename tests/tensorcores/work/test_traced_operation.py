@@ -9,12 +9,22 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
-from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
+from torch.utils.flop_counter import (
+    FlopCounterMode,
+    flop_registry,
+    sdpa_backward_flop_count,
+    sdpa_flop_count,
+)
 
 from mpdiag.hardware.matrix_work import attention, convolution, matmul, recurrent
-from mpdiag.tensorcores.work.traced_operation import matrix_work
+from mpdiag.hardware.tables import read_table
+from mpdiag.tensorcores.work.attention_calls import attention_call
+from mpdiag.tensorcores.work.convolutions import convolution_backward, convolution_forward
+from mpdiag.tensorcores.work.traced_operation import matrix_work, readers
 
 
 def calls_of(run, tmp_path):
@@ -140,12 +150,6 @@ def test_attention_on_this_machine(tmp_path, causal):
         assert backward.flops == sdpa_backward_flop_count(q.shape, q.shape, k.shape, v.shape)
 
 
-def test_attention_where_heads_come_last():
-    heads_first = matrix_work("aten::_scaled_dot_product_flash_attention", [[2, 3, 16, 8]] * 3)
-    heads_last = matrix_work("aten::_flash_attention_forward", [[2, 16, 3, 8]] * 3)
-    assert heads_first == heads_last
-
-
 def cells(model, x):
     """FLOP of an RNN, from a loop over its layers and directions."""
     total, source = 0, x.shape[-1]
@@ -187,54 +191,65 @@ def test_onednn_lstm_layers_are_the_lstm(tmp_path):
     assert sum(w.flops for w in layers) == cells(model, x)
 
 
-def test_a_cudnn_lstm_as_traces_record_it():
-    """(input, weight[], stride0, buffer, hx, cx, mode, hidden, projection, layers, first, …)."""
-    dims = [[35, 20, 200], [], [], [], [2, 20, 650], [2, 20, 650]] + [[]] * 10
-    concrete = ["", "", "4", "", "", "", "2", "650", "0", "2", "False", "0.5", "True", "False"]
-    types = ["c10::Half", "TensorList", "Scalar", "c10::Half", "c10::Half", "c10::Half"]
-    work = matrix_work("aten::_cudnn_rnn", dims, types, [], concrete)
-    assert (work.m, work.n, work.k, work.dtype) == (20, 2600, 650, "fp16")
-    assert work.flops == 35 * 20 * 2 * 4 * 650 * ((200 + 650) + (650 + 650))
-    # An older trace, without the values: what the states' shapes tell, and cx tells an LSTM.
-    assert matrix_work("aten::_cudnn_rnn", dims, types) == work
-    assert matrix_work("aten::_cudnn_rnn", [*dims[:5], [], *dims[6:]], types) is None
-    backward = [*dims[:6], [35, 20, 650], [35, 20, 650], [], [], *dims[6:]]
-    values = [*concrete[:6], "", "", "", "", *concrete[6:]]
-    twice = matrix_work("aten::_cudnn_rnn_backward", backward, types, [], values)
-    assert twice.flops == 2 * work.flops
-    miopen = [*dims[:3], *dims[4:]]
-    values = [*concrete[:3], *concrete[4:8], *concrete[9:]]
-    assert matrix_work("aten::miopen_rnn", miopen, types, [], values).flops == work.flops
+def described(work):
+    """A work as ``calls.tsv`` writes it."""
+    if work is None:
+        return "none"
+    sizes = ",".join(f"{name}:{size}" for name, size in work.sizes).replace(" ", "_")
+    fields = {
+        "batch": work.batch, "dtype": work.dtype, "flops": work.flops, "bytes": work.bytes,
+        "fewest": work.fewest, "groups": work.groups if work.groups > 1 else None,
+    }  # fmt: skip
+    known = " ".join(f"{k}={v}" for k, v in fields.items() if v is not None or k == "dtype")
+    return f"{work.kind} {work.m}x{work.n}x{work.k} {known} sizes={sizes}"
 
 
-def test_a_convolution_without_its_stride_keeps_what_is_known():
-    work = matrix_work("aten::cudnn_convolution", [[8, 64, 56, 56], [128, 64, 3, 3]])
-    assert (work.m, work.n, work.k, work.flops, work.bytes) == (0, 128, 576, 0, 0)
-    assert work.sizes == (("input channels", 64), ("output channels", 128))
+def test_calls_as_traces_record_them():
+    rows = read_table(Path(__file__).with_name("calls.tsv"))
+    assert len(rows) > 70
+    for row in rows:
+        dims, types, values = (json.loads(row[c] or "[]") for c in ("dims", "types", "values"))
+        work = matrix_work(row["operation"], dims, types, [], values)
+        assert described(work) == row["work"], row
 
 
-@pytest.mark.parametrize(
-    ("name", "dims"),
-    [
-        ("aten::add", [[3, 3], [3, 3]]),
-        ("aten::mm", []),
-        ("aten::mm", [[3, 4]]),
-        ("aten::mm", [[3, 4], [5, 6]]),
-        ("aten::mm", [[3, 4], "shape"]),
-        ("aten::mm", [[3, -4], [-4, 3]]),
-        ("aten::mm", [[3, 2**70], [2**70, 3]]),
-        ("aten::mm", [[3, 4.5], [4.5, 3]]),
-        ("aten::mm", [[True, True], [True, True]]),
-        ("aten::convolution", [[1, 3, 8, 8], [4, 0, 3, 3]]),
-        ("aten::convolution", [[1, 3, 8, 8], [4, 2, 3, 3]]),
-        ("aten::convolution_backward", [[1, 4, 6, 6], [1, 3, 8, 8], [4, 2, 3, 3]]),
-        ("aten::lstm", [[5, 2, 6], [], []]),
-        ("aten::_cudnn_rnn", [[5, 2, 6]]),
-        ("aten::scaled_dot_product_attention", [[2, 3, 16, 8], [2, 3, 16, 9], [2, 3, 16, 8]]),
-    ],
-)
-def test_what_makes_no_sense_is_no_work(name, dims):
-    assert matrix_work(name, dims, ["float"] * 9, dims, ["["] * 9) is None
+def schemas(function):
+    """Each reader of a kind, and the names of the arguments in this torch, where it has them."""
+    for name, read in readers().items():
+        operator = getattr(torch.ops.aten, name, None)
+        if read.func is function and operator is not None:
+            for overload in {"default", "input", "output_mask"} & set(operator.overloads()):
+                arguments = getattr(operator, overload)._schema.arguments
+                yield name, read, [argument.name for argument in arguments]
+
+
+def test_positions_of_convolutions_are_those_of_pytorchs_schemas():
+    seen = 0
+    for name, read, names in schemas(convolution_forward):
+        always_transposed = "groups" in read.keywords and "transposed" not in read.keywords
+        usual = {} if always_transposed else {"stride": 3, "padding": 4, "dilation": 5}
+        for argument, position in (usual | read.keywords).items():
+            assert position is None or names[position] == argument, name
+            seen += 1
+    for name, read, names in schemas(convolution_backward):
+        assert names[read.keywords.get("mask", 10)] == "output_mask", name
+        seen += 1
+    assert seen >= 50
+
+
+def test_positions_of_attentions_are_those_of_pytorchs_schemas():
+    found = list(schemas(attention_call))
+    assert len(found) >= 16
+    for name, read, names in found:
+        (at,) = read.args
+        assert names[at.query : at.query + 3] == ["query", "key", "value"], name
+        assert names[at.causal] in ("is_causal", "custom_mask_type"), name
+        if at.packed:
+            begins = [names[at.packed + i][:4] for i in range(2)]
+            assert begins in (["cum_", "cum_"], ["cu_s", "cu_s"]), name
+            assert [names[at.longest + i][:4] for i in range(2)] == ["max_", "max_"], name
+        if at.window:
+            assert names[at.window : at.window + 2] == ["window_size_left", "window_size_right"]
 
 
 def test_products_by_hand():
@@ -250,19 +265,23 @@ def test_products_by_hand():
     assert attention(1, (5, 3), (2, 2), causal=True).flops == 2 * (1 + 2 + 3 + 3 + 3) * 4
 
 
-def test_the_gradients_of_old_traces_apart():
-    """What torch before 1.11 called inside ``cudnn_convolution_backward``."""
-    x, weight, dy = [32, 64, 28, 28], [128, 64, 3, 3], [32, 128, 14, 14]
-    both = matrix_work("aten::cudnn_convolution_backward", [x, dy, weight])
-    data = matrix_work("aten::cudnn_convolution_backward_input", [[], dy, weight])
-    weights = matrix_work("aten::cudnn_convolution_backward_weight", [[], dy, x])
-    told = matrix_work(
-        "aten::cudnn_convolution_backward_weight", [[], dy, x], [], [], ["[128, 64, 3, 3]"]
+@given(st.integers(1, 40), st.integers(1, 40), st.integers(1, 40))
+def test_fp8_is_counted_as_pytorch_does(m, n, k):
+    work = matrix_work(
+        "aten::_scaled_mm", [[m, k], [k, n], [1], [1]], ["c10::Float8_e4m3fn", "c10::Float8_e4m3fn"]
     )
-    assert data.flops * 2 == both.flops == 2 * 2 * 32 * 14 * 14 * 128 * 64 * 9
-    assert told.flops == data.flops
-    assert (weights.flops, weights.n, weights.bytes) == (0, 0, 0)  # the kernel's size is not told
-    assert weights.sizes == data.sizes == both.sizes
+    expected = flop_registry[torch.ops.aten._scaled_mm](
+        torch.empty(m, k), torch.empty(k, n), None, None, out_val=None
+    )
+    assert (work.flops, work.fewest, work.dtype) == (expected, None, "fp8_e4m3")
+
+
+def test_grouped_products_do_what_is_counted():
+    a, b = torch.ones(6, 16, dtype=torch.bfloat16), torch.ones(2, 16, 32, dtype=torch.bfloat16)
+    offsets = torch.tensor([2, 6], dtype=torch.int32)
+    shape = torch.ops.aten._grouped_mm(a, b, offsets).shape
+    work = matrix_work("aten::_grouped_mm", [[6, 16], [2, 16, 32], [2]])
+    assert (work.m, work.n) == tuple(shape)
 
 
 @pytest.fixture(scope="module")
@@ -288,8 +307,3 @@ def test_resnet50_counted_from_a_trace(traces):
         and (work := matrix_work(e["name"], e["args"]["Input Dims"], e["args"]["Input type"]))
     )
     assert total == pytest.approx(6 * 32 * 2 * 2 * 4.09e9, rel=0.005)
-
-
-def test_sizes_that_no_memory_holds_are_damage():
-    """Each is possible by itself; their product is more than a float can be."""
-    assert matrix_work("aten::linear", [[2**39] * 40 + [8], [16, 8]], ["float", "float"]) is None
