@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from mpdiag.hardware.alignment import Fault
-    from mpdiag.hardware.matrix_work import MatrixWork
+    from mpdiag.tensorcores.work.products import MatrixWork
     from mpdiag.tensorcores.work.traced_operation import OperationTime
 
 

@@ -17,7 +17,7 @@ from mpdiag.tensorcores import kernel_evidence
 
 if TYPE_CHECKING:
     from mpdiag.hardware.devices import DeviceFacts
-    from mpdiag.hardware.matrix_work import MatrixWork
+    from mpdiag.tensorcores.work.products import MatrixWork
     from mpdiag.tensorcores.work.traced_operation import OperationTime
 
 

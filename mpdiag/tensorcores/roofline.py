@@ -17,8 +17,8 @@ from mpdiag.hardware.alignment import bytes_of, is_sized
 
 if TYPE_CHECKING:
     from mpdiag.hardware.devices import DeviceFacts
-    from mpdiag.hardware.matrix_work import MatrixWork
     from mpdiag.hardware.peaks import Peaks
+    from mpdiag.tensorcores.work.products import MatrixWork
     from mpdiag.tensorcores.work.traced_operation import OperationTime
 
 

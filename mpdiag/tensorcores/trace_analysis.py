@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Iterator, Mapping, Sequence
 
-    from mpdiag.hardware.matrix_work import MatrixWork
     from mpdiag.tensorcores.collected import KernelSum, Signature
     from mpdiag.tensorcores.events import Kernel, TraceReader
     from mpdiag.tensorcores.kernel_evidence import KernelEvidence
@@ -46,6 +45,7 @@ if TYPE_CHECKING:
     from mpdiag.tensorcores.kernels.classification import KernelFacts
     from mpdiag.tensorcores.timeline.ranks import RankComparison
     from mpdiag.tensorcores.timeline.sweep import Timeline
+    from mpdiag.tensorcores.work.products import MatrixWork
 
 STDIN = "-"
 """The path that stands for standard input."""

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from mpdiag.hardware.matrix_work import matmul
 from mpdiag.hardware.peaks import devices, peaks_at_most, peaks_of
 from mpdiag.hardware.tables import read_table
 from mpdiag.tensorcores.kernel_evidence import by_rate
+from mpdiag.tensorcores.work.products import matmul
 from mpdiag.tensorcores.work.traced_operation import OperationTime
 
 DEVICES = [peaks for _, peaks in devices()]

@@ -7,10 +7,10 @@ import math
 import pytest
 
 from mpdiag.hardware.devices import DeviceFacts
-from mpdiag.hardware.matrix_work import convolution, matmul, recurrent
 from mpdiag.hardware.peaks import peaks_of
 from mpdiag.tensorcores.causes import judge, misaligned, worth
 from mpdiag.tensorcores.roofline import roofline_point, speedup
+from mpdiag.tensorcores.work.products import convolution, matmul, recurrent
 from mpdiag.tensorcores.work.traced_operation import OperationTime
 
 V100 = DeviceFacts("Tesla V100-SXM2-16GB", (7, 0), 80)

@@ -17,12 +17,12 @@ from tensorcores.traces import (
 )
 
 from mpdiag.hardware.devices import DeviceFacts
-from mpdiag.hardware.matrix_work import attention, convolution, matmul
 from mpdiag.tensorcores.causes import judge
 from mpdiag.tensorcores.eligibility import is_eligible, is_used
 from mpdiag.tensorcores.roofline import AchievedRate, achieved_rate
 from mpdiag.tensorcores.summary import cause_groups, eligible_sentence, rate_text, sum_eligibility
 from mpdiag.tensorcores.trace_analysis import profile_trace
+from mpdiag.tensorcores.work.products import attention, convolution, matmul
 from mpdiag.tensorcores.work.traced_operation import OperationTime
 
 A100 = DeviceFacts("NVIDIA A100-SXM4-80GB", (8, 0), 108)

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from mpdiag.hardware.alignment import dtype_name
-from mpdiag.hardware.matrix_work import Direction, MatrixWork, convolution, matmul, recurrent
+from mpdiag.tensorcores.work.products import Direction, MatrixWork, convolution, matmul, recurrent
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from mpdiag.hardware.cpu_instructions import CpuInstructions
-    from mpdiag.hardware.matrix_work import MatrixWork
     from mpdiag.tensorcores.cpu.onednn import Primitive
     from mpdiag.tensorcores.cpu.operators import OperatorTime
+    from mpdiag.tensorcores.work.products import MatrixWork
 
 AMX_DTYPES = frozenset({"bf16", "fp16", "int8"})
 """Dtypes of Intel's AMX: AMX-BF16 and AMX-INT8 since Sapphire Rapids, AMX-FP16 since Granite."""

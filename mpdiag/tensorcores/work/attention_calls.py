@@ -13,11 +13,11 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from mpdiag.hardware.matrix_work import attention, causal_pairs
+from mpdiag.tensorcores.work.products import attention
 from mpdiag.tensorcores.work.traced_call import UnclearArguments
 
 if TYPE_CHECKING:
-    from mpdiag.hardware.matrix_work import MatrixWork, Shape
+    from mpdiag.tensorcores.work.products import MatrixWork, Shape
     from mpdiag.tensorcores.work.traced_call import TracedCall
 
 
@@ -86,12 +86,18 @@ def _pairs(queries: int, keys: int, causal: bool | None, *, corner: bool) -> tup
     whole = queries * keys
     if causal is False:
         return whole, whole
-    first = causal_pairs(queries, keys)  # query i sees keys 0 … i
+    first = _causal_pairs(queries, keys)  # query i sees keys 0 … i
     last = first
     if corner:  # query i sees keys 0 … keys - queries + i; older versions mask as above
         last = whole - queries * (queries - 1) // 2 if queries <= keys else keys * (keys + 1) // 2
     least = min(first, last)
     return least, whole if causal is None else max(first, last)
+
+
+def _causal_pairs(queries: int, keys: int) -> int:
+    """Pairs of a query and a key where query i sees keys 0 … i alone."""
+    seen = min(queries, keys)
+    return seen * (seen + 1) // 2 + max(0, queries - keys) * keys
 
 
 def _in_window(

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from mpdiag.hardware.matrix_work import Direction, MatrixWork, convolution
+from mpdiag.tensorcores.work.products import Direction, MatrixWork, convolution
 from mpdiag.tensorcores.work.traced_call import UnclearArguments
 
 if TYPE_CHECKING:
-    from mpdiag.hardware.matrix_work import Shape
+    from mpdiag.tensorcores.work.products import Shape
     from mpdiag.tensorcores.work.traced_call import TracedCall
 
 

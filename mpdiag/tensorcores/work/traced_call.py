@@ -11,7 +11,7 @@ from mpdiag.hardware.alignment import dtype_name
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mpdiag.hardware.matrix_work import Shape
+    from mpdiag.tensorcores.work.products import Shape
 
 _LARGEST = 2**40  # a size beyond this is damage, not a shape
 

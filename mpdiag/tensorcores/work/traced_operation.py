@@ -13,16 +13,16 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from mpdiag.hardware.matrix_work import MatrixWork, matmul, recurrent
 from mpdiag.hardware.tables import read_table
 from mpdiag.tensorcores.work import convolutions
 from mpdiag.tensorcores.work.attention_calls import AttentionArguments, attention_call
+from mpdiag.tensorcores.work.products import MatrixWork, matmul, recurrent
 from mpdiag.tensorcores.work.traced_call import TracedCall, UnclearArguments
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from mpdiag.hardware.matrix_work import Shape
+    from mpdiag.tensorcores.work.products import Shape
 
 __all__ = ["MatrixWork", "OperationTime", "TracePhase", "matrix_work"]
 

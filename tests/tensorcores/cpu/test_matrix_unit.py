@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from mpdiag.hardware.cpu_instructions import CpuInstructions
-from mpdiag.hardware.matrix_work import convolution, matmul, recurrent
 from mpdiag.hardware.tables import read_table
 from mpdiag.tensorcores.cpu import onednn
 from mpdiag.tensorcores.cpu.matrix_unit import join
 from mpdiag.tensorcores.cpu.onednn import StdoutCapture, read_log
 from mpdiag.tensorcores.cpu.operation import CpuFacts
 from mpdiag.tensorcores.cpu.operators import OperatorTime, operator_times
+from mpdiag.tensorcores.work.products import convolution, matmul, recurrent
 
 HERE = Path(__file__).parent
 LOG = HERE / "onednn_log.txt"

@@ -13,8 +13,7 @@ rnn            batch                    gates × hidden        hidden           
 attention      queries                  keys                  head                     all heads
 =============  =======================  ====================  =======================  =============
 
-FLOP are those the operation calls for (half of them for causal attention), whatever algorithm the
-kernel uses. Bytes are the least that must be moved: each operand once.
+FLOP are those the operation calls for, whatever algorithm the kernel uses. Bytes are the least that must be moved: each operand once.
 """
 
 from __future__ import annotations
@@ -79,9 +78,8 @@ def matmul(
     *,
     dtype: str | None = None,
     leading: tuple[int, ...] = (),
-    names: tuple[str, str, str] = ("M", "N", "K"),
 ) -> MatrixWork:
-    """C[m, n] = A[m, k] · B[k, n], ``batch`` times; ``names`` are those of the three sizes."""
+    """C[m, n] = A[m, k] · B[k, n], ``batch`` times."""
     return MatrixWork(
         "matmul",
         m,
@@ -92,7 +90,7 @@ def matmul(
         flops=2 * m * n * k * batch,
         bytes=batch * (m * k + k * n + m * n) * _size(dtype),
         leading=leading,
-        sizes=tuple(zip(names, (m, n, k), strict=True)),
+        sizes=(("M", m), ("N", n), ("K", k)),
     )
 
 
@@ -204,7 +202,6 @@ def attention(
     lengths: tuple[int, int],
     widths: tuple[int, int],
     *,
-    causal: bool = False,
     stored_heads: int | None = None,
     dtype: str | None = None,
     direction: Direction = "forward",
@@ -215,13 +212,11 @@ def attention(
         heads: Heads of all sequences together.
         lengths: Queries and keys.
         widths: Of a head: of queries and keys, of values.
-        causal: Whether query i sees keys 0 … i alone.
         stored_heads: Heads of keys and values, where queries share them; default: ``heads``.
         dtype: Of the operands.
         direction: ``backward`` computes the scores again, then four gradients.
     """
     queries, keys = lengths
-    pairs = causal_pairs(queries, keys) if causal else queries * keys
     width, value_width = widths
     per_pair = width + value_width if direction == "forward" else 3 * width + 2 * value_width
     stored = heads if stored_heads is None else stored_heads
@@ -233,16 +228,10 @@ def attention(
         width,
         batch=heads,
         dtype=dtype,
-        flops=2 * heads * pairs * per_pair,
+        flops=2 * heads * queries * keys * per_pair,
         bytes=values * _size(dtype) * (1 if direction == "forward" else 2),
         sizes=(("head", width), ("value head", value_width)),
     )
-
-
-def causal_pairs(queries: int, keys: int) -> int:
-    """Pairs of a query and a key where query i sees keys 0 … i alone."""
-    seen = min(queries, keys)
-    return seen * (seen + 1) // 2 + max(0, queries - keys) * keys
 
 
 def _size(dtype: str | None) -> int:
