@@ -13,7 +13,8 @@ rnn            batch                    gates × hidden        hidden           
 attention      queries                  keys                  head                     all heads
 =============  =======================  ====================  =======================  =============
 
-FLOP are those the operation calls for, whatever algorithm the kernel uses. Bytes are the least that must be moved: each operand once.
+FLOP are those the operation calls for, whatever algorithm the kernel uses. Bytes are the least that
+must be moved: each operand once.
 """
 
 from __future__ import annotations
