@@ -33,7 +33,6 @@ from mpdiag.tensorcores.kernel_evidence import (
     measured_verdict,
 )
 from mpdiag.tensorcores.kernels.classification import classify
-from mpdiag.tensorcores.profile_comparison import compare_profiles
 from mpdiag.tensorcores.trace_analysis import profile_trace
 from mpdiag.tensorcores.views.roofline import roofline_frame
 
@@ -262,12 +261,6 @@ def test_tf32_is_advised_where_there_is_some(tmp_path, device, fix):
     assert found["fix"].endswith(fix or "train in mixed precision")
 
 
-def test_what_was_left_out_is_said(tmp_path):
-    text = write(tmp_path / "t.json", step() * 20).read_text(encoding="utf-8")
-    (tmp_path / "half.json").write_text(text[: len(text) // 2], encoding="utf-8")
-    assert "damaged-trace" in codes(profile_trace(tmp_path / "half.json"))
-
-
 def test_an_unknown_gpu_is_said_and_not_guessed(tmp_path):
     device = {"id": 0, "name": "NVIDIA Z999", "computeMajor": 8, "computeMinor": 0}
     profile = profile_trace(write(tmp_path / "t.json", step(), device))
@@ -287,22 +280,6 @@ def test_tf32_is_known_from_the_kernels_where_the_gpu_is_not(tmp_path):
 # -- trace against trace ---------------------------------------------------------------------------
 
 
-def test_what_moved_onto_tensor_cores(tmp_path):
-    before = [product(256, 256, 256, 0, 10, "float"), launch(1, 5), kernel(SGEMM, 1, 80)]
-    after = [product(256, 256, 256, 0, 10), launch(1, 5), kernel(TENSOR, 1, 20)]
-    a = profile_trace(write(tmp_path / "a.json", [*before, kernel(ADD, 9, 20)]))
-    b = profile_trace(write(tmp_path / "b.json", [*after, kernel(ADD, 9, 20)]))
-    change = compare_profiles(a, b)
-    (move,) = change.moves
-    assert (move.op, move.size, move.before, move.now) == (
-        "aten::mm", "256 × 256 × 256", "cuda_core", "tensor_core",
-    )  # fmt: skip
-    assert move.gain == 4
-    assert change.gained
-    assert "0 % → 50.0 %" in change.verdict
-    assert compare_profiles(a, a).moves == ()
-
-
 # -- the command -----------------------------------------------------------------------------------
 
 
@@ -310,29 +287,11 @@ def run(*words):
     return CliRunner().invoke(app, ["profile", *map(str, words)])
 
 
-def test_the_verdict_comes_first(tmp_path):
-    path = write(tmp_path / "t.json", step())
-    result = run(path)
-    assert result.exit_code == ExitCode.OK
-    assert result.stdout.startswith("60.0 % of kernel time ran on Tensor Cores, 30.0 %")
-    causes = result.stdout.index("TF32 off: 1 operation, 30.0 % of kernel time, at most 1.43×")
-    assert causes < result.stdout.index("Matrix operations")
-    everything = run(path, "-v").stdout
-    assert everything.index("Biggest potential speedups") < everything.index("Kernels by time")
-    assert result.stderr.startswith("next: mpdiag ")
-
-
 def test_json_is_one_document_and_strict_exits_with_1(tmp_path):
     path = write(tmp_path / "t.json", step())
     result = run(path, "--json", "--strict")
     assert result.exit_code == ExitCode.FINDINGS
     assert json.loads(result.stdout)["source"] == "torch.profiler"
-
-
-def test_against(tmp_path):
-    path = write(tmp_path / "t.json", step())
-    assert json.loads(run(path, "--against", path, "--json").stdout)["against"]["moves"] == []
-    assert "share 60.0 % → 60.0 %" in run(path, "--against", path).stdout
 
 
 @pytest.mark.parametrize(

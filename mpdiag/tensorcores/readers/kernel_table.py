@@ -18,7 +18,7 @@ from mpdiag.tensorcores.events import Event, Kernel, TraceReader
 from mpdiag.tensorcores.readers.tables import microseconds, number, rows
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
 _UNIT = re.compile(r"[(\[]([^)\]]*)[)\]]\s*$")
@@ -28,93 +28,95 @@ FEWEST = 3
 """Columns that a table of kernels has at least: a name, and a time or counter with its place."""
 _NAMED_DEVICE = re.compile(r"(\S.{0,200}) \((\d{1,4})\)")
 _COPIES = re.compile(r"^\[?(?:CUDA |HIP )?mem(?:cpy|set)\b|^Copy(?:Host|Device)", re.IGNORECASE)
+_COLUMNS = {
+    "name": ("kernelname", "name", "operation"),
+    "spent": ("durationns", "duration", "totaldurationns", "totaltime"),
+    "start": ("start",),
+    "begin": ("starttimestamp",),
+    "end": ("endtimestamp",),
+    "calls": ("instances", "calls"),
+    "device": ("agentid", "device"),
+    "category": ("category",),
+    "dispatch": ("dispatchid",),
+    "counter": ("countername",),
+    "value": ("countervalue",),
+}
+"""Names of each column in lower case, letters and digits only; of several, the first that is there.
 
-# The names of columns in lower case, letters and digits only; of several, the first that is there.
-_NAME = ("kernelname", "name", "operation")
-_SPENT = ("durationns", "duration", "totaldurationns", "totaltime")
-_BEGIN = ("starttimestamp",)
-_END = ("endtimestamp",)
-_CALLS = ("instances", "calls")
-_DEVICE = ("agentid", "device")
-_DISPATCH = ("dispatchid",)
+``spent`` is a time, ``begin`` and ``end`` are moments in nanoseconds, ``dispatch`` numbers a run."""
 _OLDER = "gpuid"
 """A column of rocprof, rocprofv2 and rocprofiler-compute, whose tables are not read."""
 
 
 @dataclass(frozen=True)
 class KernelColumns:
-    """Where a table has what; positions are None for columns that it lacks.
+    """Where a table of kernels has what.
 
     Attributes:
         source: The program that wrote it.
-        name, device, calls: The kernel, its device, and the number of runs in one row.
-        spent, unit: Its time, and the unit of that.
-        start, start_unit: When it started, beside its time.
-        begin, end: Start and end in nanoseconds, instead.
-        category: Whether the row is a kernel at all.
-        dispatch: The number of the run.
-        counter, value: A counter's name and value, in tables with one counter a row.
+        width: How many columns it has.
+        at: The position of each of ``_COLUMNS`` that it has.
+        units: The units of ``spent`` and ``start``.
     """
 
     source: str
-    name: int
-    device: int | None
-    calls: int | None
-    spent: int | None
-    unit: str
-    start: int | None
-    start_unit: str
-    begin: int | None
-    end: int | None
-    category: int | None
-    dispatch: int | None
-    counter: int | None
-    value: int | None
+    width: int
+    at: Mapping[str, int]
+    units: Mapping[str, str]
+
+    @property
+    def timed(self) -> bool:
+        """Whether it has times."""
+        return self.at.keys() >= {"begin", "end"} or bool(self.units.get("spent"))
+
+    def cell(self, row: Sequence[str], column: str) -> str:
+        """What a row has in a column; "" where the table lacks it."""
+        return row[self.at[column]] if column in self.at else ""
+
+    def time_us(self, row: Sequence[str]) -> float | None:
+        """Microseconds of a row, 0 in a table without times; None if they cannot be read."""
+        begin, end = number(self.cell(row, "begin")), number(self.cell(row, "end"))
+        if begin is not None and end is not None and end >= begin:
+            return (end - begin) / 1000
+        if self.units.get("spent"):
+            return microseconds(self.cell(row, "spent"), self.units["spent"])
+        return None if self.timed else 0.0
+
+    def start_us(self, row: Sequence[str]) -> float:
+        """When a row's kernel started, in microseconds; 0 where the table does not say."""
+        begin = number(self.cell(row, "begin"))
+        if begin is not None:
+            return begin / 1000
+        return microseconds(self.cell(row, "start"), self.units.get("start", "")) or 0.0
 
 
 def columns(header: Sequence[str]) -> KernelColumns | None:
     """The columns of a table of kernels; None if the row is not the header of one."""
-    if len(header) < FEWEST:
+    plain = [re.sub(r"[^a-z0-9]", "", _UNIT.sub("", cell.strip()).lower()) for cell in header]
+    if len(header) < FEWEST or _OLDER in plain:
         return None
-    plain = [_plain(cell) for cell in header]
-    if _OLDER in plain:
-        return None
+    present = {
+        column: next((plain.index(name) for name in names if name in plain), None)
+        for column, names in _COLUMNS.items()
+    }
+    at = {column: i for column, i in present.items() if i is not None}
+    units = {column: _unit(header[at[column]]) for column in ("spent", "start") if column in at}
+    found = KernelColumns(_source(plain), len(header), at, units)
+    return found if _is_of_kernels(found, plain) else None
 
-    def find(names: Sequence[str]) -> int | None:
-        return next((plain.index(n) for n in names if n in plain), None)
 
-    name, spent, begin, end = (find(n) for n in (_NAME, _SPENT, _BEGIN, _END))
-    start = find(("start",))
-    calls, counter, value = find(_CALLS), find(("countername",)), find(("countervalue",))
-    of_kernels = "kernelname" in plain
-    unit = "" if spent is None else _unit(header[spent])
-    timed = (begin is not None and end is not None) or (spent is not None and bool(unit))
-    with_counters = counter is not None and value is not None
-    if name is None or not (timed or (of_kernels and with_counters)):
-        return None
-    category = find(("category",))
-    summed = calls is not None and plain[spent or 0] in ("totaltime", "totaldurationns")
-    traced = plain[spent or 0] == "duration" and "corrid" in plain
-    if not of_kernels and not (summed or traced):
-        return None
-    if plain[name] == "operation" and category is None:  # copies, in nsys stats
-        return None
-    return KernelColumns(
-        source=_source(plain),
-        name=name,
-        device=find(_DEVICE),
-        calls=calls,
-        spent=spent if timed else None,
-        unit=unit,
-        start=start,
-        start_unit="" if start is None else _unit(header[start]),
-        begin=begin,
-        end=end,
-        category=category,
-        dispatch=find(_DISPATCH),
-        counter=counter,
-        value=value,
-    )
+def _is_of_kernels(found: KernelColumns, plain: Sequence[str]) -> bool:
+    """Whether these are columns of kernels, and not of copies or calls."""
+    at = found.at
+    if "name" not in at:
+        return False
+    if "kernelname" in plain:
+        return found.timed or at.keys() >= {"counter", "value"}
+    spent = plain[at.get("spent", 0)]
+    summed = "calls" in at and spent in ("totaltime", "totaldurationns")
+    traced = spent == "duration" and "corrid" in plain
+    copies = plain[at["name"]] == "operation" and "category" not in at  # in nsys stats
+    return found.timed and (summed or traced) and not copies
 
 
 def named_device(cell: str, devices: dict[int, DeviceFacts]) -> int | str:
@@ -129,10 +131,6 @@ def named_device(cell: str, devices: dict[int, DeviceFacts]) -> int | str:
         return cell
     devices.setdefault(int(found[2]), DeviceFacts(name=found[1]))
     return int(found[2])
-
-
-def _plain(cell: str) -> str:
-    return re.sub(r"[^a-z0-9]", "", _UNIT.sub("", cell.strip()).lower())
 
 
 def _unit(cell: str) -> str:
@@ -163,11 +161,30 @@ class _CounterSum:
 
 @dataclass
 class _KernelSum:
-    """All runs of one kernel in a table with counters."""
+    """All runs of one kernel, of which each counter may have been measured in runs of its own."""
 
     device: str | None
     by_counter: dict[str, _CounterSum] = field(default_factory=dict)
     last: tuple[str, str] | None = None
+
+    def add(self, run: tuple[str, str], value: float | None, spent: float) -> None:
+        """Add a row: a counter's name and the run's number, the counter's value and the run's time."""
+        # A counter with several instances fills several rows of one run.
+        again = bool(run[1]) and run == self.last
+        self.last = run
+        if value is None:
+            return
+        total = self.by_counter.setdefault(run[0].strip(), _CounterSum())
+        total.runs += not again
+        total.highest = max(total.highest, value)
+        total.spent_us += 0.0 if again else spent
+
+    def kernel(self, name: str) -> Kernel:
+        """The kernel, with the time of the counter that was measured longest."""
+        spent = max((c.spent_us for c in self.by_counter.values()), default=0.0)
+        runs = max((c.runs for c in self.by_counter.values()), default=1)
+        values = {counter: total.highest for counter, total in self.by_counter.items()}
+        return Kernel(name, 0.0, spent, self.device, calls=max(runs, 1), counters=values)
 
 
 class KernelTableTrace(TraceReader):
@@ -177,111 +194,58 @@ class KernelTableTrace(TraceReader):
         super().__init__(path)
         self.source = source
         self._delimiter = delimiter
-        self._lost = 0
 
     def __iter__(self) -> Iterator[Event]:
         table = rows(self._path, self._delimiter)
-        at, width = None, 0
-        for row in table:
-            at, width = columns(row), len(row)
-            if at is not None:
-                break
+        at = next(filter(None, map(columns, table)), None)
         if at is None:
             message = f"{self._path} holds no table of kernels: record it again"
             raise DamagedTrace(message)
-        self._lost = found = 0
-        read = self._plain if at.counter is None else self._summed
-        for kernel in read(table, at, width):
-            found += 1
+        kernels = 0
+        counted_rows = at.at.keys() >= {"counter", "value"}
+        for kernel in (self._summed if counted_rows else self._single)(table, at):
+            kernels += 1
             yield kernel
-        if self._lost:
-            self.problems.append(f"left out {counted(self._lost, 'unreadable row')} of the table")
-        if not found:
+        if not kernels:
             message = f"{self._path} holds the header of a table of kernels but no kernel"
             raise DamagedTrace(message)
-        if at.spent is None and at.begin is None:
+        if not at.timed:
             self.problems.append("the table has no times, so all shares of time are 0")
 
-    def _good(
-        self, table: Iterator[list[str]], at: KernelColumns, width: int
+    def _readable(
+        self, table: Iterator[list[str]], at: KernelColumns
     ) -> Iterator[tuple[list[str], str, float]]:
         """Rows of kernels, with name and time in microseconds."""
-        timed = at.spent is not None or (at.begin is not None and at.end is not None)
+        lost = 0
         for row in table:
-            if len(row) != width:
-                self._lost += bool(row)
+            if len(row) != at.width:
+                lost += bool(row)
                 continue
-            name = _SUFFIX.sub("", row[at.name].strip())
-            if not name or _COPIES.match(name):
+            name = _SUFFIX.sub("", at.cell(row, "name").strip())
+            of_kernel = "category" not in at.at or "KERNEL" in at.cell(row, "category").upper()
+            if not name or _COPIES.match(name) or not of_kernel:
                 continue
-            if at.category is not None and "KERNEL" not in row[at.category].upper():
-                continue
-            spent = _spent(row, at) if timed else 0.0
+            spent = at.time_us(row)
             if spent is None:
-                self._lost += 1
+                lost += 1
                 continue
             yield row, name, spent
+        if lost:
+            self.problems.append(f"left out {counted(lost, 'unreadable row')} of the table")
 
-    def _plain(self, table: Iterator[list[str]], at: KernelColumns, width: int) -> Iterator[Kernel]:
-        for row, name, spent in self._good(table, at, width):
-            calls = 1 if at.calls is None else number(row[at.calls])
-            device = None if at.device is None else named_device(row[at.device], self.devices)
-            yield Kernel(name, _start(row, at), spent, device, calls=int(calls or 1))
+    def _single(self, table: Iterator[list[str]], at: KernelColumns) -> Iterator[Kernel]:
+        for row, name, spent in self._readable(table, at):
+            calls = number(at.cell(row, "calls")) or 1
+            cell = at.cell(row, "device")
+            device = named_device(cell, self.devices) if cell else None
+            yield Kernel(name, at.start_us(row), spent, device, calls=int(calls))
 
-    def _summed(
-        self, table: Iterator[list[str]], at: KernelColumns, width: int
-    ) -> Iterator[Kernel]:
-        assert at.counter is not None
-        assert at.value is not None
+    def _summed(self, table: Iterator[list[str]], at: KernelColumns) -> Iterator[Kernel]:
         kernels: dict[str, _KernelSum] = {}
-        for row, name, spent in self._good(table, at, width):
-            found = kernels.get(name)
-            if found is None:
-                found = kernels[name] = _KernelSum(None if at.device is None else row[at.device])
-            run = (row[at.counter], "" if at.dispatch is None else row[at.dispatch])
-            # A counter with several instances fills several rows of one run.
-            again = bool(run[1]) and run == found.last
-            self._count(found, run[0].strip(), row[at.value], 0.0 if again else spent, again=again)
-            found.last = run
+        for row, name, spent in self._readable(table, at):
+            if name not in kernels:
+                kernels[name] = _KernelSum(at.cell(row, "device") or None)
+            run = at.cell(row, "counter"), at.cell(row, "dispatch")
+            kernels[name].add(run, number(at.cell(row, "value")), spent)
         for name, found in kernels.items():
-            yield _kernel(name, found)
-
-    @staticmethod
-    def _count(
-        found: _KernelSum, counter: str, text: str, spent: float, *, again: bool = False
-    ) -> None:
-        value = number(text)
-        if value is None:
-            return
-        total = found.by_counter.setdefault(counter, _CounterSum())
-        total.runs += not again
-        total.highest = max(total.highest, value)
-        total.spent_us += spent
-
-
-def _spent(row: Sequence[str], at: KernelColumns) -> float | None:
-    """Microseconds of a row; None if it has none."""
-    if at.begin is not None and at.end is not None:
-        begin, end = number(row[at.begin]), number(row[at.end])
-        if begin is not None and end is not None and end >= begin:
-            return (end - begin) / 1000
-    if at.spent is None:
-        return None
-    return microseconds(row[at.spent], at.unit)
-
-
-def _start(row: Sequence[str], at: KernelColumns) -> float:
-    """When a row's kernel started, in microseconds; 0 where the table does not say."""
-    if at.begin is not None:
-        begin = number(row[at.begin])
-        return 0.0 if begin is None else begin / 1000
-    found = None if at.start is None else microseconds(row[at.start], at.start_unit)
-    return found or 0.0
-
-
-def _kernel(name: str, found: _KernelSum) -> Kernel:
-    """All runs of a kernel: each counter may have been measured in runs of its own, with their times."""
-    most = max(found.by_counter.values(), key=lambda c: c.spent_us, default=_CounterSum())
-    runs = max((c.runs for c in found.by_counter.values()), default=1)
-    values = {counter: total.highest for counter, total in found.by_counter.items()}
-    return Kernel(name, 0.0, most.spent_us, found.device, calls=max(runs, 1), counters=values)
+            yield found.kernel(name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from tensorcores.traces import SGEMM, kernel, launch, product, step, write
+from tensorcores.traces import kernel, launch, product, step, write
 from typer.testing import CliRunner
 
 from mpdiag.cli import app
@@ -46,34 +46,6 @@ def test_one_file_that_opens_offline(trace, tmp_path):
     assert HOSTILE not in page
     assert "&lt;img src=x onerror=alert(1)&gt;" in body.replace("\\u0026", "&")  # in a figure
     assert "&lt;img src=x onerror=alert" in body  # in a table
-
-
-def test_columns_that_no_row_fills_are_left_out(tmp_path):
-    trace = write(tmp_path / "t.json", [kernel(SGEMM, 1, 90)])  # of no operation, no module
-    assert report(trace, "-o", tmp_path / "r.md").exit_code == 0
-    lines = (tmp_path / "r.md").read_text(encoding="utf-8").splitlines()
-    (head,) = (line for line in lines if line.startswith("| kernel"))
-    columns = [word.strip() for word in head.strip("|").split("|")]
-    assert {"kernel", "calls", "time", "dtype"} <= set(columns)
-    row = lines[lines.index(head) + 2]
-    cells = [word.strip() for word in row.strip("|").split("|")]
-    assert len(cells) == len(columns)
-    assert all(cells)
-
-
-def test_before_and_after_in_markdown(trace, tmp_path):
-    before = [product(256, 256, 256, 0, 10), launch(1, 5), kernel(SGEMM, 1, 90)]
-    earlier = write(tmp_path / "before.json", before)
-    result = report(trace, "--against", earlier, "-o", tmp_path / "r.md")
-    assert result.exit_code == 0
-    text = (tmp_path / "r.md").read_text(encoding="utf-8").replace("\\", "")
-    assert "1 operation moved onto Tensor Cores" in text
-    row = next(line for line in text.splitlines() if line.startswith("| Tensor Cores |"))
-    assert row.startswith("| Tensor Cores | 0 % | 57.1 % | 0.0 | 0.1 |")
-    moved = next(line for line in text.splitlines() if line.startswith("| mm |"))
-    assert "CUDA cores | Tensor Cores | 90.0 → 60.0 µs | 1.50×" in moved
-    assert "<img" not in (tmp_path / "r.md").read_text(encoding="utf-8").replace("\\<", "")
-    assert (tmp_path / "r.svg").is_file()
 
 
 def test_operations_stand_under_their_cause(root, tmp_path):

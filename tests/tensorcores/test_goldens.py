@@ -1,0 +1,66 @@
+"""What ``profile`` and ``report`` print of small traces, kept word for word in ``tests/data/profiles``.
+
+``MPDIAG_WRITE_GOLDENS=1`` writes the files anew; read their difference before it is kept.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from tensorcores.timeline.test_ranks import trace as rank_trace
+from tensorcores.traces import SGEMM, kernel, launch, product, step, write
+from typer.testing import CliRunner
+
+from mpdiag.cli import app
+from mpdiag.version import __version__
+
+KEPT = Path(__file__).parents[1] / "data" / "profiles"
+HOSTILE = "<img src=x onerror=alert(1)>|`x`"
+# File -> words of the command; its output, or the file that it writes.
+GOLDENS = {
+    "sample.txt": "profile sample.json.gz",
+    "sample-verbose.txt": "profile -v sample.json.gz",
+    "sample.md": "report sample.json.gz -o out.md",
+    "step.txt": "profile step.json",
+    "step.json": "profile --json step.json",
+    "step-against.txt": "profile step.json --against before.json",
+    "step-against.json": "profile --json step.json --against before.json",
+    "step-against.md": "report step.json --against before.json -o out.md",
+    "unlinked.md": "report unlinked.json -o out.md",
+    "ranks.txt": "profile ranks",
+    "ranks.json": "profile --json rank0.json rank1.json",
+    "ranks.md": "report ranks -o out.md",
+}
+
+
+@pytest.fixture(scope="module")
+def folder(root, tmp_path_factory):
+    place = tmp_path_factory.mktemp("traces")
+    shutil.copy(root / "sample_runs" / "gpu-sample" / "trace.json.gz", place / "sample.json.gz")
+    hostile = product(256, 250, 256, 60, 70, dtype="float")
+    write(place / "step.json", [*step(), hostile, launch(4, 65), kernel(HOSTILE, 4, 5)])
+    before = [product(256, 256, 256, 0, 10), launch(1, 5), kernel(SGEMM, 1, 90)]
+    write(place / "before.json", before)
+    write(place / "unlinked.json", [kernel(SGEMM, 1, 90)])  # of no operation, no module
+    (place / "ranks").mkdir()
+    for rank, compute in ((0, 40), (1, 70)):
+        path = rank_trace(place / f"rank{rank}.json", rank, compute)
+        shutil.copy(path, place / "ranks" / path.name)
+    return place
+
+
+@pytest.mark.parametrize("name", GOLDENS)
+def test_word_for_word(folder, monkeypatch, name):
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("COLUMNS", "100")
+    result = CliRunner().invoke(app, GOLDENS[name].split())
+    assert result.exit_code == 0, result.output
+    text = Path("out.md").read_text(encoding="utf-8") if name.endswith(".md") else result.stdout
+    text = "\n".join(line.rstrip() for line in text.splitlines()) + "\n"
+    text = text.replace(__version__, "VERSION").replace(str(folder), "FOLDER")
+    if os.environ.get("MPDIAG_WRITE_GOLDENS"):
+        (KEPT / name).write_text(text, encoding="utf-8")
+    assert text == (KEPT / name).read_text(encoding="utf-8")
