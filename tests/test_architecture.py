@@ -24,7 +24,7 @@ FLOORS = [
     ["version", "errors", "display", "hardware"],
     ["numerics", "installation", "profiler"],
     ["files", "tracing"],
-    ["plan", "runs", "emulation", "tensorcores.sizes"],
+    ["plan", "runs", "emulation"],
     ["recording", "analysis", "exports"],
     ["training", "reports"],
     ["sensitivity", "launching", "workloads", "integrations"],
@@ -184,6 +184,10 @@ def test_no_cycles(graph):
 
 def test_nothing_inside_imports_the_package_root(graph):
     assert [module for module, targets in graph.items() if PACKAGE in targets] == []
+
+
+def test_nothing_but_the_seam_names_the_profiler(root):
+    assert names_the_plugin(root) == []
 
 
 def test_the_app_never_imports_torch(root):

@@ -100,7 +100,7 @@ def columns(header: Sequence[str]) -> KernelColumns | None:
         for column, names in _COLUMNS.items()
     }
     at = {column: i for column, i in present.items() if i is not None}
-    units = {column: _unit(header[at[column]]) for column in ("spent", "start") if column in at}
+    units = {column: _unit(header[i]) for column, i in at.items() if column in ("spent", "start")}
     found = KernelColumns(_source(plain), len(header), at, units)
     return found if _is_of_kernels(found, plain) else None
 

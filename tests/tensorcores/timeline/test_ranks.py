@@ -98,4 +98,4 @@ def test_a_report_of_a_folder(tmp_path, monkeypatch):
     assert (result.exit_code, result.stdout) == (ExitCode.OK, "traces.html\n")
     page = (tmp_path / "traces.html").read_text(encoding="utf-8")
     assert "2 of 2 ranks, step 6: rank 1 is the slowest" in page
-    assert "Step 6, rank by rank" in page
+    assert "Step 6 on each rank" in page
