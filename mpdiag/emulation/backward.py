@@ -9,7 +9,7 @@ that the emulation has seen in the forward pass before.
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, distributed
@@ -17,8 +17,11 @@ from torch.autograd.function import BackwardCFunction
 from torch.utils.hooks import RemovableHandle
 
 from mpdiag.emulation import linear, recurrent
-from mpdiag.emulation.mode import LOW, Emulation
 from mpdiag.numerics.autocast_lists import FP32
+from mpdiag.tracing.precision import HALF
+
+if TYPE_CHECKING:
+    from mpdiag.emulation.mode import Emulation
 
 MOST = 400
 """Nodes of a graph that are looked at; in a larger one little is small."""
@@ -105,7 +108,7 @@ def _is_known(node: Any, below: list[tuple[Any, int]], since: int) -> bool:
     if name == "AccumulateGrad":
         leaf = node.variable
         hooked = leaf._backward_hooks or leaf._post_accumulate_grad_hooks
-        return leaf.dtype not in LOW or not hooked
+        return leaf.dtype not in HALF or not hooked
     if node._sequence_nr() < since:
         return False
     if issubclass(kind, BackwardCFunction):
@@ -117,7 +120,7 @@ def _is_known(node: Any, below: list[tuple[Any, int]], since: int) -> bool:
     given, made = node._input_metadata, [to._input_metadata[i] for to, i in below]
     if name in _ELEMENTWISE and all(m.shape == given[0].shape for m in made):
         return True  # nothing was broadcast
-    return LOW.isdisjoint(m.dtype for m in (*given, *made))
+    return HALF.isdisjoint(m.dtype for m in (*given, *made))
 
 
 @lru_cache(maxsize=256)

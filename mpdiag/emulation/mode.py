@@ -26,12 +26,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from mpdiag.emulation.accumulation import accumulates, product, reduces, reduction
 from mpdiag.tracing.dispatch import mapped, tensors_of
+from mpdiag.tracing.precision import HALF
 from mpdiag.tracing.uncompiled import CAN_HIDE, compiler_looks_on, hide, unseen
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-LOW = frozenset({torch.float16, torch.bfloat16})
 Dtypes = tuple[torch.dtype | None, ...]
 
 # Operations that round once, or not at all, in torch's own half-precision kernels: they return the
@@ -55,9 +55,6 @@ _SUMS = frozenset(
     {torch.ops.aten.add, torch.ops.aten.add_, torch.ops.aten.sub, torch.ops.aten.sub_}
 )
 
-# Containers of arguments that may hold a tensor or a dtype.
-_NESTED = frozenset({list, tuple, torch.dtype})
-
 # Operations whose operands must share one dtype; their shape functions do not say so.
 _ONE_DTYPE = frozenset(
     "mm addmm bmm baddbmm addbmm mv addmv dot vdot convolution _convolution convolution_backward".split()
@@ -72,14 +69,12 @@ class _Kind(NamedTuple):
         is_native: Torch's own kernel rounds as FP32 arithmetic rounded once does.
         is_sum: It adds or subtracts two tensors.
         writes: It writes to one of its arguments.
-        is_light: It is torch's own, native, and changes nothing; oneDNN has no part in it.
     """
 
     operation: Any
     is_native: bool
     is_sum: bool
     writes: bool
-    is_light: bool
 
 
 class Emulation(TorchDispatchMode):
@@ -137,8 +132,6 @@ class Emulation(TorchDispatchMode):
             self.hooked = saved_tensors_are_hooked()
         if compiler_looks_on():
             return unseen(self._run, func, kind, args, kwargs or {})
-        if kind.is_light:
-            return func(*args, **kwargs) if kwargs else func(*args)
         return self._run(func, kind, args, kwargs or {})
 
     def _run(self, func: Any, kind: _Kind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -156,14 +149,11 @@ class Emulation(TorchDispatchMode):
             torch._C._set_mkldnn_enabled(False)
 
     def _learn(self, func: Any) -> _Kind:
-        own, native = func.namespace == "aten", _is_native(func)
-        writes = any(_is_written(func, argument) for argument in func._schema.arguments)
         kind = self._kinds[id(func)] = _Kind(
             func,
-            is_native=native,
+            is_native=_is_native(func),
             is_sum=func.overloadpacket in _SUMS,
-            writes=writes,
-            is_light=own and (func.is_view or (native and not writes)),
+            writes=any(_is_written(func, argument) for argument in func._schema.arguments),
         )
         return kind
 
@@ -171,25 +161,11 @@ class Emulation(TorchDispatchMode):
         self, func: Any, kind: _Kind, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Run in FP32 if any argument is of half precision, and round the results."""
-        signature = tuple([x.dtype if isinstance(x, torch.Tensor) else type(x) for x in args])
-        if kwargs or kind.writes or not _NESTED.isdisjoint(signature):
-            return self._compute_nested(func, kind, args, kwargs)
-        if LOW.isdisjoint(signature):
-            return func(*args)
-        dtypes = self._result_dtypes(func, signature, args, kwargs)
-        if dtypes is None:  # torch itself refuses this: let it raise
-            return func(*args)
-        return _narrowed(func(*[_wide(x) for x in args]), dtypes)
-
-    def _compute_nested(
-        self, func: Any, kind: _Kind, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        """The same for tensors in lists or keywords, and for tensors that are written to."""
         given = (args, kwargs)
-        if LOW.isdisjoint([x.dtype for x in tensors_of(given)]):
+        if HALF.isdisjoint([x.dtype for x in tensors_of(given)]):
             return func(*args, **kwargs)
         dtypes = self._result_dtypes(func, _signature(given), args, kwargs)
-        if dtypes is None:
+        if dtypes is None:  # torch itself refuses this: let it raise
             return func(*args, **kwargs)
         wide_args, wide_kwargs = wide = mapped(given, (torch.Tensor, torch.dtype), _wide)
         result = func(*wide_args, **wide_kwargs)
@@ -273,8 +249,8 @@ hide(Emulation.__torch_dispatch__)
 def _wide(x: Any) -> Any:
     """A tensor in FP32, where it is of half precision; likewise a dtype."""
     if isinstance(x, torch.dtype):
-        return torch.float32 if x in LOW else x
-    return x.float() if isinstance(x, torch.Tensor) and x.dtype in LOW else x
+        return torch.float32 if x in HALF else x
+    return x.float() if isinstance(x, torch.Tensor) and x.dtype in HALF else x
 
 
 def _rounded(value: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:

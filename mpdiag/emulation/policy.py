@@ -29,10 +29,10 @@ from torch.library import Library
 from torch.utils._pytree import tree_map
 
 from mpdiag.emulation import recurrent
-from mpdiag.emulation.mode import LOW as HALVES
 from mpdiag.emulation.mode import alone, onednn_off, unwatched
 from mpdiag.errors import UsageError
 from mpdiag.numerics.autocast_lists import BANNED, FP32, LISTS, LOW, PROMOTE, RECURRENT, Rule
+from mpdiag.tracing.precision import HALF
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -281,7 +281,7 @@ def _is_flat(values: Iterable[Any]) -> bool:
 
 
 def _widened(x: Any) -> Any:
-    return x.float() if isinstance(x, torch.Tensor) and x.dtype in HALVES else x
+    return x.float() if isinstance(x, torch.Tensor) and x.dtype in HALF else x
 
 
 def _has_plain_numbers(op: Any, args: tuple[Any, ...]) -> bool:
@@ -308,7 +308,7 @@ def _cast_to(
         )
         rule = "fp32" if wide else "low"
     dtype = torch.float32 if rule == "fp32" else low
-    eligible = HALVES if rule == "fp32" else HALVES | {torch.float32}
+    eligible = HALF if rule == "fp32" else HALF | {torch.float32}
 
     def cast(x: Any) -> Any:
         return x.to(dtype) if isinstance(x, torch.Tensor) and x.dtype in eligible else x

@@ -7,7 +7,8 @@ from torch import Tensor
 
 from mpdiag.numerics.formats import FP32, HALVES, FloatFormat
 
-_CASTS: dict[str, torch.dtype] = {f.name: getattr(torch, str(f.torch_name)) for f in HALVES}
+DTYPES: dict[str, torch.dtype] = {f.name: getattr(torch, str(f.torch_name)) for f in HALVES}
+"""The formats of 16 bits by name."""
 
 
 def round_to(values: Tensor, fmt: FloatFormat) -> Tensor:
@@ -25,7 +26,7 @@ def round_to(values: Tensor, fmt: FloatFormat) -> Tensor:
     """
     if fmt == FP32:
         return values
-    cast = _CASTS.get(fmt.name)
+    cast = DTYPES.get(fmt.name)
     if cast is not None:
         return values.to(cast).to(values.dtype)
     whole = values if values.dtype == torch.float64 else values.float()

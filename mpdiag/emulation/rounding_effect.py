@@ -21,12 +21,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mpdiag.numerics.formats import HALVES
+from mpdiag.emulation.rounding import DTYPES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-_FORMATS: dict[str, torch.dtype] = {f.name: getattr(torch, str(f.torch_name)) for f in HALVES}
 _SAMPLE = 1 << 16
 _WHOLE = 1 << 20
 """Reductions are measured on whole tensors, up to this size."""
@@ -135,7 +134,7 @@ def _replayed(
     for name, tensor in tensors.items():
         if tensor.dtype is not torch.float32:
             continue
-        for label, dtype in _FORMATS.items():
+        for label, dtype in DTYPES.items():
             rounded = tensor.to(dtype).float()
             others = {n: t.clone() if mutable else t for n, t in tensors.items() if n != name}
             low = run(**{**others, name: rounded})
@@ -225,7 +224,7 @@ def _noise(name: str, x: torch.Tensor, *, within: torch.Tensor | None) -> dict[s
     spread = (flat - mean).square().mean(0)
     varies = spread > (_CONSTANT * mean).square()
     figures: dict[str, Any] = {}
-    for label, dtype in _FORMATS.items():
+    for label, dtype in DTYPES.items():
         error = _error(flat, dtype).square().mean(0)
         ratio = torch.where(varies, (error / spread.clamp_min(1e-38)).sqrt(), 0.0).max()
         figures[f"noise_of_{name}_{label}"] = ratio
@@ -235,7 +234,7 @@ def _noise(name: str, x: torch.Tensor, *, within: torch.Tensor | None) -> dict[s
     middle = rows.mean(-1, keepdim=True)
     inner = (rows - middle).square().sum()
     moves = inner > (_CONSTANT * middle).square().sum() * rows.shape[-1]
-    for label, dtype in _FORMATS.items():
+    for label, dtype in DTYPES.items():
         ratio = (_error(rows, dtype).square().sum() / inner.clamp_min(1e-38)).sqrt()
         known = figures[f"noise_of_{name}_{label}"]
         figures[f"noise_of_{name}_{label}"] = torch.maximum(known, torch.where(moves, ratio, 0.0))

@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from mpdiag.emulation.step_replay import BREAKS, DTYPES, FP8, StepReplay
+from mpdiag.emulation.rounding import DTYPES
+from mpdiag.emulation.step_replay import BREAKS, FP8, StepReplay
 from mpdiag.emulation.step_tape import StepTape
 from mpdiag.numerics.autocast_lists import COMPOSITES, LISTS, MOVES, policy_name
 from mpdiag.tracing.dispatch import tensors_of

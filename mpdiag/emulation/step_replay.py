@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from mpdiag.emulation.rounding import DTYPES
 from mpdiag.emulation.step_tape import View
-from mpdiag.numerics.formats import FP8_E4M3, HALVES
+from mpdiag.numerics.formats import FP8_E4M3
 from mpdiag.tracing.dispatch import found_in, mapped, tensors_of
 
 if TYPE_CHECKING:
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 
 _SAME = 1e-5
 """How far the taped gradients may be from the training's own: kernels that add in any order."""
-DTYPES: dict[str, torch.dtype] = {f.name: getattr(torch, str(f.torch_name)) for f in HALVES}
 FP8 = FP8_E4M3.name
 """For what layers store: each tensor under a power-of-two scale of its own."""
 _REFUSED: type[Exception] = vars(torch.linalg)["LinAlgError"]

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.flop_counter import flop_registry
 
-from mpdiag.numerics.formats import HALVES
+from mpdiag.emulation.rounding import DTYPES
 from mpdiag.recording.counting.tensors import tensors_in
 
 if TYPE_CHECKING:
@@ -67,7 +67,6 @@ _NEGLIGIBLE = 2.0**-9
 """Effects of rounding below this are what any rounding to BF16 does, and are not kept."""
 _SAMPLE = 1 << 18
 """Of larger tensors every n-th slice is looked at; the fact ``of`` says how many elements."""
-_FORMATS: dict[str, torch.dtype] = {f.name: getattr(torch, str(f.torch_name)) for f in HALVES}
 
 
 def measure(op: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -126,7 +125,7 @@ def _of_sum(op: str, x: torch.Tensor, arguments: Mapping[str, Any]) -> dict[str,
         "of": a.numel(),
         "result_over_operand": size / torch.maximum(a.norm(), b.norm()).clamp_min(1e-38),
     }
-    for name, dtype in _FORMATS.items():
+    for name, dtype in DTYPES.items():
         low_a, low_b = a.to(dtype).float(), b.to(dtype).float()
         low = (low_a + low_b).to(dtype).float()
         error = torch.where(low.isfinite() & exact.isfinite(), low - exact, 0.0)

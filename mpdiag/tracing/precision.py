@@ -16,7 +16,7 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-HALF = (torch.float16, torch.bfloat16)
+HALF = frozenset({torch.float16, torch.bfloat16})
 _DEVICE_TYPES = ("cpu", "cuda", "xpu", "mps", "hpu", "xla", "mtia", "privateuseone")
 
 

@@ -10,7 +10,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import mpdiag
 from mpdiag.emulation import policy
-from mpdiag.emulation.mode import _EXACT_NATIVELY, LOW, Emulation, unwatched
+from mpdiag.emulation.mode import _EXACT_NATIVELY, Emulation, unwatched
+from mpdiag.tracing.precision import HALF
 
 generator = torch.Generator()
 
@@ -235,7 +236,7 @@ def test_no_operation_is_left_native_that_rounds_twice():
             "clamp": (a, -0.3, 0.3), "div": (a, b), "leaky_relu": (a, 0.1), "maximum": (a, b),
             "minimum": (a, b), "mul": (a, b), "masked_fill": (a, a > 0, 3.0),
         }.get(name, (a,))  # fmt: skip
-        for dtype in LOW:
+        for dtype in HALF:
             low = [
                 x.to(dtype) if isinstance(x, torch.Tensor) and x.is_floating_point() else x
                 for x in args
@@ -258,7 +259,7 @@ def test_every_gate_and_state_of_an_lstm_is_rounded_at_each_time_step(steps):
     apart = torch.backends.cudnn.flags(enabled=False)  # into its operations, as on a GPU
     with torch.autocast("cpu", half.dtype), policy.in_force(half), Emulation(), names, apart:
         lstm(torch.randn(steps, 2, 4))
-    stored = [n for n, out in names.seen if isinstance(out, torch.Tensor) and out.dtype in LOW]
+    stored = [n for n, out in names.seen if isinstance(out, torch.Tensor) and out.dtype in HALF]
     assert "mkldnn_rnn_layer" not in [n for n, _ in names.seen]
     assert stored.count("sigmoid_") == 3 * steps  # input, forget and output gate
     assert stored.count("tanh_") == steps  # the candidate
@@ -352,7 +353,7 @@ LAYOUTS = {
 
 @pytest.mark.filterwarnings("ignore:Sparse .* tensor support is in beta")
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype")
-@pytest.mark.parametrize("dtype", sorted(LOW, key=str))
+@pytest.mark.parametrize("dtype", sorted(HALF, key=str))
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_tensors_of_any_layout_are_computed_with(layout, dtype):
     x = LAYOUTS[layout]().to(dtype)
@@ -396,7 +397,7 @@ def test_a_graph_network_trains(layout):
     mp.close()
 
 
-@pytest.mark.parametrize("dtype", sorted(LOW, key=str))
+@pytest.mark.parametrize("dtype", sorted(HALF, key=str))
 @pytest.mark.parametrize("momentum", [0.1, None])
 def test_running_statistics_in_half_precision_move_as_fp32_ones_rounded(dtype, momentum):
     """Batch normalisation writes to them, though its schema does not say so."""
