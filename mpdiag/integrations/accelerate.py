@@ -18,7 +18,7 @@ import torch
 
 from mpdiag.errors import UsageError
 from mpdiag.installation.extras import EXTRAS
-from mpdiag.integrations.training_state import TrainingState
+from mpdiag.integrations.shared import TrainingState
 from mpdiag.plan import PrecisionPlan
 from mpdiag.training.trainer import MixedPrecision
 

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from mpdiag.installation.extras import EXTRAS
-from mpdiag.integrations.recording_callback import Recording
-from mpdiag.integrations.training_state import TrainingState
+from mpdiag.integrations.shared import Recording, TrainingState
 from mpdiag.recording.recorder import Recorder
 from mpdiag.runs.training_log import log_metric
 

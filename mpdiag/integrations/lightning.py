@@ -19,8 +19,7 @@ from torch.optim import LBFGS, SGD, Optimizer
 
 from mpdiag.errors import UsageError
 from mpdiag.installation.extras import EXTRAS
-from mpdiag.integrations.recording_callback import Recording
-from mpdiag.integrations.training_state import TrainingState
+from mpdiag.integrations.shared import Recording, TrainingState
 from mpdiag.plan import PrecisionPlan
 from mpdiag.training.casting import widened
 from mpdiag.training.trainer import MixedPrecision
@@ -59,6 +58,12 @@ def _trained(module: nn.Module) -> nn.Module | dict[str, nn.Module]:
     inside = {n: m for n, m in module.named_children() if any(True for _ in m.parameters())}
     own = any(True for _ in module.parameters(recurse=False))
     return module if own or not inside else inside
+
+
+def _refuse_lbfgs(optimizers: list[Optimizer]) -> None:
+    if any(isinstance(optimizer, LBFGS) for optimizer in optimizers):
+        message = "PlanPrecision cannot step LBFGS: write its loop with MixedPrecision"
+        raise UsageError(message)
 
 
 class PlanPrecision(Precision):
@@ -112,9 +117,7 @@ class PlanPrecision(Precision):
         self.teardown()
         self._modules = []
         if optimizers:
-            if any(isinstance(optimizer, LBFGS) for optimizer in optimizers):
-                message = "PlanPrecision cannot step LBFGS: write its loop with MixedPrecision"
-                raise UsageError(message)
+            _refuse_lbfgs(optimizers)
             self.mp = MixedPrecision(model, optimizers, self.plan, **self.options)
             if self._waiting is not None:
                 TrainingState(self.mp).load_state_dict(self._waiting)
@@ -199,9 +202,7 @@ class PlanPrecision(Precision):
         held = self.mp.context.wrapped.optimizers
         if any(optimizer is o for o in held):
             return
-        if isinstance(optimizer, LBFGS):
-            message = "PlanPrecision cannot step LBFGS: write its loop with MixedPrecision"
-            raise UsageError(message)
+        _refuse_lbfgs([optimizer])
         self.mp.add_optimizer(optimizer)
         held[:] = [o for o in held if o is not self._nobody]
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mpdiag.integrations.scaler_state import dump_scaler, load_scaler
+from mpdiag.integrations.shared import dump_scaler, load_scaler
 from mpdiag.training import levels
 
 if TYPE_CHECKING:

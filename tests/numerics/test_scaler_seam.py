@@ -21,9 +21,8 @@ from mpdiag.analysis.scaling.replay import replay_run
 from mpdiag.cli import app
 from mpdiag.errors import DamagedPlan, StateMismatch, UsageError
 from mpdiag.exports.registry import EXPORTERS, export_plan
-from mpdiag.integrations.scaler_state import dump_scaler, load_scaler
+from mpdiag.integrations.shared import TrainingState, dump_scaler, load_scaler
 from mpdiag.integrations.torch_amp import grad_scaler
-from mpdiag.integrations.training_state import TrainingState
 from mpdiag.numerics.formats import FP16
 from mpdiag.numerics.loss_scalers import (
     SCALERS,

@@ -30,6 +30,10 @@ class GradientCalls:
         trainers: The trainers at work; more may be added later.
         refuse: Ends the script, with a reason.
         looking: Makes a context in which products are seen that a backward pass computes again.
+
+    Attributes:
+        in_script_code: Whether code of the script runs inside the pass.
+        casts_off: How many contexts of the script switch autocast off.
     """
 
     def __init__(
@@ -41,7 +45,7 @@ class GradientCalls:
         self.refuse = refuse
         self.looking = looking
         self.in_script_code = False
-        self.casts_off = 0  # contexts of the script that switch autocast off
+        self.casts_off = 0
         self._trainers = trainers
         self._current: ScriptTrainer | None = None  # whose backward pass is under way
         self._noted: set[str] = set()

@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 import functools
 import sys
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -26,41 +26,10 @@ from mpdiag.training.weights.given import same
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from contextlib import AbstractContextManager
+
+    from mpdiag.launching.patching.gradient_calls import GradientCalls
 
 _INSIDE = ("torch", "mpdiag")
-
-
-class PassState(Protocol):
-    """What hooks ask of the backward pass they run in."""
-
-    @property
-    def loss_scale(self) -> float:
-        """The scale in force."""
-
-    @property
-    def computing_gradients(self) -> bool:
-        """Whether gradients carry the scale right now."""
-
-    @property
-    def accumulated_are_true(self) -> bool:
-        """Whether ``.grad`` of parameters carries no scale, even now."""
-
-    @property
-    def in_script_code(self) -> bool:
-        """Whether code of the script runs inside the pass."""
-
-    def script_code(self) -> AbstractContextManager[None]:
-        """While code of the script runs inside the pass: what it computes carries no scale."""
-
-    def note_seen(self, gradient: Tensor) -> None:
-        """Remember whether a gradient is finite that a hook may replace."""
-
-    def note_half_only(self, function: str) -> None:
-        """A function's backward pass takes nothing but half precision."""
-
-    def refuse(self, reason: str) -> None:
-        """End the script."""
 
 
 class TrueGradients:
@@ -75,7 +44,7 @@ class TrueGradients:
     """
 
     def __init__(
-        self, hook: Callable[..., Any], state: PassState, replaces: int | None = 0
+        self, hook: Callable[..., Any], state: GradientCalls, replaces: int | None = 0
     ) -> None:
         functools.update_wrapper(self, hook)
         self.hook, self.state, self.replaces = hook, state, replaces
@@ -138,7 +107,7 @@ class TrueAccumulated(TrueGradients):
         return TrueAccumulated(copy.deepcopy(self.hook, memo), self.state)
 
 
-def replace_hooks(replace: Callable[..., None], state: PassState) -> None:
+def replace_hooks(replace: Callable[..., None], state: GradientCalls) -> None:
     """Replace every function of torch by which a script registers a hook on gradients.
 
     Args:
@@ -163,7 +132,7 @@ def replace_hooks(replace: Callable[..., None], state: PassState) -> None:
     replace(node, "saved_tensors", _saving(state), property)
 
 
-def _registering(state: PassState, at: int, replaces: int | None) -> Any:
+def _registering(state: GradientCalls, at: int, replaces: int | None) -> Any:
     """For a registration whose argument ``at`` is a hook."""
 
     def make(plain: Any) -> Any:
@@ -182,7 +151,7 @@ def _registering(state: PassState, at: int, replaces: int | None) -> Any:
     return make
 
 
-def _accumulating(state: PassState) -> Any:
+def _accumulating(state: GradientCalls) -> Any:
     def make(plain: Any) -> Any:
         def call(tensor: Tensor, hook: Any) -> Any:
             return plain(tensor, hook if from_inside(2) else TrueAccumulated(hook, state))
@@ -192,7 +161,7 @@ def _accumulating(state: PassState) -> Any:
     return make
 
 
-def _reducing(state: PassState) -> Any:
+def _reducing(state: GradientCalls) -> Any:
     """Refuse a DDP hook of the script's own: without the scale, sums in FP16 would underflow."""
 
     def make(plain: Any) -> Any:
@@ -209,7 +178,7 @@ def _reducing(state: PassState) -> Any:
     return make
 
 
-def _applying(state: PassState) -> Any:
+def _applying(state: GradientCalls) -> Any:
     """An ``autograd.Function`` of the script sees true gradients in its backward pass."""
 
     def make(plain: Any) -> Any:
@@ -223,7 +192,7 @@ def _applying(state: PassState) -> Any:
     return make
 
 
-def _saving(state: PassState) -> Any:
+def _saving(state: GradientCalls) -> Any:
     """What such a function has saved is FP32 there, as its gradients are."""
 
     def make(plain: Any) -> Any:
@@ -236,7 +205,7 @@ def _saving(state: PassState) -> Any:
     return make
 
 
-def call_backward(plain: Callable[..., Any], state: PassState, node: Any, args: Any) -> Any:
+def call_backward(plain: Callable[..., Any], state: GradientCalls, node: Any, args: Any) -> Any:
     """Run the ``backward`` of a script's ``autograd.Function`` on true gradients.
 
     One that runs under an autocast of its own (``custom_bwd``) keeps the scale: products inside it are

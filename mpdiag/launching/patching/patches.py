@@ -7,47 +7,26 @@ precision has an ``autocast`` and a ``GradScaler`` of its own, which must not sc
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mpdiag.launching.patching.gradient_hooks import PassState, from_inside, replace_hooks
+from mpdiag.launching.patching.gradient_hooks import from_inside, replace_hooks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from contextlib import AbstractContextManager
+    from collections.abc import Callable
+
+    from mpdiag.launching.patching.gradient_calls import GradientCalls
 
 _OURS = "mpdiag"
 _ENGINE = "_engine_run_backward"
 """Where torch begins a backward pass, without the modes of ``torch.overrides`` that it called."""
 
 
-class CallHandler(PassState, Protocol):
-    """Takes a script's calls in place of torch."""
-
-    def backward(self, plain: Callable[..., None], tensors: Sequence[Any], options: Any) -> None:
-        """Run a backward pass."""
-
-    def grad(self, plain: Callable[..., Any], tensors: Sequence[Any], options: Any) -> Any:
-        """Run ``torch.autograd.grad``."""
-
-    def retain(self, tensor: torch.Tensor) -> None:
-        """Note a tensor inside a graph that will keep its gradient."""
-
-    def looking(self) -> AbstractContextManager[object]:
-        """Makes a context in which products are seen that a backward pass computes again."""
-
-    casts_off: int
-    """How many contexts of the script switch autocast off."""
-
-    def note_own_precision(self, what: str) -> None:
-        """Note mixed precision of the script's own: an ``autocast`` or a ``GradScaler``."""
-
-
 class Patches:
     """The functions that are replaced; ``release`` restores them."""
 
-    def __init__(self, handler: CallHandler) -> None:
+    def __init__(self, handler: GradientCalls) -> None:
         self._handler = handler
         self._undo: list[tuple[Any, str, Any]] = []
 
