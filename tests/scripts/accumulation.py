@@ -1,12 +1,10 @@
 """Gradients of four micro-batches add up to one step; the Transformer is called in two parts."""
 
-import hashlib
-import sys
-
 import torch
+from script_end import report, seed
 from torch import nn
 
-torch.manual_seed(int(sys.argv[1]) if len(sys.argv) > 1 else 0)
+torch.manual_seed(seed())
 PARTS = 4
 
 
@@ -40,7 +38,4 @@ for step in range(240):
         optimizer.zero_grad()
 
 assert max(norms) < 20, "these are no true gradients"
-digest = hashlib.sha256()
-for parameter in model.parameters():
-    digest.update(parameter.detach().numpy().tobytes())
-print("digest", digest.hexdigest(), "metric", sum(losses[-40:]) / 40)
+report(model, sum(losses[-40:]) / 40)

@@ -1,11 +1,10 @@
 """Fully sharded (FSDP2) under torchrun; alone without it. Each rank takes its part of the batch."""
 
 import os
-import sys
 
 import torch
 import torch.distributed as dist
-from sharded_report import report
+from script_end import error_of, report, seed
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
@@ -56,10 +55,10 @@ def main(seed):
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-    report(model, part)
+    report(model, error_of(model), part)
     if parts > 1:
         dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 0)
+    main(seed())

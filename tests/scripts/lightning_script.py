@@ -1,11 +1,11 @@
 """PyTorch Lightning: the loop is its own, and steps with a closure."""
 
-import hashlib
 import logging
 import sys
 import warnings
 
 import torch
+from script_end import report, seed
 from torch import nn
 
 try:
@@ -56,11 +56,8 @@ def main(seed):
     trainer.fit(model, loader, torch.utils.data.DataLoader(data, 64))
     with torch.no_grad():
         metric = nn.functional.mse_loss(model(x), y).item()
-    digest = hashlib.sha256()
-    for parameter in model.parameters():
-        digest.update(parameter.detach().numpy().tobytes())
-    print("digest", digest.hexdigest(), "metric", metric)
+    report(model, metric)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 0)
+    main(seed())

@@ -1,13 +1,11 @@
 """A plain loop at the top level of a script: criterion, scheduler, clipping."""
 
-import hashlib
-import sys
-
 import torch
+from script_end import report, seed
 from torch import nn
 from torch.nn import functional as F
 
-torch.manual_seed(int(sys.argv[1]) if len(sys.argv) > 1 else 0)
+torch.manual_seed(seed())
 data = torch.randn(512, 12)
 labels = (data[:, :3].sum(1) * data[:, 3] > 0).long()
 
@@ -29,7 +27,4 @@ for step in range(100):
 model.eval()
 with torch.no_grad():
     metric = F.cross_entropy(model(data), labels).item()
-digest = hashlib.sha256()
-for value in model.state_dict().values():
-    digest.update(value.numpy().tobytes())
-print("digest", digest.hexdigest(), "metric", metric)
+report(model, metric)

@@ -1,11 +1,10 @@
 """Tensor parallel under torchrun (DTensor parameters); alone without it."""
 
 import os
-import sys
 
 import torch
 import torch.distributed as dist
-from sharded_report import report
+from script_end import error_of, report, seed
 from torch import nn
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -42,10 +41,10 @@ def main(seed):
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    report(model, int(os.environ.get("RANK", "0")))
+    report(model, error_of(model), int(os.environ.get("RANK", "0")))
     if ranks > 1:
         dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 0)
+    main(seed())

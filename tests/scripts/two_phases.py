@@ -1,12 +1,10 @@
 """Fine-tuning in two phases: first a head on frozen features, then all with another optimizer."""
 
-import hashlib
-import sys
-
 import torch
+from script_end import report, seed
 from torch import nn
 
-torch.manual_seed(int(sys.argv[1]) if len(sys.argv) > 1 else 0)
+torch.manual_seed(seed())
 x = torch.randn(256, 8)
 y = x[:, :2].prod(1, keepdim=True)
 model = nn.ModuleDict(
@@ -30,7 +28,4 @@ train(torch.optim.Adam(model.parameters(), lr=5e-3), 60)
 
 with torch.no_grad():
     metric = nn.functional.mse_loss(model["head"](model["body"](x)), y).item()
-digest = hashlib.sha256()
-for parameter in model.parameters():
-    digest.update(parameter.detach().numpy().tobytes())
-print("digest", digest.hexdigest(), "metric", metric)
+report(model, metric)
