@@ -7,7 +7,7 @@ import run_cache
 import streamlit as st
 import widgets
 
-from mpdiag.analysis.comparison.half_precision import refuse_unused_precision
+from mpdiag.analysis.comparison.compare import refuse_unused_precision
 from mpdiag.display.wording import KIND_NAMES, in_markdown, sentence
 from mpdiag.errors import MpdiagError
 from mpdiag.reports.next_commands import compare_them

@@ -7,7 +7,7 @@ import run_folder
 import streamlit as st
 import widgets
 
-from mpdiag.analysis.figures.figure import at_scale
+from mpdiag.analysis.figures import at_scale
 from mpdiag.reports.views import operations, sensitivity
 
 chosen = run_folder.current()

@@ -13,7 +13,7 @@ import widgets
 from command_block import command_block
 from figure_card import figure_card
 
-from mpdiag.analysis.comparison.half_precision import unused_precision
+from mpdiag.analysis.comparison.compare import unused_precision
 from mpdiag.display.wording import in_markdown, percent, sentence
 from mpdiag.numerics.formats import FP16
 from mpdiag.profiler import is_installed, part

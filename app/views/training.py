@@ -7,7 +7,7 @@ import run_folder
 import streamlit as st
 import widgets
 
-from mpdiag.analysis.comparison.half_precision import unused_precision
+from mpdiag.analysis.comparison.compare import unused_precision
 from mpdiag.analysis.scaling.replay import replay_run
 from mpdiag.display.wording import in_markdown, scale_text
 from mpdiag.numerics.loss_scalers import SCALERS, Backoff, scaler_class

@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpdiag.analysis.figures.figure import EMPTY, FigureTable
-from mpdiag.analysis.figures.gradients import update_figures
+from mpdiag.analysis.figures import EMPTY, FigureTable, update_figures
 from mpdiag.analysis.findings import by_severity
-from mpdiag.analysis.format_advice import advise_layers, summarise_formats
-from mpdiag.analysis.level_advice import advise_levels
+from mpdiag.analysis.format_advice import advise_layers, choose_reduction, summarise_formats
 from mpdiag.analysis.operations.choice import (
     activation_findings,
     beyond_any_plan,
@@ -32,13 +30,13 @@ from mpdiag.analysis.operations.gradient_rules import run_again
 from mpdiag.analysis.operations.graph import split
 from mpdiag.analysis.operations.layer_effects import layer_evidence
 from mpdiag.analysis.operations.loss_change import loss_curve
-from mpdiag.analysis.rank_checks import rank_findings
 from mpdiag.analysis.recording_checks import (
     period_findings,
+    rank_findings,
     recording_findings,
     require_finite_gradients,
+    training_findings,
 )
-from mpdiag.analysis.reduction import choose_reduction
 from mpdiag.analysis.run_statistics import read_statistics
 from mpdiag.analysis.scaling.findings import gradient_findings
 from mpdiag.analysis.scaling.loss_scale import (
@@ -49,12 +47,10 @@ from mpdiag.analysis.scaling.loss_scale import (
 from mpdiag.analysis.scaling.windows import whole_window
 from mpdiag.analysis.shapes.advice import advise_shapes, recorded_generation
 from mpdiag.analysis.shapes.solution import Wanted
-from mpdiag.analysis.verdict.evidence import narrowed
-from mpdiag.analysis.verdict.extent import extent_of
+from mpdiag.analysis.verdict.evidence import extent_of, narrowed
 from mpdiag.analysis.verdict.judgement import Case, judge, unanswered
 from mpdiag.analysis.verdict.probe import probe_findings, with_probe
-from mpdiag.analysis.verdict.training_checks import training_findings
-from mpdiag.analysis.weight_updates import analyze_weight_updates
+from mpdiag.analysis.weight_updates import advise_levels, analyze_weight_updates
 from mpdiag.numerics.formats import FP16, FloatFormat, format_named, half_of
 from mpdiag.plan import MasterWeightsPlan, PrecisionPlan
 from mpdiag.runs.run import Run, open_run
@@ -68,7 +64,7 @@ if TYPE_CHECKING:
     from mpdiag.analysis.layers import Layers
     from mpdiag.analysis.operations.rules import OperationFinding
     from mpdiag.analysis.run_statistics import RunStatistics
-    from mpdiag.analysis.verdict.extent import Extent
+    from mpdiag.analysis.verdict.evidence import Extent
     from mpdiag.analysis.verdict.probe import Probe
     from mpdiag.plan import Fp32Choice, LossScalePlan, Verdict
 
@@ -139,7 +135,7 @@ class Analysis:
 
     def _repr_html_(self) -> str:
         """The verdict, the gradients, the findings and the plan in a notebook."""
-        from mpdiag.analysis.figures.heat_map import gradients_svg
+        from mpdiag.analysis.figures import gradients_svg
         from mpdiag.analysis.notebook import analysis_html
 
         fmt, scale = half_of(self.target), self.plan.loss_scale.recommended

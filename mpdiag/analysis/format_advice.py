@@ -10,8 +10,8 @@ import numpy as np
 
 from mpdiag.analysis.layers import Layers, share
 from mpdiag.analysis.operations.layer_effects import LayerEvidence
-from mpdiag.numerics.formats import FP32, TARGETS, FloatFormat
-from mpdiag.plan import LayerFormat
+from mpdiag.numerics.formats import FP16, FP32, TARGETS, FloatFormat
+from mpdiag.plan import LayerFormat, ReductionPlan
 from mpdiag.runs.schema import KINDS
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from mpdiag.analysis.layers import Layers
     from mpdiag.analysis.operations.layer_effects import Effects
 
 CANDIDATES = tuple(sorted(TARGETS, key=lambda fmt: fmt.bits))
@@ -338,3 +339,41 @@ def _losses(part: Layers, fmt: FloatFormat, gradient_exponent: int) -> tuple[Any
         over[rows] = h.overflow(fmt, int(k)).value
         below[rows] = h.below_normal(fmt, int(k)).value
     return lost, over, below
+
+
+HEADROOM = 4.0
+HARMLESS = 0.001
+"""Share of Σ|g| that may be lost to zero by dividing before the sum."""
+
+
+def choose_reduction(layers: Layers, scale: float, world_size: int) -> ReductionPlan | None:
+    """Choose the reduction for data-parallel training; None for one rank.
+
+    A sum over ranks reaches at most world size × the largest gradient × the loss scale. If that
+    fits into FP16 with headroom, FP16 halves the traffic. If not, dividing first may make it fit, unless
+    that flushes small gradients to zero. Otherwise the reduction stays in FP32.
+    """
+    h = layers.of_kind("weight_grad").histograms
+    if world_size < 2 or len(h.absmax) == 0:
+        return None
+    top = float(h.absmax.max()) * scale * HEADROOM
+    exponent = int(np.floor(np.log2(scale))) - int(np.ceil(np.log2(world_size)))
+    lost = float(
+        share(h.abs_sum(FP16.zero_exponent - exponent).value.sum(), h.abs_sum().value.sum())
+    )
+    evidence = {
+        "absmax": float(h.absmax.max()),
+        "scale": scale,
+        "world_size": world_size,
+        "sum_lost_divided_first": lost,
+    }
+    if top * world_size < FP16.max:
+        reason = f"{world_size} ranks' largest gradients sum to less than FP16's {FP16.max:.5g}"
+        return ReductionPlan(FP16.name, pre_divide=False, reason=reason, evidence=evidence)
+    if top < FP16.max and lost <= HARMLESS:
+        reason = (
+            f"the sum over {world_size} ranks could overflow FP16; dividing first prevents that"
+        )
+        return ReductionPlan(FP16.name, pre_divide=True, reason=reason, evidence=evidence)
+    reason = f"it is not certain that the sum over {world_size} ranks, or even its parts, fit FP16"
+    return ReductionPlan(FP32.name, pre_divide=False, reason=reason, evidence=evidence)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from mpdiag.analysis.figures.figure import Figure
+    from mpdiag.analysis.figures import Figure
 
 
 SCHEMA_VERSION = 1

@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpdiag.analysis.layers import Counting, Layers, LayerSums, countable_rows, keys_of
-from mpdiag.analysis.scaling.maxima import step_maxima
-from mpdiag.analysis.scaling.windows import late_windows
+from mpdiag.analysis.scaling.windows import late_windows, step_maxima
 from mpdiag.numerics.formats import FP16, HALVES
 from mpdiag.runs.records import Merger
 from mpdiag.runs.schema import KINDS, SAMPLED, TEXT

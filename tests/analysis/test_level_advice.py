@@ -10,10 +10,10 @@ from support import batch, network
 from torch import nn
 
 import mpdiag
+from mpdiag.analysis.format_advice import choose_reduction
 from mpdiag.analysis.layers import Layers
-from mpdiag.analysis.level_advice import activations_per_step
-from mpdiag.analysis.reduction import choose_reduction
 from mpdiag.analysis.run_statistics import RunStatistics
+from mpdiag.analysis.weight_updates import activations_per_step
 from mpdiag.numerics.formats import FP16
 from mpdiag.numerics.histograms import ExponentHistogram, stack
 

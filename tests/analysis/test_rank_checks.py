@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from row_buffer import RowBuffer
 
-from mpdiag.analysis.rank_checks import rank_findings
+from mpdiag.analysis.recording_checks import rank_findings
 from mpdiag.numerics.histograms import ExponentHistogram
 from mpdiag.runs.run import open_run
 from mpdiag.runs.writer import RunWriter

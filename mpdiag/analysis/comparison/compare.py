@@ -8,21 +8,27 @@ import statistics
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from mpdiag.analysis.comparison.comparison_findings import comparison_findings, same_sides
+from mpdiag.analysis.comparison.comparison_findings import (
+    Curve,
+    LayerShift,
+    MetricComparison,
+    comparison_findings,
+    same_sides,
+)
 from mpdiag.analysis.comparison.equivalence import (
     EquivalenceVerdict,
     judge_equivalence,
     judge_family,
 )
 from mpdiag.analysis.comparison.groups import SeedGroup, read_group
-from mpdiag.analysis.comparison.half_precision import refuse_unused_precision
 from mpdiag.analysis.comparison.margins import Margin, default_margin, given_margin
 from mpdiag.analysis.comparison.models import ModelRelation, relate_models
-from mpdiag.analysis.comparison.parts import Curve, LayerShift, MetricComparison
 from mpdiag.analysis.comparison.rates import RateComparison, compare_rates
 from mpdiag.analysis.notebook import ComparedMetric, comparison_html
-from mpdiag.errors import UsageError
+from mpdiag.errors import InputError, UsageError
 from mpdiag.files.documents import finite
+from mpdiag.files.paths import place
+from mpdiag.runs.run import META, list_runs, open_run
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -329,3 +335,51 @@ def _mean_exponents(side: SeedGroup) -> dict[tuple[str, str], float]:
         for key, value in t.layers.items():
             found.setdefault(key, []).append(value)
     return {key: statistics.fmean(values) for key, values in found.items()}
+
+
+def refuse_unused_precision(path: str | os.PathLike[str]) -> None:
+    """Refuse a run that was trained by a plan for half precision, and of which nothing ran in it.
+
+    FP32 against FP32 stays a fair question: a recording, or a training at O0, claims nothing.
+
+    Args:
+        path: A run folder, a folder of runs, or a baseline file, which is not looked at.
+
+    Raises:
+        InputError: Naming the run.
+    """
+    where = place(path)
+    if where.is_file():
+        return
+    if (where / META).is_file():
+        runs = [open_run(where)]
+    else:
+        runs = [item.run for item in list_runs(where) if item.run is not None]
+    for run in runs:
+        unused = unused_precision(run.meta)
+        if unused:
+            message = (
+                f"{run.folder} {unused}, so this would compare FP32 with FP32: train it again, with the "
+                "model's computation where mpdiag train or mp.autocast() can cast it"
+            )
+            raise InputError(message)
+
+
+def unused_precision(meta: Mapping[str, Any]) -> str:
+    """That a run claims half precision, and that nothing of it ran in it; empty if neither is known.
+
+    Args:
+        meta: The run's ``meta.json``.
+    """
+    claimed = _claimed(meta)
+    if not claimed or meta.get("half_precision_flops") != 0:
+        return ""
+    return f"claims {claimed}, and none of its matrix products ran in it"
+
+
+def _claimed(meta: Mapping[str, Any]) -> str:
+    """The half precision that a training's plan asked for; empty if it asked for none."""
+    training = meta.get("training")
+    if not isinstance(training, dict) or training.get("level") == "O0":
+        return ""
+    return str(training.get("dtype") or "")

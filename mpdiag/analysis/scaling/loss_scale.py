@@ -12,10 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpdiag.analysis.figures.figure import EMPTY, Figure, FigureTable
-from mpdiag.analysis.figures.gradients import layer_figures, pooled_figure
+from mpdiag.analysis.figures import EMPTY, Figure, FigureTable, layer_figures, pooled_figure
 from mpdiag.analysis.scaling.bounds import CONFIDENCE, largest_share
-from mpdiag.analysis.scaling.maxima import Headroom, headroom, overflows_at
 from mpdiag.analysis.scaling.method import (
     TOLERATED_SKIPS,
     MethodChoice,
@@ -36,7 +34,7 @@ from mpdiag.analysis.scaling.necessity import (
     weights_lost,
 )
 from mpdiag.analysis.scaling.replay import play
-from mpdiag.analysis.scaling.windows import whole_window
+from mpdiag.analysis.scaling.windows import Headroom, headroom, overflows_at, whole_window
 from mpdiag.display.wording import spoken_layer
 from mpdiag.files.documents import finite
 from mpdiag.numerics.formats import FP16, FloatFormat
@@ -48,7 +46,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from mpdiag.analysis.figures.figure import Key
+    from mpdiag.analysis.figures import Key
     from mpdiag.analysis.layers import Layers
     from mpdiag.analysis.run_statistics import RunStatistics
     from mpdiag.analysis.scaling.windows import Window

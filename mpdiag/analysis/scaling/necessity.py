@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from mpdiag.analysis.figures.figure import FigureTable
+    from mpdiag.analysis.figures import FigureTable
     from mpdiag.analysis.scaling.windows import Window
     from mpdiag.numerics.histograms import ExponentHistogram
     from mpdiag.plan import LossScaleNeed

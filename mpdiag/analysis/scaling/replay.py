@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpdiag.analysis.layers import countable_rows, share
-from mpdiag.analysis.scaling.maxima import by_step, step_maxima
+from mpdiag.analysis.scaling.windows import by_step, step_maxima
 from mpdiag.errors import DamagedRun
 from mpdiag.numerics.formats import FP16, FloatFormat
 from mpdiag.numerics.loss_scalers import Scaler, scaler_class, scaler_named

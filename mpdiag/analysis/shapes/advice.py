@@ -41,8 +41,7 @@ from mpdiag.plan import ShapeAdvice
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from mpdiag.analysis.shapes.model_sizes import Dimension
-    from mpdiag.analysis.shapes.recorded import ModuleWork
+    from mpdiag.analysis.shapes.recorded import Dimension, ModuleWork
     from mpdiag.analysis.shapes.solution import Solved
     from mpdiag.runs.run import Run
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from mpdiag.analysis.findings import Finding
     from mpdiag.analysis.operations.rules import OperationFinding
     from mpdiag.analysis.scaling.loss_scale import LossScaleAnalysis
-    from mpdiag.analysis.verdict.extent import Extent
+    from mpdiag.analysis.verdict.evidence import Extent
     from mpdiag.numerics.formats import FloatFormat
     from mpdiag.runs.run import Run
     from mpdiag.runs.stored.comparison import StoredComparison

@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 from rich.console import Console
 
-from mpdiag.analysis.figures.heat_map import gradients_svg
+from mpdiag.analysis.figures import gradients_svg
 from mpdiag.display.wording import counted, layer_name, percent, sentence
 from mpdiag.numerics.formats import FORMATS, half_of
 from mpdiag.reports.documents.page import frame_table
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from mpdiag.analysis.analyzer import Analysis
-    from mpdiag.analysis.figures.figure import Key
+    from mpdiag.analysis.figures import Key
     from mpdiag.reports.documents.page import PageTable
 
 TOP = 8

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpdiag.analysis.figures.figure import at_scale
+from mpdiag.analysis.figures import at_scale
 from mpdiag.display.wording import counted, percent, sentence
 from mpdiag.files.paths import is_remote
 from mpdiag.numerics.formats import half_of
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
     from mpdiag.analysis.analyzer import Analysis
-    from mpdiag.analysis.figures.figure import Key
+    from mpdiag.analysis.figures import Key
     from mpdiag.reports.contents import RunContents
     from mpdiag.reports.picture import Picture
 

@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from mpdiag.analysis.figures.figure import at_scale
+from mpdiag.analysis.figures import at_scale
 from mpdiag.display.wording import counted, layer_name, magnitude, percent, scale_text, spoken_layer
 from mpdiag.numerics.formats import BF16, FORMATS, FP16
 from mpdiag.reports import next_commands
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from mpdiag.analysis.analyzer import Analysis
-    from mpdiag.analysis.figures.figure import FigureTable
+    from mpdiag.analysis.figures import FigureTable
     from mpdiag.analysis.plan_check import PlanCheck
     from mpdiag.analysis.scaling.loss_scale import LossScaleAnalysis
     from mpdiag.files.paths import AnyPath

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from mpdiag.analysis.comparison.compare import Comparison
+    from mpdiag.analysis.comparison.comparison_findings import MetricComparison
     from mpdiag.analysis.comparison.equivalence import Equivalence
-    from mpdiag.analysis.comparison.parts import MetricComparison
 
 _STYLES = {"equivalent": "bold green", "different": "bold red", "inconclusive": "bold yellow"}
 _KINDS = {

@@ -8,7 +8,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from mpdiag.analysis.figures.figure import at_scale
+from mpdiag.analysis.figures import at_scale
 from mpdiag.display.wording import (
     KIND_NAMES,
     counted,

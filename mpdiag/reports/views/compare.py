@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
     from mpdiag.analysis.comparison.compare import Comparison
+    from mpdiag.analysis.comparison.comparison_findings import MetricComparison
     from mpdiag.analysis.comparison.groups import SeedGroup
-    from mpdiag.analysis.comparison.parts import MetricComparison
     from mpdiag.analysis.layers import Layers
     from mpdiag.reports.plotting import Drawing
     from mpdiag.runs.schema import Kind

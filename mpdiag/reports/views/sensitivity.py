@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import pandas as pd
 
-from mpdiag.analysis.figures.figure import at_scale
+from mpdiag.analysis.figures import at_scale
 from mpdiag.analysis.operations.rounding_error import operation_errors, rounding_error
 from mpdiag.display.colors import BLUE, PURPLE, VERMILION
 from mpdiag.display.wording import in_figure, layer_name

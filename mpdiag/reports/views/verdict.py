@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from mpdiag.analysis.figures.figure import at_scale
+from mpdiag.analysis.figures import at_scale
 from mpdiag.display.wording import scale_text, superscript
 from mpdiag.numerics.formats import FORMATS, half_of
 from mpdiag.reports.picture import View

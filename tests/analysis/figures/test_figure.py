@@ -14,7 +14,7 @@ from rich.console import Console
 from row_buffer import RowBuffer, UpdateCounts
 
 from mpdiag.analysis.analyzer import analyze
-from mpdiag.analysis.figures.figure import LISTED
+from mpdiag.analysis.figures import LISTED
 from mpdiag.analysis.layer_history import explain_layer
 from mpdiag.analysis.layers import merge_layers
 from mpdiag.display.wording import MODEL, percent, scale_text, sentence

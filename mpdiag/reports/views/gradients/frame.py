@@ -10,8 +10,8 @@ import pandas as pd
 
 from mpdiag.analysis.layers import Layers, countable_rows, share
 from mpdiag.analysis.operations.rounding_error import rounding_error
-from mpdiag.analysis.scaling.maxima import by_step
 from mpdiag.analysis.scaling.necessity import lost_by_scale
+from mpdiag.analysis.scaling.windows import by_step
 from mpdiag.display.wording import layer_name
 
 if TYPE_CHECKING:

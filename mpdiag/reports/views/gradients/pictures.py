@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mpdiag.analysis.figures.figure import at_scale
+from mpdiag.analysis.figures import at_scale
 from mpdiag.display.wording import (
     KIND_NAMES,
     counted,

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from mpdiag.analysis.layers import countable_rows, share
-from mpdiag.analysis.scaling.maxima import by_step
+from mpdiag.analysis.scaling.windows import by_step
 from mpdiag.reports.views.gradients.frame import SCALES
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from mpdiag.analysis.figures.figure import at_scale
+from mpdiag.analysis.figures import at_scale
 from mpdiag.analysis.scaling.necessity import MATTERS
 from mpdiag.display.wording import (
     KIND_NAMES,

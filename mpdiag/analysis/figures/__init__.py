@@ -1,1 +1,0 @@
-"""The figures that claims are made with: one table, which every surface reads."""
