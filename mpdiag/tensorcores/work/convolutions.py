@@ -60,45 +60,29 @@ def convolution_forward(
         raise UnclearArguments
     if len(x) == rank + 1:  # one image without its batch dimension
         x = (1, *x)
-    if groups is not None and (transposed is None or call.value(transposed) is True):
-        return _transposed(call, x, weight, call.number(groups) or 1)
-    steps = (1,) * rank if dilation is None else call.numbers(dilation, rank)
-    out = _output_pixels(
-        x[2:], weight[2:], call.numbers(stride, rank), call.numbers(padding, rank), steps
-    )
-    return _ordinary(call, x, weight, out)
-
-
-def _ordinary(call: TracedCall, x: Shape, weight: Shape, out: int) -> MatrixWork:
-    groups = x[1] // weight[1]
-    if groups < 1 or x[1] != weight[1] * groups or weight[0] % groups:
+    flipped = groups is not None and (transposed is None or call.value(transposed) is True)
+    if flipped:  # weight [input channels, output channels / groups, …]
+        assert groups is not None
+        count = call.number(groups) or 1
+        ends, fits = (x[1], weight[1] * count), x[1] == weight[0] and not x[1] % count
+        out = 0  # FLOP follow from the input's pixels; only the bytes would need the output's
+    else:
+        count = x[1] // weight[1]
+        ends, fits = (x[1], weight[0]), x[1] == weight[1] * count and not weight[0] % count
+        steps = (1,) * rank if dilation is None else call.numbers(dilation, rank)
+        out = _output_pixels(
+            x[2:], weight[2:], call.numbers(stride, rank), call.numbers(padding, rank), steps
+        )
+    if count < 1 or not fits:
         raise UnclearArguments
     return convolution(
         x[0],
-        (x[1], weight[0]),
+        ends,
         math.prod(weight[2:]),
         (math.prod(x[2:]), out),
-        groups=groups,
+        groups=count,
         dtype=call.dtype(0),
-        channels_last=_channels_last(call, 0),
-    )
-
-
-def _transposed(call: TracedCall, x: Shape, weight: Shape, groups: int) -> MatrixWork:
-    """Weight [input channels, output channels / groups, …].
-
-    FLOP follow from the input's pixels; only the bytes would need the output's.
-    """
-    if x[1] != weight[0] or x[1] % groups:
-        raise UnclearArguments
-    return convolution(
-        x[0],
-        (x[1], weight[1] * groups),
-        math.prod(weight[2:]),
-        (math.prod(x[2:]), 0),
-        groups=groups,
-        dtype=call.dtype(0),
-        transposed=True,
+        transposed=flipped,
         channels_last=_channels_last(call, 0),
     )
 
