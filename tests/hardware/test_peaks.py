@@ -13,7 +13,7 @@ from mpdiag.tensorcores.work.products import matmul
 from mpdiag.tensorcores.work.traced_operation import OperationTime
 
 DEVICES = [peaks for _, peaks in devices()]
-NAMES = Path(__file__).with_name("device_names.tsv")
+HERE = Path(__file__).parent
 # What a multiprocessor does in a clock, FP16 with FP32 accumulation; from the makers' architecture
 # papers, so a second way to the same figure. GeForce cards run at half the rate, and so do L20, L40
 # and A10G by their own data sheets.
@@ -89,7 +89,9 @@ def test_a_bound_is_never_below_a_device():
 
 
 def test_names_as_drivers_give_them():
-    expected = {row["driver"]: row["device"] for row in read_table(NAMES)} | {"": ""}
+    expected = {row["driver"]: row["device"] for row in read_table(HERE / "device_names.tsv")} | {
+        "": ""
+    }
     assert len(expected) > 50
     known = {name: peaks_of(name) for name in expected}
     assert {name: p.name if p else "" for name, p in known.items()} == expected
@@ -109,55 +111,17 @@ def test_another_number_of_processors_is_another_device():
 
 
 @pytest.mark.parametrize(
-    ("name", "dtype", "expected"),
-    [
-        # As printed: HGX B200 (72 PFLOP/s in eight), GB200 and GB300 NVL72, MI355X.
-        ("Tesla V100-SXM2-16GB", "fp16", 125), ("NVIDIA A100-SXM4-40GB", "bf16", 312),
-        ("NVIDIA H100 80GB HBM3", "fp8_e4m3", 1978.9), ("Tesla V100-SXM2-16GB", "bf16", None),
-        ("NVIDIA B200", "nvfp4", 9000), ("NVIDIA GB200", "fp4", 10000),
-        ("NVIDIA GB300", "mxfp4", 15000), ("NVIDIA GeForce RTX 5090", "nvfp4", 1676),
-        ("AMD Instinct MI355X", "mxfp4", 10066), ("NVIDIA B200", "mxfp6_e2m3", 4500),
-        ("NVIDIA H20", "bf16", 148), ("NVIDIA GeForce RTX 5070", "bf16", 61.7),
-        ("NVIDIA RTX 6000 Ada Generation", "fp8_e4m3", 728.5),
-        ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "bf16", 503.8),
-        ("NVIDIA GB300", "int8", 166.7), ("NVIDIA H800", "fp64", 1.0),
-        ("NVIDIA H100 PCIe", "nvfp4", None), ("AMD Instinct MI355X", "tf32", None),
-    ],
-)  # fmt: skip
-def test_rates_as_the_documents_print_them(name, dtype, expected):
-    rate = peaks_of(name).tensor_rate(dtype)
-    assert rate == (None if expected is None else pytest.approx(expected * 1e12, rel=0.002))
-
-
-def test_a_geforce_card_accumulates_fp16_in_fp32_at_half_rate():
-    """A professional card of the same architecture does twice as much per multiprocessor and clock."""
-    for card, other in [
-        ("NVIDIA GeForce RTX 3090", "NVIDIA RTX A6000"),
-        ("NVIDIA GeForce RTX 4090", "NVIDIA RTX 6000 Ada Generation"),
-        ("NVIDIA GeForce RTX 5090", "NVIDIA RTX PRO 6000 Blackwell Workstation Edition"),
-    ]:
-        a, b = peaks_of(card), peaks_of(other)
-        each = [p.tensor["fp16"] / p.processors / p.clock_mhz for p in (a, b)]
-        assert each[0] * 2 == pytest.approx(each[1], rel=0.01)
-
-
-def test_bandwidths_as_the_documents_print_them():
-    expected = {
-        "Tesla V100-SXM2-16GB": 900, "NVIDIA A100-SXM4-40GB": 1555, "NVIDIA H100 80GB HBM3": 3350,
-        "AMD Instinct MI300X": 5300, "NVIDIA GeForce RTX 4090": 1008,
-    }  # fmt: skip
-    assert {name: peaks_of(name).bandwidth for name in expected} == expected
-
-
-def test_rates_of_ordinary_cores():
-    """Where none is published, the most that any does; ``dp4a`` does four times the FP32 rate."""
-    expected = {
-        ("NVIDIA A100-SXM4-40GB", "fp16"): 78, ("NVIDIA H100 NVL", "fp16"): 4 * 60,
-        ("AMD Instinct MI300X", "bf16"): 163.4, ("AMD Instinct MI210", "fp32"): 45.3,
-        ("Tesla T4", "int8"): 4 * 8.1, ("AMD Instinct MI300X", "int8"): 2 * 163.4,
-    }  # fmt: skip
-    rates = {(name, dtype): peaks_of(name).cuda_rate(dtype) for name, dtype in expected}
-    assert rates == pytest.approx({key: rate * 1e12 for key, rate in expected.items()})
+    "row",
+    read_table(HERE / "printed_rates.tsv"),
+    ids=lambda row: " ".join(filter(None, (row["driver"], row["unit"], row["dtype"]))),
+)
+def test_figures_as_the_documents_print_them(row):
+    peaks = peaks_of(row["driver"])
+    figures = {"tensor": peaks.tensor_rate, "cuda": peaks.cuda_rate}
+    figure = peaks.bandwidth * 1e12
+    if row["unit"] in figures:
+        figure = figures[row["unit"]](row["dtype"])
+    assert figure == (close(float(row["rate"]) * 1e12, 0.002) if row["rate"] else None)
 
 
 def test_a_device_without_a_name_has_bounds():

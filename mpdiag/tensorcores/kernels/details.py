@@ -27,6 +27,13 @@ _MMA = re.compile(
 # Wide instructions of CUTLASS 3: s64x128x16gemm, h64x64x16spgemm, i64x128x32gemm.
 _WIDE = re.compile(r"(?:^|_)(?P<acc>[shdicz])\d+x\d+x\d+(?P<fast>tf32|bf16|f16)?(?:sp)?gemm")
 _FAST = {"tf32": "tf32", "bf16": "bf16", "f16": "fp16"}
+_BY_DTYPE = {
+    ("HGMMA", "QMMA"): "QGMMA",
+    ("HGMMA", "IMMA"): "IGMMA",
+    ("UTCHMMA", "QMMA"): "UTCQMMA",
+    ("UTCHMMA", "IMMA"): "UTCIMMA",
+}
+"""Instructions of Hopper and Blackwell for other dtypes than the 16-bit ones."""
 NAMED_BY_SHAPE = ("fp16", "bf16", "fp8_e4m3", "fp8_e5m2", "tf32", "fp4")
 
 
@@ -47,13 +54,19 @@ def from_shape(shape: re.Match[str], instruction: str, dtype: str) -> tuple[str,
     elif dtype not in NAMED_BY_SHAPE:
         # No 16-bit token: 1688 is TF32; 884 is only for FP16.
         dtype = "tf32" if size in ("1688", "16816") else "fp16"
-    kind = {"d": "DMMA", "z": "DMMA", "i": "IMMA"}.get(acc, "HMMA")
-    kind = "QMMA" if dtype.startswith("fp8") else kind
     size = "16816" if size == "161616" else size  # wmma is compiled to mma of this shape
     if instruction and not instruction.startswith("HMMA"):
         return instruction, dtype, accumulator
     suffix = ".TF32" if dtype == "tf32" or acc == "c" else ""
-    return f"{kind}.{size}{suffix}", dtype, accumulator
+    return f"{_kind(dtype)}.{size}{suffix}", dtype, accumulator
+
+
+def _kind(dtype: str) -> str:
+    if dtype in ("fp64", "complex128"):
+        return "DMMA"
+    if dtype.startswith("int"):
+        return "IMMA"
+    return "QMMA" if dtype.startswith("fp8") else "HMMA"
 
 
 def from_tile(head: str, instruction: str, dtype: str) -> tuple[str, str]:
@@ -63,16 +76,9 @@ def from_tile(head: str, instruction: str, dtype: str) -> tuple[str, str]:
         accumulator = "fp64"
     tile = _TILE.search(head) or _MMA.search(head)
     if tile and (not instruction or instruction == "HMMA"):
-        kind = {"fp64": "DMMA", "complex128": "DMMA"}.get(dtype, "HMMA")
-        kind = "IMMA" if dtype.startswith("int") else kind
-        kind = "QMMA" if dtype.startswith("fp8") else kind
         suffix = ".TF32" if dtype == "tf32" else ""
-        instruction = f"{kind}.{tile['m']}{tile['n']}{tile['k']}{suffix}"
-    other = {"HGMMA": ("QGMMA", "IGMMA"), "UTCHMMA": ("UTCQMMA", "UTCIMMA")}.get(instruction)
-    if other and dtype.startswith("fp8"):
-        instruction = other[0]
-    if other and dtype.startswith("int"):
-        instruction = other[1]
+        instruction = f"{_kind(dtype)}.{tile['m']}{tile['n']}{tile['k']}{suffix}"
+    instruction = _BY_DTYPE.get((instruction, _kind(dtype)), instruction)
     if instruction == "UTCHMMA" and dtype == "fp4":
         instruction = "UTCOMMA"
     wide, group = _WIDE.search(head), _XMMA.search(head)

