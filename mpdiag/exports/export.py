@@ -8,20 +8,21 @@ language has comments, the text contains the notes, too.
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from mpdiag.errors import UsageError
-from mpdiag.exports.notes import Support, shortfalls
 from mpdiag.numerics.formats import FP16, format_named
 from mpdiag.plan import NO_SCALE
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from mpdiag.exports.notes import Support
     from mpdiag.plan import PrecisionPlan
 
 TextLanguage = Literal["python", "json", "shell", "prototxt", "lua"]
-_COMMENT = {"python": "# ", "shell": "# ", "prototxt": "# ", "lua": "-- ", "json": ""}
+_COMMENT = {"python": "# ", "shell": "# ", "prototxt": "# ", "lua": "-- "}
 
 SCHEMA_VERSION = 1
 
@@ -54,9 +55,6 @@ class Export:
             "notes": list(self.notes),
             "text": self.text,
         }
-
-
-Exporter = Callable[["PrecisionPlan"], Export]
 
 
 @dataclass(frozen=True)
@@ -111,25 +109,11 @@ def format_of(plan: PrecisionPlan, support: Support) -> str:
     raise UsageError(message)
 
 
-def make(
-    plan: PrecisionPlan,
-    framework: str,
-    support: Support,
-    language: TextLanguage,
-    body: str,
-    settings: Mapping[str, Any],
-    *extra_notes: str,
-) -> Export:
-    """An export with its heading and notes as comments above the body."""
-    notes = (*extra_notes, *shortfalls(plan, support))
-    text = body.strip("\n") + "\n"
+def heading(
+    plan: PrecisionPlan, support: Support, notes: tuple[str, ...], language: TextLanguage
+) -> str:
+    """What an export is, and its notes, as comments of its language."""
     mark = _COMMENT[language]
-    if mark:
-        text = _heading(plan, support, notes, mark) + "\n" + text
-    return Export(framework, language, text, settings, notes)
-
-
-def _heading(plan: PrecisionPlan, support: Support, notes: tuple[str, ...], mark: str) -> str:
     origin = f" of run {plan.run!r}" if plan.run else ""
     paragraphs = [f"{support.name}, by the plan{origin}.", plan.verdict.text]
     if notes:
@@ -159,8 +143,3 @@ def _wrapped(text: str, mark: str, bullet: str) -> list[str]:
         break_on_hyphens=False,
     )
     return [mark + line for line in wrapped]
-
-
-def number(value: float) -> str:
-    """A number in the form that every language here reads: 1024.0, not 1.02e+03."""
-    return repr(float(value))

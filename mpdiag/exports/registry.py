@@ -1,30 +1,58 @@
-"""Every framework a plan can be written for, by name."""
+"""Every framework a plan can be written for: a file in ``templates/`` each, read by one function.
+
+A file has a head, which says what the framework can hold (``notes.Support``), and three sections::
+
+    === settings    the plan's decisions under the framework's own names: a name and its JSON a line
+    === notes       what else a user must know
+    === text        the text itself; where the language is JSON, the settings are
+
+The sections are a Jinja template of facts of the plan, see ``_facts``; comments in the files name their
+sources. Those of the frameworks whose development has ended: NVIDIA, *Training with Mixed Precision User
+Guide* (sections on MXNet, Theano, the Cognitive Toolkit, NVCaffe and Caffe2); OpenSeq2Seq, *Mixed
+Precision Training*; Chainer's documentation of ``mixed16`` and of its optimizers; cutorch's of
+``torch.CudaHalfTensor``; NVCaffe's ``caffe.proto`` for ``global_grad_scale`` and the types of a layer.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import json
+import math
+import re
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from mpdiag.display.rendering import environment
 from mpdiag.display.wording import did_you_mean
 from mpdiag.errors import UsageError
-from mpdiag.exports import distributed, legacy, pytorch, tensorflow
+from mpdiag.exports.export import (
+    Export,
+    constant_scale,
+    format_of,
+    heading,
+    one_line,
+    scaling_of,
+)
+from mpdiag.exports.notes import Support, modules_in_fp32, shortfalls
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
-    from mpdiag.exports.export import Export, Exporter
-    from mpdiag.plan import PrecisionPlan
+    from mpdiag.exports.export import Scaling
+    from mpdiag.plan import LossScalePlan, PrecisionPlan
 
-EXPORTERS: Mapping[str, Exporter] = {
-    "torch": pytorch.torch,
-    "lightning": pytorch.lightning,
-    "huggingface": pytorch.huggingface,
-    "accelerate": pytorch.accelerate,
-    "deepspeed": distributed.deepspeed,
-    "megatron": distributed.megatron,
-    "keras": tensorflow.keras,
-    "tensorflow": tensorflow.tensorflow,
-    **legacy.EXPORTERS,
-}
+_NAMES = (
+    *("torch", "lightning", "huggingface", "accelerate", "deepspeed", "megatron"),
+    *("keras", "tensorflow"),
+    # Their development has ended.
+    *("openseq2seq", "mxnet", "chainer", "theano", "cntk", "torch7", "caffe2", "nvcaffe"),
+)
+_FOLDER = Path(__file__).parent / "templates"
+
+NEVER = 2**31 - 1
+"""A growth interval that no training reaches; GradScaler's counter is an int32."""
+ALMOST_ONE = 1 - 2**-53
+"""A backoff factor below 1, as GradScaler demands, that leaves an FP32 scale unchanged."""
 
 
 def export_plan(plan: PrecisionPlan, framework: str) -> Export:
@@ -44,3 +72,100 @@ def export_plan(plan: PrecisionPlan, framework: str) -> Export:
         message = f"cannot export to {framework!r}{hint}: choose one of {', '.join(EXPORTERS)}"
         raise UsageError(message)
     return exporter(plan)
+
+
+def _write(framework: str, plan: PrecisionPlan) -> Export:
+    """The plan as the settings of a framework, by the file of that name."""
+    template = (_FOLDER / f"{framework}.j2").read_text(encoding="utf-8")
+    start = template.index("=== settings")
+    head = dict(re.findall(r"^(\w+): (.*)$", template[:start], re.MULTILINE))
+    support = Support(
+        head["name"],
+        formats=tuple(head["formats"].split()),
+        methods=tuple(head["methods"].split()),
+        settings=tuple(head.get("settings", "").split()),
+        levels=tuple(head["levels"].split()),
+        fp32_modules="fp32_modules" in head,
+        reduction="reduction" in head,
+    )
+    jinja = environment().overlay(autoescape=False)
+    jinja.filters = {**jinja.filters, **_FILTERS}
+    filled = jinja.from_string(template[start:]).render(_facts(plan, support))
+    lines, own, body = re.split(r"^=== (?:notes|text)\n", filled, maxsplit=2, flags=re.MULTILINE)
+    values = [line.partition(": ") for line in _joined(lines)[1:]]
+    settings = {name: json.loads(value) for name, _, value in values}
+    notes = *(note.removeprefix("- ") for note in _joined(own) if note), *shortfalls(plan, support)
+    language: Any = head["language"]
+    if language == "json":
+        text = json.dumps(settings, indent=2) + "\n"
+    else:
+        text = f"{heading(plan, support, notes, language)}\n{body.strip()}\n"
+    return Export(framework, language, text, settings, notes)
+
+
+def _joined(section: str) -> list[str]:
+    """The lines of a section; what is indented goes on with the line above it."""
+    return section.replace("\n  ", " ").splitlines()
+
+
+def _arguments(settings: Mapping[str, Any]) -> str:
+    """Settings as keyword arguments."""
+    return ", ".join(f"{name}={value!r}" for name, value in settings.items())
+
+
+_FILTERS: dict[str, Callable[..., Any]] = {
+    "tojson": json.dumps,  # in the order of the keys, which Jinja's own sorts
+    "literal": repr,
+    "one_line": one_line,
+    "arguments": _arguments,
+}
+
+
+def _facts(plan: PrecisionPlan, support: Support) -> dict[str, Any]:
+    """What the templates may use of a plan.
+
+    ``format`` is what the framework computes in, ``half`` whether that is FP16; ``kind`` is that of the
+    scale (``none``, ``constant``, ``dynamic``), ``first`` its first value, ``start`` the same as a
+    person writes it, ``power`` the nearest power of two, and ``scale`` the constant one of a framework
+    that has no other.
+    """
+    chosen, scaling, scale = format_of(plan, support), scaling_of(plan), plan.loss_scale
+    dtype = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}.get(chosen, "bfloat16")
+    return {
+        "format": chosen,
+        "half": chosen == "fp16",
+        "level": plan.level,
+        "masters": plan.master_weights.needed,
+        "kind": scaling.kind,
+        "first": float(scaling.scale),
+        "start": f"{scaling.scale:g}",
+        "power": round(math.log2(scaling.scale)),
+        "scale": constant_scale(plan),
+        "loss_scale": scale,
+        "interval": scale.growth_interval,
+        "reduction": plan.reduction,
+        "fp32_modules": modules_in_fp32(plan) if chosen != "fp32" else [],
+        "autocast": {"dtype": dtype, "enabled": chosen != "fp32"},
+        "grad_scaler": _grad_scaler(scaling, scale),
+    }
+
+
+def _grad_scaler(scaling: Scaling, scale: LossScalePlan) -> dict[str, Any]:
+    """The arguments of ``torch.amp.GradScaler`` except the device.
+
+    A constant scale is checked as well: it never grows, and backing off leaves it unchanged.
+    """
+    if scaling.kind == "none":
+        return {"enabled": False}
+    constant = scaling.kind == "constant"
+    return {
+        "init_scale": float(scaling.scale),
+        "growth_factor": scale.growth_factor,
+        "backoff_factor": ALMOST_ONE if constant else scale.backoff_factor,
+        "growth_interval": NEVER if constant else scale.growth_interval,
+    }
+
+
+EXPORTERS: Mapping[str, Callable[[PrecisionPlan], Export]] = {
+    name: partial(_write, name) for name in _NAMES
+}
