@@ -38,9 +38,10 @@ def profile_findings(
     *,
     linked: Linked,
     native: tuple[str, ...],
-    judged: Sequence[JudgedOperation] = (),
+    judged: Sequence[JudgedOperation],
+    timeline: Timeline | None,
 ) -> tuple[dict[str, Any], ...]:
-    """All findings, warnings first.
+    """All findings, warnings first; what is said of sizes, rates and idle time stands at the end.
 
     Args:
         trace: What was read, to its end.
@@ -49,6 +50,7 @@ def profile_findings(
         linked: Its kernels by operation.
         native: The generations whose Tensor Core kernels use the device's own instructions.
         judged: Its operations, and what there is to pad.
+        timeline: Its steps and idle time; None where it does not say when its kernels ran.
     """
     found = [
         *_matrix_findings(times, device),
@@ -57,16 +59,15 @@ def profile_findings(
         *_reading_findings(trace, linked),
         *_device_findings(trace, device),
     ]
-    return tuple(sorted(found, key=lambda f: f["severity"] == "info"))
+    found.sort(key=lambda f: f["severity"] == "info")
+    return (*found, *_padding(judged), *_rates(judged), *_idle(timeline))
 
 
-def padding_findings(judged: Sequence[JudgedOperation]) -> tuple[dict[str, Any], ...]:
+def _padding(judged: Sequence[JudgedOperation]) -> Iterator[dict[str, Any]]:
     """What padding sizes read from a trace does not prove, if padding is advised at all."""
     odd = [j for j in judged if j.cause == "alignment"]
-    if not odd:
-        return ()
-    return (
-        _note(
+    if odd:
+        yield _note(
             "info",
             "padding-not-proved",
             "a trace shows sizes of single products: that the padded sizes fit together (heads, "
@@ -74,15 +75,14 @@ def padding_findings(judged: Sequence[JudgedOperation]) -> tuple[dict[str, Any],
             "record a few steps (mpdiag record) and analyze them: that gives one set of sizes for the "
             "model",
             operations=sorted({j.operation.module or j.operation.op for j in odd}),
-        ),
-    )
+        )
 
 
-def rate_findings(judged: Sequence[JudgedOperation]) -> tuple[dict[str, Any], ...]:
+def _rates(judged: Sequence[JudgedOperation]) -> Iterator[dict[str, Any]]:
     """Rates above the published peak, which say something of the clock or of the work."""
     above = [j for j in judged if j.rate is not None and j.rate.above_peak]
     if not above:
-        return ()
+        return
     first = max(above, key=lambda j: j.operation.time_us)
     rate = first.rate
     assert rate is not None
@@ -92,36 +92,32 @@ def rate_findings(judged: Sequence[JudgedOperation]) -> tuple[dict[str, Any], ..
     why = "the clock ran above the published one"
     if shortcuts:
         why += ", or the kernel does less arithmetic than the convolution asks for (Winograd, FFT)"
-    return (
-        _note(
-            "info",
-            "rate-above-peak",
-            f"{counted(len(above), 'operation')} ran faster than the published peak ({place}: "
-            f"{rate.least:.3g} of {rate.peak:g} TFLOP/s), so no share of it is given: {why}",
-            "watch the clock while it runs, with nvidia-smi dmon",
-            operations=sorted({j.operation.module or j.operation.op for j in above}),
-        ),
+    yield _note(
+        "info",
+        "rate-above-peak",
+        f"{counted(len(above), 'operation')} ran faster than the published peak ({place}: "
+        f"{rate.least:.3g} of {rate.peak:g} TFLOP/s), so no share of it is given: {why}",
+        "watch the clock while it runs, with nvidia-smi dmon",
+        operations=sorted({j.operation.module or j.operation.op for j in above}),
     )
 
 
-def idle_findings(timeline: Timeline | None) -> tuple[dict[str, Any], ...]:
+def _idle(timeline: Timeline | None) -> Iterator[dict[str, Any]]:
     """Time in which the GPU had nothing to do, and the largest cause of it."""
     if timeline is None or timeline.whole.idle_fraction < MUCH:
-        return ()
+        return
     whole = timeline.whole
     cause = max(whole.gaps, key=lambda c: whole.gaps[c])
     share = whole.gaps[cause] / whole.wall_us
-    return (
-        _note(
-            "info",
-            "gpu-idle",
-            f"the GPU was idle for {percent(whole.idle_fraction)} of the recorded time, "
-            f"{percent(share)} because {_IDLE[cause]}; recording itself slows the host down",
-            _BUSY[cause],
-            fraction=whole.idle_fraction,
-            causes={c: spent / whole.wall_us for c, spent in whole.gaps.items() if spent},
-            amdahl_bound=finite(speedup(whole.idle_fraction)),
-        ),
+    yield _note(
+        "info",
+        "gpu-idle",
+        f"the GPU was idle for {percent(whole.idle_fraction)} of the recorded time, "
+        f"{percent(share)} because {_IDLE[cause]}; recording itself slows the host down",
+        _BUSY[cause],
+        fraction=whole.idle_fraction,
+        causes={c: spent / whole.wall_us for c, spent in whole.gaps.items() if spent},
+        amdahl_bound=finite(speedup(whole.idle_fraction)),
     )
 
 

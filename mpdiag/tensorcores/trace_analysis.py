@@ -20,12 +20,7 @@ from mpdiag.tensorcores.collected import Collected
 from mpdiag.tensorcores.kernel_linking import link
 from mpdiag.tensorcores.kernels.classification import classify, native_generations
 from mpdiag.tensorcores.profile_comparison import ProfileComparison, compare_profiles
-from mpdiag.tensorcores.profile_findings import (
-    idle_findings,
-    padding_findings,
-    profile_findings,
-    rate_findings,
-)
+from mpdiag.tensorcores.profile_findings import profile_findings
 from mpdiag.tensorcores.readers.recognition import read
 from mpdiag.tensorcores.timeline.activity import activities
 from mpdiag.tensorcores.timeline.ranks import compare_ranks
@@ -199,11 +194,8 @@ def _profile(
         graph_fraction=linked.graph_fraction,
         native_generation_fraction=times.native_fraction(native) if native else None,
         tensor_active=trace.tensor_active,
-        findings=(
-            *profile_findings(trace, times, device, linked=linked, native=native, judged=judged),
-            *padding_findings(judged),
-            *rate_findings(judged),
-            *idle_findings(timeline),
+        findings=profile_findings(
+            trace, times, device, linked=linked, native=native, judged=judged, timeline=timeline
         ),
         timeline=timeline,
         rank=trace.rank,

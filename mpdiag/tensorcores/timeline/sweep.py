@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -96,13 +96,13 @@ class Stream:
     """The work of one stream.
 
     Attributes:
-        name: As the trace has it.
+        stream: Its name, as the trace has it.
         activities: Kernels and copies.
         busy_us: When one of them ran.
         gaps, idle_us: Times without, between its first and its last, and their sum.
     """
 
-    name: str
+    stream: str
     activities: int
     busy_us: float
     gaps: int
@@ -157,16 +157,7 @@ class Timeline:
             "steps_by": self.marks.source or None,
             "steps": [step.to_json() for step in self.steps],
             "median_step_us": self.median_us,
-            "streams": [
-                {
-                    "stream": s.name,
-                    "activities": s.activities,
-                    "busy_us": s.busy_us,
-                    "gaps": s.gaps,
-                    "idle_us": s.idle_us,
-                }
-                for s in self.streams
-            ],
+            "streams": [asdict(stream) for stream in self.streams],
             "longest_gaps": [
                 {
                     "at_us": gap.start_us - self.whole.start_us,

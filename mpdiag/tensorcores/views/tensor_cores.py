@@ -145,17 +145,13 @@ def is_cpu(profile: Mapping[str, Any]) -> bool:
     return isinstance(device, dict) and device.get("type") == "cpu"
 
 
-def _is_amd(profile: Mapping[str, Any]) -> bool:
-    device = profile.get("device")
-    return isinstance(device, dict) and device.get("generation") == "cdna"
-
-
 def unit_names(profile: Mapping[str, Any]) -> dict[str, str]:
     """What each verdict is called on a profile's device."""
+    device = profile.get("device")
     fast, plain = "Tensor Cores", "CUDA cores"
     if is_cpu(profile):
         fast, plain = "AMX", "vector units"
-    elif _is_amd(profile):
+    elif isinstance(device, dict) and device.get("generation") == "cdna":
         fast, plain = "matrix cores", "vector units"
     rest = {"helper": "helpers", "layout": "layout conversion", "other": "not matrix work"}
     return {"tensor_core": fast, "cuda_core": plain, **rest, "unknown": "unknown"}
@@ -175,23 +171,19 @@ def headline(profile: Mapping[str, Any]) -> tuple[tuple[str, float], ...]:
         value = profile.get(name)
         return float(value) if isinstance(value, (int, float)) else float(shares[verdict])
 
-    words = unit_names(profile)
-    if is_cpu(profile):
-        return (
-            (f"On {words['tensor_core']}", known("tensor_core_fraction", "tensor_core")),
-            (
-                f"Matrix work on {words['cuda_core']}",
-                known("matrix_cuda_core_fraction", "cuda_core"),
-            ),
-            ("Not matrix work", float(shares["other"])),
-            ("Unknown", known("unknown_fraction", "unknown")),
-        )
-    return (
-        (f"On {words['tensor_core']}", known("tensor_core_fraction", "tensor_core")),
-        (f"Matrix work on {words['cuda_core']}", known("matrix_cuda_core_fraction", "cuda_core")),
-        ("Layout conversion", known("layout_fraction", "layout")),
-        ("Unknown kernels", known("unknown_fraction", "unknown")),
+    words, cpu = unit_names(profile), is_cpu(profile)
+    third = (
+        ("Not matrix work", "", "other")
+        if cpu
+        else ("Layout conversion", "layout_fraction", "layout")
     )
+    cells = (
+        (f"On {words['tensor_core']}", "tensor_core_fraction", "tensor_core"),
+        (f"Matrix work on {words['cuda_core']}", "matrix_cuda_core_fraction", "cuda_core"),
+        ("Not matrix work", "", "other") if cpu else third,
+        ("Unknown" if cpu else "Unknown kernels", "unknown_fraction", "unknown"),
+    )
+    return tuple((label, known(name, verdict)) for label, name, verdict in cells)
 
 
 def fixable(operations: pd.DataFrame) -> pd.DataFrame:
@@ -283,18 +275,22 @@ frame["share"] = frame["time_us"] / frame["time_us"].sum()
 def verdicts(run: str, profile: Mapping[str, Any]) -> Picture:
     """Time by verdict."""
     frame = verdict_frame(profile)
-    cpu = is_cpu(profile)
-    return Picture(
-        "verdicts",
-        "Operator time by where it ran" if cpu else "Kernel time by verdict",
-        f"Of {_spent(frame)} in operators; where matrix work ran is from oneDNN's own log."
-        if cpu
-        else f"Of {_spent(frame)} in kernels, by their names alone; collectives included, memory copies "
-        "and sets excluded.",
-        verdict_figure(frame, unit_names(profile)),
-        frame,
-        receipt(run, _VERDICT_LINES.format(rows="operations" if cpu else "kernels")),
+    rows, title, caption = (
+        "kernels",
+        "Kernel time by verdict",
+        (
+            f"Of {_spent(frame)} in kernels, by their names alone; collectives included, memory copies "
+            "and sets excluded."
+        ),
     )
+    if is_cpu(profile):
+        rows, title = "operations", "Operator time by where it ran"
+        caption = (
+            f"Of {_spent(frame)} in operators; where matrix work ran is from oneDNN's own log."
+        )
+    figure_ = verdict_figure(frame, unit_names(profile))
+    lines = _VERDICT_LINES.format(rows=rows)
+    return Picture("verdicts", title, caption, figure_, frame, receipt(run, lines))
 
 
 def _spent(frame: pd.DataFrame) -> str:
@@ -306,21 +302,23 @@ def kernels(run: str, profile: Mapping[str, Any]) -> Picture:
     frame = kernel_frame(profile)
     names = frame["name"].nunique()
     shown = f"The {min(MOST_KERNELS, names)} longest of {names}"
-    return Picture(
-        "kernels",
-        "The longest primitives" if is_cpu(profile) else "The longest kernels",
-        f"{shown}; {_spent(frame)} in oneDNN's own log, which leaves out what oneDNN does not compute."
-        if is_cpu(profile)
-        else f"{shown}; the table lists all, with the operation and the module that launched each.",
-        kernel_figure(frame, unit_names(profile)),
-        frame,
-        table_receipt(
-            run,
-            "kernels",
-            ["name", "calls", "time_us", "verdict", "share"],
-            share='frame["time_us"] / frame["time_us"].sum()',
-        ),
+    title, rest = (
+        "The longest kernels",
+        ("the table lists all, with the operation and the module that launched each."),
     )
+    if is_cpu(profile):
+        title = "The longest primitives"
+        rest = (
+            f"{_spent(frame)} in oneDNN's own log, which leaves out what oneDNN does not compute."
+        )
+    lines = table_receipt(
+        run,
+        "kernels",
+        ["name", "calls", "time_us", "verdict", "share"],
+        share='frame["time_us"] / frame["time_us"].sum()',
+    )
+    figure_ = kernel_figure(frame, unit_names(profile))
+    return Picture("kernels", title, f"{shown}; {rest}", figure_, frame, lines)
 
 
 def pictures(run: str, profile: Mapping[str, Any]) -> Iterator[Picture]:

@@ -51,7 +51,7 @@ def test_a_step_by_hand():
     assert (second.wall_us, second.idle_us) == (50, 15)
     assert second.kernel_us == {"cuda_core": 20, "tensor_core": 10}
     assert found.whole.wall_us == first.wall_us + second.wall_us
-    assert [(s.name, s.gaps, s.idle_us) for s in found.streams] == [("7", 4, 45), ("8", 0, 0)]
+    assert [(s.stream, s.gaps, s.idle_us) for s in found.streams] == [("7", 4, 45), ("8", 0, 0)]
     assert found.usual_step is second
 
 
