@@ -98,6 +98,7 @@ def _generations() -> dict[str, dict[str, str]]:
     return {row["generation"]: row for row in read_table(DATA / "counter_paths.tsv")}
 
 
+@cache
 def generation(capability: tuple[int, int] | None, vendor: Vendor) -> str | None:
     """The generation of a GPU, such as ``sm90``; None where it is not known."""
     if capability is None:

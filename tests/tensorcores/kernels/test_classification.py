@@ -8,10 +8,11 @@ from mpdiag.tensorcores.kernels.classification import (
     VERDICTS,
     KernelFacts,
     classify,
+    demangled,
+    identifiers,
     multiplies_only,
     takes_no_two_matrices,
 )
-from mpdiag.tensorcores.kernels.demangling import demangled, identifiers
 from mpdiag.tensorcores.kernels.rules import rules
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from mpdiag.tensorcores.kernels import demangling
+from mpdiag.tensorcores.kernels import classification
 from mpdiag.tensorcores.kernels.classification import VERDICTS, classify
 from studies.kernel_names import COLLECTION, PARTS, score
 
@@ -106,7 +106,7 @@ def test_every_name_of_families_that_the_rules_were_written_with(part):
 @pytest.mark.usefixtures("forgetful")
 def test_verdicts_are_the_same_where_nothing_demangles(monkeypatch):
     """Only which template an argument belongs to is lost: the dtype of one name."""
-    monkeypatch.setattr(demangling, "_by_library", lambda _: "")
+    monkeypatch.setattr(classification, "_by_library", lambda _: "")
     counts, mistakes = scored("open")
     assert counts["verdict"] == counts["names"], mistakes
     assert counts["dtype"] >= counts["dtypes"] - 1, mistakes
