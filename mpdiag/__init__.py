@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from mpdiag.runs.run import Run, list_runs, open_run
     from mpdiag.runs.training_log import log_metric
     from mpdiag.sensitivity.fp32_search import search_fp32
-    from mpdiag.sensitivity.run_sensitivity import measure_sensitivity
+    from mpdiag.sensitivity.measurement import measure_sensitivity
     from mpdiag.tracing.nonfinite import find_nonfinite
     from mpdiag.training.options import PrecisionOverrides, TrainerOptions
     from mpdiag.training.results import StepResult
@@ -49,7 +49,7 @@ _HOMES = {
     "find_nonfinite": "mpdiag.tracing.nonfinite",
     "list_runs": "mpdiag.runs.run",
     "log_metric": "mpdiag.runs.training_log",
-    "measure_sensitivity": "mpdiag.sensitivity.run_sensitivity",
+    "measure_sensitivity": "mpdiag.sensitivity.measurement",
     "open_run": "mpdiag.runs.run",
     "profile": "mpdiag.profiler",
     "record": "mpdiag.recording.recorder",

@@ -31,8 +31,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import mpdiag
 from mpdiag.plan import Fp32Choice, PrecisionPlan
 from mpdiag.sensitivity.fp32_search import _finish, narrow_options
-from mpdiag.sensitivity.ranking import Fp32Candidate, RankingTrainer, candidates_of
-from mpdiag.sensitivity.seed_spread import SeedSpread, spread_of
+from mpdiag.sensitivity.loss_estimate import Fp32Candidate, RankingTrainer, candidates_of
+from mpdiag.sensitivity.search_state import SeedSpread, spread_of
 from mpdiag.training.trainer import MixedPrecision
 from studies import exhibits as gallery
 

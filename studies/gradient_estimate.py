@@ -17,8 +17,15 @@ import torch
 
 from mpdiag.errors import UsageError
 from mpdiag.numerics.formats import FP16
-from mpdiag.sensitivity.loss_estimate import Estimator, _matched, _nodes, _PendingCall
-from mpdiag.sensitivity.measurement import check_loss, trained_parameters, untouched
+from mpdiag.sensitivity.loss_estimate import (
+    Estimator,
+    _matched,
+    _nodes,
+    _PendingCall,
+    check_loss,
+    trained_parameters,
+    untouched,
+)
 from mpdiag.tracing.source_lines import present_number
 
 if TYPE_CHECKING:

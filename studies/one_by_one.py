@@ -15,7 +15,7 @@ def take_away_one_by_one(
 ) -> frozenset[T] | None:
     """A good subset from which nothing can be taken away, by one question for each candidate.
 
-    The arguments and the answer are those of ``mpdiag.sensitivity.minimal_set.find_smallest``.
+    The arguments and the answer are those of ``mpdiag.sensitivity.fp32_search.find_smallest``.
     """
     kept = frozenset(ranked)
     if not good(kept):

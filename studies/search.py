@@ -27,10 +27,8 @@ from torch import nn
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from mpdiag.plan import LossScalePlan, PrecisionPlan
-from mpdiag.sensitivity.fp32_search import _Search
-from mpdiag.sensitivity.minimal_set import find_smallest
-from mpdiag.sensitivity.search_state import SearchState
-from mpdiag.sensitivity.seed_spread import spread_of
+from mpdiag.sensitivity.fp32_search import _Search, find_smallest
+from mpdiag.sensitivity.search_state import SearchState, spread_of
 from studies import exhibits as gallery
 from studies.exhibits.exhibit import Chain, Exhibit
 from studies.exhibits.layers import UnitLength, large

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mpdiag.numerics.histograms import stack
+from mpdiag.numerics.histograms import ExponentHistogram, stack
 from mpdiag.runs.schema import UpdateStack, encode
+from mpdiag.runs.writer import RunWriter
 
 
 @dataclass(frozen=True)
@@ -95,3 +96,37 @@ _LABELS = (
     "scale",
     "skipped",
 )
+
+
+LABELS = {
+    "rank": 0,
+    "tensors": 1,
+    "dtype": "float32",
+    "placement": "local",
+    "stage": "local",
+    "scale": 1.0,
+    "skipped": False,
+}
+
+
+def table_of(rows):
+    """A table of rows: step, kind, name, values, and what differs from ``LABELS`` (or ``update``)."""
+    buffer = RowBuffer()
+    for step, kind, name, values, *more in rows:
+        micro = 0 if kind.startswith("activation") else -1
+        own = {"micro": micro} | LABELS | (more[0] if more else {})
+        histogram = ExponentHistogram.of(np.asarray(values, np.float32))
+        buffer.append(histogram, step=int(step), kind=kind, name=name, **own)
+    return buffer.to_table()
+
+
+def write_rows(folder, rows, modules=(), *, steps=30, **meta):
+    """A run of rows as ``table_of`` takes them, of a training of so many steps."""
+    rows = list(rows)
+    writer = RunWriter(folder)
+    state = {"state": "complete", "steps_recorded": steps, "steps_seen": steps}
+    writer.write_meta(state | meta)
+    writer.write_modules(modules)
+    if rows:
+        writer.append(table_of(rows))
+    return folder

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from mpdiag.analysis.layers import share
-from mpdiag.display import svg
 from mpdiag.display.wording import layer_name, percent, scale_text
 from mpdiag.files.documents import finite
 
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
 
     from mpdiag.analysis.layers import Layers
     from mpdiag.analysis.scaling.windows import Window
+    from mpdiag.display.svg import Range
     from mpdiag.numerics.formats import FloatFormat
     from mpdiag.plan import MasterWeightsPlan
     from mpdiag.runs.schema import Kind
@@ -275,6 +275,8 @@ def gradients_svg(
     Returns:
         "" where no activation gradient has a value other than 0.
     """
+    from mpdiag.display.svg import heat_maps  # for notebooks and reports alone
+
     gradients = layers.of_kind("activation_grad")
     place = {str(name): i for i, name in enumerate(gradients.names)}
     order = [place[n] for n in figures.layers() if n in place] or list(range(len(gradients)))
@@ -292,16 +294,18 @@ def gradients_svg(
     first = low - int(h.exponents[0])
     counts = h.counts[rows][:, first : first + high - low]
     names = [layer_name(str(gradients.names[i])) for i in rows]
-    return svg.heat_maps(names, counts.tolist(), low, ranges, ground=ground)
+    return heat_maps(names, counts.tolist(), low, ranges, ground=ground)
 
 
-def _range(figures: FigureTable, fmt: FloatFormat, exponent: int) -> svg.Range:
+def _range(figures: FigureTable, fmt: FloatFormat, exponent: int) -> Range:
     """A format's range at a loss scale of 2^exponent, with what it loses of all values."""
+    from mpdiag.display.svg import Range
+
     key: Key = "all-values" if exponent == 0 else "all-values-scaled"
     figure = figures.find(key)
     phrase = at_scale(2.0**exponent)
     lost = "" if figure is None else f": {figure.said} become 0"
-    return svg.Range(
+    return Range(
         f"{phrase[:1].upper()}{phrase[1:]}{lost}",
         fmt.zero_exponent - exponent,
         fmt.min_exponent - exponent,

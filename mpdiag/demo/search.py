@@ -20,7 +20,7 @@ from mpdiag.recording.recorder import record
 from mpdiag.reports import terminal
 from mpdiag.runs.run import META
 from mpdiag.sensitivity.fp32_search import SearchResult, search_fp32
-from mpdiag.sensitivity.run_sensitivity import measure_sensitivity
+from mpdiag.sensitivity.measurement import measure_sensitivity
 from mpdiag.training.trainer import MixedPrecision
 from mpdiag.workloads.protocol import mixed_step, start
 

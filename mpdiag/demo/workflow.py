@@ -6,19 +6,25 @@ by the plan. Every training leaves a run, so the figures can be looked at afterw
 
 from __future__ import annotations
 
+import math
+import os
 import time
-from contextlib import ExitStack, closing
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from multiprocessing import get_context
+from threading import Thread
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from rich.console import Console
+from rich.console import Console, Group
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
 
 from mpdiag import workloads
 from mpdiag.analysis.analyzer import analyze
-from mpdiag.demo.outcomes import Outcome, demo_text
-from mpdiag.demo.side_by_side import train_at_once
+from mpdiag.analysis.comparison.compare import DEFAULT_MARGIN
 from mpdiag.errors import TrainingDiverged, UsageError
 from mpdiag.recording.counting.host import prepare
 from mpdiag.recording.recorder import record
@@ -32,10 +38,13 @@ from mpdiag.training.trainer import MixedPrecision
 from mpdiag.workloads.protocol import mixed_step, start
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from multiprocessing.queues import SimpleQueue
     from pathlib import Path
 
-    from mpdiag.demo.side_by_side import Bars
+    from rich.console import RenderableType
+
+    from mpdiag.analysis.analyzer import Analysis
     from mpdiag.plan import PrecisionPlan
     from mpdiag.workloads.protocol import Session, Workload
 
@@ -245,3 +254,193 @@ def training_progress(console: Console) -> Progress:
         TimeRemainingColumn(),
         console=console,
     )
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The result of one way to train.
+
+    Attributes:
+        title: Its name.
+        run: Its run folder; None if it never began.
+        metric: On held-out data; None if it never began.
+        loss: Of the last step.
+        skipped, steps: Steps skipped, and all of them.
+        seconds: Wall time of the steps.
+        stopped: Why it stopped early or never began; empty if it finished.
+    """
+
+    title: str
+    run: Path | None
+    metric: float | None
+    loss: float | None
+    skipped: int
+    steps: int
+    seconds: float
+    stopped: str = ""
+
+
+def demo_text(
+    metric: str, higher_is_better: bool, outcomes: Sequence[Outcome], analysis: Analysis
+) -> RenderableType:
+    """The ways to train as a table, and the verdict.
+
+    Args:
+        metric: Its name, with the unit.
+        higher_is_better: Whether more is better.
+        outcomes: FP32 first, then without a scale, then by the plan, then others.
+        analysis: The analysis of the recording.
+    """
+    table = Table(title="Trained from the same seed", title_justify="left", title_style="bold")
+    table.add_column("")
+    for column in (metric, "last loss", "skipped", "seconds"):
+        table.add_column(column, justify="right")
+    table.add_column("run")
+    for o in outcomes:
+        table.add_row(
+            o.title,
+            _figure(o.metric),
+            _figure(o.loss),
+            f"{o.skipped} of {o.steps}" if o.steps else "–",
+            f"{o.seconds:.1f}",
+            Text(str(o.run)) if o.run else "–",
+        )
+    verdict, style = judge(metric, higher_is_better, outcomes, analysis)
+    notes = [Text(f"{o.title}: {o.stopped}", style="yellow") for o in outcomes if o.stopped]
+    return Group(table, *notes, Text(""), Text(verdict, style=style))
+
+
+def judge(
+    metric: str, higher_is_better: bool, outcomes: Sequence[Outcome], analysis: Analysis
+) -> tuple[str, str]:
+    """The verdict from one seed in a few sentences, and its style."""
+    fp32, bare, planned = outcomes[:3]
+    hurt, kept = (not _as_good(o, fp32, higher_is_better) for o in (bare, planned))
+    kept = not kept
+    scale = analysis.plan.loss_scale
+    full, plan = _figure(fp32.metric), _figure(planned.metric)
+    figures = f"{metric} {_figure(bare.metric)} against {full}"
+    if hurt and kept:
+        first = f"FP16 without a loss scale loses: {figures}. The plan restores it: {plan}."
+    elif not hurt and kept:
+        first = f"FP16 loses nothing here, with a loss scale or without: {figures}."
+    elif hurt:
+        first = f"FP16 loses with the plan as well: {metric} {plan} against {full}."
+    else:
+        first = f"FP16 trains without a scale, and not by the plan: {plan}."
+    said = {
+        "needed": "The recording had called a loss scale needed",
+        "advisable": "The recording had called a loss scale advisable, not needed",
+        "not needed": "The recording had said that none is needed",
+        "unknown": "The recording could not say whether one is needed",
+    }[scale.need]
+    right = hurt == (scale.need == "needed")
+    second = f"{said}{'' if right else ', which this training does not confirm'}."
+    third = "One seed is no proof: train several, then mpdiag compare."
+    return f"{first} {second} {third}", "bold green" if kept and right else "bold yellow"
+
+
+def _as_good(one: Outcome, reference: Outcome, higher_is_better: bool) -> bool:
+    if one.metric is None or reference.metric is None or not math.isfinite(one.metric):
+        return False
+    margin = DEFAULT_MARGIN * abs(reference.metric)
+    worse = reference.metric - one.metric if higher_is_better else one.metric - reference.metric
+    return worse <= margin
+
+
+def _figure(value: float | None) -> str:
+    return "–" if value is None else f"{value:.4g}"
+
+
+class Bars(Protocol):
+    """What of ``rich.progress.Progress`` a training uses."""
+
+    def add_task(self, description: str, *, total: float | None, loss: float) -> Any:
+        """A new bar; returns what names it."""
+
+    def update(self, task_id: Any, *, completed: float, loss: float) -> None:
+        """Move a bar."""
+
+
+@dataclass(frozen=True)
+class _SentBars:
+    """Bars that another process shows."""
+
+    queue: SimpleQueue[Any]
+    parent: int
+
+    def add_task(self, description: str, *, total: float | None, loss: float) -> str:
+        """See ``Bars``; the bar is named by its description."""
+        self.queue.put(("add_task", description, {"total": total, "loss": loss}))
+        return description
+
+    def update(self, task_id: str, *, completed: float, loss: float) -> None:
+        """See ``Bars``. A training whose parent has gone ends: nobody waits for it."""
+        if os.getppid() != self.parent:
+            os._exit(1)
+        self.queue.put(("update", task_id, {"completed": completed, "loss": loss}))
+
+
+def train_at_once(
+    train: Callable[..., Any], trainings: Sequence[tuple[Any, ...]], bars: Bars
+) -> list[Any]:
+    """Run several trainings at the same time.
+
+    Args:
+        train: A function of a module, called with a training's words and, last, its ``Bars``.
+        trainings: The words of each; they travel to its process.
+        bars: Where progress is shown.
+
+    Returns:
+        What ``train`` returned, in the same order.
+
+    Raises:
+        Exception: What the first failing training raised; the others are not waited for.
+    """
+    context = get_context("spawn")
+    queue = context.SimpleQueue()
+    with _shown(queue, bars), ExitStack() as pools:
+        # A pool for each: in a pool of several, a process that is done early would take a second one.
+        futures = [
+            pools.enter_context(
+                ProcessPoolExecutor(1, context, _begin, (queue, os.getpid()))
+            ).submit(_train, train, words)
+            for words in trainings
+        ]
+        return [future.result() for future in futures]
+
+
+_bars: _SentBars | None = None
+
+
+def _begin(queue: SimpleQueue[Any], parent: int) -> None:
+    """What a new process does first."""
+    global _bars  # noqa: PLW0603
+    _bars = _SentBars(queue, parent)
+    torch.set_num_threads(1)
+
+
+def _train(train: Callable[..., Any], words: tuple[Any, ...]) -> Any:
+    return train(*words, _bars)
+
+
+@contextmanager
+def _shown(queue: SimpleQueue[Any], bars: Bars) -> Iterator[None]:
+    """Show what arrives in the queue until the end of the context."""
+
+    def show() -> None:
+        names: dict[str, Any] = {}
+        while (message := queue.get()) is not None:
+            what, name, values = message
+            if what == "add_task":
+                names[name] = bars.add_task(name, **values)
+            else:
+                bars.update(names[name], **values)
+
+    thread = Thread(target=show, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        queue.put(None)
+        thread.join()

@@ -30,16 +30,14 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from mpdiag.errors import TrainingDiverged, UsageError
 from mpdiag.files.paths import place
 from mpdiag.numerics.autocast_lists import LISTS
 from mpdiag.plan import Fp32Choice, PrecisionPlan
-from mpdiag.sensitivity.minimal_set import find_smallest
-from mpdiag.sensitivity.ranking import Fp32Candidate, RankingTrainer, candidates_of
-from mpdiag.sensitivity.search_state import Probe, SearchState, load_state
-from mpdiag.sensitivity.seed_spread import SeedSpread, spread_of
+from mpdiag.sensitivity.loss_estimate import Fp32Candidate, RankingTrainer, candidates_of
+from mpdiag.sensitivity.search_state import Probe, SearchState, SeedSpread, load_state, spread_of
 from mpdiag.training.options import PrecisionOverrides
 from mpdiag.training.trainer import MixedPrecision
 
@@ -407,3 +405,88 @@ def _finish(train: Train, trainer: MixedPrecision) -> float:
         if "without overflow" in str(error):  # a constant that the format cannot hold
             return math.nan
         raise
+
+
+T = TypeVar("T")
+
+
+def find_smallest(
+    ranked: Sequence[T],
+    good: Callable[[frozenset[T]], bool],
+    on_better: Callable[[frozenset[T]], None] = lambda _: None,
+) -> frozenset[T] | None:
+    """A good subset from which no element can be removed.
+
+    Args:
+        ranked: Candidates without repetition, those most likely needed first.
+        good: Whether a subset suffices. Adding elements should not hurt: a superset of a good set
+            counts as good. It may be called twice with the same set, and may raise to end the search.
+        on_better: Called with every good set as soon as it is known, each smaller than the last.
+
+    Returns:
+        The empty set if nothing is needed; None if not even all candidates suffice.
+    """
+    needed: frozenset[T] = frozenset()
+    rest = list(ranked)
+    while True:
+        length = _shortest_prefix(rest, needed, good, on_better)
+        if length is None:
+            return None
+        if length == 0:
+            break
+        needed |= {rest[length - 1]}
+        rest = rest[: length - 1]
+    return _without_spare(needed, ranked, good, on_better)
+
+
+def _shortest_prefix(
+    items: Sequence[T],
+    held: frozenset[T],
+    good: Callable[[frozenset[T]], bool],
+    on_better: Callable[[frozenset[T]], None],
+) -> int | None:
+    """Length of the shortest prefix that is good together with ``held``; None if none is.
+
+    The length is doubled from 0 first, because the answer is expected near the front.
+    """
+
+    def passes(length: int) -> bool:
+        part = held | frozenset(items[:length])
+        answer = good(part)
+        if answer:
+            on_better(part)
+        return answer
+
+    if passes(0):
+        return 0
+    bad, length = 0, 1
+    while True:
+        length = min(length, len(items))
+        if length == bad:
+            return None
+        if passes(length):
+            break
+        bad, length = length, 2 * length
+    while length - bad > 1:
+        middle = (bad + length) // 2
+        if passes(middle):
+            length = middle
+        else:
+            bad = middle
+    return length
+
+
+def _without_spare(
+    found: frozenset[T],
+    ranked: Sequence[T],
+    good: Callable[[frozenset[T]], bool],
+    on_better: Callable[[frozenset[T]], None],
+) -> frozenset[T]:
+    """Remove what is not needed, in case a larger set did hurt somewhere on the way."""
+    if not found:
+        return found
+    for item in reversed(ranked):
+        if item in found and good(found - {item}):
+            found -= {item}
+            on_better(found)
+    return found

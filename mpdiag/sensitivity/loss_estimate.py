@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,15 +22,21 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from mpdiag.emulation.rounding import round_to
+from mpdiag.errors import UsageError
+from mpdiag.numerics.autocast_lists import LISTS
 from mpdiag.numerics.formats import FP16, FloatFormat, format_named
-from mpdiag.tracing.operation_calls import Site, Sites, floats
+from mpdiag.tracing.operation_calls import OUTSIDE, Site, Sites, floats
 from mpdiag.tracing.source_lines import present_number
+from mpdiag.training.trainer import MixedPrecision
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
     from torch import nn
+    from torch.optim import Optimizer
+
+    from mpdiag.plan import PrecisionPlan
 
 
 @dataclass(frozen=True)
@@ -211,8 +218,6 @@ def estimate(
     Raises:
         UsageError: If the step returns no loss, or trains nothing.
     """
-    from mpdiag.sensitivity.measurement import check_loss, trained_parameters, untouched
-
     estimator = Estimator(model, fmt, scale)
     trained = trained_parameters(model)
     with untouched(model):
@@ -230,3 +235,109 @@ def by_operation(estimates: Sequence[Estimate]) -> list[tuple[tuple[str, str], f
     for e in estimates:
         total[e.site.module, e.site.op] += e.weight  # type: ignore[assignment]
     return sorted(total.items(), key=lambda item: -item[1])
+
+
+def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that a step trains, by name.
+
+    Raises:
+        UsageError: If there is none.
+    """
+    found = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    if not found:
+        message = "no parameter of the model requires a gradient: measure it in training mode"
+        raise UsageError(message)
+    return found
+
+
+def check_loss(loss: object) -> None:
+    """Refuse a loss that has no backward pass.
+
+    Raises:
+        UsageError: If it is not a scalar tensor with an autograd graph.
+    """
+    if not (isinstance(loss, Tensor) and loss.numel() == 1 and loss.requires_grad):
+        message = "the step must return its loss, a scalar tensor that backward can start from"
+        raise UsageError(message)
+
+
+@contextmanager
+def untouched(model: nn.Module) -> Iterator[None]:
+    """Restore buffers and random state at the end, whatever happens in between."""
+    buffers = [(b, b.detach().clone()) for b in model.buffers()]
+    with torch.random.fork_rng(devices=()):
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for buffer, before in buffers:
+                    buffer.copy_(before)
+
+
+@dataclass(frozen=True, order=True)
+class Fp32Candidate:
+    """An operation of a module, or a whole module (``op`` empty), that may have to stay in FP32."""
+
+    module: str
+    op: str
+
+    def __str__(self) -> str:
+        return f"{self.op or 'all'} in {self.module or 'the model'}"
+
+
+class RankingTrainer(MixedPrecision):
+    """Trains in FP32, and estimates each operation's sensitivity at steps 0, 1, 2, 4, 8 and so on.
+
+    Attributes:
+        weights: The largest estimate of each (module, operation) so far.
+    """
+
+    def __init__(
+        self, model: nn.Module, optimizer: Optimizer, plan: PrecisionPlan, scale: float
+    ) -> None:
+        super().__init__(model, optimizer, plan, level="O0")
+        self.weights: dict[tuple[str, str], float] = {}
+        self._estimator = Estimator(model, plan.target, scale)
+        self._estimating = False
+
+    @contextmanager
+    def autocast(self) -> Iterator[None]:
+        """The context for the forward pass and the loss."""
+        step = self.steps
+        if self._estimating or step & (step - 1):
+            with super().autocast():
+                yield
+            return
+        with super().autocast(), self._estimator.forward():
+            yield
+        self._estimating = True
+
+    def backward(self, loss: Tensor, **options: Any) -> None:
+        """The trainer's ``backward``; on a step with an estimate it collects the adjoints."""
+        if not self._estimating:
+            super().backward(loss, **options)
+            return
+        self._estimator.attach(loss)
+        super().backward(loss, **options)
+        self._estimating = False
+        for key, weight in by_operation(self._estimator.estimates()):
+            self.weights[key] = max(weight, self.weights.get(key, 0.0))
+
+
+def candidates_of(
+    weights: dict[tuple[str, str], float], *, lists: bool, whole_modules: bool
+) -> list[tuple[Fp32Candidate, float]]:
+    """The candidates of a search, largest weight first.
+
+    Args:
+        weights: By (module, operation).
+        lists: Leave out what the operation policy keeps in FP32 anyway.
+        whole_modules: Use whole modules as candidates, for levels that do not cast by operation.
+    """
+    total: dict[Fp32Candidate, float] = {}
+    for (module, op), weight in weights.items():
+        if module == OUTSIDE or (lists and LISTS.get(op) == "fp32"):
+            continue
+        candidate = Fp32Candidate(module, "" if whole_modules else op)
+        total[candidate] = total.get(candidate, 0.0) + weight
+    return sorted(total.items(), key=lambda item: -item[1])  # ties keep the order of calls

@@ -13,7 +13,6 @@ pass of an operation is what autograd runs for it.
 from __future__ import annotations
 
 import math
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -23,11 +22,21 @@ from torch.utils._pytree import tree_map
 
 from mpdiag.emulation.rounding import round_to
 from mpdiag.errors import UsageError
+from mpdiag.files.paths import place
 from mpdiag.numerics.formats import FP16, FloatFormat, format_named
+from mpdiag.runs.sensitivity import OperationSensitivity, Sensitivities
+from mpdiag.sensitivity.loss_estimate import (
+    by_operation,
+    check_loss,
+    estimate,
+    trained_parameters,
+    untouched,
+)
 from mpdiag.tracing.operation_calls import Site, Sites, floats
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping
+    import os
+    from collections.abc import Callable, Collection, Mapping
 
     from torch import nn
 
@@ -207,43 +216,6 @@ def run_once(
     return Pass(value, tuple(outputs), gradients, tuple(narrow.met))
 
 
-def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters that a step trains, by name.
-
-    Raises:
-        UsageError: If there is none.
-    """
-    found = {n: p for n, p in model.named_parameters() if p.requires_grad}
-    if not found:
-        message = "no parameter of the model requires a gradient: measure it in training mode"
-        raise UsageError(message)
-    return found
-
-
-def check_loss(loss: object) -> None:
-    """Refuse a loss that has no backward pass.
-
-    Raises:
-        UsageError: If it is not a scalar tensor with an autograd graph.
-    """
-    if not (isinstance(loss, Tensor) and loss.numel() == 1 and loss.requires_grad):
-        message = "the step must return its loss, a scalar tensor that backward can start from"
-        raise UsageError(message)
-
-
-@contextmanager
-def untouched(model: nn.Module) -> Iterator[None]:
-    """Restore buffers and random state at the end, whatever happens in between."""
-    buffers = [(b, b.detach().clone()) for b in model.buffers()]
-    with torch.random.fork_rng(devices=()):
-        try:
-            yield
-        finally:
-            with torch.no_grad():
-                for buffer, before in buffers:
-                    buffer.copy_(before)
-
-
 def groups_of(sites: Collection[Site], by: str) -> dict[tuple[str, str], tuple[Site, ...]]:
     """Groups of calls to measure together, by (module, operation); "" for a whole module.
 
@@ -361,3 +333,50 @@ def cosine(exact: Tensor, narrow: Tensor) -> float:
     if size == 0:
         return 1.0 if float(x.norm()) == float(y.norm()) else 0.0
     return max(-1.0, min(1.0, float(x @ y) / size))
+
+
+def measure_sensitivity(
+    model: nn.Module,
+    step: Callable[[], Tensor],
+    run: str | os.PathLike[str] | None = None,
+    *,
+    fmt: str = FP16.name,
+    scale: float = 1.0,
+) -> Sensitivities:
+    """Measure every operation of a step in a narrow format, one after the other.
+
+    Args:
+        model: In FP32, in the mode it trains in; left as it was.
+        step: Runs the model on a batch and returns the loss, the same each time it is called.
+        run: The run folder for ``sensitivity.json``; None to store nothing.
+        fmt: ``fp16``, ``bf16``, ``fp8_e4m3`` or ``fp8_e5m2``.
+        scale: The loss scale of the gradients.
+
+    Raises:
+        UsageError: If the step returns no loss, or trains nothing.
+        ValueError: If there is no such format.
+    """
+    estimates = dict(by_operation(estimate(model, step, fmt=fmt, scale=scale)))
+    rows = tuple(
+        _row(found, estimates.get((found.module, found.op)))
+        for found in measure(model, step, fmt=fmt, scale=scale)
+    )
+    result = Sensitivities(fmt, float(scale), rows)
+    if run is not None:
+        result.save(place(run))
+    return result
+
+
+def _row(found: Sensitivity, estimated: float | None) -> OperationSensitivity:
+    return OperationSensitivity(
+        module=found.module,
+        op=found.op,
+        calls=len(found.sites),
+        output_error=plain(found.output_error),
+        loss_error=plain(found.loss_error),
+        gradient_error=plain(found.gradient_error),
+        gradient_cosine=plain(found.gradient_cosine),
+        worst_gradient=found.worst_gradient,
+        estimate=None if estimated is None else plain(estimated),
+        finite=math.isfinite(found.loss_error) and math.isfinite(found.gradient_error),
+    )

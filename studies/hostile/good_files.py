@@ -72,7 +72,7 @@ def capsule_model() -> tuple[Any, Callable[[Any, Any], Any]]:
 
 def search_state() -> bytes:
     """A search's file, as ``sensitivity.search_state`` writes it."""
-    from mpdiag.sensitivity.ranking import Fp32Candidate
+    from mpdiag.sensitivity.loss_estimate import Fp32Candidate
     from mpdiag.sensitivity.search_state import Probe, SearchState
 
     found = [Fp32Candidate("0", "linear"), Fp32Candidate("1", "layer_norm")]

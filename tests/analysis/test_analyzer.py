@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 import pytest
-from row_buffer import RowBuffer, UpdateCounts
+from row_buffer import UpdateCounts, write_rows
 
 from mpdiag.analysis.analyzer import analyze
 from mpdiag.analysis.layer_history import explain_layer
@@ -21,45 +21,8 @@ from mpdiag.errors import (
     RunNotFound,
     UsageError,
 )
-from mpdiag.numerics.histograms import ExponentHistogram
 from mpdiag.plan import PrecisionPlan
 from mpdiag.runs.run import list_runs
-from mpdiag.runs.writer import RunWriter
-
-LABELS = {
-    "rank": 0,
-    "tensors": 1,
-    "dtype": "float32",
-    "placement": "local",
-    "stage": "local",
-    "skipped": False,
-}
-
-
-def write_run(folder, rows, meta=None, modules=()):
-    """rows: (step, kind, name, values[, scale])."""
-    buffer = RowBuffer()
-    for step, kind, name, values, *scale in rows:
-        micro = 0 if kind.startswith("activation") else -1
-        update = (
-            UpdateCounts(values.size, 1, 1, 0, 0, 10, (values.size,)) if kind == "update" else None
-        )
-        buffer.append(
-            ExponentHistogram.of(np.asarray(values, np.float32)),
-            update,
-            step=step,
-            micro=micro,
-            kind=kind,
-            name=name,
-            scale=scale[0] if scale else 1.0,
-            **LABELS,
-        )
-    writer = RunWriter(folder)
-    writer.write_meta({"state": "complete", "created": "2026", "steps_recorded": 30} | (meta or {}))
-    writer.write_modules(modules)
-    if len(buffer):
-        writer.append(buffer.to_table())
-    return folder
 
 
 def gradients(exponent: float, spread: float = 2.0, n: int = 4000, seed: int = 0):
@@ -71,12 +34,14 @@ def simple_run(folder, exponent, steps=30):
     rows = []
     for step in range(steps):
         g = gradients(exponent, seed=step)
+        update = {"update": UpdateCounts(g.size, 1, 1, 0, 0, 10, (g.size,))}
         rows += [
             (step, "activation_grad", "layer", g),
             (step, "weight_grad", "layer.weight", g * 64),
+            (step, "activation", "layer", g * 0 + 1.5),
+            (step, "update", "layer.weight", g, update),
         ]
-        rows += [(step, "activation", "layer", g * 0 + 1.5), (step, "update", "layer.weight", g)]
-    return write_run(folder, rows)
+    return write_rows(folder, rows, created="2026")
 
 
 def test_underflow_is_exact_and_the_document_keeps_its_contract(tmp_path):
@@ -124,7 +89,7 @@ def test_many_small_pushes_that_are_all_lost_are_an_alarm(tmp_path, weight, need
     large = 99 * 2.0**-26 * (1 - weight) / weight
     g = np.where(np.arange(4000) % 100 == 0, large, 2.0**-26).astype(np.float32)
     rows = [(s, "activation_grad", "layer", g) for s in range(30)]
-    analysis = analyze(write_run(tmp_path / "run", rows))
+    analysis = analyze(write_rows(tmp_path / "run", rows))
     assert analysis.plan.loss_scale.need == need
     assert ("99.00 % of the gradient's values" in analysis.plan.loss_scale.reason) == (
         need == "needed"
@@ -136,13 +101,15 @@ def test_early_losses_alone_are_no_alarm(tmp_path):
     rows = [
         (s, "activation_grad", "layer", gradients(-30.0 if s < 5 else -10.0)) for s in range(30)
     ]
-    assert analyze(write_run(tmp_path / "run", rows)).plan.loss_scale.need == "not needed"
+    assert analyze(write_rows(tmp_path / "run", rows)).plan.loss_scale.need == "not needed"
 
 
 def test_gradients_recorded_with_a_scale_are_judged_without_it(tmp_path):
     g = gradients(-26.0)
-    plain = write_run(tmp_path / "a", [(0, "activation_grad", "layer", g)])
-    scaled = write_run(tmp_path / "b", [(0, "activation_grad", "layer", g * 1024, 1024.0)])
+    plain = write_rows(tmp_path / "a", [(0, "activation_grad", "layer", g)])
+    scaled = write_rows(
+        tmp_path / "b", [(0, "activation_grad", "layer", g * 1024, {"scale": 1024.0})]
+    )
     a, b = (analyze(r).to_json()["layers"][0] for r in (plain, scaled))
     assert a == b
 
@@ -152,7 +119,7 @@ def test_no_scale_fits_when_the_range_is_too_wide(tmp_path):
     for step in range(30):
         rows.append((step, "activation_grad", "small", gradients(-34.0, 0.5)))
         rows.append((step, "activation_grad", "huge", np.full(10, 30000.0)))
-    analysis = analyze(write_run(tmp_path / "run", rows))
+    analysis = analyze(write_rows(tmp_path / "run", rows))
     finding = analysis.findings[0]
     assert (finding.severity, finding.code) == ("error", "no-loss-scale-fits")
     assert "BF16" in finding.fix
@@ -166,7 +133,7 @@ def test_activations_past_the_range_stay_in_fp32(tmp_path):
     rows = [(s, "activation", "big", np.array([1.0, 70000.0])) for s in range(20)]
     rows += [(s, "activation", "norm", np.ones(2)) for s in range(20)]
     rows += [(s, "activation_grad", "big", gradients(-5.0)) for s in range(20)]
-    analysis = analyze(write_run(tmp_path / "run", rows, modules=modules))
+    analysis = analyze(write_rows(tmp_path / "run", rows, modules=modules))
     assert [(c.op, c.module) for c in analysis.plan.fp32_operations] == [
         ("Linear", "big"),
         ("LayerNorm", "norm"),
@@ -176,7 +143,7 @@ def test_activations_past_the_range_stay_in_fp32(tmp_path):
 
 def test_a_training_that_turns_to_nan_is_told(tmp_path):
     rows = [(s, "activation_grad", "layer", np.full(4, np.nan if s else 0.5)) for s in range(3)]
-    analysis = analyze(write_run(tmp_path / "run", rows))
+    analysis = analyze(write_rows(tmp_path / "run", rows))
     json.dumps(analysis.to_json(), allow_nan=False)
     assert "non-finite-gradients" in {f.code for f in analysis.findings}
     assert "diverges in FP32" in analysis.verdict.text
@@ -232,7 +199,7 @@ def test_bad_runs_are_one_sentence(tmp_path):
     with pytest.raises(RunNotFound):
         analyze(tmp_path / "missing")
     with pytest.raises(DamagedRun, match="no statistics"):
-        analyze(write_run(tmp_path / "empty", []))
+        analyze(write_rows(tmp_path / "empty", []))
     run = simple_run(tmp_path / "cut", -20.0, steps=2)
     part = next((run / "stats").glob("*.parquet"))
     part.write_bytes(part.read_bytes()[:-100])
@@ -244,11 +211,11 @@ def test_bad_runs_are_one_sentence(tmp_path):
     pd.DataFrame({"a": [1]}).to_parquet(run / "stats" / "rank00000-000009.parquet")
     with pytest.raises(DamagedRun, match="lacks the column"):
         analyze(run)
-    newer = write_run(tmp_path / "newer", [])
+    newer = write_rows(tmp_path / "newer", [])
     (newer / "meta.json").write_text('{"schema_version": 99}')
     with pytest.raises(NewerSchema, match="upgrade"):
         analyze(newer)
-    (write_run(tmp_path / "nan", []) / "meta.json").write_text('{"schema_version": 1, "x": NaN}')
+    (write_rows(tmp_path / "nan", []) / "meta.json").write_text('{"schema_version": 1, "x": NaN}')
     with pytest.raises(DamagedRun):
         analyze(tmp_path / "nan")
     listed = {item.folder.name: item.problem for item in list_runs(tmp_path)}

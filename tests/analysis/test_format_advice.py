@@ -6,36 +6,20 @@ import math
 
 import numpy as np
 import pytest
-from row_buffer import RowBuffer
+from row_buffer import table_of
 
 from mpdiag.analysis.format_advice import TOGETHER, advise_layers
 from mpdiag.analysis.layers import merge_layers
 from mpdiag.analysis.operations.layer_effects import LayerEvidence, Rounded
 from mpdiag.analysis.operations.loss_change import LossCurve
 from mpdiag.numerics.formats import format_named
-from mpdiag.numerics.histograms import ExponentHistogram
 from mpdiag.runs.records import Records
 
 
 def layers_of(outputs):
     """Activations by name, as a recording of one step holds them."""
-    buffer = RowBuffer()
-    for name, values in outputs.items():
-        buffer.append(
-            ExponentHistogram.of(np.asarray(values, np.float32)),
-            step=0,
-            micro=0,
-            kind="activation",
-            name=name,
-            scale=1.0,
-            rank=0,
-            tensors=1,
-            dtype="float32",
-            placement="local",
-            stage="local",
-            skipped=False,
-        )
-    return merge_layers(Records.from_table(buffer.to_table()))
+    rows = [(0, "activation", name, values) for name, values in outputs.items()]
+    return merge_layers(Records.from_table(table_of(rows)))
 
 
 CURVE = LossCurve({k: 1.0 - 0.01 * k for k in range(50)})  # moves by 0.01, ends at 0.55

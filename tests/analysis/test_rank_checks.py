@@ -4,25 +4,14 @@ from __future__ import annotations
 
 import json
 
-import numpy as np
 import pytest
-from row_buffer import RowBuffer
+from row_buffer import table_of
 
 from mpdiag.analysis.recording_checks import rank_findings
-from mpdiag.numerics.histograms import ExponentHistogram
 from mpdiag.runs.run import open_run
 from mpdiag.runs.writer import RunWriter
 
-LABELS = {
-    "micro": -1,
-    "tensors": 1,
-    "kind": "weight",
-    "dtype": "float32",
-    "placement": "replicated",
-    "stage": "reduced",
-    "scale": 1.0,
-    "skipped": False,
-}
+LABELS = {"placement": "replicated", "stage": "reduced"}
 OLD = "2026-01-01T00:00:00.000+00:00"
 
 
@@ -33,13 +22,11 @@ def fleet(tmp_path):
     def write(ranks, world=None, updated=OLD):
         for rank, (state, weights) in ranks.items():
             writer = RunWriter(tmp_path / "run", rank=rank, world_size=world or len(ranks))
-            buffer = RowBuffer()
-            for step, weight in enumerate(weights):
-                buffer.append(
-                    ExponentHistogram.of(np.array(weight, np.float32)),
-                    **LABELS, step=step, rank=rank, name="up.weight",
-                )  # fmt: skip
-            writer.append(buffer.to_table())
+            rows = [
+                (step, "weight", "up.weight", weight, LABELS | {"rank": rank})
+                for step, weight in enumerate(weights)
+            ]
+            writer.append(table_of(rows))
             meta = {"rank": rank, "world_size": world or len(ranks), "state": state}
             writer.write_meta({**meta, "steps_seen": len(weights), "updated": updated})
         return rank_findings(open_run(tmp_path / "run"))

@@ -5,14 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from row_buffer import RowBuffer, UpdateCounts
+from row_buffer import UpdateCounts, table_of
 from torch import nn
 
 import mpdiag
 from mpdiag.analysis.run_statistics import RunStatistics
 from mpdiag.analysis.weight_updates import NEEDED, analyze_weight_updates
 from mpdiag.numerics.formats import FP16
-from mpdiag.numerics.histograms import ExponentHistogram
 from mpdiag.runs.records import Records
 
 STEPS = 20
@@ -20,25 +19,12 @@ STEPS = 20
 
 def masters_of(updates, size=1000):
     """From (step, name) to an update of all weights by ±Δ, and how many of them FP16 swallows."""
-    buffer = RowBuffer()
+    rows = []
     for step, name, change, swallowed in updates:
-        counts = UpdateCounts(size, swallowed, swallowed, 0, 0, 10, (size,))
-        buffer.append(
-            ExponentHistogram.of(np.asarray(change, np.float32) * np.ones(size, np.float32)),
-            counts,
-            step=step,
-            micro=-1,
-            kind="update",
-            name=name,
-            scale=1.0,
-            rank=0,
-            tensors=1,
-            dtype="float32",
-            placement="local",
-            stage="local",
-            skipped=False,
-        )
-    statistics = RunStatistics.of(Records.from_table(buffer.to_table()))
+        update = UpdateCounts(size, swallowed, swallowed, 0, 0, 10, (size,))
+        values = np.asarray(change) * np.ones(size)
+        rows.append((step, "update", name, values, {"update": update}))
+    statistics = RunStatistics.of(Records.from_table(table_of(rows)))
     return analyze_weight_updates(statistics, FP16)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mpdiag.demo.side_by_side import Bars, train_at_once
+from mpdiag.demo.workflow import Bars, train_at_once
 
 
 class _Noted:

@@ -17,7 +17,7 @@ from mpdiag.errors import DamagedSearch, StateMismatch, UsageError
 from mpdiag.plan import PrecisionPlan
 from mpdiag.sensitivity import fp32_search as searching
 from mpdiag.sensitivity.fp32_search import search_fp32
-from mpdiag.sensitivity.ranking import Fp32Candidate
+from mpdiag.sensitivity.loss_estimate import Fp32Candidate
 from mpdiag.training.trainer import MixedPrecision
 
 SMALL = {"seeds": (0, 1), "probe_seeds": 1, "higher_is_better": False}
@@ -299,7 +299,7 @@ def test_a_training_that_diverges_in_fp32_is_refused():
 
 
 def test_the_ranking_changes_nothing_in_the_training():
-    from mpdiag.sensitivity.ranking import RankingTrainer
+    from mpdiag.sensitivity.loss_estimate import RankingTrainer
 
     plain, ranked = builder(2000.0)(0), builder(2000.0)(0)
     with MixedPrecision(plain[0], plain[1], constant(), level="O0") as mp:

@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpdiag.sensitivity.minimal_set import find_smallest
+from mpdiag.sensitivity.fp32_search import find_smallest
 
 
 class Planted:

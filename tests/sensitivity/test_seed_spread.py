@@ -8,7 +8,7 @@ import statistics
 import pytest
 
 from mpdiag.errors import UsageError
-from mpdiag.sensitivity.seed_spread import spread_of
+from mpdiag.sensitivity.search_state import spread_of
 
 
 def test_the_bound_is_a_prediction_interval():

@@ -11,7 +11,7 @@ import re
 import numpy as np
 import pytest
 from rich.console import Console
-from row_buffer import RowBuffer, UpdateCounts
+from row_buffer import UpdateCounts, write_rows
 
 from mpdiag.analysis.analyzer import analyze
 from mpdiag.analysis.figures import LISTED
@@ -19,12 +19,10 @@ from mpdiag.analysis.layer_history import explain_layer
 from mpdiag.analysis.layers import merge_layers
 from mpdiag.display.wording import MODEL, percent, scale_text, sentence
 from mpdiag.numerics.formats import FP16
-from mpdiag.numerics.histograms import ExponentHistogram
 from mpdiag.reports.documents.write import write_report
 from mpdiag.reports.text.analysis import analysis_text
 from mpdiag.reports.text.why import layer_text
 from mpdiag.reports.views.gradients.frame import scale_frame, summary
-from mpdiag.runs.writer import RunWriter
 
 SHARE = r"(< 0\.01 %|[\d.]+ %)"
 CLAIMS = (
@@ -48,37 +46,20 @@ RUNS = ("denoiser", "digits", "early and late")
 
 def write_early_and_late(folder):
     """Large gradients first, small ones in the last fifth: its windows differ by orders of magnitude."""
-    buffer = RowBuffer()
-    labels = {
-        "rank": 0,
-        "tensors": 1,
-        "dtype": "float32",
-        "placement": "local",
-        "stage": "local",
-        "scale": 1.0,
-        "skipped": False,
-    }
+    rows = []
     for step in range(100):
         generator = np.random.default_rng(step)
         for name, early, late in (("first", -20.0, -30.0), ("second", -12.0, -27.5)):
             values = np.exp2(generator.normal(late if step >= 80 else early, 2.0, 300))
-            h = ExponentHistogram.of(values.astype(np.float32))
-            buffer.append(h, step=step, micro=0, kind="activation_grad", name=name, **labels)
-        h = ExponentHistogram.of(np.float32([2.0**-6, 2.0**-12]))
-        buffer.append(h, step=step, micro=-1, kind="weight_grad", name="first.weight", **labels)
-        update = UpdateCounts(40, 7, 7, 1, 2, -2, (20, 18))
-        h = ExponentHistogram.of(np.exp2(np.linspace(-20, -3, 40)))
-        buffer.append(h, update, step=step, micro=-1, kind="update", name="first.weight", **labels)
-    writer = RunWriter(folder)
-    rows = [
+            rows.append((step, "activation_grad", name, values))
+        rows.append((step, "weight_grad", "first.weight", [2.0**-6, 2.0**-12]))
+        update = {"update": UpdateCounts(40, 7, 7, 1, 2, -2, (20, 18))}
+        rows.append((step, "update", "first.weight", np.exp2(np.linspace(-20, -3, 40)), update))
+    modules = [
         {"name": name, "what": "module", "type": "Linear", "recorded": True}
         for name in ("first", "second")
     ]
-    writer.write_modules(rows)
-    meta = {"state": "complete", "steps_recorded": 100, "steps_seen": 100}
-    writer.write_meta(meta)
-    writer.append(buffer.to_table())
-    return folder
+    return write_rows(folder, rows, modules, steps=100)
 
 
 @pytest.fixture(scope="module", params=RUNS)

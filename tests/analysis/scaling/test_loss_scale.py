@@ -7,41 +7,24 @@ import math
 
 import numpy as np
 import pytest
-from row_buffer import RowBuffer
+from row_buffer import write_rows
 
 from mpdiag.analysis.analyzer import analyze
 from mpdiag.analysis.scaling.bounds import largest_share
 from mpdiag.analysis.scaling.replay import play
 from mpdiag.analysis.scaling.windows import late_windows, unseen_windows
-from mpdiag.numerics.histograms import ExponentHistogram
 from mpdiag.numerics.loss_scalers import Backoff
-from mpdiag.runs.writer import RunWriter
-
-LABELS = {
-    "rank": 0,
-    "tensors": 1,
-    "dtype": "float32",
-    "placement": "local",
-    "stage": "local",
-    "scale": 1.0,
-    "skipped": False,
-}
 
 
 def record(folder, values, steps=None, **meta):
     """A run whose gradients in each step are given: by layer, one array a step."""
-    buffer = RowBuffer()
     length = len(next(iter(values.values())))
-    for i, step in enumerate(range(length) if steps is None else steps):
-        for name, found in values.items():
-            histogram = ExponentHistogram.of(np.asarray(found[i], np.float32))
-            kind, micro = ("weight_grad", -1) if "." in name else ("activation_grad", 0)
-            buffer.append(histogram, step=int(step), micro=micro, kind=kind, name=name, **LABELS)
-    writer = RunWriter(folder)
-    writer.write_meta({"state": "complete", "steps_recorded": length, "steps_seen": length} | meta)
-    writer.write_modules([])
-    writer.append(buffer.to_table())
-    return folder
+    rows = [
+        (step, "weight_grad" if "." in name else "activation_grad", name, of_layer[i])
+        for i, step in enumerate(range(length) if steps is None else steps)
+        for name, of_layer in values.items()
+    ]
+    return write_rows(folder, rows, **{"steps": length} | meta)
 
 
 def around(exponent, spread=2.0, n=400, seed=0):

@@ -6,7 +6,7 @@ import json
 
 import numpy as np
 import pytest
-from row_buffer import RowBuffer
+from row_buffer import write_rows
 
 from mpdiag.analysis.analyzer import analyze
 from mpdiag.analysis.scaling.method import TOLERATED_SKIPS, choose_method, gradient_history
@@ -22,39 +22,22 @@ from mpdiag.numerics.loss_scalers import (
 )
 from mpdiag.numerics.loss_scalers.backoff import INTERVALS
 from mpdiag.plan import PrecisionPlan
-from mpdiag.runs.writer import RunWriter
-
-LABELS = {
-    "rank": 0,
-    "tensors": 1,
-    "dtype": "float32",
-    "placement": "local",
-    "stage": "local",
-    "scale": 1.0,
-    "skipped": False,
-}
 
 N = 200
 
 
 def record(folder, top, low, steps=None):
     """A run whose largest gradient is 2^top[i] in step i, and one layer's lie around 2^low[i]."""
-    buffer = RowBuffer()
+    rows = []
     for step, most, middle in zip(
         range(len(top)) if steps is None else steps, top, low, strict=True
     ):
         small = np.exp2(np.random.default_rng(int(step)).normal(middle, 2.0, 400))
-        for kind, name, micro, values in (
-            ("activation_grad", "small", 0, small),
-            ("weight_grad", "large.weight", -1, [np.exp2(most)]),
-        ):
-            histogram = ExponentHistogram.of(np.asarray(values, np.float32))
-            buffer.append(histogram, step=int(step), micro=micro, kind=kind, name=name, **LABELS)
-    writer = RunWriter(folder)
-    writer.write_meta({"state": "complete", "steps_recorded": len(top)})
-    writer.write_modules([])
-    writer.append(buffer.to_table())
-    return folder
+        rows += [
+            (step, "activation_grad", "small", small),
+            (step, "weight_grad", "large.weight", [np.exp2(most)]),
+        ]
+    return write_rows(folder, rows, steps=len(top))
 
 
 def noise(sigma, n=N):
