@@ -11,9 +11,9 @@ from typing import Any
 
 from conformance.outcomes import NotApplicable
 from conformance.subjects.protocol import Scale, Subject, Training
-from conformance.subjects.torch_amp import Counter, TorchAmp, grad_scaler
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch_amp import Counter, TorchAmp, grad_scaler
 
 VERSIONS = {"torch": "2.13", "accelerate": "1.15", "lightning": "2.6"}
 """With which the table was made: peers are only held to it where these are installed."""

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from conformance.subjects.protocol import Subject
 
 Kind = Literal["holds", "fails", "not applicable"]
+PEERS = ("torch.amp", "Accelerate", "Lightning")
 
 
 class NotApplicable(Exception):
@@ -82,11 +83,15 @@ class Chapter:
         self,
         source: str,
         *,
-        instead: Mapping[str, str] | None = None,
+        instead: Mapping[str, str] | str | None = None,
         on_purpose: Mapping[str, str] | None = None,
         awaited: Mapping[str, str] | None = None,
     ) -> Callable[[Callable[[Subject], None]], Callable[[Subject], None]]:
-        """Add a function as a behaviour; the first line of its docstring is the name."""
+        """Add a function as a behaviour; the first line of its docstring is the name.
+
+        Where all peers differ alike, ``instead`` says it once.
+        """
+        differ = dict.fromkeys(PEERS, instead) if isinstance(instead, str) else dict(instead or {})
 
         def add(check: Callable[[Subject], None]) -> Callable[[Subject], None]:
             name = (check.__doc__ or "").splitlines()[0].rstrip(".")
@@ -95,7 +100,7 @@ class Chapter:
                     name,
                     source,
                     check,
-                    dict(instead or {}),
+                    differ,
                     dict(on_purpose or {}),
                     dict(awaited or {}),
                 )

@@ -125,10 +125,7 @@ def both(x: Tensor) -> list[Tensor]:
 
 @CHAPTER.behaviour(
     f"{APEX}/test_basic_casts.py, test_linear_is_half, test_matmul_op_is_half; {TORCH}",
-    instead=dict.fromkeys(
-        ("torch.amp", "Accelerate", "Lightning"),
-        "torch's lists for CPUs lack the product with a vector",
-    ),
+    instead="torch's lists for CPUs lack the product with a vector",
 )
 def products_are_half(subject: Subject) -> None:
     """Matrix products are half, whatever their inputs."""
@@ -143,8 +140,7 @@ def convolutions_are_half(subject: Subject) -> None:
         expect(subject, CONVOLUTIONS, x, HALF)
 
 
-CPU_LISTS = "torch's lists for CPUs leave these in half"
-LEFT = dict.fromkeys(("torch.amp", "Accelerate", "Lightning"), CPU_LISTS)
+LEFT = "torch's lists for CPUs leave these in half"
 
 
 @CHAPTER.behaviour(f"{APEX}/test_basic_casts.py, test_pow_op_is_float; {TORCH}", instead=LEFT)
@@ -226,10 +222,7 @@ def result_type(
 
 @CHAPTER.behaviour(
     f"{APEX}/test_promotion.py, test_atan2_matches_widest, test_cat_matches_widest; {TORCH}",
-    instead=dict.fromkeys(
-        ("torch.amp", "Accelerate", "Lightning"),
-        "torch's lists for CPUs promote few of these; others raise an error",
-    ),
+    instead="torch's lists for CPUs promote few of these; others raise an error",
 )
 def several_inputs_promote(subject: Subject) -> None:
     """Operations on several tensors compute in the widest of their dtypes."""
@@ -256,9 +249,7 @@ def in_place_keeps_the_dtype(subject: Subject) -> None:
 
 @CHAPTER.behaviour(
     f"{APEX}/test_basic_casts.py, test_bce_raises_by_default; {AUTOCAST}, test_autocast_banned",
-    instead=dict.fromkeys(
-        ("torch.amp", "Accelerate", "Lightning"), "the ban is CUDA's: on a CPU it is computed"
-    ),
+    instead="the ban is CUDA's: on a CPU it is computed",
 )
 def banned(subject: Subject) -> None:
     """Binary cross-entropy of probabilities is refused, with the name of what to use instead."""
@@ -338,7 +329,7 @@ LAYERS = {"RNN": nn.RNN, "GRU": nn.GRU, "LSTM": nn.LSTM}
 
 @CHAPTER.behaviour(
     f"{APEX}/test_rnn.py, test_rnn_cell_is_half",
-    instead=dict.fromkeys(("torch.amp", "Accelerate", "Lightning"), "the state is FP32 on a CPU"),
+    instead="the state is FP32 on a CPU",
 )
 def recurrent_cells_are_half(subject: Subject) -> None:
     """RNN, GRU and LSTM cells return half, and train."""
@@ -357,10 +348,7 @@ def recurrent_cells_are_half(subject: Subject) -> None:
 
 @CHAPTER.behaviour(
     f"{APEX}/test_rnn.py, test_rnn_is_half, test_lstm_is_half, test_rnn_packed_sequence",
-    instead=dict.fromkeys(
-        ("torch.amp", "Accelerate", "Lightning"),
-        "raises, or returns FP32, for some of them on a CPU",
-    ),
+    instead="raises, or returns FP32, for some of them on a CPU",
 )
 def recurrent_layers_are_half(subject: Subject) -> None:
     """RNN, GRU and LSTM layers, of two directions and on packed sequences, return half and train."""

@@ -14,7 +14,6 @@ CHAPTER = Chapter("Training loops", about_loops=True)
 TORCH = "torch: test/test_torch.py"
 APEX = "Apex: tests/L0/run_amp"
 ONE = torch.ones(2)
-PEERS = ("torch.amp", "Accelerate", "Lightning")
 
 
 # -- clipping --------------------------------------------------------------------------------------

@@ -101,25 +101,6 @@ def all_finite(subject: Subject) -> None:
                 assert not training.step(), (place, value)
 
 
-@CHAPTER.behaviour("Keras: loss_scale_optimizer_test.py, test_downscaling")
-def keras_downscaling(subject: Subject) -> None:
-    """Four infinite steps take 400 to 25."""
-    assert scales(subject, Scale(400.0), "xxxx")[-1] == 25
-
-
-@CHAPTER.behaviour("Keras: loss_scale_optimizer_test.py, test_upscaling")
-def keras_upscaling(subject: Subject) -> None:
-    """Eight finite steps with a growth every two take 2 to 32."""
-    assert scales(subject, Scale(2.0, interval=2), "........")[-1] == 32
-
-
-@CHAPTER.behaviour(f"{DEEPSPEED}, test_no_overflow")
-def deepspeed_no_overflow(subject: Subject) -> None:
-    """With a window of 2 and no overflow the scale doubles every second step."""
-    expected = [256, 512, 512, 1024, 1024, 2048]
-    assert scales(subject, Scale(256.0, interval=2), "......") == expected
-
-
 @CHAPTER.behaviour(f"{DEEPSPEED}, test_all_overflow")
 def deepspeed_all_overflow(subject: Subject) -> None:
     """With overflows alone it halves to a smallest scale of 2 and stays there."""

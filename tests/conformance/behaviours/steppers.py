@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from conformance.models import INF, Weighted, close, perceptron, poisoned, rows, same, values
+from conformance.models import INF, Weighted, close, perceptron, poisoned, rows, values
 from conformance.outcomes import Chapter, NotApplicable
 from conformance.subjects.protocol import Scale, Subject
 from torch import nn
@@ -17,7 +17,6 @@ CHAPTER = Chapter("Optimizers, hooks and closures", about_loops=True)
 TORCH = "torch: test/test_torch.py"
 APEX = "Apex: tests/L0/run_amp"
 ONE = torch.ones(2)
-PEERS = ("torch.amp", "Accelerate", "Lightning")
 
 
 # -- closures and double backward ------------------------------------------------------------------
@@ -79,7 +78,7 @@ def retained_graphs(subject: Subject) -> None:
 
 @CHAPTER.behaviour(
     "pytorch issues 44511 and 55585; Lightning issue 21339",
-    instead=dict.fromkeys(PEERS, "torch warns of lr_scheduler.step() before optimizer.step()"),
+    instead="torch warns of lr_scheduler.step() before optimizer.step()",
 )
 def a_scheduler_after_a_skip(subject: Subject) -> None:
     """A scheduler stepped after a first step that was skipped does not warn."""
@@ -241,9 +240,7 @@ class Halving:
         self.optim.step()
 
 
-@CHAPTER.behaviour(
-    "torch: torch/amp/grad_scaler.py, step",
-)
+@CHAPTER.behaviour("torch: torch/amp/grad_scaler.py, step")
 def a_step_that_raised_is_tried_again(subject: Subject) -> None:
     """A step tried again after ``optimizer.step()`` raised once unscales once."""
     model = Weighted()
@@ -295,31 +292,12 @@ def a_loop_may_leave_a_step_out(subject: Subject) -> None:
         assert training.scale == 128
 
 
-@CHAPTER.behaviour("Apex: tests/L1/cross_product")
-def as_the_same_loop_in_fp32(subject: Subject) -> None:
-    """Twenty steps on a small network end near those in FP32."""
-    plain = perceptron()
-    optimizer = torch.optim.SGD(plain.parameters(), 0.05)
-    for i in range(20):
-        plain(rows(i)).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    expected = {n: p.detach() for n, p in plain.named_parameters()}
-    with subject.training(perceptron(), rate=0.05) as training:
-        for i in range(20):
-            training.backward(training.forward(rows(i)).square().mean())
-            training.step()
-        assert close(training.weights(), expected, 5e-3)
-        if subject.level == "O0":
-            assert same(training.weights(), expected)
-
-
 # -- unusual parameters ----------------------------------------------------------------------------
 
 
 @CHAPTER.behaviour(
     "torch: torch/amp/grad_scaler.py, unscale_",
-    instead=dict.fromkeys(PEERS, "divides the gradients once for each optimizer"),
+    instead="divides the gradients once for each optimizer",
     on_purpose=dict.fromkeys(
         ("O1 by mp.scaler()", "O2 by mp.scaler()"), "refused: mp.step() steps both at once"
     ),
@@ -347,7 +325,7 @@ class Rotated(nn.Module):
 
 @CHAPTER.behaviour(
     "torch: test/test_optim.py, complex parameters",
-    instead=dict.fromkeys(PEERS, "raises: its kernel for CPUs takes no complex numbers"),
+    instead="raises: its kernel for CPUs takes no complex numbers",
 )
 def complex_parameters(subject: Subject) -> None:
     """Complex parameters are unscaled, checked and stepped."""
@@ -388,9 +366,7 @@ class Swapping(torch.optim.SGD):
                 p.data.mul_(2.0)
 
 
-@CHAPTER.behaviour(
-    "schedule-free optimizers; accelerate: optimizer.eval()",
-)
+@CHAPTER.behaviour("schedule-free optimizers; accelerate: optimizer.eval()")
 def an_optimizer_that_swaps_weights(subject: Subject) -> None:
     """Weights that an optimizer swaps in ``eval()`` and back in ``train()`` are what the model uses."""
     model = Weighted()

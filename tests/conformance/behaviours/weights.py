@@ -139,9 +139,7 @@ def an_average_swapped_in_and_out(subject: Subject) -> None:
     assert same(found[0], found[1])
 
 
-@CHAPTER.behaviour(
-    "torch: test/test_optim.py, AveragedModel",
-)
+@CHAPTER.behaviour("torch: test/test_optim.py, AveragedModel")
 def averaged_model(subject: Subject) -> None:
     """``swa_utils.AveragedModel`` averages what the optimizer steps, or is refused."""
     model = Weighted(1.0, 1.0)
@@ -256,9 +254,7 @@ def lazy_modules(subject: Subject) -> None:
         assert training.train(rows(1))
 
 
-@CHAPTER.behaviour(
-    "torch: docs, torch.nn",
-)
+@CHAPTER.behaviour("torch: docs, torch.nn")
 def a_layer_added(subject: Subject) -> None:
     """A layer added to the model and to the optimizer in the middle of a training is trained."""
     model = nn.Sequential(Weighted(1.0, 1.0))

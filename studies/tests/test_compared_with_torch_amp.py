@@ -11,9 +11,9 @@ from conformance.behaviours import forward, loops, loss_scale, steppers
 from conformance.behaviours.everything import CHAPTERS
 from conformance.outcomes import outcome_of
 from conformance.subjects.ours import Ours
-from conformance.subjects.torch_amp import TorchAmp
 from support import backoff, constant
 from torch import nn
+from torch_amp import TorchAmp
 
 import mpdiag
 from mpdiag.errors import TrainingDiverged
