@@ -16,7 +16,7 @@ from mpdiag.numerics.loss_scalers import SCALERS, Scaler
 from mpdiag.numerics.loss_scalers.resuming import resumed
 from mpdiag.plan import PrecisionPlan
 from mpdiag.training.callers import loop_stacklevel
-from mpdiag.training.skips.random_state import dump_random, load_random
+from mpdiag.training.skips.step_start import dump_random, load_random
 from mpdiag.training.weights.given import same
 
 if TYPE_CHECKING:

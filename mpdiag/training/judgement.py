@@ -355,7 +355,7 @@ def norms(values: Sequence[Tensor], order: float) -> list[Tensor]:
     if order == math.inf and any(v.numel() == 0 for v in values):
         return [_norm(v, order) for v in values]
     found: dict[int, Tensor] = {}
-    for (_, dtype), indices in _by_kind(values).items():
+    for (_, dtype), indices in by_kind(values).items():
         options = {} if dtype in (torch.float32, torch.float64) else {"dtype": torch.float32}
         if options and (dtype.is_complex or order == math.inf):
             parts: Iterable[Tensor] = [_norm(values[i], order) for i in indices]
@@ -365,7 +365,7 @@ def norms(values: Sequence[Tensor], order: float) -> list[Tensor]:
     return [found[i] for i in range(len(values))]
 
 
-def _by_kind(values: Sequence[Tensor]) -> dict[tuple[torch.device, torch.dtype], list[int]]:
+def by_kind(values: Sequence[Tensor]) -> dict[tuple[torch.device, torch.dtype], list[int]]:
     """Which tensors can be treated together: their places, by device and dtype."""
     kinds: dict[tuple[torch.device, torch.dtype], list[int]] = {}
     for i, value in enumerate(values):
@@ -385,7 +385,7 @@ def multiply(gradients: Sequence[Tensor], factor: float) -> None:
     if factor == 1.0 or not gradients:
         return
     values = [values_of(g) for g in gradients]
-    for (device, dtype), indices in _by_kind(values).items():
+    for (device, dtype), indices in by_kind(values).items():
         if device.type == "cpu" and dtype.itemsize < torch.float32.itemsize:
             for i in indices:  # there, foreach rounds the factor to the gradients' precision
                 values[i].mul_(factor)

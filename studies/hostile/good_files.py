@@ -49,7 +49,7 @@ def skip_a_step(folder: Path) -> None:
 
     import mpdiag
     from mpdiag.training.skips.capsule import save_capsule
-    from mpdiag.training.skips.random_state import capture_random
+    from mpdiag.training.skips.step_start import capture_random
 
     model, _ = capsule_model()
     facts = {

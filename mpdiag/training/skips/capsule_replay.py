@@ -18,7 +18,7 @@ from mpdiag.plan import PrecisionPlan
 from mpdiag.tracing.nonfinite import Producer, find_nonfinite
 from mpdiag.training.options import PrecisionOverrides
 from mpdiag.training.skips.capsule import Capsule, load_capsule
-from mpdiag.training.skips.random_state import random_as_before
+from mpdiag.training.skips.step_start import random_as_before
 from mpdiag.training.trainer import MixedPrecision
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 from mpdiag.tracing.nonfinite import find_nonfinite
 from mpdiag.training.judgement import rank, values_of
 from mpdiag.training.results import NonFinite, NonFiniteKind, SkipCause
-from mpdiag.training.skips.random_state import random_as_before
+from mpdiag.training.skips.step_start import random_as_before
 from mpdiag.training.weights.held import HeldParameter
 
 if TYPE_CHECKING:

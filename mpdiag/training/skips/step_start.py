@@ -14,20 +14,20 @@ in code that people write. So every buffer is copied when a step begins, and com
 from __future__ import annotations
 
 import math
-import operator
+import random
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
-from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from mpdiag.training.judgement import norms, values_of
-from mpdiag.training.skips.random_state import capture_random
+from mpdiag.training.judgement import by_kind, norms, values_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from torch import nn
 
@@ -120,48 +120,6 @@ class _Saved:
     copy: Tensor
 
 
-@dataclass(frozen=True, eq=False)
-class _Layout:
-    """The modules of some models and their buffers, as they were at one moment.
-
-    Attributes:
-        modules: Every module, once.
-        parts: What their ``_modules`` and ``_buffers`` hold, one after another.
-        names: The names of each module's buffers.
-        buffers: The buffers, one after another.
-    """
-
-    modules: list[nn.Module]
-    parts: list[nn.Module | Tensor | None]
-    names: list[tuple[str, ...]]
-    buffers: list[Tensor | None]
-
-    def holds(self) -> bool:
-        """Whether the models have the same modules and buffers still."""
-        parts = _parts(self.modules)
-        return len(parts) == len(self.parts) and all(map(operator.is_, parts, self.parts))
-
-
-def _layout(models: Sequence[nn.Module]) -> _Layout:
-    modules = list(dict.fromkeys(module for model in models for module in model.modules()))
-    return _Layout(
-        modules,
-        _parts(modules),
-        [tuple(m._buffers) for m in modules],
-        [buffer for m in modules for buffer in m._buffers.values()],
-    )
-
-
-def _parts(modules: Sequence[nn.Module]) -> list[nn.Module | Tensor | None]:
-    """What some modules hold; asked twice in each step, of every module, so without a Python loop."""
-    tables = chain.from_iterable(map(_TABLES, map(vars, modules)))
-    return list(chain.from_iterable(map(_VALUES, tables)))
-
-
-_TABLES = operator.itemgetter("_modules", "_buffers")
-_VALUES = operator.methodcaller("values")
-
-
 class BufferGuard:
     """Saves and restores the buffers of some models.
 
@@ -170,16 +128,11 @@ class BufferGuard:
 
     def __init__(self, models: Sequence[nn.Module]) -> None:
         self._models = models
-        self._layout: _Layout | None = None
+        self._before: list[tuple[nn.Module, dict[str, Tensor | None]]] = []  # when the step began
         self._saved: dict[int, _Saved] = {}  # by id of the buffer, which it keeps alive
-        self._groups: list[list[_Saved]] = []  # those that are copied together
-        self._copied: list[tuple[list[Tensor], list[Tensor]]] = []  # their copies, and they
-        self._odd: list[_Saved] = []  # those that are copied one by one
-        self._kinds: list[object] = []  # shape, dtype and device of each
-        self._buffers: list[Tensor] = []  # all that are saved
-        self._floats: list[Tensor] = []  # those whose values may be infinite
         self._bad_before: set[int] = set()  # buffers that were not finite before a step
 
+    @torch.no_grad()
     def save(self, *, unless_spoiled: bool = False) -> None:
         """Copy the buffers as they are now.
 
@@ -187,81 +140,46 @@ class BufferGuard:
             unless_spoiled: Keep the copy of a buffer that was finite when it was last saved and is
                 not now; nobody waits for the device to learn which.
         """
-        same = self._layout is not None and self._layout.holds()
-        if not same or list(map(_KIND, self._buffers)) != self._kinds:
-            self._look()
-        if not self._buffers:
-            return
-        grad = torch.is_grad_enabled()
-        torch._C._set_grad_enabled(False)  # as ``torch.no_grad`` does, sooner
-        try:
-            self._copy(unless_spoiled=unless_spoiled)
-        finally:
-            torch._C._set_grad_enabled(grad)
-
-    def _copy(self, *, unless_spoiled: bool) -> None:
-        if unless_spoiled:
-            for group in self._groups:
-                torch._foreach_copy_([s.copy for s in group], [_unspoiled(s) for s in group])
-        else:
-            for copies, buffers in self._copied:
-                torch._foreach_copy_(copies, buffers)
-        for saved in self._odd:
-            self._saved[id(saved.buffer)] = _Saved(saved.buffer, saved.buffer.detach().clone())
-
-    def _look(self) -> None:
-        """Find the buffers; what is new, or of another size, gets memory for its copy."""
-        before, self._saved = self._saved, {}
-        self._layout = _layout(self._models)
-        groups: dict[tuple[torch.device, torch.dtype], list[_Saved]] = {}
-        for buffer in self._layout.buffers:
+        modules = dict.fromkeys(module for model in self._models for module in model.modules())
+        self._before = [(module, dict(module._buffers)) for module in modules]
+        known, self._saved = self._saved, {}
+        again: list[_Saved] = []
+        for buffer in (b for _, buffers in self._before for b in buffers.values()):
             if buffer is None or buffer.is_meta or id(buffer) in self._saved:
                 continue
-            saved = before.get(id(buffer))
-            if saved is None or not _alike(saved.copy, buffer):
+            saved = known.get(id(buffer))
+            if saved is None or not _alike(saved.copy, buffer) or not _is_plain(buffer):
                 saved = _Saved(buffer, buffer if _overlaps(buffer) else buffer.detach().clone())
-            if saved.copy is not buffer and _is_plain(buffer):
-                groups.setdefault((buffer.device, buffer.dtype), []).append(saved)
+            elif saved.copy is not buffer:
+                again.append(saved)
             self._saved[id(buffer)] = saved
-        self._groups = list(groups.values())
-        self._copied = [([s.copy for s in g], [s.buffer for s in g]) for g in self._groups]
-        self._buffers = [s.buffer for s in self._saved.values()]
-        self._kinds = list(map(_KIND, self._buffers))
-        self._odd = [
-            s for s in self._saved.values() if not _is_plain(s.buffer) and s.copy is not s.buffer
-        ]
-        self._floats = [buffer for buffer in self._buffers if _may_be_infinite(buffer)]
         self._bad_before &= self._saved.keys()
+        for indices in by_kind([saved.buffer for saved in again]).values():
+            group = [again[i] for i in indices]
+            values = [_unspoiled(s) if unless_spoiled else s.buffer for s in group]
+            torch._foreach_copy_([s.copy for s in group], values)
 
     def _pairs(self) -> list[tuple[Tensor, _Saved | None]]:
         """Each floating-point buffer there is now, and what was in its place before."""
-        if self._layout is None:
-            return []
-        found: dict[int, tuple[Tensor, _Saved | None]] = {}
-        before = iter(self._layout.buffers)
-        for module, names in zip(self._layout.modules, self._layout.names, strict=True):
-            old = {name: next(before) for name in names}
+        pairs: dict[int, tuple[Tensor, _Saved | None]] = {}
+        for module, before in self._before:
             for name, buffer in module._buffers.items():
                 if buffer is not None and not buffer.is_meta and _may_be_infinite(buffer):
-                    found.setdefault(id(buffer), (buffer, self._saved.get(id(old.get(name)))))
-        return list(found.values())
+                    pairs.setdefault(id(buffer), (buffer, self._saved.get(id(before.get(name)))))
+        return list(pairs.values())
 
     def sizes(self) -> list[Tensor]:
         """Norms of the floating-point buffers, on their devices.
 
         Of what was not finite before, the norm is 0: a mask of minus infinities is no fault of the step.
         """
-        if self._layout is None:
-            return []
-        if not self._bad_before and self._layout.holds():
-            return norms([values_of(buffer) for buffer in self._floats], 2.0)
         pairs = self._pairs()
-        found = norms([values_of(buffer) for buffer, _ in pairs], 2.0)
-        for i, (_, saved) in enumerate(pairs):
+        sizes = norms([values_of(buffer) for buffer, _ in pairs], 2.0)
+        for i, (_, saved) in enumerate(pairs if self._bad_before else ()):
             if saved is not None and id(saved.buffer) in self._bad_before:
                 (before,) = norms([values_of(saved.copy)], 2.0)
-                found[i] = torch.where(torch.isfinite(before), found[i], 0.0)
-        return found
+                sizes[i] = torch.where(torch.isfinite(before), sizes[i], 0.0)
+        return sizes
 
     def spoiled(self) -> list[Tensor]:
         """Buffers that are not finite now and were before the step; waits for the device."""
@@ -287,19 +205,13 @@ class BufferGuard:
     @torch.no_grad()
     def restore(self) -> None:
         """Every buffer as it was saved; those that the step has made are taken away."""
-        if self._layout is None:
-            return
-        before = iter(self._layout.buffers)
-        for module, names in zip(self._layout.modules, self._layout.names, strict=True):
-            for name in [n for n in module._buffers if n not in names]:
+        for module, before in self._before:
+            for name in [name for name in module._buffers if name not in before]:
                 del module._buffers[name]
-            module._buffers.update({name: next(before) for name in names})
+            module._buffers.update(before)
         for saved in self._saved.values():
             if saved.copy is not saved.buffer and not _same(saved.buffer, saved.copy):
                 saved.buffer.copy_(saved.copy)
-
-
-_KIND = operator.attrgetter("shape", "dtype", "device")
 
 
 def _is_plain(buffer: Tensor) -> bool:
@@ -342,3 +254,68 @@ def _same(a: Tensor, b: Tensor) -> bool:
     if not _alike(a, b):
         return False
     return bool(((a == b) | ((a != a) & (b != b))).all())
+
+
+# -- random state ----------------------------------------------------------------------------------
+
+
+def capture_random() -> dict[str, Tensor]:
+    """Torch's random state, uint8 by generator (``cpu``, ``cuda.0`` …); some kilobytes."""
+    states = {"cpu": torch.default_generator.get_state()}
+    if torch.cuda.is_initialized():
+        states |= {f"cuda.{i}": s for i, s in enumerate(torch.cuda.get_rng_state_all())}
+    return states
+
+
+@contextmanager
+def random_as_before(states: Mapping[str, Tensor]) -> Iterator[None]:
+    """Within, random numbers are drawn from a saved state; outside, the generators are as before.
+
+    Args:
+        states: As ``capture_random`` gave them; generators that are not here are left out.
+
+    Raises:
+        RuntimeError: If one is not the state of a generator.
+    """
+    with torch.random.fork_rng():
+        if "cpu" in states:
+            torch.set_rng_state(states["cpu"])
+        for i in range(torch.cuda.device_count()):
+            if f"cuda.{i}" in states:
+                torch.cuda.set_rng_state(states[f"cuda.{i}"], i)
+        yield
+
+
+def dump_random() -> dict[str, Any]:
+    """The state of torch's, NumPy's and Python's global generators, as plain values and tensors."""
+    version, words, gauss = random.getstate()
+    states: dict[str, Any] = {
+        "cpu": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        "python": {"version": version, "words": torch.tensor(words), "gauss": gauss},
+    }
+    # The global generator is what scripts draw from.
+    numpy: Any = np.random.get_state(legacy=False)  # noqa: NPY002
+    if numpy["bit_generator"] == "MT19937":
+        states["numpy"] = {
+            "key": torch.tensor(numpy["state"]["key"].astype(np.int64)),
+            "pos": int(numpy["state"]["pos"]),
+            "has_gauss": int(numpy["has_gauss"]),
+            "gauss": float(numpy["gauss"]),
+        }
+    return states
+
+
+def load_random(states: Mapping[str, Any]) -> None:
+    """Restore what ``dump_random`` gave; a generator that is not there is left alone."""
+    torch.set_rng_state(states["cpu"].cpu())
+    if states["cuda"] and torch.cuda.is_available():
+        torch.cuda.set_rng_state_all([s.cpu() for s in states["cuda"]])
+    if "python" in states:
+        saved = states["python"]
+        random.setstate((saved["version"], tuple(saved["words"].tolist()), saved["gauss"]))
+    if "numpy" in states:
+        saved = states["numpy"]
+        key = np.array(saved["key"].tolist(), dtype=np.uint32)
+        state = ("MT19937", key, saved["pos"], saved["has_gauss"], saved["gauss"])
+        np.random.set_state(state)  # noqa: NPY002

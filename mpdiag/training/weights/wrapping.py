@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import weakref
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,9 @@ from mpdiag.emulation.mode import unwatched
 from mpdiag.errors import UsageError
 from mpdiag.numerics.autocast_lists import CALLED_AS, LISTS
 from mpdiag.tracing.capture import is_captured, refuse_capture, refuse_captured
+from mpdiag.tracing.dispatch import in_backward
 from mpdiag.tracing.precision import HALF
+from mpdiag.tracing.uncompiled import prepare, uncompiled
 from mpdiag.training.skips.step_start import BufferGuard, StepStart
 from mpdiag.training.weights import fp32_regions, lookout, masters
 from mpdiag.training.weights.held import drop_own_gradient
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from torch.optim import Optimizer
-    from torch.utils.hooks import RemovableHandle
 
     from mpdiag.numerics.autocast_lists import Rule
     from mpdiag.plan import Fp32Choice, PrecisionPlan
@@ -94,8 +94,10 @@ class Wrapped:
         for choice in plan.fp32_operations:
             if choice.module not in whole:
                 self._choose(choice, names, whole, inner)
+        prepare()
         for model in self.models:
-            self._add(self._before_forward(model).remove)
+            hook = _BeforeForward(model, weakref.ref(self))
+            self._add(model.register_forward_pre_hook(hook, prepend=True).remove)
         if self.precision.level == "O0":
             return
         if self.precision.low_precision_model:
@@ -109,14 +111,18 @@ class Wrapped:
         back = self.precision.dtype if self.precision.low_precision_model else None
         for module in whole.values():
             self.fp32_inside.update((id(inside), None) for inside in module.modules())
-            self._hooks(fp32_regions.fp32_module(module, self.device_type, back, self.switch))
+            self._hooks(fp32_regions.Fp32Module(self.device_type, back, self.switch).place(module))
 
-    def _before_forward(self, model: nn.Module) -> RemovableHandle:
-        this = weakref.ref(self)
-        if not self.precision.low_precision_model:
-            return fp32_regions.before_forward(model, _first_forward(this))
-        copied = functools.partial(lookout.copy_in_full, model, in_full=lookout.in_full)
-        return fp32_regions.before_forward(model, _first_forward(this), _look(this), copied)
+    def before_forward(self, called: nn.Module) -> None:
+        """A forward pass of a model begins, which may belong to a step."""
+        if self.precision.low_precision_model:
+            self.look()
+        if not (called.training or torch.is_grad_enabled()):
+            return
+        if torch.is_grad_enabled():
+            refuse_capture()
+        if not is_captured():  # else random state cannot be read
+            self.start.forward_began(grad=torch.is_grad_enabled())
 
     def names_of(self, parameters: Sequence[Tensor]) -> list[str]:
         """Names of parameters as the optimizers hold them; of several models, by their number."""
@@ -184,14 +190,15 @@ class Wrapped:
         self.policy.outside = operations
         roots = {id(_find(names, ""))}
         for module in {id(m): m for m in names.values() if id(m) not in roots}.values():
-            self._hooks(fp32_regions.count_depth(module, self.policy, self.switch))
+            self._hooks(fp32_regions.Depth(self.policy, self.switch).place(module))
 
     def _keep_inside(self, module: nn.Module, operations: frozenset[str]) -> None:
         """FP32 for operations in a module and its submodules."""
         for inside in module.modules():
             known = self.fp32_inside.get(id(inside)) or frozenset()
             self.fp32_inside[id(inside)] = known | operations
-        self._hooks(fp32_regions.fp32_operations(module, operations, self.policy, self.switch))
+        hook = fp32_regions.Fp32Operations(operations, self.policy, self.switch)
+        self._hooks(hook.place(module))
 
     def _uncommon(self, inner: dict[str, set[str]], overrides: dict[str, Rule]) -> frozenset[str]:
         """Operations that the policy must register on any device: those the lists treat otherwise."""
@@ -216,11 +223,8 @@ class Wrapped:
         ]
         for model in self.models:
             masters.cast_model(model, precision, fp32)
-            self._hooks(
-                fp32_regions.cast_boundary(
-                    model, precision.dtype, self.switch, half_outputs=self.half_outputs
-                )
-            )
+            boundary = fp32_regions.Boundary(precision.dtype, self.half_outputs, self.switch)
+            self._hooks(boundary.place(model))
         if not precision.master_weights:
             self._add(lambda: follow_weights(self.optimizers))
         self._add(lambda: _widen(self.models, parameters, buffers))
@@ -289,26 +293,32 @@ class Wrapped:
             self._undo.pop()()
 
 
-def _first_forward(wrapped: weakref.ref[Wrapped]) -> Callable[[], None]:
-    def call() -> None:
-        held = wrapped()
-        if held is None:
-            return
-        if torch.is_grad_enabled():
-            refuse_capture()
-        if not is_captured():  # else random state cannot be read
-            held.start.forward_began(grad=torch.is_grad_enabled())
+@uncompiled("_notice")
+class _BeforeForward:
+    """Tells before forward passes of a model; copies of the model tell nobody, and are FP32."""
 
-    return call
+    def __init__(
+        self, model: nn.Module | None = None, wrapped: weakref.ref[Wrapped] | None = None
+    ) -> None:
+        self._model, self._wrapped = model, wrapped
 
+    def __call__(self, called: nn.Module, _args: Any) -> None:
+        if self._wrapped is not None:
+            self._notice(called)
 
-def _look(wrapped: weakref.ref[Wrapped]) -> Callable[[], None]:
-    def call() -> None:
-        held = wrapped()
-        if held is not None:
-            held.look()
+    def _notice(self, called: nn.Module) -> None:
+        wrapped = None if self._wrapped is None else self._wrapped()
+        if wrapped is not None and not in_backward():
+            wrapped.before_forward(called)
 
-    return call
+    def __deepcopy__(self, memo: dict[int, Any]) -> _BeforeForward:
+        wrapped = None if self._wrapped is None else self._wrapped()
+        if self._model is not None and wrapped and wrapped.precision.low_precision_model:
+            lookout.copy_in_full(self._model, memo, lookout.in_full)
+        return _BeforeForward()
+
+    def __reduce__(self) -> Any:
+        return _BeforeForward, ()
 
 
 def _widen(
