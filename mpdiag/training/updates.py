@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import warnings
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -22,8 +23,7 @@ from mpdiag.training.skips.diagnosis import FailedStep, non_finite
 from mpdiag.training.stepping import gradients_held, judge, skip_step, stop_at_misfits, taken_step
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from contextlib import AbstractContextManager
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from torch.optim import Optimizer
 
@@ -35,23 +35,6 @@ NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
 # -- steps past the trainer ------------------------------------------------------------------------
 
 
-class _Within:
-    """A context that may be entered inside itself; a generator would cost more than the rest.
-
-    Attributes:
-        depth: How often it was.
-    """
-
-    def __init__(self) -> None:
-        self.depth = 0
-
-    def __enter__(self) -> None:
-        self.depth += 1
-
-    def __exit__(self, *_exception: object) -> None:
-        self.depth -= 1
-
-
 class StepGuard:
     """Warns once if a loop steps a trainer's optimizer itself, which nothing else would show.
 
@@ -61,7 +44,7 @@ class StepGuard:
 
     def __init__(self, optimizers: Sequence[Optimizer]) -> None:
         self._said = False
-        self._within = _Within()
+        self._within = 0  # how many of the trainer's own steps are under way
         self._handles: list[Any] = []
         self.watch(optimizers)
 
@@ -71,9 +54,14 @@ class StepGuard:
             one.register_step_pre_hook(self._before) for o in optimizers for one in inside(o)
         ]
 
-    def within(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def within(self) -> Iterator[None]:
         """Steps inside this context are the trainer's own."""
-        return self._within
+        self._within += 1
+        try:
+            yield
+        finally:
+            self._within -= 1
 
     def release(self) -> None:
         """Remove the hooks; a second call does nothing."""
@@ -82,7 +70,7 @@ class StepGuard:
             handle.remove()
 
     def _before(self, _optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-        if self._within.depth or self._said:
+        if self._within or self._said:
             return
         self._said = True
         warnings.warn(

@@ -257,6 +257,8 @@ class Masters:
         On a CPU what was written is adopted at once, and the copies of what the model was given are
         let go, which leaves room for FP32 gradients. Elsewhere ``device_answered`` adopts it.
         """
+        if not self._optimizers:
+            return
         self._straighten()
         weights = self._held_by(optimizers)
         late = [w for w in weights if w.given is not None and answers_late(w.parameter.device)]
@@ -315,6 +317,8 @@ class Masters:
         Returns:
             What does not fit, where that is known now.
         """
+        if not self._optimizers:
+            return []
         weights = [self._of_master[m] for m in masters if m in self._of_master]
         if not weights or not all(answers_late(w.parameter.device) for w in weights):
             return self.give_weights(masters)
@@ -325,6 +329,8 @@ class Masters:
     @torch.no_grad()
     def remember(self, optimizers: Sequence[Optimizer]) -> None:
         """A step is over: what the model holds is what the trainer has given it."""
+        if not self._optimizers:
+            return
         self.hide_gradients()
         for weight in self._held_by(optimizers):
             if weight.given is None:
