@@ -41,6 +41,13 @@ def batch(seed: int = 1, size: int = 8) -> tuple[torch.Tensor, torch.Tensor]:
     return x, torch.randint(0, 10, (size,), generator=generator)
 
 
+def loss_of_batch(model: nn.Module, mp: mpdiag.MixedPrecision, seed: int = 1) -> torch.Tensor:
+    """A forward pass of a ``network`` under its trainer."""
+    x, y = batch(seed)
+    with mp.autocast():
+        return nn.functional.cross_entropy(model(x).float(), y)
+
+
 PRECISIONS = [
     ("O0", None),
     ("O1", "fp16"),

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from support import backoff, batch, constant, network
+from support import backoff, constant, loss_of_batch, network
 from torch import nn
 
 import mpdiag
@@ -30,17 +30,13 @@ def build(level, plan=None):
 
 def advance(model, mp, first, last):
     for step in range(first, last):
-        x, y = batch(step)
-        with mp.autocast():
-            loss = nn.functional.cross_entropy(model(x), y) * (float("nan") if step == 2 else 1.0)
+        loss = loss_of_batch(model, mp, step) * (float("nan") if step == 2 else 1.0)
         mp.step(loss, clip_norm=1.0)
 
 
 def test_a_state_in_the_middle_of_an_accumulation_is_refused():
     model, mp = build("O1")
-    x, y = batch()
-    with mp.autocast():
-        loss = nn.functional.cross_entropy(model(x), y)
+    loss = loss_of_batch(model, mp)
     mp.backward(loss)
     with pytest.raises(UsageError, match="accumulation"):
         mp.state_dict()
@@ -51,9 +47,7 @@ def test_a_state_in_the_middle_of_an_accumulation_is_refused():
 @pytest.mark.parametrize("set_to_none", [True, False])
 def test_gradients_that_the_loop_threw_away_wait_for_no_step(set_to_none):
     model, mp = build("O2")
-    x, y = batch()
-    with mp.autocast():
-        loss = nn.functional.cross_entropy(model(x), y)
+    loss = loss_of_batch(model, mp)
     mp.backward(loss)
     for optimizer in mp.context.wrapped.optimizers:
         optimizer.zero_grad(set_to_none=set_to_none)

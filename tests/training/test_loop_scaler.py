@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support import backoff, batch, constant, network
+from support import backoff, batch, constant, loss_of_batch, network
 from torch import nn
 
 import mpdiag
@@ -22,9 +22,7 @@ def build(plan=None, **options):
 
 
 def loss_of(model, mp, i, factor=1.0):
-    x, y = batch(i)
-    with mp.autocast():
-        return nn.functional.cross_entropy(model(x), y) * factor
+    return loss_of_batch(model, mp, i) * factor
 
 
 def masters(mp):

@@ -10,7 +10,7 @@ import warnings
 
 import pytest
 import torch
-from support import backoff, batch, constant, network
+from support import backoff, batch, constant, loss_of_batch, network
 from torch import nn
 
 import mpdiag
@@ -37,9 +37,7 @@ def train(plan, factor=1.0, steps=60, **options):
     model = network()
     mp = mpdiag.MixedPrecision(model, torch.optim.SGD(model.parameters(), 0.01), plan, **options)
     for i in range(steps):
-        x, y = batch(i)
-        with mp.autocast():
-            loss = nn.functional.cross_entropy(model(x), y) * factor
+        loss = loss_of_batch(model, mp, i) * factor
         mp.step(loss)
     mp.close()
     return mp

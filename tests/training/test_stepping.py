@@ -6,7 +6,7 @@ import warnings
 
 import pytest
 import torch
-from support import batch, constant, network
+from support import batch, constant, loss_of_batch, network
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
@@ -40,11 +40,10 @@ def test_a_step_past_the_trainer_is_said_once_at_the_line_that_took_it():
 
 def test_the_trainers_own_steps_and_those_after_its_end_are_not(recwarn):
     model, optimizer, mp = trainer()
-    x, y = batch()
-    with mp.autocast():
-        loss = nn.functional.cross_entropy(model(x), y)
+    loss = loss_of_batch(model, mp)
     mp.step(loss)
     mp.close()
+    x, y = batch()
     nn.functional.cross_entropy(model(x), y).backward()
     optimizer.step()
     assert not recwarn.list
@@ -73,9 +72,7 @@ def test_a_step_that_raised_may_be_called_again(level):
         mp.add_regularizer(
             lambda named: 1e-2 * sum(p.float().square().sum() for p in named.values())
         )
-        x, y = batch()
-        with mp.autocast():
-            loss = nn.functional.cross_entropy(model(x), y)
+        loss = loss_of_batch(model, mp)
         mp.backward(loss)
         if kind is Failing:
             with pytest.raises(OSError, match="once"):
@@ -95,16 +92,13 @@ def test_a_loss_that_is_not_finite_is_not_stepped_though_its_gradients_are(level
         model, torch.optim.SGD(model.parameters(), 0.1), constant(8.0), level=level
     )
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    x, y = batch()
-    with mp.autocast():
-        loss = nn.functional.cross_entropy(model(x), y) + torch.tensor(float("inf"))
+    loss = loss_of_batch(model, mp) + torch.tensor(float("inf"))
     result = mp.step(loss)
     assert (result.skipped, result.at_any_scale) == (True, True)
     assert result.reason.startswith("Inf in the forward pass: the loss")
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
     for factor in (1.0, float("-inf")):  # one of two micro-batches
-        with mp.autocast():
-            loss = nn.functional.cross_entropy(model(x), y)
+        loss = loss_of_batch(model, mp)
         mp.backward(loss.detach() * 0 + loss + (0.0 if factor == 1.0 else factor))
     assert mp.step().skipped
 

@@ -9,7 +9,7 @@ from multiprocessing.reduction import ForkingPickler
 
 import pytest
 import torch
-from support import backoff, batch, network
+from support import backoff, batch, loss_of_batch, network
 from torch import nn
 
 import mpdiag
@@ -33,9 +33,7 @@ def wrapped(level):
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     mp = mpdiag.MixedPrecision(model, optimizer, plan(), level=level)
-    x, y = batch()
-    with mp.autocast():
-        loss = nn.functional.cross_entropy(model(x).float(), y)
+    loss = loss_of_batch(model, mp)
     mp.step(loss)
     model.eval()
     return model, optimizer, mp
