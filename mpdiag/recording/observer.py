@@ -14,36 +14,28 @@ from __future__ import annotations
 
 import functools
 import weakref
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.modules import module as torch_modules
 from torch.nn.parallel import DistributedDataParallel
 
-from mpdiag.recording.counting.tensors import countable, sum_of_bits, tensors_in
+from mpdiag.recording.counting.tensors import countable, tensors_in
 from mpdiag.recording.failures import guarded
 from mpdiag.recording.step_clock import StepListener
 from mpdiag.tracing.dispatch import in_backward, is_traced
 from mpdiag.tracing.names import NamedModule, Subjects, shapes_of
 from mpdiag.tracing.precision import HALF, PrecisionWatch
-from mpdiag.tracing.storages import WeakStorages
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mpdiag.recording.counting.tensors import Countable
     from mpdiag.recording.failures import HookGuard
-    from mpdiag.recording.ledger import Count, Ledger
+    from mpdiag.recording.ledger import Ledger
     from mpdiag.recording.operations import OperationWatch
     from mpdiag.recording.step_clock import Step, StepClock
     from mpdiag.recording.weights import CopiedParameters
     from mpdiag.runs.schema import Kind
-
-_COUNTED_AGAIN = 1 << 16
-"""Of fewer values than this, a tensor is counted on a CPU each time it is seen."""
-
-_Place: TypeAlias = "tuple[Kind, str]"
-"""What a tensor was to a module, and the module's name."""
 
 
 class Observer(StepListener):
@@ -80,10 +72,6 @@ class Observer(StepListener):
         self._depth = 0  # of calls of these
         self._in_training_forward = False
         self._handles: list[Any] = []
-        self._counted: WeakStorages[tuple[Count, _Place]] = WeakStorages()
-        self._looked: set[_Place] = set()  # whose tensors this step's counts are kept of
-        self._sharing: set[_Place] = set()  # whose tensors another place had, too
-        self._lone: set[_Place] = set()  # of which none had, in a whole recorded step
         self._watched: dict[
             tuple[int, int, int], tuple[weakref.ref[torch.Tensor], list[NamedModule]]
         ] = {}
@@ -113,15 +101,11 @@ class Observer(StepListener):
             handle.remove()
         self._handles = []
         self._precision.detach()
-        self._counted.clear()
         self._watched.clear()
         self._outliving.clear()
 
     def step_began(self, _step: Step) -> None:
-        """Counts of the last step are of no use; tensors that live on stay watched once."""
-        self._counted.clear()
-        self._lone |= self._looked - self._sharing
-        self._looked.clear()
+        """Tensors that live on stay watched once."""
         if self._watched:
             self._watched = {k: w for k, w in self._watched.items() if w[0]() is not None}
 
@@ -267,36 +251,11 @@ class Observer(StepListener):
             return
         if tensor.dtype in HALF:
             self._precision.modules.update(named.name for named in modules)
-        count = self._count_once(ready, (kind, modules[0].name))
+        count = self._ledger.count(ready)
         for named in modules:
             self._ledger.note(kind, named.name, micro, ready, count)
             named.seen.add(kind)
             named.reason = None
-
-    def _count_once(self, ready: Countable, place: _Place) -> Count:
-        """Count the same memory once: an output is often its successor's output, too.
-
-        A version counter alone does not show that memory still holds the same (``.data``, fused and raw
-        kernels do not raise it). On a CPU a sum of all bits does, which takes longer than to count a
-        small tensor again; elsewhere the answer would have to be waited for. It is not asked where it
-        was asked in vain: of modules whose tensors no other one had in a recorded step.
-        """
-        values = ready.values
-        small = values.device.type == "cpu" and values.numel() < _COUNTED_AGAIN
-        if small or not ready.shared or ready.version is None or place in self._lone:
-            return self._ledger.count(ready)
-        memory = (values.data_ptr(), values.numel(), ready.repeat, values.dtype)
-        key = (*memory, ready.version, sum_of_bits(values))
-        # The storage must still be the same one, not a new one at an address that was freed.
-        known = self._counted.get(key)
-        if known is not None:
-            count, first = known
-            self._sharing |= {place, first}
-            return count
-        count = self._ledger.count(ready)
-        self._counted.put(key, values.untyped_storage(), (count, place))
-        self._looked.add(place)
-        return count
 
 
 def _computes(module: torch.nn.Module) -> bool:
