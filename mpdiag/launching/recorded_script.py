@@ -328,6 +328,7 @@ class ScriptRecording:
     def _begin(self, models: dict[str, Adopted], found: Discovered) -> None:
         from mpdiag.recording.operations import DEFAULT
         from mpdiag.recording.recorder import Recorder
+        from mpdiag.recording.run_folder import RecordingOptions
         from mpdiag.tracing.names import NameFilter, Subjects
 
         settings, options = self.settings, self.settings.options
@@ -341,11 +342,13 @@ class ScriptRecording:
             subjects,
             list(found.optimizers),
             folder,
-            options.cadence,
-            options.include,
-            options.exclude,
-            script=settings.script,
-            operations=DEFAULT if options.operations is None else options.operations,
+            RecordingOptions(
+                options.cadence,
+                options.include,
+                options.exclude,
+                operations=DEFAULT if options.operations is None else options.operations,
+                script=settings.script,
+            ),
             precision=self._precision,
         )
         if self._compiles.seen:

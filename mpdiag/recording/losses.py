@@ -29,7 +29,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
 
+    from torch.optim import Optimizer
+
     from mpdiag.files.paths import AnyPath
+    from mpdiag.recording.step_clock import StepClock
 
 MANY = 1_000
 """Steps that wait for the disk at most."""
@@ -47,53 +50,33 @@ class _Waiting:
     seconds: float | None
 
 
-class Loop:
-    """What a log asks of the training it watches, and tells it; this one knows nothing."""
-
-    def hears(self) -> bool:
-        """Whether what happens in this thread is part of the training."""
-        return True
-
-    def backward_began(self) -> None:
-        """``backward()`` was called."""
-
-    def evaluates(self) -> bool:
-        """Whether an optimizer evaluates a closure."""
-        return False
-
-    def evaluation(self) -> int:
-        """Which evaluation of a closure is under way, from 1; 0 where none is."""
-        return 0
-
-    def holds_gradients(self) -> bool:
-        """Whether a gradient of an earlier backward pass is there, to which the next one adds."""
-        return True
-
-
 class LossLog:
     """Writes ``training.jsonl`` of a recording.
 
     Args:
         folder: The run folder.
+        clock: Told of backward passes; knows closures.
+        optimizers: All of the training; the list may grow.
         quiet: A context in which operations are no part of the training.
         failed: Told what went wrong while a loss was noted; training goes on.
-        loop: What is going on in the training.
         active: Whether to write at all; one rank does.
     """
 
     def __init__(
         self,
         folder: AnyPath,
+        clock: StepClock,
+        optimizers: Sequence[Optimizer],
         quiet: Callable[[], AbstractContextManager[Any]],
         failed: Callable[[str, Exception], None],
-        loop: Loop | None = None,
         *,
         active: bool = True,
     ) -> None:
         self._writer = LogWriter(folder, failed=lambda error: failed("writing the losses", error))
         self._quiet = quiet
         self._failed = failed
-        self._loop = loop or Loop()
+        self._clock = clock
+        self._optimizers = optimizers
         self._parts: list[Any] = []  # losses of the present step's backward passes
         self._complete = False  # a closure's first evaluation is over
         self._giving_way = False
@@ -128,7 +111,7 @@ class LossLog:
 
     def hears(self) -> bool:
         """Whether a backward pass of this thread is part of the training."""
-        return self._loop.hears()
+        return self._clock.hears
 
     def give_way(self) -> None:
         """Note no losses any more: a trainer of ours, which scales them, is at work."""
@@ -145,7 +128,8 @@ class LossLog:
     def backward_began(self, tensors: Any, weights: Any) -> None:
         """A backward pass begins, from these tensors with these weights; see ``torch.autograd``."""
         try:
-            self._loop.backward_began()
+            if self._clock.active:
+                self._clock.backward_began()
             if not self._giving_way and not self._over:
                 self._note(tensors, weights)
         except Exception as error:  # noqa: BLE001 - what is watched goes on
@@ -153,14 +137,19 @@ class LossLog:
             self._failed("noting the loss", error)
 
     def _note(self, tensors: Any, weights: Any) -> None:
-        if self._loop.evaluation() > 1:
+        if self._clock.evaluating and self._clock.evaluation > 1:
             return
-        if self._parts and not self._loop.holds_gradients():
-            self._complete = self._loop.evaluates()
+        if self._parts and not self._holds_gradients():
+            self._complete = self._clock.evaluating
             self._parts = self._parts if self._complete else []
         if not self._complete:
             with self._quiet():
                 self._parts.append(loss_of(tensors, weights))
+
+    def _holds_gradients(self) -> bool:
+        """Whether a gradient of an earlier backward pass is there, to which the next one adds."""
+        parameters = [p for o in self._optimizers for g in o.param_groups for p in g["params"]]
+        return not parameters or any(p.grad is not None for p in parameters)
 
     def step_ended(self, step: int, scale: Any, skipped: Any) -> None:
         """Note that a step ended, and its loss.

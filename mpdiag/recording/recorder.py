@@ -39,10 +39,10 @@ from mpdiag.recording.failures import Failures, HookGuard
 from mpdiag.recording.grad_scaler import ScalerWatch
 from mpdiag.recording.ledger import Ledger
 from mpdiag.recording.lifecycle import carry_through, live
-from mpdiag.recording.losses import Loop, LossLog
+from mpdiag.recording.losses import LossLog
 from mpdiag.recording.observer import Observer
 from mpdiag.recording.operations import DEFAULT, OperationWatch
-from mpdiag.recording.run_folder import Described, RunFolder
+from mpdiag.recording.run_folder import Described, RecordingOptions, RunFolder
 from mpdiag.recording.step_clock import StepClock
 from mpdiag.recording.weights import CopiedParameters, WeightObserver
 from mpdiag.runs import provenance
@@ -123,11 +123,7 @@ def record(
         model,
         optimizers,
         place(run),
-        cadence,
-        include,
-        exclude,
-        overwrite,
-        operations=operations,
+        RecordingOptions(cadence, include, exclude, overwrite, operations),
         precision=PrecisionWatch(off=fp32),
         copies=WeightCopies(copy_budget),
     )
@@ -164,12 +160,7 @@ class Recorder:
         model: What to record.
         optimizers: The optimizers that step it.
         folder: The run folder.
-        cadence: Which steps to record.
-        include: Regular expression of names to record.
-        exclude: Regular expression of names to leave out.
-        overwrite: Replace a run that lies in the folder already.
-        script: The script that trains, for ``meta.json``.
-        operations: In how many steps to record operations too.
+        options: What is asked of it.
         precision: Notes what is not FP32.
         copies: How parameters are copied before a step.
         clock: Seconds, monotonic.
@@ -183,12 +174,8 @@ class Recorder:
         model: Models | Subjects,
         optimizers: list[Optimizer],
         folder: AnyPath,
-        cadence: Cadence,
-        include: str | None = None,
-        exclude: str | None = None,
-        overwrite: bool = False,
-        script: str | None = None,
-        operations: int = 0,
+        options: RecordingOptions,
+        *,
         precision: PrecisionWatch | None = None,
         copies: WeightCopies | None = None,
         clock: Seconds = time.perf_counter,
@@ -196,45 +183,55 @@ class Recorder:
         rank, world = provenance.ranks()
         self.folder = folder
         self._subjects: Subjects = (
-            model if isinstance(model, Subjects) else subjects(model, include, exclude)
+            model
+            if isinstance(model, Subjects)
+            else subjects(model, options.include, options.exclude)
         )
         self._optimizers = optimizers
         self._clock = StepClock(optimizers, in_backward, after_backward)
         self._failures = Failures(folder, self._clock)
+        failed = self._failures.note
         names = self._subjects.names
-        watch = OperationWatch(names, names, rank, self._failures.note)
-        loop = _Loop(self._clock, optimizers, watch)
-        self._losses = LossLog(folder, watch.quiet, self._failures.note, loop, active=rank == 0)
+        watch = OperationWatch(names, names, rank, failed)
+        self._losses = LossLog(
+            folder, self._clock, optimizers, watch.quiet, failed, active=rank == 0
+        )
         self._parts: _Parts | None = None
         precision = precision or PrecisionWatch()
         precision.say = precision.say or self._warn_of_autocast
         try:
-            writer = RunWriter(folder, rank=rank, world_size=world, overwrite=overwrite)
+            writer = RunWriter(folder, rank=rank, world_size=world, overwrite=options.overwrite)
         except OSError as error:
-            self._failures.note("opening the run folder", error)
+            failed("opening the run folder", error)
             return
-        budget = cadence.budget if cadence.every is None else None
+        budget = options.cadence.budget if options.cadence.every is None else None
         governor = Governor(budget, SPARSE_EVERY, clock)
-        steps = OperationSteps(watch, operations, writer, self._failures.note, optimizers)
+        steps = OperationSteps(watch, options.operations, writer, failed, optimizers)
         described = Described(
-            script,
-            self._subjects,
-            optimizers,
-            world,
-            cadence,
-            {"include": include, "exclude": exclude},
-            governor,
-            steps,
-            precision,
+            options, self._subjects, optimizers, world, governor, steps, precision
         )
-        self._parts = _assemble(
-            writer,
-            described,
-            watch,
-            self._clock,
-            self._losses,
-            self._failures,
-            copies or WeightCopies(),
+        self._parts = self._assembled(writer, described, watch, copies or WeightCopies())
+
+    def _assembled(
+        self, writer: RunWriter, described: Described, watch: OperationWatch, copies: WeightCopies
+    ) -> _Parts:
+        governor, operations = described.governor, described.operations
+        about, optimizers, clock = self._subjects, self._optimizers, self._clock
+        ledger = Ledger(writer)
+        guard = HookGuard(clock, governor, watch, self._failures)
+        copied = CopiedParameters()
+        scalers = ScalerWatch(clock, ledger, optimizers)
+        weights = WeightObserver(about, optimizers, copied, ledger, clock, watch, guard, copies)
+        observer = Observer(about, copied, ledger, clock, watch, described.precision, guard)
+        folder = RunFolder(writer, ledger, self._losses, scalers, clock, self._failures, described)
+        # A step's operations are written before anything of ours may count as one, and the folder,
+        # which closes the ledger's step, comes last.
+        clock.attach(
+            (scalers, operations, weights, observer, folder),
+            GovernedPace(described.options.cadence, governor, ledger, watch),
+        )
+        return _Parts(
+            governor, ledger, watch, operations, scalers, copied, weights, observer, folder
         )
 
     @property
@@ -404,34 +401,6 @@ class Recorder:
             self._parts.observer.before_forward(module, args)
 
 
-class _Loop(Loop):
-    """What the log of losses learns of the training, and tells the clock."""
-
-    def __init__(
-        self, clock: StepClock, optimizers: Sequence[Optimizer], operations: OperationWatch
-    ) -> None:
-        self._clock = clock
-        self._optimizers = optimizers
-        self._operations = operations
-
-    def hears(self) -> bool:
-        return self._clock.hears
-
-    def backward_began(self) -> None:
-        if self._clock.active:
-            self._clock.backward_began()
-
-    def evaluates(self) -> bool:
-        return self._clock.evaluating
-
-    def evaluation(self) -> int:
-        return self._clock.evaluation if self._clock.evaluating else 0
-
-    def holds_gradients(self) -> bool:
-        parameters = [p for o in self._optimizers for g in o.param_groups for p in g["params"]]
-        return not parameters or any(p.grad is not None for p in parameters)
-
-
 @dataclass(frozen=True, eq=False)
 class _Parts:
     """The parts of a recording that has a run folder to write."""
@@ -445,30 +414,3 @@ class _Parts:
     weights: WeightObserver
     observer: Observer
     folder: RunFolder
-
-
-def _assemble(
-    writer: RunWriter,
-    described: Described,
-    watch: OperationWatch,
-    clock: StepClock,
-    losses: LossLog,
-    failures: Failures,
-    copies: WeightCopies,
-) -> _Parts:
-    governor, operations = described.governor, described.operations
-    optimizers, about = described.optimizers, described.subjects
-    ledger = Ledger(writer)
-    guard = HookGuard(clock, governor, watch, failures)
-    copied = CopiedParameters()
-    scalers = ScalerWatch(clock, ledger, optimizers)
-    weights = WeightObserver(about, optimizers, copied, ledger, clock, watch, guard, copies)
-    observer = Observer(about, copied, ledger, clock, watch, described.precision, guard)
-    folder = RunFolder(writer, ledger, losses, scalers, clock, failures, described)
-    # A step's operations are written before anything of ours may count as one, and the folder, which
-    # closes the ledger's step, comes last.
-    clock.attach(
-        (scalers, operations, weights, observer, folder),
-        GovernedPace(described.cadence, governor, ledger, watch),
-    )
-    return _Parts(governor, ledger, watch, operations, scalers, copied, weights, observer, folder)

@@ -6,22 +6,27 @@ touched: before each write, this recording looks whether the folder is still its
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+import torch
+
 from mpdiag.errors import RunExists
 from mpdiag.files.paths import is_remote
-from mpdiag.recording.description import describe_optimizer, describe_training
 from mpdiag.recording.failures import WRITING
 from mpdiag.recording.step_clock import StepListener
+from mpdiag.runs import provenance
 from mpdiag.runs.run import META, now
+from mpdiag.tracing.names import type_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import pyarrow as pa
+    from torch import nn
     from torch.optim import Optimizer
 
     from mpdiag.files.paths import AnyPath
@@ -69,16 +74,35 @@ class Audience(Protocol):
         """Look at what is known now."""
 
 
+@dataclass(frozen=True)
+class RecordingOptions:
+    """What is asked of a recording.
+
+    Attributes:
+        cadence: Which steps to record.
+        include: Regular expression of names to record.
+        exclude: Regular expression of names to leave out.
+        overwrite: Replace a run that lies in the folder already.
+        operations: In how many steps to record operations, too.
+        script: The script that trains, for ``meta.json``.
+    """
+
+    cadence: Cadence
+    include: str | None = None
+    exclude: str | None = None
+    overwrite: bool = False
+    operations: int = 0
+    script: str | None = None
+
+
 @dataclass(frozen=True, eq=False)
 class Described:
     """What ``meta.json`` says of a recording, beside its progress."""
 
-    script: str | None
+    options: RecordingOptions
     subjects: Subjects
     optimizers: Sequence[Optimizer]
     world: int
-    cadence: Cadence
-    filters: dict[str, str | None]
     governor: Governor
     operations: OperationSteps
     precision: PrecisionWatch
@@ -234,6 +258,7 @@ class RunFolder(StepListener):
             return
         self._written_at = time.monotonic()
         about = self._described
+        asked = about.options
         rows = list(about.subjects.rows())
         self._writer.write_meta(
             {
@@ -243,13 +268,14 @@ class RunFolder(StepListener):
                 "updated": now(),
                 "rank": self._writer.rank,
                 "world_size": about.world,
-                "script": about.script,
+                "script": asked.script,
                 "optimizers": [self._describe(o) for o in about.optimizers],
                 "cadence": {
-                    "every": about.cadence.every,
-                    "max_steps": about.cadence.max_steps,
+                    "every": asked.cadence.every,
+                    "max_steps": asked.cadence.max_steps,
                     **about.governor.to_json(),
-                    **about.filters,
+                    "include": asked.include,
+                    "exclude": asked.exclude,
                 },
                 "steps_seen": self._clock.number,
                 "steps_recorded": self._ledger.steps_written,
@@ -291,3 +317,36 @@ def is_replaced(folder: AnyPath, rank: int, created: str) -> bool:
     except OSError:
         return False
     return found is not None and found[1] != created.encode()
+
+
+def describe_training(models: Sequence[nn.Module]) -> dict[str, Any]:
+    """The models, and where and how the program runs that trains them.
+
+    Args:
+        models: At least one; a parameter that several hold counts once.
+    """
+    versions = provenance.versions()
+    parameters = {id(p): p for model in models for p in model.parameters()}
+    return {
+        "mpdiag": versions.get("mpdiag", "unknown"),
+        "argv": provenance.arguments(),
+        "device": provenance.device(models[0]),
+        "versions": versions,
+        "seeds": {"torch": torch.initial_seed()},
+        "model": {
+            "type": ", ".join(type_name(model) for model in models),
+            "parameters": sum(p.numel() for p in parameters.values()),
+        },
+    }
+
+
+def describe_optimizer(optimizer: Optimizer) -> dict[str, Any]:
+    """The type of an optimizer and the plain settings of its first group."""
+    group = optimizer.param_groups[0] if optimizer.param_groups else {}
+    settings = {
+        name: value
+        for name, value in group.items()
+        if isinstance(value, (bool, int, str))
+        or (isinstance(value, float) and math.isfinite(value))
+    }
+    return {"type": type(optimizer).__name__, **settings}

@@ -12,7 +12,7 @@ import torch
 from mpdiag.errors import MpdiagError
 from mpdiag.files.atomic import atomic_path, write_json
 from mpdiag.files.paths import place
-from mpdiag.recording.description import describe_training
+from mpdiag.recording.run_folder import describe_training
 from mpdiag.runs import provenance
 from mpdiag.runs.run import META, SCHEMA_VERSION, now, open_run
 from mpdiag.runs.training_log import FILE, LogWriter, Metric, TrainingStep, announce, is_recorded

@@ -15,6 +15,7 @@ from mpdiag.numerics.periods import LARGEST_PERIOD
 from mpdiag.recording.cadence import ALLOWANCE, DENSE_STEPS, SPARSE_EVERY, Cadence, Governor
 from mpdiag.recording.ledger import Ledger
 from mpdiag.recording.recorder import Recorder
+from mpdiag.recording.run_folder import RecordingOptions
 
 STEPS = [30, 59, 61, 82, 104, 136, 150, 169, 181, 205, 226]
 
@@ -190,7 +191,7 @@ def train(folder, steps, monkeypatch, cadence, cost=0.16):
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
     x, y = batch()
-    recorder = Recorder(model, [optimizer], folder, cadence, clock=clock)
+    recorder = Recorder(model, [optimizer], folder, RecordingOptions(cadence), clock=clock)
     with recorder:
         for _ in range(steps):
             optimizer.zero_grad()
