@@ -162,23 +162,15 @@ class Ledger:
         tensor: Countable,
         count: Count,
         stage: Stage = "local",
+        *,
+        supersede: bool = False,
     ) -> None:
-        """Note what a counted tensor was."""
+        """Note what a counted tensor was, or in place of what was noted under this name."""
         key = RowKey(kind, name, micro, tensor.dtype, tensor.placement, stage, count.device)
-        self._entry(key).rows.append(count.row)
-
-    def replace(
-        self,
-        kind: Kind,
-        name: str,
-        micro: int,
-        tensor: Countable,
-        count: Count,
-        stage: Stage = "local",
-    ) -> None:
-        """Note what a counted tensor was, in place of what was noted under this name."""
-        key = RowKey(kind, name, micro, tensor.dtype, tensor.placement, stage, count.device)
-        self._entry(key).rows[:] = [count.row]
+        rows = self._entry(key).rows
+        if supersede:
+            rows.clear()
+        rows.append(count.row)
 
     def note_updates(self, updates: Sequence[ParameterUpdate]) -> None:
         """Count parameters before and after a step: weights, updates, and what was swallowed."""

@@ -34,7 +34,6 @@ from mpdiag.recording.cadence import (
     Governor,
     OperationSteps,
 )
-from mpdiag.recording.counting.weight_copies import WeightCopies
 from mpdiag.recording.failures import Failures, HookGuard
 from mpdiag.recording.grad_scaler import ScalerWatch
 from mpdiag.recording.ledger import Ledger
@@ -44,7 +43,7 @@ from mpdiag.recording.observer import Observer
 from mpdiag.recording.operations import DEFAULT, OperationWatch
 from mpdiag.recording.run_folder import Described, RecordingOptions, RunFolder
 from mpdiag.recording.step_clock import StepClock
-from mpdiag.recording.weights import CopiedParameters, WeightObserver
+from mpdiag.recording.weights import CopiedParameters, WeightCopies, WeightObserver
 from mpdiag.runs import provenance
 from mpdiag.runs.writer import RunWriter
 from mpdiag.tracing.dispatch import after_backward, in_backward

@@ -3,19 +3,26 @@
 A parameter is counted before and after the step of its optimizer; its gradient just before. Hooks on
 parameters serve two cases: steps of several backward passes, in which each pass's contribution is
 recorded beside the total, and parameters that no watched optimizer steps.
+
+Copies of parameters from before a step are whole while they fit a budget. Of parameters for which they
+do not, the same blocks are copied in every step: they lie at equal distances, so that each part of a
+parameter has its share.
 """
 
 from __future__ import annotations
 
 import functools
+import os
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from mpdiag.errors import UsageError
 from mpdiag.recording.counting.tensors import Countable, beside_sharded, countable
-from mpdiag.recording.counting.weight_copies import all_copied, sampled
 from mpdiag.recording.failures import guarded
 from mpdiag.recording.ledger import ParameterUpdate
 from mpdiag.recording.step_clock import StepListener
@@ -27,13 +34,18 @@ if TYPE_CHECKING:
 
     from torch.optim import Optimizer
 
-    from mpdiag.recording.counting.weight_copies import WeightCopies
     from mpdiag.recording.failures import HookGuard
     from mpdiag.recording.ledger import Ledger
     from mpdiag.recording.operations import OperationWatch
     from mpdiag.recording.step_clock import Step, StepClock
     from mpdiag.runs.schema import Stage
     from mpdiag.tracing.names import NamedParameter, Subjects
+
+
+BLOCK = 4096
+"""Values copied together."""
+SHARE = 0.25
+"""Share of the memory free at the first recorded step that copies may take, where none is stated."""
 
 
 class CopiedParameters:
@@ -63,6 +75,82 @@ class CopiedParameters:
         self._ids.update(
             id(p) for name, p in module.module.named_parameters() if name not in ignored
         )
+
+
+class WeightCopies:
+    """Decides how much of each parameter is copied, and copies it.
+
+    Args:
+        budget: Bytes that the copies of one optimizer's step may take on a device; None for ``SHARE``
+            of what is free there.
+
+    Raises:
+        UsageError: If the budget is no number of bytes.
+    """
+
+    def __init__(self, budget: int | None = None) -> None:
+        if budget is not None and (type(budget) is not int or budget < 0):
+            message = f"copy_budget must be a number of bytes, 0 or more, not {budget!r}"
+            raise UsageError(message)
+        self._stated = budget
+        self._budgets: dict[torch.device, float] = {}
+        self._shares: dict[int, tuple[int, dict[torch.device, float]]] = {}
+
+    def decide(self, key: int, parameters: Iterable[torch.Tensor]) -> None:
+        """Decide what share of an optimizer's parameters is copied: once, so that it stays the same.
+
+        Args:
+            key: What the optimizer is known by.
+            parameters: All that it steps. With further ones it is decided anew.
+        """
+        held = list(parameters)
+        known = self._shares.get(key)
+        if known is not None and known[0] == len(held):
+            return
+        sizes: dict[torch.device, int] = {}
+        for parameter in held:
+            local = getattr(parameter, "_local_tensor", parameter)  # of a distributed one, our part
+            size = local.numel() * local.element_size()
+            sizes[local.device] = sizes.get(local.device, 0) + size
+        shares = {
+            device: self._budget(device) / size if size else 1.0 for device, size in sizes.items()
+        }
+        self._shares[key] = len(held), shares
+
+    def blocks(self, key: int, ready: Countable) -> torch.Tensor | None:
+        """The blocks to copy of a parameter, int64 (k,), by number; None for all of it."""
+        _, shares = self._shares[key]
+        share = shares.get(ready.values.device, 1.0)
+        whole = ready.values.numel() // BLOCK
+        if share >= 1.0 or whole < 2:
+            return None
+        wanted = max(1, int(whole * share))
+        numbers = torch.arange(wanted, device=ready.values.device)
+        return torch.div(numbers * whole, wanted, rounding_mode="floor")
+
+    def _budget(self, device: torch.device) -> float:
+        if self._stated is not None:
+            return float(self._stated)
+        if device not in self._budgets:
+            free = free_memory(device)
+            self._budgets[device] = float("inf") if free is None else SHARE * free
+        return self._budgets[device]
+
+
+def sampled(ready: Countable, blocks: torch.Tensor | None) -> Countable:
+    """A parameter's values for an update: a view of all of them, or a copy of some blocks."""
+    if blocks is None:
+        return ready
+    whole = ready.values.numel() // BLOCK
+    rows = ready.values[: whole * BLOCK].view(whole, BLOCK)
+    return ready._replace(values=rows.index_select(0, blocks).view(-1), shared=False)
+
+
+def copied(ready: Countable, blocks: torch.Tensor | None) -> Countable:
+    """A copy of a parameter's values, or of some blocks of them."""
+    some = sampled(ready, blocks)
+    values = some.values.clone() if some.shared else some.values
+    return some._replace(values=values, shared=False)
 
 
 @dataclass(frozen=True, eq=False)
@@ -216,11 +304,13 @@ class WeightObserver(StepListener):
         if isinstance(ready, str):
             named.reason = f"gradient: {ready}"
             return
-        note = self._ledger.replace if supersede else self._ledger.note
         stage: Stage = "local"
         if micro == TOTAL:
             ready, stage = self._reduced(named, ready)
-        note("weight_grad", named.name, micro, ready, self._ledger.count(ready), stage)
+        count = self._ledger.count(ready)
+        self._ledger.note(
+            "weight_grad", named.name, micro, ready, count, stage, supersede=supersede
+        )
         named.seen.add("weight_grad")
 
     @guarded("a weight gradient hook")
@@ -286,7 +376,6 @@ class WeightObserver(StepListener):
         if not closure:
             held = [named for named in held if named.parameter.grad is not None]
             self._note_gradients(held)
-        found = []
         for named in held:
             ready = countable(named.parameter)
             if isinstance(ready, str):
@@ -295,12 +384,7 @@ class WeightObserver(StepListener):
             blocks = self._copies.blocks(id(optimizer), ready)
             if blocks is not None:  # weights are counted whole, though their updates are not
                 self._note_weight(named, ready)
-            found.append((named, ready, blocks))
-        copies = all_copied([(ready, blocks) for _, ready, blocks in found])
-        kept += [
-            _Kept(named, copy, ready.values.numel(), blocks)
-            for (named, ready, blocks), copy in zip(found, copies, strict=True)
-        ]
+            kept.append(_Kept(named, copied(ready, blocks), ready.values.numel(), blocks))
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._operations.pause()  # a closure may have run forward passes
@@ -379,3 +463,32 @@ def _closure(args: Any, kwargs: Any) -> Any:
     if kwargs.get("closure") is not None:
         return kwargs["closure"]
     return next((a for a in args if callable(a) and not isinstance(a, torch.optim.Optimizer)), None)
+
+
+def free_memory(device: torch.device) -> int | None:
+    """Bytes that can be had on a device, None where it does not say."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    if device.type != "cpu":
+        return None
+    found = [free for free in (_available(), _left_in_group()) if free is not None]
+    return min(found, default=None)
+
+
+def _available() -> int | None:
+    """What the system can give without swapping."""
+    with suppress(OSError, ValueError, IndexError):
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    with suppress(AttributeError, OSError, ValueError):
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return None
+
+
+def _left_in_group(folder: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """What a container's limit leaves."""
+    with suppress(OSError, ValueError):  # no such file, or the word "max": no limit
+        limit = int((folder / "memory.max").read_text())
+        return max(0, limit - int((folder / "memory.current").read_text()))
+    return None

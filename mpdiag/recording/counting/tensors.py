@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from mpdiag.runs.schema import Placement
 
 _MAX_DEPTH = 16
-_dispatch_keys = torch._C._dispatch_keys
-_plain_keys: set[int] = set()  # dispatch keys that only plain tensors have
 _OWN_TYPES = (torch.Tensor, torch.nn.Parameter)
 KINDS = {
     torch.float32: layout.FLOAT32,
@@ -25,7 +23,6 @@ KINDS = {
     torch.float64: layout.FLOAT64,
 }
 """Types of values that counters read in place."""
-_NAMES = {dtype: str(dtype).removeprefix("torch.") for dtype in KINDS}
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -39,7 +36,6 @@ class Countable(NamedTuple):
         dtype: The tensor's dtype, without ``torch.``.
         placement: ``local``, ``sharded`` or ``replicated``.
         shared: Whether ``values`` is the tensor's own memory, not a copy.
-        version: The tensor's version, None where torch keeps none.
     """
 
     values: torch.Tensor
@@ -48,7 +44,6 @@ class Countable(NamedTuple):
     dtype: str
     placement: Placement
     shared: bool
-    version: int | None
 
 
 def tensors_in(output: Any, depth: int = 0) -> Iterator[torch.Tensor]:
@@ -70,53 +65,28 @@ def tensors_in(output: Any, depth: int = 0) -> Iterator[torch.Tensor]:
 
 def countable(tensor: torch.Tensor) -> Countable | str:
     """Make a tensor ready for counting, or say in a few words why it cannot be counted."""
-    if _is_plain(tensor):
-        values = tensor.detach() if torch.is_grad_enabled() else tensor
-        values = values.view(-1)
-        name, shared = _NAMES[tensor.dtype], values.numel() > 0
-        return Countable(values, 1, 0, name, "local", shared, tensor._version)
     refusal = _refusal(tensor)
     if refusal is not None:
         return refusal
     dtype = str(tensor.dtype).removeprefix("torch.")
     local, placement = _local_part(tensor.detach())
-    version = None if tensor.is_inference() else tensor._version
     arrived = getattr(local, "trigger_wait", None)
     if arrived is not None:  # the result of a collective under way, which the next module awaits
-        local, version = arrived(), None
+        local = arrived()
     if type(local) not in _OWN_TYPES:
         if type(local).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
             return f"a {type(local).__name__}, whose storage is its own affair"
         local = local.as_subclass(torch.Tensor)
     dense = _dense(local)
-    implicit = (
-        local.numel() - dense.numel() if dense.layout != local.layout or _is_sparse(local) else 0
-    )
+    implicit = 0 if local.layout == torch.strided else local.numel() - dense.numel()
     if dense.is_complex():
         implicit *= 2
         dense = torch.view_as_real(dense.resolve_conj())
     if dense.is_neg():
         dense = dense.resolve_neg()
     values, repeat = flat_values(dense)
-    shared = values.numel() > 0 and values.data_ptr() == _address(local)
-    return Countable(values, repeat, implicit, dtype, placement, shared, version)
-
-
-def _is_plain(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is nothing but memory of numbers in order: the usual case, told quickly."""
-    if type(tensor) not in _OWN_TYPES or tensor.dtype not in _NAMES:
-        return False
-    # Its dispatch keys say all of these at once; those of a tensor that was looked at are kept.
-    keys = _dispatch_keys(tensor).raw_repr()
-    if keys not in _plain_keys:
-        if (
-            tensor.layout is not torch.strided
-            or (tensor.is_meta or tensor.is_nested or tensor.is_neg() or tensor.is_inference())
-            or torch._C._functorch.is_functorch_wrapped_tensor(tensor)
-        ):
-            return False
-        _plain_keys.add(keys)
-    return tensor.is_contiguous()
+    own = local.layout == torch.strided and values.data_ptr() == local.data_ptr()
+    return Countable(values, repeat, implicit, dtype, placement, values.numel() > 0 and own)
 
 
 def sum_of_bits(values: torch.Tensor) -> int | None:
@@ -190,10 +160,6 @@ def beside_sharded(model: torch.nn.Module) -> list[torch.nn.Parameter]:
     return [p for p in model.parameters() if not isinstance(p, distributed)]
 
 
-def _is_sparse(tensor: torch.Tensor) -> bool:
-    return tensor.layout != torch.strided
-
-
 def _dense(tensor: torch.Tensor) -> torch.Tensor:
     """The values a tensor stores, strided; those of a sparse one without its implicit zeros."""
     if tensor.layout == torch.strided:
@@ -203,10 +169,6 @@ def _dense(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.layout in (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc):
         return tensor.values()
     return tensor.to_dense()
-
-
-def _address(tensor: torch.Tensor) -> int:
-    return tensor.data_ptr() if tensor.layout == torch.strided else -1
 
 
 def flat_values(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
