@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import pytest
+from tensorcores.traces import ADD, SGEMM, TENSOR
 
+from mpdiag.hardware.devices import DeviceFacts
 from mpdiag.tensorcores.events import Kernel
-from mpdiag.tensorcores.kernel_evidence import by_counters, contradicts, measured_verdict
+from mpdiag.tensorcores.kernel_evidence import (
+    by_counters,
+    by_measured_rate,
+    contradicts,
+    measured_verdict,
+)
 from mpdiag.tensorcores.kernels.classification import KernelFacts, classify
 from mpdiag.tensorcores.trace_analysis import profile_trace
 from mpdiag.tensorcores.trace_profile import KernelTime
@@ -47,6 +54,13 @@ def judged(counters, capability):
         ({f"{MFMA}BF16": 7.0, f"{MFMA}F16": 0.0}, None, True),
         ({f"{MFMA}{x}": 0.0 for x in ("I8", "F16", "BF16", "F32", "F64")}, (9, 0), False),
         ({"SQ_INSTS_VALU": 9.0}, (9, 4), None),
+        ({f"{PIPE}.sum": 5.0}, None, True),
+        ({f"{PIPE}.sum": 0.0}, None, False),
+        ({f"{PIPE}_op_hmma.sum": 0.0}, None, None),  # may be wgmma
+        ({f"{PIPE}_op_gmma.sum": 9.0}, None, True),
+        ({CYCLES: 31.0}, None, True),
+        ({"sm__ops_path_tensor_op_utcqmma_src_fp8_dst_fp32.sum": 7.0}, None, True),
+        ({"sm__cycles_active.avg": 100.0}, None, None),
     ],
 )
 def test_what_counters_decide(counters, capability, expected):
@@ -89,6 +103,29 @@ def test_a_pipe_that_may_have_run_something_else_overrules_less():
     turing = by_counters([Kernel("k", 0, 1, counters={f"{PIPE}.sum": 9.0})], (7, 5))
     assert measured_verdict(addition, turing) == "tensor_core"
     assert contradicts(addition, turing)
+
+
+def test_counters_outweigh_the_name():
+    yes = by_counters([Kernel("k", 0, 1, counters={f"{PIPE}.sum": 5.0})])
+    no = by_counters([Kernel("k", 0, 1, counters={f"{PIPE}.sum": 0.0})])
+    assert measured_verdict(classify(SGEMM), yes) == "tensor_core"
+    assert measured_verdict(classify(TENSOR), no) == "cuda_core"
+    assert measured_verdict(classify(ADD), no) == "other"
+    assert contradicts(classify(SGEMM), yes)
+    assert contradicts(classify(TENSOR), no)
+    assert not contradicts(UNKNOWN, yes)
+    assert not contradicts(classify(ADD), no)
+
+
+def test_the_measured_clock_bounds_the_ordinary_cores():
+    # 152 processors × 512 FLOP × 1 GHz = 77.8 TFLOP/s
+    counters = {"# SMs": 152.0, "SM Frequency": 1e9}
+    device = DeviceFacts("", (10, 0))
+    fast = Kernel("k", 0, 1.0, counters=counters, flops=78e6)
+    slow = Kernel("k", 0, 1.0, counters=counters, flops=77e6)
+    assert by_measured_rate([fast], device).tensor_core
+    assert by_measured_rate([slow], device) is None
+    assert by_measured_rate([fast], None) is None
 
 
 # -- from a file to the document -------------------------------------------------------------------

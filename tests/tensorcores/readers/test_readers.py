@@ -12,10 +12,11 @@ import pytest
 from tensorcores.traces import A100, ADD, FALLBACK, SGEMM, TENSOR, kernel, op, step, write
 
 from mpdiag.errors import DamagedTrace, InputError
-from mpdiag.tensorcores.events import HostOperation, Kernel, Launch, ModuleSpan
+from mpdiag.tensorcores.events import Copy, HostOperation, HostSpan, Kernel, Launch, ModuleSpan
 from mpdiag.tensorcores.readers import json_stream
 from mpdiag.tensorcores.readers.recognition import read
 from mpdiag.tensorcores.readers.tables import microseconds, number
+from mpdiag.tensorcores.trace_analysis import profile_trace
 
 
 def kernels(path):
@@ -193,39 +194,61 @@ def test_modules(tmp_path):
 @pytest.fixture
 def export(tmp_path):
     path = tmp_path / "report.sqlite"
-    base = sqlite3.connect(path)
-    base.executescript(
-        """
-        CREATE TABLE StringIds (id INTEGER, value TEXT);
-        CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start INTEGER, end INTEGER, deviceId INTEGER,
-            streamId INTEGER, correlationId INTEGER, demangledName INTEGER, shortName INTEGER);
-        CREATE TABLE CUPTI_ACTIVITY_KIND_RUNTIME (start INTEGER, end INTEGER, globalTid INTEGER,
-            correlationId INTEGER, nameId INTEGER);
-        CREATE TABLE GPU_METRICS (timestamp INTEGER, typeId INTEGER, metricId INTEGER, value INTEGER);
-        CREATE TABLE TARGET_INFO_GPU_METRICS (typeId INTEGER, metricId INTEGER, metricName TEXT);
-        INSERT INTO TARGET_INFO_GPU_METRICS VALUES (1, 2, 'Tensor Active [Throughput %]'),
-            (1, 3, 'SM Active');
-        INSERT INTO GPU_METRICS VALUES (0, 1, 2, 40), (1, 1, 2, 20), (2, 1, 3, 99);
-        INSERT INTO StringIds VALUES (1, 'volta_sgemm_64x64_tn'), (2, 'Kernel2'),
-            (3, 'cudaLaunchKernel_v7000');
-        INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (1000, 5000, 0, 7, 11, 1, 2),
-            (1000, NULL, 0, 7, 12, 1, 2), (9000, 10000, 0, 7, 13, 99, 2);
-        INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME VALUES (500, 600, 5, 11, 3);
-        """
-    )
-    base.commit()
-    base.close()
+    with contextlib.closing(sqlite3.connect(path)) as base:
+        base.executescript(
+            """
+            CREATE TABLE StringIds (id INTEGER, value TEXT);
+            CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start INTEGER, end INTEGER, deviceId INTEGER,
+                streamId INTEGER, correlationId INTEGER, demangledName INTEGER, shortName INTEGER);
+            CREATE TABLE CUPTI_ACTIVITY_KIND_MEMCPY (start INTEGER, end INTEGER, deviceId INTEGER,
+                streamId INTEGER, correlationId INTEGER, bytes INTEGER);
+            CREATE TABLE CUPTI_ACTIVITY_KIND_MEMSET (start INTEGER, end INTEGER);
+            CREATE TABLE CUPTI_ACTIVITY_KIND_RUNTIME (start INTEGER, end INTEGER, globalTid INTEGER,
+                correlationId INTEGER, nameId INTEGER);
+            CREATE TABLE GPU_METRICS (timestamp INTEGER, typeId INTEGER, metricId INTEGER,
+                value INTEGER);
+            CREATE TABLE TARGET_INFO_GPU_METRICS (typeId INTEGER, metricId INTEGER, metricName TEXT);
+            INSERT INTO TARGET_INFO_GPU_METRICS VALUES (1, 2, 'Tensor Active [Throughput %]'),
+                (1, 3, 'SM Active');
+            INSERT INTO GPU_METRICS VALUES (0, 1, 2, 40), (1, 1, 2, 20), (2, 1, 3, 99);
+            INSERT INTO StringIds VALUES (1, 'volta_sgemm_64x64_tn'), (2, 'Kernel2'),
+                (3, 'cudaLaunchKernel_v7000'), (4, 'cudaMemcpyAsync_v3020'),
+                (5, 'cudaStreamSynchronize_v3020'), (6, 'cudaMalloc_v3020');
+            INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (1000, 5000, 0, 7, 11, 1, 2),
+                (1000, NULL, 0, 7, 15, 1, 2), (30000, 40000, 0, 7, 13, 99, 2);
+            INSERT INTO CUPTI_ACTIVITY_KIND_MEMCPY VALUES (5000, 15000, 0, 7, 12, 64),
+                ('damaged', 1, 0, 7, 12, 64);
+            INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME VALUES (500, 600, 5, 11, 3), (700, 800, 5, 12, 4),
+                (900, 16000, 5, 0, 5), (25000, 25100, 5, 13, 3), (1, 2, 5, 9, 6);
+            """
+        )
+        base.commit()
     return path
 
 
-def test_nsys_takes_the_demangled_name(export):
+def test_what_is_read_of_nsys(export):
     trace = read(export)
-    first, nameless, launch = trace
-    assert (first.name, first.start_us, first.duration_us) == ("volta_sgemm_64x64_tn", 1.0, 4.0)
-    assert nameless.name == "(unnamed kernel)"
-    assert (launch.correlation, launch.start_us) == (11, 0.5)
+    events = list(trace)
+    assert events[:2] == [
+        Kernel("volta_sgemm_64x64_tn", 1.0, 4.0, 0, 7, 11),  # the demangled name
+        Kernel("(unnamed kernel)", 30.0, 10.0, 0, 7, 13),
+    ]
+    assert [e for e in events if isinstance(e, Copy)] == [Copy(5.0, 10.0, 0, 7, 12)]
+    wait = HostSpan("wait", "cudaStreamSynchronize", 0.9, 16.0)
+    assert [e for e in events if isinstance(e, HostSpan)] == [wait]
+    launched = {e.correlation: e.start_us for e in events if isinstance(e, Launch)}
+    assert launched == {11: 0.5, 12: 0.7, 13: 25.0}
     assert trace.tensor_active == pytest.approx(0.30)
     assert trace.problems == ["left out 1 kernel without times"]
+
+
+def test_copies_and_waits_of_nsys_are_in_the_timeline(export):
+    found = profile_trace(export)
+    whole = found.timeline.whole
+    assert (whole.wall_us, whole.copying_us, whole.idle_us) == (39, 10, 15)
+    (gap,) = found.timeline.longest
+    assert (gap.cause, gap.host, gap.start_us) == ("wait", "cudaStreamSynchronize", 15.0)
+    assert "copies alone 25.6 %" in " ".join(found.to_json()["summary"])
 
 
 def test_nsys_is_opened_for_reading_only(export):
