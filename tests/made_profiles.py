@@ -74,3 +74,38 @@ def profile() -> dict[str, object]:
         ],
         "findings": [{"severity": "warning", "code": "x", "message": "<u>look</u>", "fix": "pad"}],
     }
+
+
+def profile_with_work(**device: object) -> dict[str, object]:
+    """Body: 10 calls of 4 GFLOP over 10 MB in 600 µs; head: 1 of 2 MFLOP over 1 MB in 200 µs."""
+    document = profile()
+    work = {"phase": "forward", "batch": 1, "kernel": "<b>gemm</b>"}
+    known = [
+        {**work, "verdict": "tensor_core", "flops": 4e9, "bytes": 10e6, "calls": 10},
+        {**work, "verdict": "cuda_core", "flops": 2e6, "bytes": 1e6, "calls": 1, "dtype": "fp32"},
+        {"verdict": "layout", "flops": None, "bytes": None, "calls": 1},
+    ]
+    rows = [{**row, **more} for row, more in zip(document["operations"], known, strict=True)]
+    return {**document, "operations": rows, "device": {"name": "H100", "peaks": PEAKS, **device}}
+
+
+def profile_with_use() -> dict[str, object]:
+    """Who could have used Tensor Cores, a group of causes, and two steps of 100 µs."""
+    flags = [
+        {"eligible": True, "used": True, "tflops": 200.0, "peak_share": 0.5, "phase": "forward"},
+        {"eligible": None, "used": None, "tflops": None, "peak_share": None},
+        {"eligible": False, "used": False},
+    ]
+    times = {"tensor_core": 60.0, "layout": 10.0, "helper": 5.0, "other": 3.0}
+    steps = [
+        {"name": str(i), "wall_us": 100.0, "idle_us": 22.0, "kernel_us": times} for i in (3, 4)
+    ]
+    group = {"cause": "tf32_off", "label": "TF32 off", "operations": 5, "fraction": 0.62}
+    document = profile_with_work()
+    rows = zip(document["operations"], flags, strict=True)
+    return document | {
+        "operations": [row | more for row, more in rows],
+        "summary": ["Eligible: 60 %", "2 steps: 0.1 ms"],
+        "causes": [group | {"amdahl_bound": 1 / 0.38, "fix": "allow <b>TF32</b>"}],
+        "timeline": {"steps": steps},
+    }
