@@ -9,7 +9,7 @@ import random
 import sqlite3
 
 import pytest
-from tensorcores.traces import A100, ADD, FALLBACK, SGEMM, TENSOR, kernel, op, step, write
+from tensorcores.traces import A100, ADD, SGEMM, TENSOR, kernel, op, step, write
 
 from mpdiag.errors import DamagedTrace, InputError
 from mpdiag.tensorcores.events import Copy, HostOperation, HostSpan, Kernel, Launch, ModuleSpan
@@ -259,96 +259,7 @@ def test_nsys_is_opened_for_reading_only(export):
     assert [p.name for p in export.parent.iterdir()] == [export.name]
 
 
-# -- ncu and nvprof --------------------------------------------------------------------------------
-
-
-def ncu_row(run, name, metric, unit, value):
-    words = (run, "1", "python", "host", name, "1", "7", "(1, 1, 1)", "(1, 1, 1)", "0", "9.0")
-    return ",".join(
-        f'"{w}"' for w in (*words, "Command line profiler metrics", metric, unit, value)
-    )
-
-
-NCU_HEAD = (
-    '==PROF== Connected to process 1\n"ID","Process ID","Process Name","Host Name","Kernel Name",'
-    '"Context","Stream","Block Size","Grid Size","Device","CC","Section Name","Metric Name",'
-    '"Metric Unit","Metric Value"\n'
-)
-
-
-def test_ncu_counters(tmp_path):
-    path = tmp_path / "ncu.csv"
-    counter = "sm__inst_executed_pipe_tensor.sum"
-    rows = [
-        ncu_row("0", FALLBACK, counter, "inst", "1,048,576"),
-        ncu_row("0", FALLBACK, "gpu__time_duration.sum", "nsecond", "12,345"),
-        "==PROF== in between",
-        ncu_row("1", SGEMM, counter, "inst", "0"),
-        ncu_row("1", SGEMM, "gpu__time_duration.sum", "usecond", "2.5"),
-    ]
-    path.write_text(NCU_HEAD + "\n".join(rows), encoding="utf-8")
-    trace, (first, second) = kernels(path)
-    assert (first.name, first.duration_us, first.counters[counter]) == (FALLBACK, 12.345, 1048576)
-    assert (second.duration_us, second.counters[counter]) == (2.5, 0)
-    assert trace.devices[0].capability == (9, 0)
-
-
-def test_ncu_raw_page(tmp_path):
-    path = tmp_path / "ncu.csv"
-    counter = "sm__inst_executed_pipe_tensor.sum"
-    path.write_text(
-        f'"ID","Kernel Name","CC","{counter}","gpu__time_duration.sum"\n'
-        f'"","","","inst","us"\n"0","{TENSOR}","8.0","7","3.5"\n',
-        encoding="utf-8",
-    )
-    _, (only,) = kernels(path)
-    assert (only.name, only.duration_us, only.counters) == (TENSOR, 3.5, {counter: 7.0})
-
-
-def test_nvprof_trace(tmp_path):
-    path = tmp_path / "nvprof.csv"
-    path.write_text(
-        "==42== NVPROF is profiling process 42, command: python\n==42== Profiling result:\n"
-        '"Start","Duration","Grid X","Device","Stream","Name","Correlation_ID"\n'
-        "ms,us,,,,,\n"
-        '1.5,20.5,1,"Tesla V100-SXM2-16GB (0)","7","volta_h884gemm_128x128_ldg8_nn [117]",117\n'
-        '1.6,3.0,,"Tesla V100-SXM2-16GB (0)","7","[CUDA memcpy HtoD]",118\n',
-        encoding="utf-8",
-    )
-    _, (only,) = kernels(path)
-    assert (only.name, only.start_us) == ("volta_h884gemm_128x128_ldg8_nn", 1500)
-    assert only.duration_us == 20.5
-
-
-def test_nvprof_summary(tmp_path):
-    path = tmp_path / "nvprof.csv"
-    path.write_text(
-        '==42== Profiling result:\n"Type","Time(%)","Time","Calls","Avg","Min","Max","Name"\n'
-        ",%,ms,,us,us,us,\n"
-        '"GPU activities",90.0,1.25,50,25,20,30,"volta_sgemm_128x64_nn"\n'
-        '"API calls",10.0,9.0,50,25,20,30,"cudaLaunchKernel"\n',
-        encoding="utf-8",
-    )
-    _, (only,) = kernels(path)
-    assert (only.name, only.duration_us, only.calls) == ("volta_sgemm_128x64_nn", 1250, 50)
-
-
-@pytest.mark.parametrize("group", [" GPU activities:", "                "])
-def test_the_summary_that_nvprof_prints(tmp_path, group):
-    """With and without the column of types: the latter up to nvprof 8."""
-    path = tmp_path / "nvprof.txt"
-    path.write_text(
-        f"==42== Profiling result:\n            Type  Time(%)      Time     Calls       Avg  Name\n"
-        f"{group}   80.00%  1.25000s        50  25.000ms  20.000ms  30.000ms  volta_h884gemm_nn\n"
-        "                   20.00%  500.00us        10  50.000us  49.000us  51.100us  [CUDA memset]\n"
-        "==42== API calls:\n"
-        "      API calls:   90.00%  2.00000s       100  20.000ms  1.0000us  1.90000s  cudaMalloc\n"
-        "                   10.00%  1.00000s       100  20.000ms  1.0000us  1.90000s  cudaFree\n",
-        encoding="utf-8",
-    )
-    trace, (only,) = kernels(path)
-    assert (trace.source, only.name) == ("nvprof", "volta_h884gemm_nn")
-    assert (only.duration_us, only.calls) == (1.25e6, 50)
+# -- numbers ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
