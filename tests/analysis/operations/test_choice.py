@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from recorded_steps import record_steps
 from torch import nn
 
 import mpdiag
-from mpdiag.runs.run import open_run
 
 
 class Growing(nn.Module):
@@ -29,15 +29,12 @@ class Growing(nn.Module):
 @pytest.fixture(scope="module")
 def plan(tmp_path_factory):
     folder = tmp_path_factory.mktemp("growing") / "run"
-    model = Growing()
-    optimizer = torch.optim.Adam(model.parameters(), 1e-4)
     x = torch.randn(16, 4, generator=torch.Generator().manual_seed(1))
-    with mpdiag.record(model, optimizer, folder, budget=None):
-        for _ in range(12):
-            optimizer.zero_grad()
-            model(x).square().mean().backward()
-            optimizer.step()
-    run = open_run(folder)
+
+    def loss(model, _step):
+        return model(x).square().mean()
+
+    run = record_steps(folder, Growing(), loss, 12, torch.optim.Adam, 1e-4, budget=None)
     largest = {o.module: t.absmax for o in run.operations() for t in o.outputs if not o.node}
     assert largest["block.1"] > 65504  # the ReLU's output leaves the range itself
     return mpdiag.analyze(run).plan

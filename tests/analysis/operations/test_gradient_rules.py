@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from recorded_steps import record_steps
 from torch import nn
 
 import mpdiag
@@ -13,7 +14,6 @@ from mpdiag.analysis.operations import gradient_rules
 from mpdiag.analysis.operations.detection import find_operations, operation_findings
 from mpdiag.analysis.operations.loss_change import NO_CURVE, LossCurve, loss_curve
 from mpdiag.numerics.formats import BF16, FP16
-from mpdiag.runs.run import open_run
 
 
 class Solved(nn.Module):
@@ -43,16 +43,12 @@ def batches(step):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
+    def loss(model, step):
+        batch, true = batches(step)
+        return (model(batch) - true).square().mean()
+
     folder = tmp_path_factory.mktemp("solved") / "run"
-    model = Solved()
-    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
-    with mpdiag.record(model, optimizer, folder, budget=None):
-        for step in range(12):
-            optimizer.zero_grad()
-            batch, true = batches(step)
-            (model(batch) - true).square().mean().backward()
-            optimizer.step()
-    return open_run(folder)
+    return record_steps(folder, Solved(), loss, 12, torch.optim.Adam, 1e-2, budget=None)
 
 
 def named(operations, target=FP16, curve=NO_CURVE, code="gradient-error"):
@@ -155,12 +151,10 @@ class Rotated(nn.Module):
 
 
 def test_a_suspicion_of_what_does_no_harm_is_dropped(tmp_path):
-    model = Rotated()
-    optimizer = torch.optim.SGD(model.parameters(), 0.0)
-    with mpdiag.record(model, optimizer, tmp_path / "run"):
-        model(torch.randn(8, 16)).square().mean().backward()
-        optimizer.step()
-    operations = open_run(tmp_path / "run").operations()
+    def loss(model, _step):
+        return model(torch.randn(8, 16)).square().mean()
+
+    operations = record_steps(tmp_path / "run", Rotated(), loss).operations()
     assert named(operations, code="imprecise") == {"einsum"}  # nothing was measured
     inside = {o.op for o in operations if o.function == "einsum"}
     curve = LossCurve({0: 1.0, 1: 0.9})
@@ -198,15 +192,11 @@ class Residual(nn.Module):
 
 
 def test_all_of_many_blocks_are_measured_and_none_is_suspected(tmp_path):
-    model = Residual()
-    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
-    with mpdiag.record(model, optimizer, tmp_path / "run", budget=None):
-        for step in range(12):
-            x = torch.randn(16, 8, generator=torch.Generator().manual_seed(step))
-            optimizer.zero_grad()
-            (model(x) - x.sum(1, keepdim=True)).square().mean().backward()
-            optimizer.step()
-    run = open_run(tmp_path / "run")
+    def loss(model, step):
+        x = torch.randn(16, 8, generator=torch.Generator().manual_seed(step))
+        return (model(x) - x.sum(1, keepdim=True)).square().mean()
+
+    run = record_steps(tmp_path / "run", Residual(), loss, 12, rate=1e-3, budget=None)
     operations, curve = run.operations(), loss_curve(run)
     measured = {o.module for o in operations if "gradient_error_fp16" in o.facts}
     assert {f"blocks.{i}.2" for i in range(12)} <= measured

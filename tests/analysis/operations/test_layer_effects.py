@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from recorded_steps import record_steps
 from torch import nn
 
 import mpdiag
@@ -13,7 +14,6 @@ from mpdiag.analysis.operations.layer_effects import LayerEvidence, Rounded, lay
 from mpdiag.analysis.operations.loss_change import LossCurve, loss_curve
 from mpdiag.numerics.formats import BF16, FP8_E4M3, FP8_E5M2, FP16
 from mpdiag.plan import Fp32Choice
-from mpdiag.runs.run import open_run
 
 
 class Waves(nn.Module):
@@ -35,16 +35,14 @@ class Waves(nn.Module):
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("waves") / "run"
     model = Waves()
-    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
     x = torch.rand(64, 1, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         y = torch.sin(model.angles(x)) @ torch.randn(16, 1)
-    with mpdiag.record(model, optimizer, folder, budget=None):
-        for _ in range(14):
-            optimizer.zero_grad()
-            (model(x) - y).square().mean().backward()
-            optimizer.step()
-    return open_run(folder)
+
+    def loss(model, _step):
+        return (model(x) - y).square().mean()
+
+    return record_steps(folder, model, loss, 14, torch.optim.Adam, 1e-3, budget=None)
 
 
 @pytest.fixture(scope="module")
@@ -108,15 +106,12 @@ class Phases(nn.Module):
 
 
 def test_a_result_that_is_only_seen_in_another_shape_has_the_effect_of_its_product(tmp_path):
-    model = Phases()
-    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
     x = torch.rand(8, 2, generator=torch.Generator().manual_seed(2))
-    with mpdiag.record(model, optimizer, tmp_path / "run", budget=None):
-        for _ in range(12):
-            optimizer.zero_grad()
-            (1 - torch.cos(model(x) - 3)).mean().backward()
-            optimizer.step()
-    run = open_run(tmp_path / "run")
+
+    def far(model, _step):
+        return (1 - torch.cos(model(x) - 3)).mean()
+
+    run = record_steps(tmp_path / "run", Phases(), far, 12, torch.optim.Adam, 1e-3, budget=None)
     views = [op for op in run.operations() if op.op == "_unsafe_view" and not op.node]
     assert views
     assert not any(fact.startswith("loss_change") for op in views for fact in op.facts)
@@ -177,15 +172,13 @@ def bend(model, x):
 @pytest.mark.parametrize("derivatives", [True, False])
 def test_the_losss_own_gradients_are_told_from_those_of_its_derivatives(tmp_path, derivatives):
     model = Field()
-    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
     x = (1000 * torch.rand(16, 1)).requires_grad_()
-    with mpdiag.record(model, optimizer, tmp_path / "run", budget=None):
-        for _ in range(12):
-            optimizer.zero_grad()
-            out = bend(model, x) - 1e-6 if derivatives else model(x)
-            out.square().mean().backward()
-            optimizer.step()
-    run = open_run(tmp_path / "run")
+
+    def fit(model, _step):
+        out = bend(model, x) - 1e-6 if derivatives else model(x)
+        return out.square().mean()
+
+    run = record_steps(tmp_path / "run", model, fit, 12, torch.optim.Adam, 1e-3, budget=None)
     evidence = layer_evidence(run.operations(), (), loss_curve(run))
     own = evidence.of_the_loss("body.1")
     if not derivatives:

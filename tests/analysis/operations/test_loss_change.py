@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from recorded_steps import record_steps
 from torch import nn
 
 import mpdiag
@@ -14,7 +15,6 @@ from mpdiag.analysis.operations.detection import find_operations
 from mpdiag.analysis.operations.loss_change import NO_CURVE, LossCurve, least_product, loss_curve
 from mpdiag.numerics.formats import FP16
 from mpdiag.numerics.histograms import ExponentHistogram
-from mpdiag.runs.run import open_run
 
 
 class Offset(nn.Module):
@@ -27,16 +27,6 @@ class Offset(nn.Module):
 
     def forward(self, x):
         return self.body(x)[:, 0]
-
-
-def recorded(folder, model, loss, rate=0.02, steps=11):
-    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
-    with mpdiag.record(model, optimizer, folder):
-        for step in range(steps):
-            optimizer.zero_grad()
-            loss(model, step).backward()
-            optimizer.step()
-    return open_run(folder)
 
 
 def residual(noise):
@@ -62,7 +52,7 @@ def starting_at_the_solution(model):
 
 def test_an_error_below_the_noise_of_the_data_takes_no_operation_out_of_fp16(tmp_path):
     model = starting_at_the_solution(Offset())
-    run = recorded(tmp_path / "run", model, residual(1.0))
+    run = record_steps(tmp_path / "run", model, residual(1.0), 11, rate=0.02)
     differences = [op for op in run.operations() if op.op == "sub"]
     assert all(op.facts["error_fp16"] > 0.05 for op in differences)
     assert not flagged(run, "cancellation")
@@ -70,13 +60,13 @@ def test_an_error_below_the_noise_of_the_data_takes_no_operation_out_of_fp16(tmp
 
 def test_the_same_error_counts_where_the_fit_is_exact(tmp_path):
     model = starting_at_the_solution(Offset())
-    run = recorded(tmp_path / "run", model, residual(0.003), rate=0.001)
+    run = record_steps(tmp_path / "run", model, residual(0.003), 11, rate=0.001)
     assert flagged(run, "cancellation") == {"addmm"}
 
 
 def test_without_losses_or_gradients_an_error_counts_as_it_is(tmp_path):
     model = starting_at_the_solution(Offset())
-    run = recorded(tmp_path / "run", model, residual(1.0))
+    run = record_steps(tmp_path / "run", model, residual(1.0), 11, rate=0.02)
     plain = [  # as recordings were before the effect on gradients was measured
         replace(op, facts={k: v for k, v in op.facts.items() if not k.startswith("gradient_error")})
         for op in run.operations()
@@ -131,7 +121,7 @@ def test_a_gradient_beyond_the_range_that_relu_drops_is_no_overflow(tmp_path):
         x[::4] = 0
         return model(x).square().sum()
 
-    run = recorded(tmp_path / "run", Silence(), loss, rate=1e-4)
+    run = record_steps(tmp_path / "run", Silence(), loss, 11, rate=1e-4)
     reached = max(t.absmax for op in run.operations() if op.node for t in op.outputs)
     assert reached > FP16.max
     assert not flagged(run, "gradient-overflow")
@@ -156,12 +146,12 @@ def test_what_follows_an_operation_that_another_step_puts_into_fp32_is_not_named
         small = 1e-8 if step == 0 else 3e-5
         return model(small * torch.randn(16, 4)).square().sum()
 
-    run = recorded(tmp_path / "run", Size(), loss, rate=1e-4)
+    run = record_steps(tmp_path / "run", Size(), loss, 11, rate=1e-4)
     assert flagged(run, "vanishing") == {"mm"}
 
 
 def test_a_curve_of_a_run_without_a_log_is_empty(tmp_path):
-    run = recorded(tmp_path / "run", Offset(), residual(1.0), steps=1)
+    run = record_steps(tmp_path / "run", Offset(), residual(1.0), rate=0.02)
     assert len(loss_curve(run).losses) == 1
     (run.folder / "training.jsonl").unlink()
-    assert loss_curve(open_run(run.folder)) == NO_CURVE
+    assert loss_curve(mpdiag.open_run(run.folder)) == NO_CURVE

@@ -1,13 +1,10 @@
-"""Each rule of precision on a small model of known answer; the answer comes from computing in FP16.
-
-Where the emulated policy gives another result than FP32, the operation must be found and the plan must
-mend it; where it does not, nothing may be found.
-"""
+"""What rules of precision blame, and what they leave alone; the answer comes from computing in FP16."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+from recorded_steps import Net, batch, error_by, record_steps, weighed
 from torch import nn
 from torch.nn import functional as F
 
@@ -16,162 +13,16 @@ from mpdiag.analysis.operations.detection import bf16_findings, find_operations
 from mpdiag.analysis.run_statistics import RunStatistics
 from mpdiag.numerics.formats import BF16, FP16
 from mpdiag.plan import PrecisionPlan
-from mpdiag.runs.run import open_run
-
-
-class Net(nn.Module):
-    """A linear layer and a function of its output."""
-
-    def __init__(self, function) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.body = nn.Linear(16, 16)
-        self.function = function
-
-    def forward(self, x):
-        return self.function(self.body(x))
-
-
-def log_of_a_cast(z):
-    p = F.softmax(z * 15, -1, dtype=torch.float32)
-    p = p.to(z.dtype)
-    return p.log().clamp_min(-1000)
-
-
-def log_of_a_cast_by_name(z):
-    dtype = z.dtype
-    p = F.softmax(z.float() * 15, -1).to(dtype)
-    return p.log().clamp_min(-1000)
-
-
-def length_of_small_values(x):
-    h = x * 1e-4
-    return h / (h * h).sum(-1, keepdim=True).sqrt()
-
-
-def rotated(x):
-    angles = torch.einsum("i,j->ij", torch.arange(8.0) + 3001, 1 / torch.arange(1.0, 17))
-    return x * angles.cos()
-
-
-def norm_in_fp32(x):
-    dtype = x.dtype
-    x = (x * 1000).to(torch.float32)
-    return (x * torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-6)).to(dtype)
-
-
-def squares_in_fp32(x):
-    h = x.float() * 1000
-    return (h * h).mean(-1).sqrt()
-
-
-def clamped(p):
-    return p.clamp(-1 + 1e-6, 1 - 1e-6)
-
-
-# name: function, codes that the policy does not cover
-CASES = {
-    "cosine of large angles": (lambda x: torch.cos(x * 3000), {"imprecise"}),
-    "cosine of small angles": (torch.cos, set()),
-    "angles from einsum": (rotated, {"imprecise"}),
-    "logit of a clamped probability": (
-        lambda x: torch.logit(torch.sigmoid(x * 40).clamp(1e-6, 1 - 1e-6)),
-        {"diverging"},
-    ),
-    "logit of an ordinary one": (lambda x: torch.logit(torch.sigmoid(x)), set()),
-    "atanh of a clamped value": (lambda x: torch.atanh(clamped(torch.tanh(x * 10))), {"diverging"}),
-    "acos of a clamped value": (lambda x: torch.acos(clamped(torch.tanh(x * 10))), {"diverging"}),
-    "log1p(-p)": (
-        lambda x: torch.log1p(-torch.sigmoid(x * 40).clamp(1e-6, 1 - 1e-6)),
-        {"diverging"},
-    ),
-    "log(1 - p)": (
-        lambda x: torch.log(1 - torch.sigmoid(x * 40).clamp(1e-6, 1 - 1e-6)),
-        {"vanishing"},
-    ),
-    "log(1 - p) with room": (lambda x: torch.log(1 - torch.sigmoid(x) + 1e-3), set()),
-    "squares that vanish before an FP32 sum": (length_of_small_values, {"vanishing"}),
-    "a cast that follows another dtype": (log_of_a_cast, {"vanishing"}),
-    "the same by a variable": (log_of_a_cast_by_name, {"vanishing"}),
-    "a norm that converts to FP32 and back": (norm_in_fp32, set()),
-    "squares converted to FP32 before": (squares_in_fp32, set()),
-}
-
-
-def batch():
-    return torch.randn(8, 16, generator=torch.Generator().manual_seed(1))
-
-
-def weighed(output):
-    weights = torch.rand(output.shape, generator=torch.Generator().manual_seed(2))
-    return (output.float() * weights).mean()
-
-
-def recorded(model, step, folder, steps=1):
-    optimizer = torch.optim.SGD(model.parameters(), 0.0)
-    with mpdiag.record(model, optimizer, folder, operations=1):
-        for _ in range(steps):
-            optimizer.zero_grad()
-            step(model).backward()
-            optimizer.step()
-    return open_run(folder)
-
-
-def difference(value, exact):
-    error = value.detach().float() - exact
-    return float(error.norm() / exact.norm()) if error.isfinite().all() else float("inf")
-
-
-def error_by(model, plan, forward, level="O1"):
-    """How far the plan's output and gradient are from FP32's, relative to their norms."""
-    model.zero_grad()
-    output = forward(model)
-    weighed(output).backward()
-    exact = model.body.weight.grad.clone()
-    model.zero_grad()
-    optimizer = torch.optim.SGD(model.parameters(), 0.0)
-    with mpdiag.MixedPrecision(model, optimizer, plan, level=level) as mp:
-        with mp.autocast():
-            low = forward(model)
-            loss = weighed(low)
-        mp.backward(loss)
-        gradient = model.body.weight.grad / mp.loss_scale
-    return max(difference(low, output.detach()), difference(gradient, exact))
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_flags_are_true_and_the_plan_mends_them(case, tmp_path):
-    function, codes = CASES[case]
-    model = Net(function)
-    run = recorded(model, lambda m: weighed(m(batch())), tmp_path / "run")
-    plan = mpdiag.analyze(run).plan
-    found = find_operations(run.operations(), FP16, plan.loss_scale.recommended)
-    assert {f.code for f in found if not f.covered} == codes
-    for f in found:
-        assert "test_precision_rules.py" in f.where
-        assert f.reason
-        assert f.fix
-
-    bare = error_by(model, PrecisionPlan(loss_scale=plan.loss_scale), lambda m: m(batch()))
-    assert (bare > 0.05) == bool(codes), bare
-    assert error_by(model, plan, lambda m: m(batch())) < 0.05
-
 
 # -- what makes a value narrow ---------------------------------------------------------------------
 
 
-class Outside(nn.Module):
+class Outside(Net):
     """Writes in place outside of every submodule."""
-
-    def __init__(self, function) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.body = nn.Linear(16, 16)
-        self.function = function
 
     def forward(self, x):
         h = self.body(x)
-        return self.function(h)
+        return self.head.function(h)
 
 
 def squared_in_place(h):
@@ -204,20 +55,20 @@ IN_PLACE = {
 def test_a_write_in_place_is_kept_wide_where_its_tensor_was_made(case, tmp_path):
     function, code, kept = IN_PLACE[case]
     model = Outside(function)
-    run = recorded(model, lambda m: weighed(m(batch())), tmp_path / "run")
+    run = record_steps(tmp_path / "run", model, operations=1)
     analysis = mpdiag.analyze(run)
     found = [f for f in analysis.operations if not f.covered]
     assert {(f.code, f.op) for f in found} == {(code, op) for op in kept}
     assert all("in place" in f.reason and "test_precision_rules.py" in f.reason for f in found)
     assert analysis.verdict.level == "expected"
-    assert error_by(model, analysis.plan, lambda m: m(batch())) < 0.05
+    assert error_by(model, analysis.plan) < 0.05
 
 
 def test_one_of_a_chain_is_enough(tmp_path):
     def cosines(z):
         return torch.cos(z * 3000).abs() * 2
 
-    run = recorded(Net(cosines), lambda m: weighed(m(batch())), tmp_path / "run")
+    run = record_steps(tmp_path / "run", Net(cosines), operations=1)
     found = [f for f in find_operations(run.operations(), FP16) if not f.covered]
     assert [(f.op, f.module) for f in found] == [("addmm", "body")]
 
@@ -242,7 +93,7 @@ class Slope(nn.Module):
 def test_layers_before_a_difference_count_where_it_is_smaller_than_rounding(
     step, modules, tmp_path
 ):
-    run = recorded(Slope(step), lambda m: weighed(m(batch())), tmp_path / "run")
+    run = record_steps(tmp_path / "run", Slope(step), operations=1)
     found = [f for f in find_operations(run.operations(), FP16) if not f.covered]
     assert {f.module for f in found} == modules
     assert {f.code for f in found} == {"cancellation"}
@@ -253,7 +104,7 @@ def test_what_both_sides_of_a_difference_come_from_is_not_blamed(tmp_path):
         h = z + 30
         return (h * h).mean(-1) - h.mean(-1) ** 2
 
-    run = recorded(Net(variance), lambda m: weighed(m(batch())), tmp_path / "run")
+    run = record_steps(tmp_path / "run", Net(variance), operations=1)
     found = [f for f in find_operations(run.operations(), FP16) if not f.covered]
     assert {f.code for f in found} == {"cancellation"}
     assert "body" not in {f.module for f in found}
@@ -265,22 +116,22 @@ def test_factors_that_vanish_are_told(size, needed, tmp_path):
     with torch.no_grad():
         model.body.weight.mul_(size)
         model.body.bias.mul_(size)
-    run = recorded(model, lambda m: weighed(m(batch())), tmp_path / "run")
+    run = record_steps(tmp_path / "run", model, operations=1)
     analysis = mpdiag.analyze(run)
     found = [f for f in analysis.operations if not f.covered]
     assert {(f.code, f.op, f.module) for f in found} == (
         {("underflow", "addmm", "body")} if needed else set()
     )
-    assert error_by(model, analysis.plan, lambda m: m(batch())) < 0.05
+    assert error_by(model, analysis.plan) < 0.05
 
 
 def test_weight_gradients_of_a_product_in_fp32_limit_no_scale(tmp_path):
     x = 5000 + torch.arange(64.0)[:, None] * torch.ones(1, 2)
 
-    def loss(model):
+    def loss(model, _step):
         return torch.sin(model(x)).square().sum()
 
-    run = recorded(OfData(), loss, tmp_path / "run")
+    run = record_steps(tmp_path / "run", OfData(), loss, operations=1)
     analysis = mpdiag.analyze(run)
     assert {(f.op, f.module) for f in analysis.operations if not f.covered} == {("addmm", "body")}
     h = analysis.layers.of_kind("weight_grad").histograms
@@ -321,7 +172,7 @@ def coordinates(spread):
 @pytest.mark.parametrize(("spread", "needed"), [(0.005, True), (5.0, False)])
 def test_data_that_differ_less_than_their_rounding_are_told(spread, needed, tmp_path):
     model, x = OfData(), coordinates(spread)
-    run = recorded(model, lambda m: weighed(m(x)), tmp_path / "run")
+    run = record_steps(tmp_path / "run", model, lambda m, _: weighed(m(x)), operations=1)
     analysis = mpdiag.analyze(run)
     found = [f for f in analysis.operations if not f.covered]
     assert {(f.code, f.op, f.module) for f in found} == (
@@ -339,18 +190,28 @@ def test_data_that_differ_less_than_their_rounding_are_told(spread, needed, tmp_
 
 def test_a_target_far_from_zero_asks_for_an_fp32_output(tmp_path):
     target = 300 + 0.1 * batch()
-    run = recorded(Net(lambda x: x), lambda m: F.mse_loss(m(batch()), target), tmp_path / "far")
+    run = record_steps(
+        tmp_path / "far",
+        Net(nn.Identity()),
+        lambda m, _: F.mse_loss(m(batch()), target),
+        operations=1,
+    )
     (found,) = [f for f in find_operations(run.operations(), FP16) if not f.covered]
     assert (found.code, found.op, found.module) == ("indistinct", "addmm", "body")
     assert found.evidence["noise"] > 0.1
-    run = recorded(Net(lambda x: x), lambda m: F.mse_loss(m(batch()), batch()), tmp_path / "near")
+    run = record_steps(
+        tmp_path / "near",
+        Net(nn.Identity()),
+        lambda m, _: F.mse_loss(m(batch()), batch()),
+        operations=1,
+    )
     assert find_operations(run.operations(), FP16) == ()
     assert find_operations(run.operations(), BF16) == ()
 
 
 def test_bf16_has_its_own_judgement(tmp_path):
     model, x = OfData(), coordinates(0.5)
-    run = recorded(model, lambda m: weighed(m(x)), tmp_path / "run")
+    run = record_steps(tmp_path / "run", model, lambda m, _: weighed(m(x)), operations=1)
     assert find_operations(run.operations(), FP16) == ()
     assert {f.code for f in find_operations(run.operations(), BF16)} == {"indistinct"}
     (finding,) = bf16_findings(run.operations(), FP16)
@@ -366,17 +227,15 @@ def test_an_operation_without_a_half_kernel_is_told(tmp_path):
     def determinant(x):
         return torch.linalg.slogdet(x.view(8, 4, 4))[1]
 
-    run = recorded(Net(determinant), lambda m: weighed(m(batch())), tmp_path / "run")
+    run = record_steps(tmp_path / "run", Net(determinant), operations=1)
     plan = mpdiag.analyze(run).plan
     found = {f.code: f for f in find_operations(run.operations(), FP16)}
     assert found["no-half-kernel"].op == "_linalg_slogdet"
     assert "on CUDA" in found["no-half-kernel"].reason
     assert "_linalg_slogdet" in {c.op for c in plan.fp32_operations}
-    assert error_by(Net(determinant), plan, lambda m: m(batch())) < 0.05
+    assert error_by(Net(determinant), plan) < 0.05
 
-    run = recorded(
-        Net(lambda x: determinant(x.float())), lambda m: weighed(m(batch())), tmp_path / "wide"
-    )
+    run = record_steps(tmp_path / "wide", Net(lambda x: determinant(x.float())), operations=1)
     assert "no-half-kernel" not in {f.code for f in find_operations(run.operations(), FP16)}
 
 
@@ -393,13 +252,13 @@ def powers(x):
     ("function", "name"), [(middle, "quantile"), (powers, "linalg_matrix_power")]
 )
 def test_a_function_that_refuses_half_precision_is_told_by_its_own_name(tmp_path, function, name):
-    run = recorded(Net(function), lambda m: weighed(m(batch())), tmp_path / "run")
+    run = record_steps(tmp_path / "run", Net(function), operations=1)
     found = [f for f in find_operations(run.operations(), FP16) if f.code == "no-half-kernel"]
     assert {f.op for f in found} == {name}
     assert f"torch.{name} refuses FP16 on CUDA" in found[0].reason
     plan = mpdiag.analyze(run).plan
     assert name in {c.op for c in plan.fp32_operations}
-    assert error_by(Net(function), plan, lambda m: m(batch())) < 0.05
+    assert error_by(Net(function), plan) < 0.05
 
 
 @pytest.mark.parametrize(("length", "told"), [(16, False), (12, True)])
@@ -407,7 +266,7 @@ def test_a_fourier_transform_in_fp16_takes_powers_of_two(tmp_path, length, told)
     def spectrum(x):
         return torch.fft.rfft(x[:, :length]).abs().sum(1)
 
-    run = recorded(Net(spectrum), lambda m: weighed(m(batch())), tmp_path / "run")
+    run = record_steps(tmp_path / "run", Net(spectrum), operations=1)
     found = [f for f in find_operations(run.operations(), FP16) if f.code == "no-half-kernel"]
     assert [f.aten for f in found] == ["_fft_r2c"] * told
     assert all("powers of two alone, and not 12" in f.reason for f in found)
@@ -415,20 +274,21 @@ def test_a_fourier_transform_in_fp16_takes_powers_of_two(tmp_path, length, told)
 
 
 def test_a_loss_that_autocast_refuses_is_told(tmp_path):
-    def loss(m):
+    def loss(m, _step):
         chances = m(batch()).sigmoid()
         return nn.functional.binary_cross_entropy(chances, torch.full_like(chances, 0.5))
 
-    run = recorded(Net(lambda x: x), loss, tmp_path / "run")
+    run = record_steps(tmp_path / "run", Net(nn.Identity()), loss, operations=1)
     (finding,) = (f for f in mpdiag.analyze(run).findings if f.code == "refused-by-autocast")
     assert "torch.autocast refuses binary_cross_entropy on CUDA" in finding.message
     assert (
         finding.evidence["where"].startswith("test_precision_rules.py") or finding.evidence["where"]
     )
-    run = recorded(
-        Net(lambda x: x),
-        lambda m: nn.functional.binary_cross_entropy_with_logits(m(batch()), torch.ones(8, 16)),
+    run = record_steps(
         tmp_path / "logits",
+        Net(nn.Identity()),
+        lambda m, _: F.binary_cross_entropy_with_logits(m(batch()), torch.ones(8, 16)),
+        operations=1,
     )
     assert "refused-by-autocast" not in {f.code for f in mpdiag.analyze(run).findings}
 
@@ -480,6 +340,6 @@ def test_an_ordinary_network_is_told_nothing(name, tmp_path):
     torch.manual_seed(0)
     model, x = build(), data()
     y = torch.arange(8) % 4
-    run = recorded(model, lambda m: F.cross_entropy(m(x), y), tmp_path / "run")
+    run = record_steps(tmp_path / "run", model, lambda m, _: F.cross_entropy(m(x), y), operations=1)
     for target in (FP16, BF16):
         assert [f for f in find_operations(run.operations(), target) if not f.covered] == []

@@ -8,9 +8,20 @@ where there is one, the plan's choices must mend it (unless it is written to be 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import pytest
 import torch
+from recorded_steps import (
+    Head,
+    Net,
+    batch,
+    difference,
+    error_by,
+    of_batch,
+    record_steps,
+    weighed,
+)
 from torch import nn
 from torch.nn import functional as F
 
@@ -19,33 +30,6 @@ from mpdiag.analysis.operations.detection import find_operations
 from mpdiag.numerics.formats import BF16, FP16
 from mpdiag.plan import PrecisionPlan
 from mpdiag.runs.operations import Operation, TensorRecord, decode, encode
-from mpdiag.runs.run import open_run
-
-
-class Head(nn.Module):
-    """The function under test, in a module of its own."""
-
-    def __init__(self, function) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, x):
-        return self.function(x)
-
-
-class Net(nn.Module):
-    def __init__(self, function, gain, bias) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.body = nn.Linear(16, 16)
-        self.head = Head(function)
-        with torch.no_grad():
-            self.body.weight.mul_(gain)
-            if bias is not None:
-                self.body.bias.fill_(bias)
-
-    def forward(self, x):
-        return self.head(self.body(x))
 
 
 def softmax_by_hand(x):
@@ -82,119 +66,121 @@ def finfo_fill(x):
     return F.softmax(x.masked_fill(hidden, torch.finfo(x.dtype).min), -1)
 
 
-# name: function, gain of the weights, bias, codes that the policy does not cover
+def log_of_a_cast(z):
+    p = F.softmax(z * 15, -1, dtype=torch.float32)
+    p = p.to(z.dtype)
+    return p.log().clamp_min(-1000)
+
+
+def log_of_a_cast_by_name(z):
+    dtype = z.dtype
+    p = F.softmax(z.float() * 15, -1).to(dtype)
+    return p.log().clamp_min(-1000)
+
+
+def length_of_small_values(x):
+    h = x * 1e-4
+    return h / (h * h).sum(-1, keepdim=True).sqrt()
+
+
+def rotated(x):
+    angles = torch.einsum("i,j->ij", torch.arange(8.0) + 3001, 1 / torch.arange(1.0, 17))
+    return x * angles.cos()
+
+
+def norm_in_fp32(x):
+    dtype = x.dtype
+    x = (x * 1000).to(torch.float32)
+    return (x * torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-6)).to(dtype)
+
+
+def squares_in_fp32(x):
+    h = x.float() * 1000
+    return (h * h).mean(-1).sqrt()
+
+
+def chances(x):
+    return torch.sigmoid(x * 40).clamp(1e-6, 1 - 1e-6)
+
+
+def clamped(p):
+    return p.clamp(-1 + 1e-6, 1 - 1e-6)
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A function behind a linear layer, and the code that the policy does not cover."""
+
+    function: Callable
+    code: str | None = None
+    gain: float = 1.0
+    bias: float | None = None
+
+    @property
+    def codes(self):
+        return {self.code} - {None}
+
+    def net(self):
+        return Net(self.function, self.gain, self.bias)
+
+
 CASES = {
-    "softmax by hand": (softmax_by_hand, 1.0, None, set()),
-    "square": (lambda x: (x * x).mean(-1).sqrt(), 600.0, None, {"overflow"}),
-    "square of ordinary values": (lambda x: (x * x).mean(-1).sqrt(), 1.0, None, set()),
-    "product": (lambda x: x * 1e-3, 4e5, None, {"overflow"}),
-    "variance as a difference": (naive_variance, 1.0, 30.0, {"cancellation"}),
-    "the same, small mean": (naive_variance, 1.0, 0.1, set()),
-    "centred late": (lambda x: (x - x.mean(-1, keepdim=True)) ** 2, 1.0, 1000.0, {"cancellation"}),
-    "RMS norm, tiny eps": (
+    "softmax by hand": Case(softmax_by_hand),
+    "square": Case(lambda x: (x * x).mean(-1).sqrt(), "overflow", gain=600.0),
+    "square of ordinary values": Case(lambda x: (x * x).mean(-1).sqrt()),
+    "product": Case(lambda x: x * 1e-3, "overflow", gain=4e5),
+    "variance as a difference": Case(naive_variance, "cancellation", bias=30.0),
+    "the same, small mean": Case(naive_variance, bias=0.1),
+    "centred late": Case(
+        lambda x: (x - x.mean(-1, keepdim=True)) ** 2, "cancellation", bias=1000.0
+    ),
+    "RMS norm, tiny eps": Case(
         lambda x: x * torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-8),
-        3e-5,
-        0.0,
-        {"vanishing"},
+        "vanishing",
+        gain=3e-5,
+        bias=0.0,
     ),
-    "RMS norm": (
-        lambda x: x * torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-5),
-        1.0,
-        None,
-        set(),
+    "RMS norm": Case(lambda x: x * torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-5)),
+    "eps beside large values": Case(lambda x: 1 / (x.abs() + 1 + 1e-8)),
+    "mask of -1e9": Case(lambda x: F.softmax(x.masked_fill(x > 0.3, -1e9), -1), "mask-fill"),
+    "mask of -inf": Case(lambda x: F.softmax(x.masked_fill(x > 0.3, -float("inf")), -1)),
+    "mask of the dtype's lowest": Case(finfo_fill),
+    "-1e9 added in the dtype of what it is added to": Case(
+        additive_mask(-1e9, follows=True, void=True), "overflow"
     ),
-    "eps beside large values": (lambda x: 1 / (x.abs() + 1 + 1e-8), 1.0, None, set()),
-    "mask of -1e9": (
-        lambda x: F.softmax(x.masked_fill(x > 0.3, -1e9), -1),
-        1.0,
-        None,
-        {"mask-fill"},
+    "-1e9 added, no row all padding": Case(additive_mask(-1e9, follows=True)),
+    "-1e9 added in FP32": Case(additive_mask(-1e9, follows=False, void=True)),
+    "the dtype's lowest added": Case(additive_mask(None, follows=True, void=True)),
+    "running sum": Case(running, "swallowed"),
+    "log(1 + x)": Case(lambda x: torch.log(1 + x.abs()), "swallowed", gain=1e-4, bias=1e-5),
+    "log(20 + x), x lost": Case(lambda x: torch.log((x.abs() + 20) + 1e-3)),
+    "log1p": Case(lambda x: torch.log1p(x.abs()), gain=1e-4, bias=1e-5),
+    "layer norm": Case(lambda x: F.layer_norm(x, (16,))),
+    "unit vectors": Case(lambda x: F.normalize(x, dim=-1)),
+    "pow": Case(lambda x: x.pow(4) * 1e-5, bias=20.0),
+    "sum": Case(lambda x: x.sum() * 1e-5, bias=600.0),
+    "cosine of large angles": Case(lambda x: torch.cos(x * 3000), "imprecise"),
+    "cosine of small angles": Case(torch.cos),
+    "angles from einsum": Case(rotated, "imprecise"),
+    "logit of a clamped probability": Case(lambda x: torch.logit(chances(x)), "diverging"),
+    "logit of an ordinary one": Case(lambda x: torch.logit(torch.sigmoid(x))),
+    "atanh of a clamped value": Case(
+        lambda x: torch.atanh(clamped(torch.tanh(x * 10))), "diverging"
     ),
-    "mask of -inf": (
-        lambda x: F.softmax(x.masked_fill(x > 0.3, -float("inf")), -1),
-        1.0,
-        None,
-        set(),
-    ),
-    "mask of the dtype's lowest": (finfo_fill, 1.0, None, set()),
-    "-1e9 added in the dtype of what it is added to": (
-        additive_mask(-1e9, follows=True, void=True),
-        1.0,
-        None,
-        {"overflow"},
-    ),
-    "-1e9 added, no row all padding": (additive_mask(-1e9, follows=True), 1.0, None, set()),
-    "-1e9 added in FP32": (additive_mask(-1e9, follows=False, void=True), 1.0, None, set()),
-    "the dtype's lowest added": (
-        additive_mask(None, follows=True, void=True),
-        1.0,
-        None,
-        set(),
-    ),
-    "running sum": (running, 1.0, None, {"swallowed"}),
-    "log(1 + x)": (lambda x: torch.log(1 + x.abs()), 1e-4, 1e-5, {"swallowed"}),
-    "log(20 + x), x lost": (
-        lambda x: torch.log((x.abs() + 20) + 1e-3),
-        1.0,
-        None,
-        set(),
-    ),
-    "log1p": (lambda x: torch.log1p(x.abs()), 1e-4, 1e-5, set()),
-    "layer norm": (lambda x: F.layer_norm(x, (16,)), 1.0, None, set()),
-    "unit vectors": (lambda x: F.normalize(x, dim=-1), 1.0, None, set()),
-    "pow": (lambda x: x.pow(4) * 1e-5, 1.0, 20.0, set()),
-    "sum": (lambda x: x.sum() * 1e-5, 1.0, 600.0, set()),
+    "acos of a clamped value": Case(lambda x: torch.acos(clamped(torch.tanh(x * 10))), "diverging"),
+    "log1p(-p)": Case(lambda x: torch.log1p(-chances(x)), "diverging"),
+    "log(1 - p)": Case(lambda x: torch.log(1 - chances(x)), "vanishing"),
+    "log(1 - p) with room": Case(lambda x: torch.log(1 - torch.sigmoid(x) + 1e-3)),
+    "squares that vanish before an FP32 sum": Case(length_of_small_values, "vanishing"),
+    "a cast that follows another dtype": Case(log_of_a_cast, "vanishing"),
+    "the same by a variable": Case(log_of_a_cast_by_name, "vanishing"),
+    "a norm that converts to FP32 and back": Case(norm_in_fp32),
+    "squares converted to FP32 before": Case(squares_in_fp32),
 }
 
 
-def batch():
-    return torch.randn(8, 16, generator=torch.Generator().manual_seed(1))
-
-
 def recorded(case, folder):
-    function, gain, bias, _ = CASES[case]
-    model = Net(function, gain, bias)
-    optimizer = torch.optim.SGD(model.parameters(), 0.0)
-    with mpdiag.record(model, optimizer, folder, operations=1):
-        for _ in range(2):
-            optimizer.zero_grad()
-            weighed(model(batch())).backward()
-            optimizer.step()
-    return open_run(folder)
-
-
-def weighed(output):
-    """A loss whose gradient is no constant: softmax always adds up to the same."""
-    generator = torch.Generator().manual_seed(2)
-    return (output.float() * torch.rand(output.shape, generator=generator)).mean()
-
-
-def difference(value, exact):
-    error = value.detach().float() - exact
-    return float(error.norm() / exact.norm()) if error.isfinite().all() else float("inf")
-
-
-def error_of_training(case, plan):
-    """How far output and weight gradient are from FP32's, relative to their norms."""
-    function, gain, bias, _ = CASES[case]
-    model = Net(function, gain, bias)
-    output = model(batch())
-    weighed(output).backward()
-    exact = model.body.weight.grad.clone()
-    model.zero_grad()
-    optimizer = torch.optim.SGD(model.parameters(), 0.0)
-    with mpdiag.MixedPrecision(model, optimizer, plan) as mp:
-        try:
-            with mp.autocast():
-                low = model(batch())
-                loss = weighed(low)
-            mp.backward(loss)
-        except RuntimeError as error:
-            if "overflow" not in str(error):  # a number FP16 cannot hold
-                raise
-            return float("inf")
-        gradient = model.body.weight.grad / mp.loss_scale
-    return max(difference(low, output.detach()), difference(gradient, exact))
+    return record_steps(folder, CASES[case].net(), steps=2, operations=1)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -203,21 +189,19 @@ def test_flags_are_true_and_the_plan_mends_them(case, tmp_path):
     plan = mpdiag.analyze(run).plan
     found = find_operations(run.operations(), FP16, plan.loss_scale.recommended)
     needed = {f.code for f in found if not f.covered}
-    assert needed == CASES[case][3]
+    assert needed == CASES[case].codes
 
-    scale = PrecisionPlan(loss_scale=plan.loss_scale)
-    bare = error_of_training(case, scale)
+    bare = error_by(CASES[case].net(), PrecisionPlan(loss_scale=plan.loss_scale))
     assert (bare > 0.05) == bool(needed), bare
-    assert error_of_training(case, plan) < 0.05
+    assert error_by(CASES[case].net(), plan) < 0.05
     for f in found:
-        assert f.where.startswith(str(__file__)) or "test_rules.py" in f.where
+        assert "test_rules.py" in f.where or (f.module == "body" and "recorded_steps.py" in f.where)
         assert f.reason
         assert f.fix
 
 
 def test_what_the_policy_covers_is_known_and_not_asked_for(tmp_path):
-    function, _, bias, _ = CASES["softmax by hand"]
-    CASES["hot softmax"] = (function, 20.0, bias, set())
+    CASES["hot softmax"] = Case(softmax_by_hand, gain=20.0)
     try:
         run = recorded("hot softmax", tmp_path / "run")
     finally:
@@ -327,11 +311,8 @@ def test_what_only_fp32_data_spares_is_told_and_not_kept_in_fp32(case, tmp_path)
     x = offset + size * batch()
     torch.manual_seed(0)
     model = Raw(function)
-    optimizer = torch.optim.SGD(model.parameters(), 0.0)
-    with mpdiag.record(model, optimizer, tmp_path / "run", operations=1):
-        weighed(model(x)).backward()
-        optimizer.step()
-    analysis = mpdiag.analyze(tmp_path / "run")
+    run = record_steps(tmp_path / "run", model, lambda m, _: weighed(m(x)), operations=1)
+    analysis = mpdiag.analyze(run)
     assert {f.code for f in analysis.operations} == codes
     assert {f.covered_by for f in analysis.operations} <= {"neighbours"}
     assert not [f for f in analysis.findings if f.code.startswith("operation-")]
@@ -341,6 +322,7 @@ def test_what_only_fp32_data_spares_is_told_and_not_kept_in_fp32(case, tmp_path)
         exact = model(x)
         errors = {}
         for level in ("O1", "O2"):
+            optimizer = torch.optim.SGD(model.parameters(), 0.0)
             mp = mpdiag.MixedPrecision(model, optimizer, analysis.plan, level=level)
             with mp, mp.autocast():
                 errors[level] = difference(model(x), exact)
@@ -349,12 +331,10 @@ def test_what_only_fp32_data_spares_is_told_and_not_kept_in_fp32(case, tmp_path)
 
 
 def test_only_what_rounds_to_the_size_of_a_difference_is_blamed_for_it(tmp_path):
-    model = Raw(euler)
-    optimizer = torch.optim.SGD(model.parameters(), 0.0)
-    with mpdiag.record(model, optimizer, tmp_path / "run", operations=1):
-        weighed(model(8 + batch())).backward()
-        optimizer.step()
-    blamed = {f.op for f in mpdiag.analyze(tmp_path / "run").operations}
+    run = record_steps(
+        tmp_path / "run", Raw(euler), lambda m, _: weighed(m(8 + batch())), operations=1
+    )
+    blamed = {f.op for f in mpdiag.analyze(run).operations}
     assert {"add", "sub"} <= blamed
     assert not {"mul", "tanh"} & blamed  # of the steps' own size: their rounding is no matter
 
@@ -372,13 +352,11 @@ def by_root_twice(x):
 def test_a_gradient_too_large_for_what_it_is_of_is_mended_there(function, tmp_path):
     """FP32 for the root alone is no help: its gradient is cast for the FP16 value it was given."""
     model = Net(lambda x: function(x * 1e-3), 1.0, None)
+    run = record_steps(
+        tmp_path / "run", model, lambda *a: 4 * of_batch(*a), steps=3, rate=1e-4, operations=1
+    )
     optimizer = torch.optim.SGD(model.parameters(), 1e-4)
-    with mpdiag.record(model, optimizer, tmp_path / "run", operations=1):
-        for _ in range(3):
-            optimizer.zero_grad()
-            (4 * weighed(model(batch()))).backward()
-            optimizer.step()
-    plan = mpdiag.analyze(tmp_path / "run").plan
+    plan = mpdiag.analyze(run).plan
     assert "var" in {c.op for c in plan.fp32_operations}
     root = [dataclasses.replace(c, op="sqrt") for c in plan.fp32_operations if c.op == "var"]
     for choices, skips in ((plan.fp32_operations, False), (tuple(root), True)):

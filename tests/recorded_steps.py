@@ -1,0 +1,92 @@
+"""Recorded steps of small models, and how far a plan's training of them is from FP32's."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+import mpdiag
+from mpdiag.runs.run import open_run
+
+
+class Head(nn.Module):
+    """The function under test, in a module of its own."""
+
+    def __init__(self, function) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x)
+
+
+class Net(nn.Module):
+    """A linear layer and a function of its output."""
+
+    def __init__(self, function, gain=1.0, bias=None) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = nn.Linear(16, 16)
+        self.head = Head(function)
+        with torch.no_grad():
+            self.body.weight.mul_(gain)
+            if bias is not None:
+                self.body.bias.fill_(bias)
+
+    def forward(self, x):
+        return self.head(self.body(x))
+
+
+def batch():
+    """Eight rows for a ``Net``."""
+    return torch.randn(8, 16, generator=torch.Generator().manual_seed(1))
+
+
+def weighed(output):
+    """A loss whose gradient is no constant: softmax always adds up to the same."""
+    generator = torch.Generator().manual_seed(2)
+    return (output.float() * torch.rand(output.shape, generator=generator)).mean()
+
+
+def of_batch(model, _step):
+    """The loss of a ``Net``."""
+    return weighed(model(batch()))
+
+
+def record_steps(folder, model, loss=of_batch, steps=1, make=torch.optim.SGD, rate=0.0, **options):
+    """The run of a training: ``loss(model, step)`` gives each step's loss, ``make`` its optimizer."""
+    optimizer = make(model.parameters(), rate)
+    with mpdiag.record(model, optimizer, folder, **options):
+        for step in range(steps):
+            optimizer.zero_grad()
+            loss(model, step).backward()
+            optimizer.step()
+    return open_run(folder)
+
+
+def difference(value, exact):
+    """The error of a tensor as a share of its size; infinite where it is not finite."""
+    error = value.detach().float() - exact
+    return float(error.norm() / exact.norm()) if error.isfinite().all() else float("inf")
+
+
+def error_by(model, plan, forward=lambda model: model(batch())):
+    """How far the plan's output and its gradient of ``body.weight`` are from FP32's."""
+    model.zero_grad()
+    output = forward(model)
+    weighed(output).backward()
+    exact = model.body.weight.grad.clone()
+    model.zero_grad()
+    optimizer = torch.optim.SGD(model.parameters(), 0.0)
+    with mpdiag.MixedPrecision(model, optimizer, plan) as mp:
+        try:
+            with mp.autocast():
+                low = forward(model)
+                loss = weighed(low)
+            mp.backward(loss)
+        except RuntimeError as error:
+            if "overflow" not in str(error):  # a number FP16 cannot hold
+                raise
+            return float("inf")
+        gradient = model.body.weight.grad / mp.loss_scale
+    return max(difference(low, output.detach()), difference(gradient, exact))
