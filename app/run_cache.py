@@ -15,8 +15,8 @@ from mpdiag.numerics.formats import FP16
 from mpdiag.reports.contents import RunContents, read_contents, read_plans
 from mpdiag.reports.glance import Glance, PlanGlance, read_glance
 from mpdiag.reports.views.gradients.frame import in_model_order
+from mpdiag.runs.results import read_profile
 from mpdiag.runs.stamps import stamp_of_run
-from mpdiag.runs.stored.profile import read_profile
 from mpdiag.runs.training_log import TrainingLog, read_log
 
 if TYPE_CHECKING:

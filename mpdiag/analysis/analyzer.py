@@ -53,8 +53,8 @@ from mpdiag.analysis.verdict.probe import probe_findings, with_probe
 from mpdiag.analysis.weight_updates import advise_levels, analyze_weight_updates
 from mpdiag.numerics.formats import FP16, FloatFormat, format_named, half_of
 from mpdiag.plan import MasterWeightsPlan, PrecisionPlan
+from mpdiag.runs.results import read_comparison
 from mpdiag.runs.run import Run, open_run
-from mpdiag.runs.stored.comparison import read_comparison
 
 if TYPE_CHECKING:
     import os

@@ -10,10 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from mpdiag.errors import RunNotFound
 from mpdiag.plan import PrecisionPlan
+from mpdiag.runs.results import read_profile, read_search, read_sensitivities
 from mpdiag.runs.run import open_run
-from mpdiag.runs.sensitivity import read_sensitivities
-from mpdiag.runs.stored.profile import read_profile
-from mpdiag.runs.stored.search import read_search
 from mpdiag.runs.training_log import FILE, read_log
 
 if TYPE_CHECKING:
@@ -23,8 +21,7 @@ if TYPE_CHECKING:
     from mpdiag.analysis.analyzer import Analysis
     from mpdiag.files.paths import AnyPath
     from mpdiag.runs.operations import Operation
-    from mpdiag.runs.sensitivity import Sensitivities
-    from mpdiag.runs.stored.search import StoredSearch
+    from mpdiag.runs.results import Sensitivities, StoredSearch
     from mpdiag.runs.training_log import TrainingLog
 
 

@@ -16,8 +16,7 @@ from mpdiag.errors import MpdiagError
 from mpdiag.files.documents import read_document
 from mpdiag.plan import FILE as PLAN
 from mpdiag.plan import PrecisionPlan, Verdict
-from mpdiag.runs.stored.comparison import read_comparison
-from mpdiag.runs.stored.profile import FILE as PROFILE
+from mpdiag.runs.results import PROFILE, read_comparison
 from mpdiag.runs.training_log import FILE as LOG
 from mpdiag.runs.training_log import Metric, read_log
 

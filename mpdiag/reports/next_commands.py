@@ -16,7 +16,6 @@ from mpdiag.files.paths import is_remote
 from mpdiag.installation.extras import EXTRAS
 from mpdiag.numerics.formats import BF16, TRAINABLE
 from mpdiag.plan import FILE as PLAN
-from mpdiag.runs.reader import rows_in
 from mpdiag.runs.run import META, Run, list_runs, open_run
 
 if TYPE_CHECKING:
@@ -183,7 +182,7 @@ def _module_is_there(name: str) -> bool:
 
 def _has_rows(folder: AnyPath) -> bool:
     try:
-        return any(map(rows_in, open_run(folder).parts()))
+        return any(map(len, open_run(folder).pieces(histograms=False)))
     except (MpdiagError, OSError):
         return False
 

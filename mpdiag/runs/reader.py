@@ -6,13 +6,11 @@ small parts are decoded together.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from mpdiag.errors import DamagedRun
-from mpdiag.files.parquet import refuse_bomb
-from mpdiag.files.paths import is_remote
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -25,6 +23,8 @@ if TYPE_CHECKING:
     from mpdiag.runs.records import Records
     from mpdiag.runs.schema import Kind
 
+MOST_ROWS = 1 << 22
+"""A part is written from 20,000 rows on, after the step that reached them."""
 BATCH_ROWS = 16_384
 """Rows of a part read at a time, and of small parts decoded together."""
 _HISTOGRAMS = ("counts", "means", "ratio_counts", "formats")
@@ -70,15 +70,34 @@ def tables_of(path: AnyPath, copies: Copies, *, histograms: bool = True) -> Iter
         DamagedRun: If it cannot be read or lacks a column.
     """
     import pyarrow as pa
+
+    with part_of(path, copies) as part:
+        wanted = _wanted(path, part, histograms=histograms)
+        for batch in part.iter_batches(BATCH_ROWS, columns=wanted, use_threads=False):
+            yield _as_expected(pa.Table.from_batches([batch]))
+
+
+@contextmanager
+def part_of(path: AnyPath, copies: Copies) -> Iterator[Any]:
+    """A Parquet file of a run, opened as a ``pyarrow.parquet.ParquetFile``.
+
+    Runs of equal values are stored once, so that a few KB can hold a billion rows. The number of rows is
+    read from the footer before anything is unpacked. Nothing else of the footer is looked at: pyarrow 26
+    aborts the process where the description of a damaged file's columns contradicts itself.
+
+    Raises:
+        DamagedRun: If the file cannot be read, now or while it is open.
+    """
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
         with pq.ParquetFile(copies.local(path)) as part:
-            refuse_bomb(part.metadata)
-            wanted = _wanted(path, part, histograms=histograms)
-            for batch in part.iter_batches(BATCH_ROWS, columns=wanted, use_threads=False):
-                yield _as_expected(pa.Table.from_batches([batch]))
-    except (pa.ArrowException, OSError, ValueError) as error:
+            if part.metadata.num_rows > MOST_ROWS:
+                message = f"{part.metadata.num_rows:,} rows are more than a part can have"
+                raise ValueError(message)
+            yield part
+    except (pa.ArrowException, OSError, KeyError, ValueError, TypeError) as error:
         raise DamagedRun(damaged(path, error)) from error
 
 
@@ -141,30 +160,6 @@ def _schema() -> pa.Schema:
     from mpdiag.runs.schema import schema
 
     return schema()
-
-
-def rows_in(path: AnyPath, copies: Copies | None = None) -> int:
-    """How many rows a part has, by its footer.
-
-    Raises:
-        DamagedRun: If it cannot be read.
-    """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        with (
-            source_of(path if copies is None else copies.local(path)) as source,
-            pq.ParquetFile(source) as part,
-        ):
-            return int(part.metadata.num_rows)
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise DamagedRun(damaged(path, error)) from error
-
-
-def source_of(path: AnyPath) -> AbstractContextManager[Any]:
-    """What Arrow can read: a local path, which it maps into memory, or a remote file, opened."""
-    return path.open("rb") if is_remote(path) else nullcontext(path)
 
 
 def damaged(

@@ -27,12 +27,11 @@ from typing import TYPE_CHECKING, Any, overload
 from mpdiag.errors import DamagedRun, MpdiagError, NewerSchema, RunNotFound
 from mpdiag.files.copies import Copies
 from mpdiag.files.documents import read_document
-from mpdiag.files.parquet import refuse_bomb
 from mpdiag.files.paths import is_remote, place
 from mpdiag.files.recognition import named_instead
 from mpdiag.files.secrets import HIDDEN
 from mpdiag.runs.meta_validation import refuse_odd_meta, refuse_odd_modules
-from mpdiag.runs.reader import damaged, records_of, rows_in, source_of, tables_of
+from mpdiag.runs.reader import damaged, part_of, records_of, tables_of
 from mpdiag.tracing.fingerprint import ModelFingerprint, fingerprint
 
 if TYPE_CHECKING:
@@ -164,8 +163,11 @@ class Run:
 
     def parts(self) -> list[AnyPath]:
         """The parts of statistics, all ranks', in order."""
-        stats = self.folder / "stats"
-        return [p for p in _files(stats, "rank*.parquet") if _PART.fullmatch(p.name)]
+        return self._parts_in("stats")
+
+    def _parts_in(self, name: str) -> list[AnyPath]:
+        files = _files(self.folder / name, "rank*.parquet")
+        return [path for path in files if _PART.fullmatch(path.name)]
 
     @cached_property
     def _copies(self) -> Copies:
@@ -195,10 +197,7 @@ class Run:
         """
         from mpdiag.runs.records import Records
 
-        found = list(records_of(self.parts(), self._copies))
-        if not any(map(len, found)):
-            raise DamagedRun(self._why_empty())
-        return Records.concatenate(found)
+        return Records.concatenate(list(self.pieces()))
 
     def rows(self) -> int:
         """How many rows of statistics there are; reads the parts' footers alone.
@@ -206,7 +205,11 @@ class Run:
         Raises:
             DamagedRun: If one cannot be read.
         """
-        return sum(rows_in(path, self._copies) for path in self.parts())
+        rows = 0
+        for path in self.parts():
+            with part_of(path, self._copies) as part:
+                rows += part.metadata.num_rows
+        return rows
 
     def pieces(
         self,
@@ -250,22 +253,13 @@ class Run:
 
     @cached_property
     def _operations(self) -> list[Operation]:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
         from mpdiag.runs.operations import decode
 
-        found: list[Operation] = []
-        for path in _files(self.folder / "operations", "rank*.parquet"):
-            if not _PART.fullmatch(path.name):
-                continue
-            try:
-                with source_of(path) as source, pq.ParquetFile(source) as part:
-                    refuse_bomb(part.metadata)
-                    found += decode(part.read())
-            except (pa.ArrowException, OSError, KeyError, ValueError, TypeError) as error:
-                raise DamagedRun(damaged(path, error)) from error
-        return found
+        operations: list[Operation] = []
+        for path in self._parts_in("operations"):
+            with part_of(path, self._copies) as part:
+                operations += decode(part.read())
+        return operations
 
     def recorded_steps(self) -> tuple[TrainingStep, ...]:
         """The steps that a recording logged; () where a trainer wrote the log, or there is none.
@@ -296,15 +290,12 @@ class Run:
     @cached_property
     def _modules(self) -> list[dict[str, Any]]:
         import pyarrow as pa
-        import pyarrow.parquet as pq
 
         paths = _files(self.folder / "modules", "rank*.parquet")
         if not paths:
             return []
-        try:
-            with source_of(paths[0]) as source, pq.ParquetFile(source) as part:
-                refuse_bomb(part.metadata)
-                table = part.read()
+        with part_of(paths[0], self._copies) as part:
+            table = part.read()
             expected = modules_schema()
             for field in expected:
                 if field.name not in table.column_names:  # an earlier version did not write it
@@ -314,8 +305,6 @@ class Run:
                 table = table.cast(expected)
             rows: list[dict[str, Any]] = table.to_pylist()
             refuse_odd_modules(rows)
-        except (pa.ArrowException, OSError, KeyError, ValueError) as error:
-            raise DamagedRun(damaged(paths[0], error)) from error
         return rows
 
     def model_fingerprint(self) -> ModelFingerprint | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from mpdiag.runs.results import COMPARISON, PROFILE, SEARCH, SENSITIVITY
 from mpdiag.runs.run import META
 from mpdiag.runs.training_log import FILE
 
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 
 Stamp = tuple[tuple[str, int, int], ...]
 
-_MADE = ("plan.json", "profile.json", "sensitivity.json", "search.json", "comparison.json")
+_MADE = ("plan.json", PROFILE, SENSITIVITY, SEARCH, COMPARISON)
 _PARTS = ("stats/*.parquet", "operations/*.parquet", "modules/*.parquet", "ranks/*.json")
 
 

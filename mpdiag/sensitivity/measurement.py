@@ -24,7 +24,7 @@ from mpdiag.emulation.rounding import round_to
 from mpdiag.errors import UsageError
 from mpdiag.files.paths import place
 from mpdiag.numerics.formats import FP16, FloatFormat, format_named
-from mpdiag.runs.sensitivity import OperationSensitivity, Sensitivities
+from mpdiag.runs.results import OperationSensitivity, Sensitivities
 from mpdiag.sensitivity.loss_estimate import (
     by_operation,
     check_loss,

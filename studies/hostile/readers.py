@@ -154,7 +154,7 @@ def _read_operations(folder: Path) -> object:
 
 
 def _read_sensitivities(folder: Path) -> Any:
-    from mpdiag.runs.sensitivity import read_sensitivities
+    from mpdiag.runs.results import read_sensitivities
 
     return read_sensitivities(folder / "run")
 
@@ -269,7 +269,7 @@ def _profile_document() -> bytes:
 
 
 def _read_profile(folder: Path) -> Any:
-    from mpdiag.runs.stored.profile import read_profile
+    from mpdiag.runs.results import read_profile
 
     return read_profile(folder)
 

@@ -14,7 +14,7 @@ from mpdiag.errors import ExitCode
 from mpdiag.plan import PrecisionPlan
 from mpdiag.reports.contents import read_contents
 from mpdiag.reports.views.sensitivity import ranking
-from mpdiag.runs.stored.search import MUST
+from mpdiag.runs.results import MUST
 from mpdiag.sensitivity.fp32_search import SearchResult
 from mpdiag.sensitivity.loss_estimate import Fp32Candidate
 from mpdiag.sensitivity.search_state import Probe

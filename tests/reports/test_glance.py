@@ -11,7 +11,7 @@ import pytest
 from mpdiag.plan import FILE as PLAN
 from mpdiag.plan import PrecisionPlan
 from mpdiag.reports.glance import LARGEST, Glance, PlanGlance, read_glance, sparkline
-from mpdiag.runs.stored.comparison import StoredComparison, write_comparison
+from mpdiag.runs.results import StoredComparison, write_comparison
 
 
 def test_a_glance_at_a_training(root):

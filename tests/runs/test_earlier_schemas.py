@@ -16,9 +16,9 @@ import pytest
 import mpdiag
 from mpdiag.analysis.comparison.compare import compare
 from mpdiag.errors import DamagedRun
+from mpdiag.runs.results import read_profile
 from mpdiag.runs.run import SCHEMA_VERSION
 from mpdiag.runs.schema import schema
-from mpdiag.runs.stored.profile import read_profile
 from mpdiag.runs.training_log import read_log
 from mpdiag.sensitivity.search_state import load_state
 from mpdiag.tensorcores.views.tensor_cores import kernel_frame

@@ -13,8 +13,8 @@ from made_runs import write_run
 from mpdiag.analysis.analyzer import analyze
 from mpdiag.errors import DamagedRun
 from mpdiag.runs.operations import encode
+from mpdiag.runs.results import read_profile
 from mpdiag.runs.run import open_run
-from mpdiag.runs.stored.profile import read_profile
 from mpdiag.runs.training_log import read_log
 
 

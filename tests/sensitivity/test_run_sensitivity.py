@@ -8,7 +8,7 @@ from torch import nn
 
 import mpdiag
 from mpdiag.errors import UsageError
-from mpdiag.runs.sensitivity import by_weight, read_sensitivities
+from mpdiag.runs.results import by_weight, read_sensitivities
 from mpdiag.sensitivity.measurement import measure
 
 

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from mpdiag.analysis.scaling.loss_scale import LossScaleAnalysis
     from mpdiag.analysis.verdict.evidence import Extent
     from mpdiag.numerics.formats import FloatFormat
+    from mpdiag.runs.results import StoredComparison
     from mpdiag.runs.run import Run
-    from mpdiag.runs.stored.comparison import StoredComparison
 
 
 @dataclass(frozen=True)

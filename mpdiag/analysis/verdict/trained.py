@@ -9,8 +9,8 @@ from mpdiag.errors import MpdiagError, RunNotFound
 from mpdiag.files.paths import is_remote, place
 from mpdiag.installation.bundled import sample_runs
 from mpdiag.plan import PrecisionPlan
+from mpdiag.runs.results import StoredComparison, write_comparison
 from mpdiag.runs.run import META, Run, list_runs, open_run
-from mpdiag.runs.stored.comparison import StoredComparison, write_comparison
 
 if TYPE_CHECKING:
     import os

@@ -9,8 +9,8 @@ from mpdiag.files.atomic import atomic_path
 from mpdiag.files.paths import is_remote
 from mpdiag.plan import FILE as PLAN
 from mpdiag.plan import PrecisionPlan
+from mpdiag.runs.results import SEARCH
 from mpdiag.runs.run import META, open_run
-from mpdiag.runs.stored.search import FILE as SEARCH
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -23,8 +23,7 @@ from mpdiag.numerics.formats import FORMATS, FP16
 from mpdiag.reports import receipts
 from mpdiag.reports.picture import Picture
 from mpdiag.reports.plotting import empty, figure, layer_axis, row_height
-from mpdiag.runs.sensitivity import by_weight
-from mpdiag.runs.stored.search import MAY, MUST
+from mpdiag.runs.results import MAY, MUST, by_weight
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     from mpdiag.numerics.formats import FloatFormat
     from mpdiag.reports.contents import RunContents
     from mpdiag.runs.operations import Operation
-    from mpdiag.runs.sensitivity import Sensitivities
+    from mpdiag.runs.results import Sensitivities
 
 OUTSIDE = "(outside)"
 """How ``tracing`` names the module of what is computed outside of every module."""

@@ -14,7 +14,7 @@ from mpdiag.analysis.operations.rules import OperationFinding
 from mpdiag.analysis.plan_check import check_plan
 from mpdiag.cli import app
 from mpdiag.plan import LossScalePlan, PrecisionPlan
-from mpdiag.runs.stored.comparison import FILE, StoredComparison, read_comparison, write_comparison
+from mpdiag.runs.results import COMPARISON, StoredComparison, read_comparison, write_comparison
 from mpdiag.runs.training_log import RECORDED
 
 
@@ -101,7 +101,7 @@ def test_a_plan_is_what_it_decides_and_not_why():
 def test_a_comparison_that_cannot_be_read_is_none(tmp_path):
     assert read_comparison(tmp_path) is None
     for text in ("{", "[]", '{"against": 1}'):
-        (tmp_path / FILE).write_text(text)
+        (tmp_path / COMPARISON).write_text(text)
         assert read_comparison(tmp_path) is None
 
 

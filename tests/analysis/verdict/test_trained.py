@@ -10,7 +10,7 @@ from judged_runs import record
 from mpdiag.analysis.analyzer import analyze
 from mpdiag.analysis.comparison.compare import compare
 from mpdiag.analysis.verdict.trained import keep_comparison
-from mpdiag.runs.stored.comparison import FILE
+from mpdiag.runs.results import COMPARISON
 from mpdiag.runs.training_log import RECORDED
 from mpdiag.runs.writer import RunWriter
 
@@ -60,7 +60,7 @@ def test_what_was_not_trained_by_one_plan_shows_nothing(sides, change):
         meta = json.loads((folder / "meta.json").read_text())
         (folder / "meta.json").write_text(json.dumps(meta | {"half_precision_flops": 0.0}))
     assert keep(sides) == ()
-    assert not list(sides[0].rglob(FILE))
+    assert not list(sides[0].rglob(COMPARISON))
 
 
 def test_sample_runs_are_left_as_they_are(root):

@@ -16,8 +16,15 @@ from mpdiag.errors import DamagedRun, DamagedSearch
 from mpdiag.plan import Fp32Choice
 from mpdiag.reports.contents import read_contents
 from mpdiag.reports.views.sensitivity import ranking, sensitivity, shown
-from mpdiag.runs.sensitivity import OperationSensitivity, Sensitivities, read_sensitivities
-from mpdiag.runs.stored.search import MAY, MUST, OPEN, read_search
+from mpdiag.runs.results import (
+    MAY,
+    MUST,
+    OPEN,
+    OperationSensitivity,
+    Sensitivities,
+    read_search,
+    read_sensitivities,
+)
 
 SEARCH = {
     "version": 1,

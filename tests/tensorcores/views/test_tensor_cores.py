@@ -7,7 +7,7 @@ import json
 import pytest
 from made_profiles import profile
 
-from mpdiag.runs.stored.profile import read_profile
+from mpdiag.runs.results import read_profile
 from mpdiag.tensorcores.views import tensor_cores
 
 

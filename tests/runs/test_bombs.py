@@ -9,7 +9,7 @@ import pytest
 from made_runs import write_run
 
 from mpdiag.errors import DamagedRun
-from mpdiag.files.parquet import MOST_ROWS
+from mpdiag.runs.reader import MOST_ROWS
 from mpdiag.runs.run import open_run
 
 
