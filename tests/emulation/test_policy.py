@@ -7,6 +7,7 @@ import gc
 import os
 import threading
 from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 import torch
@@ -34,92 +35,13 @@ def full(*shape: int) -> torch.Tensor:
 
 classes = torch.zeros(4, dtype=torch.long)
 
+TABLE = Path(__file__).with_name("policy_operations.tsv").read_text().splitlines()
 OPERATIONS = {
-    # matrix multiplications and convolutions: low, whatever comes in
-    "linear": (lambda: F.linear(full(4, 8), full(4, 8)), HALF),
-    "matmul": (lambda: full(4, 8) @ full(8, 4), HALF),
-    "mm": (lambda: torch.mm(full(4, 8), full(8, 4)), HALF),
-    "bmm": (lambda: torch.bmm(full(2, 4, 8), full(2, 8, 4)), HALF),
-    "addmm": (lambda: torch.addmm(full(4), full(4, 8), full(8, 4)), HALF),
-    "baddbmm": (lambda: torch.baddbmm(full(2, 4, 4), full(2, 4, 8), full(2, 8, 4)), HALF),
-    "mv": (lambda: torch.mv(full(4, 8), full(8)), HALF),
-    "addmv": (lambda: torch.addmv(full(4), full(4, 8), full(8)), HALF),
-    "addr": (lambda: torch.addr(full(4, 8), full(4), full(8)), HALF),
-    "einsum": (lambda: torch.einsum("ij,kj->ik", full(4, 8), full(4, 8)), HALF),
-    "chain_matmul": (lambda: torch.linalg.multi_dot([full(4, 8), full(8, 4), full(4, 2)]), HALF),
-    "conv1d": (lambda: F.conv1d(full(2, 3, 8), full(4, 3, 3)), HALF),
-    "conv2d": (lambda: F.conv2d(full(2, 3, 8, 8), full(4, 3, 3, 3)), HALF),
-    "conv3d": (lambda: F.conv3d(full(1, 2, 4, 4, 4), full(2, 2, 3, 3, 3)), HALF),
-    "conv_transpose2d": (lambda: F.conv_transpose2d(full(1, 3, 4, 4), full(3, 2, 3, 3)), HALF),
-    "prelu": (lambda: F.prelu(full(4, 8), full(1)), HALF),
-    "attention": (lambda: F.scaled_dot_product_attention(*[full(1, 2, 4, 8)] * 3), HALF),
-    "lstm": (lambda: nn.LSTM(8, 4, bidirectional=True)(full(3, 2, 8))[0], HALF),
-    "lstm state": (lambda: nn.LSTM(8, 4)(full(3, 2, 8))[1][1], HALF),
-    "gru": (lambda: nn.GRU(8, 4, 2)(full(3, 2, 8))[0], HALF),
-    "gru, batch first": (lambda: nn.GRU(8, 4, batch_first=True)(full(3, 2, 8))[0], HALF),
-    "rnn": (lambda: nn.RNN(8, 4)(full(3, 2, 8))[0], HALF),
-    "lstm cell": (lambda: nn.LSTMCell(8, 4)(full(2, 8))[1], HALF),
-    "gru cell": (lambda: nn.GRUCell(8, 4)(full(2, 8)), HALF),
-    "multi-head attention": (lambda: nn.MultiheadAttention(8, 2)(*[full(3, 2, 8)] * 3)[0], HALF),
-    # exponentials, sums, norms and losses: FP32, whatever comes in
-    "exp": (lambda: low(4).exp(), FULL),
-    "expm1": (lambda: low(4).expm1(), FULL),
-    "log": (lambda: low(4).log(), FULL),
-    "log1p": (lambda: low(4).log1p(), FULL),
-    "pow": (lambda: low(4) ** 2, FULL),
-    "pow of tensors": (lambda: low(4) ** low(4), FULL),
-    "reciprocal": (lambda: low(4).reciprocal(), FULL),
-    "rsqrt": (lambda: low(4).rsqrt(), FULL),
-    "acos": (lambda: low(4).clamp(max=1).acos(), FULL),
-    "sinh": (lambda: low(4).sinh(), FULL),
-    "tan": (lambda: low(4).tan(), FULL),
-    "softplus": (lambda: F.softplus(low(4)), FULL),
-    "softmax": (lambda: low(4, 8).softmax(1), FULL),
-    "log_softmax": (lambda: F.log_softmax(low(4, 8), 1), FULL),
-    "logsumexp": (lambda: low(4, 8).logsumexp(1), FULL),
-    "sum": (lambda: low(4).sum(), FULL),
-    "sum over a dimension": (lambda: low(4, 8).sum(1), FULL),
-    "prod": (lambda: low(4).prod(), FULL),
-    "cumsum": (lambda: low(4).cumsum(0), FULL),
-    "cumprod": (lambda: low(4).cumprod(0), FULL),
-    "norm": (lambda: low(4).norm(), FULL),
-    "renorm": (lambda: low(4, 8).renorm(2, 0, 1.0), FULL),
-    "dist": (lambda: torch.dist(low(4), full(4)), FULL),
-    "cdist": (lambda: torch.cdist(low(4, 8), low(4, 8)), FULL),
-    "cosine_similarity": (lambda: F.cosine_similarity(low(4, 8), low(4, 8)), FULL),
-    "layer_norm": (lambda: F.layer_norm(low(4, 8), (8,)), FULL),
-    "rms_norm": (lambda: F.rms_norm(low(4, 8), (8,)), FULL),
-    "group_norm": (lambda: F.group_norm(low(4, 8), 2), FULL),
-    "mse_loss": (lambda: F.mse_loss(low(4), low(4)), FULL),
-    "l1_loss": (lambda: F.l1_loss(low(4), low(4)), FULL),
-    "smooth_l1_loss": (lambda: F.smooth_l1_loss(low(4), low(4)), FULL),
-    "huber_loss": (lambda: F.huber_loss(low(4), low(4)), FULL),
-    "cross_entropy": (lambda: F.cross_entropy(low(4, 8), classes), FULL),
-    "nll_loss": (lambda: F.nll_loss(low(4, 8), classes), FULL),
-    "kl_div": (lambda: F.kl_div(low(4, 8), low(4, 8), reduction="batchmean"), FULL),
-    "bce with logits": (lambda: F.binary_cross_entropy_with_logits(low(4), low(4)), FULL),
-    "poisson_nll_loss": (lambda: F.poisson_nll_loss(low(4), low(4)), FULL),
-    "hinge_embedding_loss": (lambda: F.hinge_embedding_loss(low(4), low(4).sign()), FULL),
-    "interpolate": (lambda: F.interpolate(low(1, 1, 4, 4), scale_factor=2, mode="bilinear"), FULL),
-    # as wide as the widest
-    "addcmul": (lambda: torch.addcmul(low(4), low(4), full(4)), FULL),
-    "addcdiv": (lambda: torch.addcdiv(full(4), low(4), low(4)), FULL),
-    "atan2": (lambda: torch.atan2(low(4), full(4)), FULL),
-    "dot": (lambda: torch.dot(low(4), full(4)), FULL),
-    "dot of halves": (lambda: torch.dot(low(4), low(4)), HALF),
-    "cross": (lambda: torch.cross(low(4, 3), full(4, 3), dim=1), FULL),
-    "bilinear": (lambda: F.bilinear(low(4, 3), full(4, 3), low(2, 3, 3)), FULL),
-    "tensordot": (lambda: torch.tensordot(full(4, 3), low(3, 2), 1), FULL),
-    "scatter_add": (lambda: low(4).scatter_add(0, classes, full(4)), FULL),
-    "index_put": (lambda: low(4).index_put((classes,), full(4)), FULL),
-    "cat": (lambda: torch.cat([low(4), full(4)]), FULL),
-    # not listed: as it comes
-    "relu": (lambda: low(4).relu(), HALF),
-    "gelu": (lambda: F.gelu(low(4)), HALF),
-    "gelu of FP32": (lambda: F.gelu(full(4)), FULL),
-    "mean": (lambda: low(4).mean(), HALF),
-    "batch_norm": (lambda: nn.BatchNorm1d(8)(low(4, 8)), HALF),
+    name: (eval(f"lambda: {call}"), {"HALF": HALF, "FULL": FULL}[dtype])
+    for name, dtype, call in (row.split("\t") for row in TABLE[1:])
 }
+"""Products are low, and sums, exponentials, norms and losses FP32, whatever comes in; then come those as
+wide as their widest operand, and those on no list."""
 
 
 @pytest.fixture
