@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support import backoff, batch, network
+from support import backoff, network
 from torch import nn
+from trained_by_hand import BATCHES, by_hand, fresh, momentum, same  # noqa: F401 - a fixture
 
 import mpdiag
 from mpdiag.errors import UsageError
@@ -14,23 +15,14 @@ from mpdiag.plan import PrecisionPlan
 accelerate = pytest.importorskip("accelerate")
 bridge = pytest.importorskip("mpdiag.integrations.accelerate")
 
-BATCHES = [batch(i) for i in range(6)]
-
-
-@pytest.fixture(autouse=True)
-def fresh():
-    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
-    accelerate.state.GradientState._reset_state()
-    yield
-    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
-    accelerate.state.GradientState._reset_state()
+pytestmark = pytest.mark.usefixtures("fresh")
 
 
 def train(plan, batches=BATCHES, clip=None, every=1, level=None, schedule=False, split=False):
     accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=every)
     accelerator = bridge.apply_plan(accelerator, plan, level=level)
     model = network()
-    optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
+    optimizer = momentum(model)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
     if split:
         model = accelerator.prepare(model)
@@ -56,22 +48,14 @@ def train(plan, batches=BATCHES, clip=None, every=1, level=None, schedule=False,
     return model, skipped, rate
 
 
-def by_hand(plan, steps=6, clip=None, every=1, level=None):
+def prepared(plan=None, level=None):
+    """An accelerator with a model and an optimizer under a plan."""
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
+    accelerator = bridge.apply_plan(
+        accelerate.Accelerator(cpu=True), plan or backoff(), level=level
+    )
     model = network()
-    optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
-    with mpdiag.MixedPrecision(model, optimizer, plan, level=level) as mp:
-        for i, (x, y) in enumerate(BATCHES[:steps]):
-            with mp.autocast():
-                output = model(x)
-            mp.backward(nn.functional.cross_entropy(output.float(), y) / every)
-            if (i + 1) % every == 0:
-                mp.step(clip_norm=clip)
-    return model
-
-
-def same(a, b):
-    pairs = zip(a.state_dict().values(), b.state_dict().values(), strict=True)
-    return all(torch.equal(x, y) for x, y in pairs)
+    return accelerator, *accelerator.prepare(model, momentum(model))
 
 
 @pytest.mark.parametrize("level", ["O1", "O2"])
@@ -112,40 +96,10 @@ def test_a_skip_is_told_and_the_scheduler_waits():
     assert all(torch.isfinite(buffer).all() for buffer in model.buffers())
 
 
-def test_its_state_is_saved_with_the_accelerators(tmp_path):
-    def make():
-        accelerator = bridge.apply_plan(
-            accelerate.Accelerator(cpu=True), backoff(64.0, growth_interval=2)
-        )
-        model = network()
-        optimizer = torch.optim.SGD(model.parameters(), 0.05)
-        return accelerator, *accelerator.prepare(model, optimizer)
-
-    accelerator, model, optimizer = make()
-    for x, y in BATCHES[:4]:
-        accelerator.backward(nn.functional.cross_entropy(model(x), y))
-        optimizer.step()
-    accelerator.save_state(str(tmp_path))
-    accelerator.end_plan()
-    again, *_ = make()
-    again.load_state(str(tmp_path))
-    assert again.mp.loss_scale == 256.0
-    assert again.mp.steps == 4
-
-
 @pytest.mark.parametrize("level", ["O1", "O2", "O3"])
 @pytest.mark.parametrize("into", ["a new training", "the same one"])
 def test_a_training_resumed_from_a_saved_state_is_the_uninterrupted_one(tmp_path, level, into):
     """Bit for bit, masters and counts too; at O2 ``save_state`` itself saves the model's halves."""
-
-    def make():
-        accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
-        accelerator = bridge.apply_plan(
-            accelerate.Accelerator(cpu=True), backoff(64.0, growth_interval=2), level=level
-        )
-        model = network()
-        optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
-        return accelerator, *accelerator.prepare(model, optimizer)
 
     def train_on(accelerator, model, optimizer, batches):
         for x, y in batches:
@@ -161,7 +115,8 @@ def test_a_training_resumed_from_a_saved_state_is_the_uninterrupted_one(tmp_path
         return full, (mp.loss_scaler, mp.steps, mp.skipped, mp.context.monitor.skips.to_plain())
 
     spoiled = (BATCHES[2][0] * float("inf"), BATCHES[2][1])
-    parts = make()
+    plan = backoff(64.0, growth_interval=2)
+    parts = prepared(plan, level)
     train_on(*parts, [*BATCHES[:3], spoiled])
     parts[0].save_state(str(tmp_path))
     at_save = reached(*parts)
@@ -170,7 +125,7 @@ def test_a_training_resumed_from_a_saved_state_is_the_uninterrupted_one(tmp_path
     whole = reached(*parts)
     if into == "a new training":
         parts[0].end_plan()
-        parts = make()
+        parts = prepared(plan, level)
     parts[0].load_state(str(tmp_path))
     for then, more in ((at_save, []), (whole, BATCHES[3:])):
         train_on(*parts, more)
@@ -184,19 +139,13 @@ def test_a_training_resumed_from_a_saved_state_is_the_uninterrupted_one(tmp_path
 def test_a_state_saved_right_after_a_master_was_written_is_whole(tmp_path):
     """The model itself has the value in its next forward pass, which a resumed training must see."""
 
-    def make():
-        accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
-        accelerator = bridge.apply_plan(accelerate.Accelerator(cpu=True), backoff(), level="O2")
-        model = network()
-        return accelerator, *accelerator.prepare(model, torch.optim.SGD(model.parameters(), 0.05))
-
-    accelerator, model, _ = make()
+    accelerator, model, _ = prepared(level="O2")
     with torch.no_grad():
         accelerator.mp.master_parameters()[0].add_(0.123)
     accelerator.save_state(str(tmp_path))
     before = accelerator.mp.fp32_state_dict(model), model(BATCHES[0][0])
     accelerator.end_plan()
-    accelerator, model, _ = make()
+    accelerator, model, _ = prepared(level="O2")
     accelerator.load_state(str(tmp_path))
     assert torch.equal(model(BATCHES[0][0]), before[1])
     for name, value in accelerator.mp.fp32_state_dict(model).items():
@@ -205,9 +154,7 @@ def test_a_state_saved_right_after_a_master_was_written_is_whole(tmp_path):
 
 
 def test_a_state_without_masters_goes_on_from_the_models_weights(tmp_path):
-    accelerator = bridge.apply_plan(accelerate.Accelerator(cpu=True), backoff(), level="O2")
-    model = network()
-    accelerator.prepare(model, torch.optim.SGD(model.parameters(), 0.05))
+    accelerator, model, _ = prepared(level="O2")
     (held,) = accelerator._custom_objects
     state = held.state_dict()
     del state["masters"], state["skips_in_a_row"]
@@ -225,16 +172,9 @@ def test_a_mixed_precision_of_its_own_is_refused():
 
 
 def test_an_optimizer_too_late_is_refused():
-    accelerator = bridge.apply_plan(accelerate.Accelerator(cpu=True), backoff())
-    model = network()
-    accelerator.prepare(model, torch.optim.SGD(model.parameters(), 0.1))
+    accelerator, *_ = prepared()
     with pytest.raises(UsageError, match="one call of prepare"):
         accelerator.prepare(torch.optim.SGD(network().parameters(), 0.1))
-
-
-def test_without_a_plan_nothing_changes():
-    accelerator = accelerate.Accelerator(cpu=True)
-    assert type(accelerator) is accelerate.Accelerator
 
 
 def test_a_prepared_optimizer_is_recorded(tmp_path):

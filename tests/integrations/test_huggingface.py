@@ -7,6 +7,7 @@ import torch
 from safetensors.torch import load_file
 from support import backoff
 from torch import nn
+from trained_by_hand import fresh, same  # noqa: F401 - a fixture
 
 import mpdiag
 from mpdiag.errors import UsageError
@@ -14,18 +15,12 @@ from mpdiag.plan import PrecisionPlan
 from mpdiag.runs.training_log import read_log
 
 transformers = pytest.importorskip("transformers")
-accelerate = pytest.importorskip("accelerate")
+pytest.importorskip("accelerate")
 bridge = pytest.importorskip("mpdiag.integrations.huggingface")
-pytestmark = pytest.mark.filterwarnings("ignore")  # Transformers', about pinned memory
-
-
-@pytest.fixture(autouse=True)
-def fresh():
-    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
-    accelerate.state.GradientState._reset_state()
-    yield
-    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
-    accelerate.state.GradientState._reset_state()
+pytestmark = [
+    pytest.mark.usefixtures("fresh"),
+    pytest.mark.filterwarnings("ignore"),  # Transformers', about pinned memory
+]
 
 
 class Model(nn.Module):
@@ -64,11 +59,6 @@ def make(tmp_path, kind=transformers.Trainer, model=None, settings=None, **optio
     }
     arguments = transformers.TrainingArguments(str(tmp_path / "out"), **chosen | (settings or {}))
     return kind(model or Model(), arguments, train_dataset=data(), **options)
-
-
-def same(a, b):
-    pairs = zip(a.state_dict().values(), b.state_dict().values(), strict=True)
-    return all(torch.equal(x, y) for x, y in pairs)
 
 
 def test_recording_leaves_no_trace_in_the_numbers(tmp_path):

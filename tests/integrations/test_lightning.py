@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
-
 import pytest
 import torch
-from support import backoff, batch, network
+from support import backoff, network
 from torch import nn
+from trained_by_hand import BATCHES, by_hand, momentum, same
 
 import mpdiag
 from mpdiag.errors import UsageError
@@ -17,8 +16,6 @@ from mpdiag.runs.training_log import read_log
 lightning = pytest.importorskip("lightning")
 bridge = pytest.importorskip("mpdiag.integrations.lightning")
 pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's, about workers and loggers
-
-BATCHES = [batch(i) for i in range(6)]
 
 
 class Module(lightning.LightningModule):
@@ -46,12 +43,12 @@ class Module(lightning.LightningModule):
         self.validated = self.net(inputs[0]).dtype
 
     def configure_optimizers(self):
-        return torch.optim.SGD(self.net.parameters(), 0.05, momentum=0.9)
+        return momentum(self.net)
 
 
-def fit(module, tmp_path, batches=BATCHES, **options):
-    trainer = lightning.Trainer(
-        max_epochs=1,
+def trainer(tmp_path, epochs=1, **options):
+    return lightning.Trainer(
+        max_epochs=epochs,
         accelerator="cpu",
         logger=False,
         enable_checkpointing=False,
@@ -60,29 +57,14 @@ def fit(module, tmp_path, batches=BATCHES, **options):
         default_root_dir=tmp_path,
         **options,
     )
-    trainer.fit(module, torch.utils.data.DataLoader(batches, batch_size=None))
-    return trainer
 
 
-def by_hand(plan, steps=6, clip=None, every=1):
-    model = network()
-    optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
-    with mpdiag.MixedPrecision(model, optimizer, plan) as mp:
-        for i, (x, y) in enumerate(BATCHES[:steps]):
-            with mp.autocast():
-                loss = nn.functional.cross_entropy(model(x), y) / every
-            mp.backward(loss)
-            if (i + 1) % every == 0:
-                if clip is not None:
-                    mp.unscale()
-                    torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
-                mp.step()
-    return model
+def loader():
+    return torch.utils.data.DataLoader(BATCHES, batch_size=None)
 
 
-def same(a, b):
-    pairs = zip(a.state_dict().values(), b.state_dict().values(), strict=True)
-    return all(torch.equal(x, y) for x, y in pairs)
+def fit(module, tmp_path, **options):
+    trainer(tmp_path, **options).fit(module, loader())
 
 
 # -- recording -------------------------------------------------------------------------------------
@@ -165,21 +147,13 @@ def test_fp32_modules_by_their_recorded_names(tmp_path):
 
 def test_validation_runs_by_the_plan_while_training(tmp_path):
     module = Module()
-    trainer = lightning.Trainer(
-        max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False,
-        enable_progress_bar=False, enable_model_summary=False, default_root_dir=tmp_path,
-        num_sanity_val_steps=0, plugins=bridge.PlanPrecision(backoff()),
-    )  # fmt: skip
-    loader = torch.utils.data.DataLoader(BATCHES, batch_size=None)
-    trainer.fit(module, loader, loader)
+    plugin = bridge.PlanPrecision(backoff())
+    trainer(tmp_path, num_sanity_val_steps=0, plugins=plugin).fit(module, loader(), loader())
     assert module.validated == torch.float16
     assert module.net[4].weight.dtype == torch.float32
 
 
 def test_checkpoints_keep_the_scale(tmp_path):
-    plugin = bridge.PlanPrecision(backoff(64.0, growth_interval=3))
-    trainer = fit(Module(), tmp_path, plugins=plugin)
-
     class Save(lightning.pytorch.Callback):
         def on_train_end(self, trainer, module):
             trainer.save_checkpoint(tmp_path / "last.ckpt")
@@ -193,15 +167,9 @@ def test_checkpoints_keep_the_scale(tmp_path):
         def on_train_batch_start(self, *_):
             seen.append(again.mp.loss_scale)
 
-    trainer = lightning.Trainer(
-        max_epochs=2, accelerator="cpu", logger=False, enable_checkpointing=False,
-        enable_progress_bar=False, enable_model_summary=False, default_root_dir=tmp_path,
-        plugins=again, callbacks=[Look()],
-    )  # fmt: skip
-    loader = torch.utils.data.DataLoader(BATCHES, batch_size=None)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        trainer.fit(Module(), loader, ckpt_path=tmp_path / "last.ckpt", weights_only=False)
+    trainer(tmp_path, 2, plugins=again, callbacks=[Look()]).fit(
+        Module(), loader(), ckpt_path=tmp_path / "last.ckpt", weights_only=False
+    )
     assert seen[0] == 256.0  # grown twice in six steps
 
 
@@ -218,8 +186,7 @@ def fabric_loop(plan, poison=None, clip=None, every=1, **options):
     precision = bridge.PlanPrecision(plan, **options)
     fabric = lightning.Fabric(accelerator="cpu", devices=1, plugins=precision)
     model = network()
-    optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
-    model, optimizer = fabric.setup(model, optimizer)
+    model, optimizer = fabric.setup(model, momentum(model))
     skipped = []
     for i, (x, y) in enumerate(BATCHES):
         output = model(x * float("inf") if i == poison else x)

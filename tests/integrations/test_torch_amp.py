@@ -38,22 +38,8 @@ def walk(plan, factors):
     "plan", [constant(512.0), SHORT, LOGNORMAL], ids=["constant", "backoff", "log"]
 )
 def test_scales_are_those_of_the_plans_scaler(plan):
-    factors = [
-        1.0,
-        0.5,
-        2.0,
-        3.0,
-        math.inf,
-        1.0,
-        math.nan,
-        math.inf,
-        math.inf,
-        0.25,
-        1.0,
-        1.0,
-        1.0,
-        8.0,
-    ]
+    inf = math.inf
+    factors = [1.0, 0.5, 2.0, 3.0, inf, 1.0, math.nan, inf, inf, 0.25, 1.0, 1.0, 1.0, 8.0]
     expected, state = [], scaler_of(plan.loss_scale, resolve(plan))
     for factor in factors:
         expected.append(state.scale)
