@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from mpdiag.launching.patching.parameter_operations import ParameterOperations
     from mpdiag.launching.patching.patches import Patches
     from mpdiag.plan import PrecisionPlan
+    from mpdiag.tracing.autograd_graph import BackwardPasses
     from mpdiag.tracing.precision_share import PrecisionShare
     from mpdiag.training.options import Backend
     from mpdiag.training.script_trainer import ScriptTrainer
@@ -68,6 +69,7 @@ class ScriptTraining:
         self._owners: dict[int, nn.Module] = {}  # by id of a parameter
         self._products: ParameterOperations | None = None
         self._share: PrecisionShare | None = None
+        self._passes: BackwardPasses | None = None
         self._calls: GradientCalls | None = None
         self._stepped_by: WeakKeyDictionary[Optimizer, ScriptTrainer] = WeakKeyDictionary()
         self._replaced: WeakSet[Optimizer] = WeakSet()  # whose step was replaced
@@ -84,12 +86,15 @@ class ScriptTraining:
         from mpdiag.launching.discovery import Discovery
         from mpdiag.launching.patching.parameter_operations import ParameterOperations
         from mpdiag.launching.patching.patches import Patches
+        from mpdiag.tracing.autograd_graph import BackwardPasses
         from mpdiag.tracing.precision_share import PrecisionShare
 
         self._share = PrecisionShare(everywhere=True)
         self._products = ParameterOperations(self)
         self._products.attach()
-        self._calls = GradientCalls(self.trainers, self.refuse, self._products.on)
+        self._passes = BackwardPasses(self._products.backward_pass)
+        self._passes.attach()
+        self._calls = GradientCalls(self.trainers, self.refuse)
         self._patches = Patches(self._calls)
         self._patches.install()
         self._discovery = Discovery(self, patient=True)
@@ -113,6 +118,8 @@ class ScriptTraining:
             self._share.stop()
             self._products.detach()
             self._products = None
+        if self._passes is not None:
+            self._passes.detach()
         if self._discovery is not None:
             self._discovery.detach()
         if self._patches is not None:

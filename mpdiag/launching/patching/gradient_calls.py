@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import sys
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from mpdiag.launching import processes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from contextlib import AbstractContextManager
 
     from torch import Tensor
 
@@ -29,21 +28,14 @@ class GradientCalls:
     Args:
         trainers: The trainers at work; more may be added later.
         refuse: Ends the script, with a reason.
-        looking: Makes a context in which products are seen that a backward pass computes again.
 
     Attributes:
         in_script_code: Whether code of the script runs inside the pass.
         casts_off: How many contexts of the script switch autocast off.
     """
 
-    def __init__(
-        self,
-        trainers: list[ScriptTrainer],
-        refuse: Callable[[str], None],
-        looking: Callable[[], AbstractContextManager[object]] = nullcontext,
-    ) -> None:
+    def __init__(self, trainers: list[ScriptTrainer], refuse: Callable[[str], None]) -> None:
         self.refuse = refuse
-        self.looking = looking
         self.in_script_code = False
         self.casts_off = 0
         self._trainers = trainers

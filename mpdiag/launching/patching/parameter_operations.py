@@ -20,7 +20,7 @@ from mpdiag.tracing.dispatch import is_traced
 from mpdiag.tracing.tap import FunctionTap
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from types import FrameType
 
     from torch import nn
@@ -66,7 +66,7 @@ class ParameterOperations:
         self._tap.detach()
 
     @contextmanager
-    def on(self) -> Iterator[None]:
+    def backward_pass(self, _outputs: Iterable[Any]) -> Iterator[None]:
         """Look inside a backward pass, too: checkpointing computes parts of a model in it again.
 
         ``loss.backward()`` is passed to the mode, and torch takes it off for what it was passed.

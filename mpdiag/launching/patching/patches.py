@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from mpdiag.launching.patching.gradient_calls import GradientCalls
 
 _OURS = "mpdiag"
-_ENGINE = "_engine_run_backward"
-"""Where torch begins a backward pass, without the modes of ``torch.overrides`` that it called."""
 
 
 class Patches:
@@ -88,17 +86,8 @@ class Patches:
 
             return call
 
-        def engine(plain: Any) -> Any:
-            def call(*args: Any, **kwargs: Any) -> Any:
-                with handler.looking():
-                    return plain(*args, **kwargs)
-
-            return call
-
         self._replace(torch.autograd, "backward", backward)
         self._replace(torch.autograd, "grad", grad)
-        if hasattr(torch.autograd, _ENGINE):
-            self._replace(torch.autograd, _ENGINE, engine)
 
     def _hooks(self) -> None:
         """Let hooks of the script see true gradients, and tensors retain them."""
