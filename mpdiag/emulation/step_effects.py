@@ -1,7 +1,7 @@
 """What rounding each operation of each module does to a step's gradients: the facts of a recording.
 
-One site is one operation of one module, as a plan names it. ``step_tape.py`` notes the step, and
-``step_replay.py`` runs it again.
+One site is one operation of one module, as a plan names it. ``step_tape.py`` notes the step and runs it
+again.
 
 Most operations of most trainings are harmless, so many are rounded at once: all of a step, and, where
 that changes the gradients by a tenth and more, one half of them, then the other. Errors add up,
@@ -24,16 +24,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from mpdiag.emulation.rounding import DTYPES
-from mpdiag.emulation.step_replay import BREAKS, FP8, StepReplay
-from mpdiag.emulation.step_tape import StepTape
+from mpdiag.emulation.step_tape import BREAKS, FP8, StepReplay, StepTape
 from mpdiag.numerics.autocast_lists import COMPOSITES, LISTS, MOVES, policy_name
 from mpdiag.tracing.dispatch import tensors_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from mpdiag.emulation.step_replay import Effect
-    from mpdiag.emulation.step_tape import Call
+    from mpdiag.emulation.step_tape import Call, Effect
 
 Site = tuple[str | None, str]
 """A module's name, None outside of all, and an operation's."""

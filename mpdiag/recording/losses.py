@@ -22,8 +22,8 @@ import torch
 
 from mpdiag.files.paths import is_remote
 from mpdiag.runs.training_log import RECORDED, LogWriter, Metric, TrainingStep, announce, withdraw
+from mpdiag.tracing.autograd_graph import loss_of
 from mpdiag.tracing.dispatch import in_backward, is_traced
-from mpdiag.tracing.loss_value import loss_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

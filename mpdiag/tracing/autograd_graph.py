@@ -1,4 +1,4 @@
-"""What a backward pass will reach: leaf tensors, and operations."""
+"""What a backward pass begins with, and what it will reach: a loss, leaf tensors, operations."""
 
 from __future__ import annotations
 
@@ -16,6 +16,49 @@ if TYPE_CHECKING:
 
 
 _AUTOGRAD: Any = torch.autograd  # its backward() and grad() look the engine up by this name
+
+
+def loss_of(tensors: Any, weights: Any = None) -> float | torch.Tensor | None:
+    """What a backward pass differentiates, as one number.
+
+    Args:
+        tensors: What ``torch.autograd.backward`` was called on: a tensor, or several.
+        weights: Its ``grad_tensors``: None, a tensor, or one for each (None: 1).
+
+    Returns:
+        The sum of the tensors, each times its weight: a float, or a tensor on its device, which
+        nobody waits for. None if one is no single number, or its value cannot be read.
+    """
+    given = (tensors,) if isinstance(tensors, torch.Tensor) else tuple(tensors or ())
+    factors = (weights,) if weights is None or isinstance(weights, torch.Tensor) else tuple(weights)
+    if factors == (None,):
+        factors *= len(given)
+    if not given or len(factors) != len(given):
+        return None
+    if not all(_is_readable(t) for t in (*given, *(f for f in factors if f is not None))):
+        return None
+    try:
+        with torch.no_grad():
+            parts = [_weighted(t, f) for t, f in zip(given, factors, strict=True)]
+            return sum(parts[1:], parts[0])
+    except RuntimeError:  # a tensor of torch.func, whose value cannot be read
+        return None
+
+
+def _is_readable(tensor: Any) -> bool:
+    if type(tensor) is not torch.Tensor or tensor.numel() != 1 or tensor.is_meta:
+        return False
+    return not (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
+
+
+def _weighted(tensor: torch.Tensor, weight: torch.Tensor | None) -> float | torch.Tensor:
+    value = _value(tensor)
+    return value if weight is None else value * _value(weight)
+
+
+def _value(tensor: torch.Tensor) -> float | torch.Tensor:
+    value = tensor.detach()
+    return value.item() if value.device.type == "cpu" else value.clone()
 
 
 def leaves_of(tensors: Iterable[Tensor]) -> tuple[dict[int, Tensor], bool]:

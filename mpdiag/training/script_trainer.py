@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from mpdiag.tracing.loss_value import loss_of
+from mpdiag.tracing.autograd_graph import loss_of
 from mpdiag.tracing.nonfinite import find_nonfinite
 from mpdiag.training import setup, stepping, updates
 from mpdiag.training.casting import widened

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from mpdiag.emulation.step_effects import by_groups
-from mpdiag.emulation.step_replay import BREAKS, Effect
+from mpdiag.emulation.step_tape import BREAKS, Effect
 
 SITES = [("layer", f"op{i}") for i in range(64)]
 

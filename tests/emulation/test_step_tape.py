@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import mpdiag
-from mpdiag.emulation import step_effects, step_replay, step_tape
+from mpdiag.emulation import step_effects, step_tape
 from mpdiag.runs.run import open_run
 
 
@@ -151,9 +151,9 @@ def test_a_step_that_is_too_large_says_nothing(tmp_path, monkeypatch):
 
 def test_of_a_large_step_only_the_whole_is_run_again(tmp_path, monkeypatch):
     runs = []
-    effect = step_replay.StepReplay.effect
+    effect = step_tape.StepReplay.effect
     monkeypatch.setattr(
-        step_replay.StepReplay, "effect", lambda *a, **k: runs.append(a[1]) or effect(*a, **k)
+        step_tape.StepReplay, "effect", lambda *a, **k: runs.append(a[1]) or effect(*a, **k)
     )
     monkeypatch.setattr(step_effects, "SMALL", 0)
     monkeypatch.setattr(step_effects, "RUNS", 0)
@@ -165,10 +165,10 @@ def test_of_a_large_step_only_the_whole_is_run_again(tmp_path, monkeypatch):
 
 def test_rounding_keeps_what_leaves_the_range():
     x = torch.tensor([1e6, 1.0 + 2.0**-12, 1e-30, float("inf")])
-    assert step_replay._round(x, "fp16", False).tolist() == [999936.0, 1.0, 0.0, float("inf")]
-    tiny = step_replay._round(x, "fp16", True)[2]
+    assert step_tape._round(x, "fp16", False).tolist() == [999936.0, 1.0, 0.0, float("inf")]
+    tiny = step_tape._round(x, "fp16", True)[2]
     assert float(tiny) == pytest.approx(1e-30, rel=2.0**-11)
-    assert torch.equal(step_replay._round(x, "bf16", False), x.bfloat16().float())
+    assert torch.equal(step_tape._round(x, "bf16", False), x.bfloat16().float())
 
 
 @torch.library.custom_op("mpdiag_test::twice", mutates_args=())
