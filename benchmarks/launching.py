@@ -23,8 +23,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPTS = ROOT / "tests" / "scripts"
 NAMES = """
-    plain_loop trainer_class with_files/train lbfgs_closure gan accumulation own_grad_scaler
-    lightning_script hf_trainer accelerate_script workers two_phases
+    plain_loop trainer_class with_files/train lbfgs_closure accumulation own_grad_scaler
+    lightning_script hf_trainer accelerate_script workers
 """.split()
 
 

@@ -33,6 +33,7 @@ def test_a_gans_generator_has_activation_gradients(gan):
     assert sorted(gradients.step.unique()) == list(range(1, 40, 2))
     missing = [i["name"] for i in run.meta["coverage"]["not_recorded"]]
     assert not [name for name in missing if name.startswith("generator")]
+    assert {"generator.0", "critic.2.weight"} <= {row["name"] for row in run.modules()}
 
 
 def test_the_steps_of_each_optimizer_are_told(tmp_path, capsys):

@@ -21,11 +21,11 @@ from mpdiag.runs.training_log import read_log
 
 SPREAD = json.loads(Path(__file__).with_name("spread.json").read_text())
 NAMES = """
-    plain_loop trainer_class with_files/train lbfgs_closure gan accumulation own_grad_scaler
-    lightning_script hf_trainer accelerate_script workers two_phases
+    plain_loop trainer_class with_files/train lbfgs_closure accumulation own_grad_scaler
+    lightning_script hf_trainer accelerate_script workers
 """.split()
-ALIKE = {"plain_loop", "trainer_class", "accumulation", "gan", "own_grad_scaler", "hf_trainer"}
-STEPS = {"accumulation": 60, "gan": 300, "hf_trainer": 64, "lightning_script": 64}
+ALIKE = {"plain_loop", "trainer_class", "accumulation", "own_grad_scaler", "hf_trainer"}
+STEPS = {"accumulation": 60, "hf_trainer": 64, "lightning_script": 64}
 
 
 @pytest.fixture(scope="module")
@@ -104,24 +104,10 @@ def test_training_by_the_plan_ends_within_the_seeds_spread(told, fork_server, na
 
 
 def test_models_are_called_what_the_script_calls_them(told):
-    folder, _, _ = told("gan")
-    modules = open_run(folder / "run").modules()
-    assert {"generator.0", "critic.2.weight"} <= {row["name"] for row in modules}
     folder, _, _ = told("trainer_class")
     names = {row["name"]: row["script_name"] for row in open_run(folder / "run").modules()}
     assert names["features.0.weight"] == "model.features.0.weight"
     assert names[""] == "model"
-
-
-def test_a_second_optimizer_of_a_later_phase_is_recorded(told):
-    folder, _, _ = told("two_phases")
-    run = open_run(folder / "run")
-    assert [o["type"] for o in run.meta["optimizers"]] == ["SGD", "Adam"]
-    assert run.meta["steps_seen"] == 80
-    frame = run.frame()
-    updates = frame[(frame["kind"] == "update") & (frame["name"] == "body.0.weight")]
-    assert updates["step"].min() == 20
-    assert len(updates) == 15
 
 
 def test_calls_of_a_models_parts_are_forward_passes(told):

@@ -6,11 +6,13 @@ import textwrap
 from dataclasses import replace
 
 import pytest
+from script_processes import TRAIN
 from support import backoff, constant
 
 from mpdiag.numerics.loss_scalers import LogNormal
 from mpdiag.plan import Fp32Choice, LossScalePlan, PrecisionPlan
 from mpdiag.runs.training_log import read_log
+from mpdiag.tracing.fingerprint import fingerprint
 
 HEAD = """
 import sys, warnings, torch
@@ -597,3 +599,27 @@ def test_a_script_may_save_and_copy_its_whole_model(fork_server, tmp_path):
     assert done.code == 0, done.err
     assert done.out == "saved False\n"
     assert "4 steps in fp16" in done.err
+
+
+# -- the plan of another model -----------------------------------------------------------------------
+
+OWN = [("0.weight", (8, 4)), ("0.bias", (8,)), ("2.weight", (1, 8)), ("2.bias", (1,))]
+CNN = [("stem.weight", (8, 3, 3, 3)), ("norm.weight", (8,)), ("head.weight", (10, 8))]
+
+
+@pytest.mark.parametrize(
+    ("model", "code", "sentence"),
+    [
+        (OWN, 0, None),
+        (CNN, 3, "error: this script cannot be trained by a plan: the plan is of another model"),
+        (OWN[:2], 0, "the plan was made without these layers of the model"),
+    ],
+)
+def test_whose_plan_it_is(fork_server, tmp_path, model, code, sentence):
+    (tmp_path / "train.py").write_text(TRAIN)
+    replace(constant(8.0), model=fingerprint(model)).save(tmp_path / "plan.json")
+    words = ("train", "--plan", "plan.json", "--out", "run", "--", "train.py")
+    done = fork_server("mpdiag", *words, cwd=tmp_path)
+    assert done.code == code, done.err
+    assert (sentence or "") in done.err
+    assert ("model" in done.err) == (sentence is not None)

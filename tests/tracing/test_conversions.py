@@ -146,3 +146,13 @@ def test_results_are_the_same_and_the_stack_is_left_as_it_was():
     mode.detach()
     assert torch._C._len_torch_function_stack() == depth
     assert noted.told == [None]
+
+
+def test_the_default_device_stays_at_the_bottom_of_the_stack():
+    """Torch looks for it there when it is changed."""
+    mode = conversions.Conversions(Noted())
+    torch.set_default_device("cpu")
+    mode.attach()
+    torch.set_default_device(None)
+    mode.detach()
+    assert torch._C._len_torch_function_stack() == 0
