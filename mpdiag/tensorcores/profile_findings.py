@@ -67,7 +67,7 @@ def _padding(judged: Sequence[JudgedOperation]) -> Iterator[dict[str, Any]]:
     """What padding sizes read from a trace does not prove, if padding is advised at all."""
     odd = [j for j in judged if j.cause == "alignment"]
     if odd:
-        yield _note(
+        yield note(
             "info",
             "padding-not-proved",
             "a trace shows sizes of single products: that the padded sizes fit together (heads, "
@@ -92,7 +92,7 @@ def _rates(judged: Sequence[JudgedOperation]) -> Iterator[dict[str, Any]]:
     why = "the clock ran above the published one"
     if shortcuts:
         why += ", or the kernel does less arithmetic than the convolution asks for (Winograd, FFT)"
-    yield _note(
+    yield note(
         "info",
         "rate-above-peak",
         f"{counted(len(above), 'operation')} ran faster than the published peak ({place}: "
@@ -109,7 +109,7 @@ def _idle(timeline: Timeline | None) -> Iterator[dict[str, Any]]:
     whole = timeline.whole
     cause = max(whole.gaps, key=lambda c: whole.gaps[c])
     share = whole.gaps[cause] / whole.wall_us
-    yield _note(
+    yield note(
         "info",
         "gpu-idle",
         f"the GPU was idle for {percent(whole.idle_fraction)} of the recorded time, "
@@ -138,7 +138,8 @@ _BUSY = {
 }
 
 
-def _note(severity: str, code: str, message: str, fix: str, **evidence: Any) -> dict[str, Any]:
+def note(severity: str, code: str, message: str, fix: str, **evidence: Any) -> dict[str, Any]:
+    """A finding as a document."""
     return {
         "severity": severity,
         "code": code,
@@ -153,7 +154,7 @@ def _matrix_findings(times: KernelTimes, device: DeviceFacts | None) -> Iterator
     tensor, cuda = times.fraction("tensor_core"), times.fraction("cuda_core")
     if cuda >= SOME:
         without = " and nothing on Tensor Cores" if not tensor else ""
-        yield _note(
+        yield note(
             "warning",
             "matrix-on-cuda-cores",
             f"{percent(cuda)} of kernel time is matrix work on CUDA cores{without}",
@@ -163,7 +164,7 @@ def _matrix_findings(times: KernelTimes, device: DeviceFacts | None) -> Iterator
         )
     layout = times.fraction("layout")
     if layout >= SOME:
-        yield _note(
+        yield note(
             "warning",
             "layout-conversions",
             f"{percent(layout)} of kernel time converts between NCHW and NHWC",
@@ -193,7 +194,7 @@ def _kernel_findings(
         largest = next(k.name for k in times.kernels if k.measured_verdict == "unknown")
         amd = any(k.facts.generation.startswith("gfx") for k in times.kernels)
         vendor: Vendor = "amd" if amd else "nvidia"
-        yield _note(
+        yield note(
             "warning",
             "unknown-kernels",
             f"{percent(unknown)} of kernel time is in kernels whose names do not say what ran",
@@ -208,7 +209,7 @@ def _kernel_findings(
             for k in reversed(times.kernels)
             if k.facts.verdict == "tensor_core" and k.facts.generation
         }
-        yield _note(
+        yield note(
             "warning" if old >= MUCH else "info",
             "older-generation",
             f"{percent(old)} of kernel time is in Tensor Core kernels that were not written for "
@@ -227,7 +228,7 @@ def _kernel_findings(
     )
     share = narrow / times.total_us if times.total_us else 0.0
     if share >= SOME:
-        yield _note(
+        yield note(
             "warning",
             "misaligned",
             f"{percent(share)} of kernel time is in Tensor Core kernels chosen for rows that are "
@@ -250,7 +251,7 @@ def _contradictions(times: KernelTimes, sampled: float | None) -> Iterator[dict[
         if kernel.measured is not None and kernel_evidence.contradicts(
             kernel.facts, kernel.measured
         ):
-            yield _note(
+            yield note(
                 "warning",
                 "contradiction",
                 f"the name of {kernel.name[:120]} says {kernel.facts.verdict.replace('_', ' ')}, "
@@ -267,7 +268,7 @@ def _contradictions(times: KernelTimes, sampled: float | None) -> Iterator[dict[
         and (sampled > SOME) != (tensor > 0)
         and (sampled > SOME or tensor > MUCH)
     ):
-        yield _note(
+        yield note(
             "warning",
             "contradiction",
             f"by name {percent(tensor)} of kernel time is on Tensor Cores, but the sampled "
@@ -279,9 +280,9 @@ def _contradictions(times: KernelTimes, sampled: float | None) -> Iterator[dict[
 
 def _reading_findings(trace: TraceReader, linked: Linked) -> Iterator[dict[str, Any]]:
     for problem in trace.problems:
-        yield _note("warning", "damaged-trace", problem, "record the trace again if it matters")
+        yield note("warning", "damaged-trace", problem, "record the trace again if it matters")
     if linked.graph_fraction >= SOME:
-        yield _note(
+        yield note(
             "info",
             "cuda-graphs",
             f"{percent(linked.graph_fraction)} of kernel time was replayed from CUDA graphs, which "
@@ -295,7 +296,7 @@ def _reading_findings(trace: TraceReader, linked: Linked) -> Iterator[dict[str, 
             if linked.operations
             else "the trace holds no host operations"
         )
-        yield _note(
+        yield note(
             "info",
             "not-linked",
             f"{why}, so causes and fixes are given by kernel only",
@@ -306,7 +307,7 @@ def _reading_findings(trace: TraceReader, linked: Linked) -> Iterator[dict[str, 
 
 def _device_findings(trace: TraceReader, device: DeviceFacts | None) -> Iterator[dict[str, Any]]:
     if device is None or not device.name:
-        yield _note(
+        yield note(
             "info",
             "unknown-device",
             "the trace does not name its GPU, so rates and rooflines are left out",
@@ -315,7 +316,7 @@ def _device_findings(trace: TraceReader, device: DeviceFacts | None) -> Iterator
             else "record with torch.profiler, which writes the device's properties",
         )
     elif device.peaks is None:
-        yield _note(
+        yield note(
             "info",
             "unknown-device",
             f"no peak rates are known for {device.name}, so rates and rooflines are left out",

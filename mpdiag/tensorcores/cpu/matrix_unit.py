@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from mpdiag.display.explanations import command_for
 from mpdiag.display.wording import counted, percent
 from mpdiag.hardware.cpu_instructions import cpu_name, read_instructions
 from mpdiag.tensorcores.cpu.operation import (
@@ -17,6 +16,7 @@ from mpdiag.tensorcores.cpu.operation import (
     CpuOperation,
     judge,
 )
+from mpdiag.tensorcores.profile_findings import note
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -188,22 +188,11 @@ def _kernels(primitives: Sequence[Primitive]) -> list[dict[str, Any]]:
 # -- findings ---------------------------------------------------------------------------------------
 
 
-def _note(severity: str, code: str, message: str, fix: str, **evidence: Any) -> dict[str, Any]:
-    return {
-        "severity": severity,
-        "code": code,
-        "message": message,
-        "evidence": evidence,
-        "fix": fix,
-        "explained": command_for(code),
-    }
-
-
 def _of_unit(
     judged: Sequence[CpuOperation], log: OnednnLog, device: CpuFacts
 ) -> Iterator[dict[str, Any]]:
     if device.has_amx is False and not device.other_unit:
-        yield _note(
+        yield note(
             "info",
             "no-matrix-unit",
             f"{device.name} has no matrix unit (AMX)",
@@ -212,7 +201,7 @@ def _of_unit(
     used = any(o.verdict == "tensor_core" for o in judged)
     could = [o for o in judged if o.cause == "dtype"]
     if device.has_amx and not used and could:
-        yield _note(
+        yield note(
             "warning",
             "matrix-unit-idle",
             f"{counted(len(could), 'matrix operation')} ran in a dtype that the matrix unit lacks",
@@ -222,7 +211,7 @@ def _of_unit(
     reduced = [p for p in log.primitives if p.reduced is not None]
     if reduced:
         formats = sorted({str(p.reduced).upper() for p in reduced})
-        yield _note(
+        yield note(
             "info",
             "fp32-multiplied-lower",
             f"FP32 products are multiplied in {' and '.join(formats)} by a setting of torch",
@@ -240,7 +229,7 @@ def _of_sizes(judged: Sequence[CpuOperation]) -> Iterator[dict[str, Any]]:
         return
     pairs = list(dict.fromkeys((f.size, f.padded) for o in odd for f in o.faults or ()))
     named = ", ".join(f"{size} → {wider}" for size, wider in pairs[:_SHOWN])
-    yield _note(
+    yield note(
         "info",
         "shapes-for-tensor-cores",
         f"{counted(len(odd), 'product')} ({percent(share)} of matrix time) "
@@ -254,14 +243,14 @@ def _of_sizes(judged: Sequence[CpuOperation]) -> Iterator[dict[str, Any]]:
 
 def _of_log(log: OnednnLog) -> Iterator[dict[str, Any]]:
     if not log.primitives:
-        yield _note(
+        yield note(
             "info",
             "no-log",
             "oneDNN logged nothing in these steps",
             "check torch.backends.mkldnn.is_available()",
         )
     if log.damaged:
-        yield _note(
+        yield note(
             "info",
             "log-damaged",
             f"{log.damaged} lines of oneDNN's log could not be read",

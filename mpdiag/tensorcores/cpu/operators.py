@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from mpdiag.tensorcores.work.traced_operation import MatrixWork, TracePhase, matrix_work
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
 MODULE = "nn.Module: "
 """The prefix of a module's span in a trace; the module's name follows."""
@@ -108,42 +108,38 @@ def _nest(spans: list[_Span]) -> list[_Span]:
         while open_spans and open_spans[-1].end <= span.start:
             open_spans.pop()
         span.parent = open_spans[-1] if open_spans else None
-        around = span.parent
-        while around is not None and around.module is not None:
-            around = around.parent
+        around = next((s for s in _outward(span.parent) if s.module is None), None)
         if around is not None and span.module is None:
             around.inner += span.end - span.start
         open_spans.append(span)
     return spans
 
 
+def _outward(span: _Span | None) -> Iterator[_Span]:
+    """A span, and those around it from the inside out."""
+    while span is not None:
+        yield span
+        span = span.parent
+
+
 def _keep_innermost(spans: list[_Span]) -> None:
     """Keep matrix work on the innermost operation only: ``linear`` calls ``addmm``."""
     for span in [s for s in spans if s.work is not None]:
-        around = span.parent
-        while around is not None:
+        for around in _outward(span.parent):
             around.work = None
-            around = around.parent
 
 
 def _owner(span: _Span) -> _Span:
     """The innermost operation around a span that has matrix work; the span itself if none."""
-    around: _Span | None = span
-    while around is not None:
-        if around.work is not None:
-            return around
-        around = around.parent
-    return span
+    return next((s for s in _outward(span) if s.work is not None), span)
 
 
 def _place(span: _Span, forward: Mapping[Any, _Span]) -> tuple[str, TracePhase]:
     """The module a span belongs to, and whether it ran backward."""
-    around: _Span | None = span
-    while around is not None:
+    for around in _outward(span):
         if around.module is not None:
             return around.module, "forward"
         number = around.args.get("Sequence number")
         if around.args.get("Fwd thread id") and number in forward:
             return _place(forward[number], {})[0], "backward"
-        around = around.parent
     return "", ""
