@@ -10,7 +10,7 @@ FEAT_SME; Linux, ``arch/x86/include/asm/cpufeatures.h`` and *ARM64 ELF hwcaps*.
 from __future__ import annotations
 
 import platform
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,13 +38,11 @@ class CpuInstructions:
     """What a CPU can multiply with.
 
     Attributes:
-        architecture: ``"x86"``, ``"arm"``; "" for any other.
         names: The extensions it has; None where nobody says.
         apple: Whether it is one of Apple's, whose own matrix unit no software reports.
     """
 
-    architecture: str = ""
-    names: frozenset[str] | None = field(default=None)
+    names: frozenset[str] | None = None
     apple: bool = False
 
     def has(self, name: str) -> bool | None:
@@ -67,16 +65,14 @@ def read_instructions(torch: Any = None, cpuinfo: Path = Path("/proc/cpuinfo")) 
         torch: The torch module, which is asked first; versions before 2.10 do not tell.
         cpuinfo: Where Linux lists them.
     """
-    machine = platform.machine().lower()
-    arm = machine.startswith(("aarch64", "arm"))
-    architecture = "arm" if arm else "x86" if machine in {"x86_64", "amd64", "i686"} else ""
+    arm = platform.machine().lower().startswith(("aarch64", "arm"))
     names = _from_torch(torch)
     listed = _from_linux(cpuinfo)
     if names is None:
         names = listed
     elif listed is not None and not arm:
         names |= listed & {"amx_tf32"}  # of which torch does not know
-    return CpuInstructions(architecture, names, apple=arm and platform.system() == "Darwin")
+    return CpuInstructions(names, apple=arm and platform.system() == "Darwin")
 
 
 def _from_torch(torch: Any) -> frozenset[str] | None:

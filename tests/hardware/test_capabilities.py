@@ -66,7 +66,7 @@ CPUS = {
 
 def cpu(name, **more):
     names = frozenset(CPUS[name].split()) if name in CPUS else None
-    return CpuInstructions("arm" if name.startswith("Arm") else "x86", names, **more)
+    return CpuInstructions(names, **more)
 
 
 @pytest.mark.parametrize(

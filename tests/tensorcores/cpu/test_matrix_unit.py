@@ -26,10 +26,10 @@ DEVICES = {
     "AMX": CpuFacts("Xeon", has_amx=True, has_avx512_bf16=True),
     "no AMX": CpuFacts("EPYC", has_amx=False, has_avx512_bf16=True),
     "AMX of BF16 and INT8": CpuFacts(
-        "Xeon", True, True, instructions=CpuInstructions("x86", frozenset({"amx_bf16", "amx_int8"}))
+        "Xeon", True, True, instructions=CpuInstructions(frozenset({"amx_bf16", "amx_int8"}))
     ),
-    "SME": CpuFacts("Arm", False, False, instructions=CpuInstructions("arm", ARM)),
-    "Apple": CpuFacts("M3", False, False, instructions=CpuInstructions("arm", ARM, apple=True)),
+    "SME": CpuFacts("Arm", False, False, instructions=CpuInstructions(ARM)),
+    "Apple": CpuFacts("M3", False, False, instructions=CpuInstructions(ARM, apple=True)),
 }
 AMX, NONE = DEVICES["AMX"], DEVICES["no AMX"]
 
