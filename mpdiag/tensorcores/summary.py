@@ -12,7 +12,7 @@ from mpdiag.files.documents import finite
 from mpdiag.tensorcores.timeline.host_spans import GAP_CAUSES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from mpdiag.tensorcores.causes import JudgedOperation, Worth
     from mpdiag.tensorcores.roofline import AchievedRate
@@ -95,26 +95,23 @@ class Eligibility:
 
     Attributes:
         total_us: Of all kernels.
-        used_us, missed_us, unclear_us: Time of eligible operations that used them, that did not,
-            and of which the trace does not say.
-        maybe_us: Time of operations of which the trace does not say whether they are eligible.
-        used, missed, unclear, maybe: The number of those operations.
+        times, counts: Time and number of eligible operations that used them (``"used"``), that did not
+            (``"not_used"``) and of which the trace does not say (``"use_unknown"``), and of those of
+            which it does not say whether they are eligible (``"eligibility_unknown"``).
     """
 
     total_us: float
-    used_us: float
-    missed_us: float
-    unclear_us: float
-    maybe_us: float
-    used: int
-    missed: int
-    unclear: int
-    maybe: int
+    times: Mapping[str, float]
+    counts: Mapping[str, int]
+
+    def share(self, *classes: str) -> float:
+        """Share of the time of all kernels."""
+        return sum(self.times[name] for name in classes) / (self.total_us or 1.0)
 
     @property
-    def eligible_us(self) -> float:
-        """Time of operations known to be eligible."""
-        return self.used_us + self.missed_us + self.unclear_us
+    def eligible(self) -> float:
+        """Share of kernel time in operations known to be eligible."""
+        return self.share("used", "not_used", "use_unknown")
 
     @property
     def used_range(self) -> tuple[float, float] | None:
@@ -122,31 +119,23 @@ class Eligibility:
 
         The least counts everything unknown as not used, the most as used.
         """
-        open_us = self.unclear_us + self.maybe_us
-        whole = self.used_us + self.missed_us
-        if not whole + open_us:
-            return None
-        return self.used_us / (whole + open_us), (self.used_us + open_us) / (whole + open_us)
+        unknown = self.times["use_unknown"] + self.times["eligibility_unknown"]
+        used, whole = self.times["used"], self.times["used"] + self.times["not_used"] + unknown
+        return (used / whole, (used + unknown) / whole) if whole else None
 
     def to_json(self) -> dict[str, Any]:
         """The ``eligibility`` of ``mpdiag profile --json``; fractions are of all kernels' time."""
-        whole = self.total_us or 1.0
         limits = self.used_range
         return {
-            "eligible_fraction": self.eligible_us / whole,
-            "used_fraction": self.used_us / whole,
-            "not_used_fraction": self.missed_us / whole,
-            "use_unknown_fraction": self.unclear_us / whole,
-            "eligibility_unknown_fraction": self.maybe_us / whole,
-            "operations": {
-                "used": self.used,
-                "not_used": self.missed,
-                "use_unknown": self.unclear,
-                "eligibility_unknown": self.maybe,
-            },
+            "eligible_fraction": self.eligible,
+            **{f"{name}_fraction": self.share(name) for name in self.times},
+            "operations": dict(self.counts),
             "used_of_eligible_least": limits[0] if limits else None,
             "used_of_eligible_most": limits[1] if limits else None,
         }
+
+
+_BY_USE = {True: "used", False: "not_used", None: "use_unknown"}
 
 
 def sum_eligibility(judged: Iterable[JudgedOperation], total_us: float) -> Eligibility:
@@ -157,34 +146,24 @@ def sum_eligibility(judged: Iterable[JudgedOperation], total_us: float) -> Eligi
             cores, its time is shared out as its matrix kernels' time is.
         total_us: Time of all kernels.
     """
-    times = dict.fromkeys(("used", "missed", "unclear", "maybe"), 0.0)
+    times = dict.fromkeys((*_BY_USE.values(), "eligibility_unknown"), 0.0)
     counts = dict.fromkeys(times, 0)
     for j in judged:
         if j.eligible is False:
             continue
-        name = "maybe" if j.eligible is None else _NAMES[j.used]
+        name = "eligibility_unknown" if j.eligible is None else _BY_USE[j.used]
         counts[name] += 1
         for part, spent in _shared_out(j.operation, name).items():
             times[part] += spent
-    return Eligibility(
-        total_us,
-        used_us=times["used"],
-        missed_us=times["missed"],
-        unclear_us=times["unclear"],
-        maybe_us=times["maybe"],
-        **counts,
-    )
-
-
-_NAMES = {True: "used", False: "missed", None: "unclear"}
+    return Eligibility(total_us, times, counts)
 
 
 def _shared_out(o: OperationTime, name: str) -> dict[str, float]:
     matrix = o.tensor_core_us + o.cuda_core_us + o.unknown_us
     proved = name == "used" and o.verdict != "tensor_core"  # by its rate
-    if name == "maybe" or proved or not matrix:
+    if name == "eligibility_unknown" or proved or not matrix:
         return {name: o.time_us}
-    parts = {"used": o.tensor_core_us, "missed": o.cuda_core_us, "unclear": o.unknown_us}
+    parts = {"used": o.tensor_core_us, "not_used": o.cuda_core_us, "use_unknown": o.unknown_us}
     return {part: o.time_us * spent / matrix for part, spent in parts.items()}
 
 
@@ -194,24 +173,25 @@ def eligible_sentence(e: Eligibility) -> str:
     Its shares count all of an operation's kernels, and so exceed those of the verdict, which counts
     the matrix kernels alone.
     """
-    whole = e.total_us or 1.0
-    number = e.used + e.missed + e.unclear
-    if not number and not e.maybe:
+    number = sum(e.counts[name] for name in _BY_USE.values())
+    unknown = percent(e.share("eligibility_unknown"))
+    if not number and not e.counts["eligibility_unknown"]:
         return ""
     if not number:
-        share = percent(e.maybe_us / whole)
-        return f"Eligible for Tensor Cores: unknown for {share} of kernel time (no shapes recorded)"
-    parts = [f"{percent(e.used_us / whole)} used them" if e.used_us else "none used them"]
-    if e.missed_us:
-        parts.append(f"{percent(e.missed_us / whole)} did not")
-    if e.unclear_us:
-        parts.append(f"of {percent(e.unclear_us / whole)} the kernels' names do not say")
+        return (
+            f"Eligible for Tensor Cores: unknown for {unknown} of kernel time (no shapes recorded)"
+        )
+    parts = [f"{percent(e.share('used'))} used them" if e.times["used"] else "none used them"]
+    if e.times["not_used"]:
+        parts.append(f"{percent(e.share('not_used'))} did not")
+    if e.times["use_unknown"]:
+        parts.append(f"of {percent(e.share('use_unknown'))} the kernels' names do not say")
     words = (
-        f"Eligible for Tensor Cores: {counted(number, 'operation')}, {percent(e.eligible_us / whole)} "
+        f"Eligible for Tensor Cores: {counted(number, 'operation')}, {percent(e.eligible)} "
         f"of kernel time with all their kernels; {', '.join(parts)}"
     )
-    if e.maybe_us / whole >= LITTLE:
-        words += f"; eligibility unknown: {percent(e.maybe_us / whole)}"
+    if e.share("eligibility_unknown") >= LITTLE:
+        words += f"; eligibility unknown: {unknown}"
     return words
 
 
