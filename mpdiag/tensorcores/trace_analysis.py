@@ -17,6 +17,7 @@ from mpdiag.hardware.devices import DeviceFacts
 from mpdiag.tensorcores import kernel_evidence
 from mpdiag.tensorcores.causes import judge, worth
 from mpdiag.tensorcores.collected import Collected
+from mpdiag.tensorcores.kernel_evidence import code_of, read_code
 from mpdiag.tensorcores.kernel_linking import link
 from mpdiag.tensorcores.kernels.classification import classify, native_generations
 from mpdiag.tensorcores.profile_comparison import ProfileComparison, compare_profiles
@@ -26,7 +27,6 @@ from mpdiag.tensorcores.timeline.activity import activities
 from mpdiag.tensorcores.timeline.ranks import compare_ranks
 from mpdiag.tensorcores.timeline.sweep import make_timeline
 from mpdiag.tensorcores.trace_profile import KernelTime, KernelTimes, Profile
-from mpdiag.tensorcores.triton_code import code_of, read_code
 from mpdiag.tensorcores.work.traced_operation import OperationTime, matrix_work
 
 if TYPE_CHECKING:
