@@ -9,6 +9,7 @@ estimates, as they are in the tables.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from mpdiag.numerics.formats import FP16
@@ -90,27 +91,163 @@ def at_scale(k, rows=rows, bins=bins):  # {label} at a loss scale of 2**k
     below, frame = bins[bins["exponent"] < zero], pd.DataFrame(index=small.index)
 """
 _LAYERS = '.rename_axis("layer").reset_index()\n'
+_SHARES = ("nonzero", "lost", "lost_share", "whole", "gone", "sum_share")
+_UPDATES = """\
+facts = rows[["changed"]].assign(
+    swallowed_fp16=fact("swallowed", "fp16"), swallowed_bf16=fact("swallowed", "bf16"),
+    vanished_fp16=fact("vanished", "fp16"),
+)
+frame = facts.groupby(rows[{key!r}]).sum().astype(int)
+for fmt in ("fp16", "bf16"):
+    frame[f"{{fmt}}_share"] = (frame[f"swallowed_{{fmt}}"] / frame["changed"]).fillna(0)
+{more}frame = frame.reset_index()
+"""
+_BEYOND = """\
+pairs = zip(rows["ratio_first_exponent"], rows["ratio_counts"])
+beyond = [sum(counts[max(0, 11 - int(first)):]) for first, counts in pairs]
+beyond = pd.Series(beyond, rows.index).groupby(rows["name"]).sum()
+frame["beyond_2048"] = (beyond / frame["changed"]).fillna(0)  # |w| / |Δw| above 2^11
+frame = frame.rename_axis("parameter")
+"""
+_RATIOS = """\
+pairs = zip(rows["ratio_first_exponent"].astype(int), rows["ratio_counts"])
+rows = rows.assign(exponent=[list(range(e, e + len(c))) for e, c in pairs])
+bins = rows[["exponent", "ratio_counts"]].explode(["exponent", "ratio_counts"]).dropna()
+bins = bins.astype(int).rename(columns={"ratio_counts": "count"})
+frame = bins[bins["count"] > 0].groupby("exponent")["count"].sum().reset_index()
+"""
+_RANGES = """\
+rows = rows.assign(absmax=rows["absmax"] / rows["scale"], absmin=rows["absmin"] / rows["scale"])
+frame = rows.groupby("name").agg(absmin=("absmin", "min"), absmax=("absmax", "max")).reset_index()
+"""
+_OUTPUT_ERRORS = """\
+bins["sum"] /= 2.0 ** bins["exponent"]
+bins = bins.groupby(["name", "exponent"], as_index=False)[["counts", "sum"]].sum()
+bins = bins[bins["counts"] > 0]
+bins["mean"] = (bins["sum"] / bins["counts"]).clip(1, 2)  # in units of 2^exponent
+absmax = (rows["absmax"] / rows["scale"]).groupby(rows["name"]).max()
+forward = {
+    name: error(of["exponent"], of["counts"], of["mean"], absmax[name])
+    for name, of in bins.groupby("name")
+}
+frame = pd.DataFrame(forward.items(), columns=["module", "forward"])
+"""
 
 
-def counted_rows(
-    run: str, kind: str, layer: str | None = None, window: Window | None = None
-) -> str:
-    """Lines that leave the rows of one kind that count in ``rows``.
+@dataclass(frozen=True)
+class Rows:
+    """The rows of a run's statistics that a table is of: receipts begin by reading them.
 
-    Args:
+    Attributes:
         run: The run folder.
-        kind: The kind.
+        kind: The kind of tensors.
         layer: Of one layer alone.
         window: Of its steps alone.
     """
-    which = f'stats["kind"] == {kind!r}'
-    if kind == "update":
-        which = f'({which}) & ~stats["skipped"]'
-    if layer is not None:
-        which = f'({which}) & (stats["name"] == {layer!r})'
-    if window is not None:
-        which = f"({which}) & {_inside('stats', window)}"
-    return _ROWS.format(run=run, which=which, totals=_TOTALS if kind == "weight_grad" else "")
+
+    run: str
+    kind: str
+    layer: str | None = None
+    window: Window | None = None
+
+    @property
+    def read(self) -> str:
+        """Lines that leave the rows that count in ``rows``."""
+        which = f'stats["kind"] == {self.kind!r}'
+        if self.kind == "update":
+            which = f'({which}) & ~stats["skipped"]'
+        if self.layer is not None:
+            which = f'({which}) & (stats["name"] == {self.layer!r})'
+        if self.window is not None:
+            which = f"({which}) & {_inside('stats', self.window)}"
+        totals = _TOTALS if self.kind == "weight_grad" else ""
+        return _ROWS.format(run=self.run, which=which, totals=totals)
+
+    def bins(self, *keys: str) -> str:
+        """Receipt of the values by ``name``, ``step`` or ``exponent``: how many are in each."""
+        renamed = {"counts": "count", **({"name": "layer"} if "name" in keys else {})}
+        grouped = f'bins.groupby({list(keys)!r})["counts"].sum().reset_index()'
+        return self.read + _BINS + f"frame = {grouped}.rename(columns={renamed!r})\n"
+
+    def losses(self, fmt: FloatFormat, exponent: int) -> str:
+        """Receipt of ``scale_frame``: counts and shares; all but Σ|x|."""
+        columns = ("absmax", "nonzero", "lost", "lost_share", "overflows", "overflow")
+        exact = ""
+        if fmt == FP16 and exponent == 0:  # what overflows without a scale was counted
+            over = 'fact("overflow", "fp16").groupby(rows["name"]).sum()'
+            exact = f'{_FACT}frame["overflow"] = {over}\n'
+        table = f"frame = at_scale({exponent})\n{exact}frame = frame{_LAYERS}"
+        return self.read + _BINS + _at_scale(fmt, "name", columns) + table
+
+    def every_scale(self, fmt: FloatFormat, scales: range, *, by_layer: bool) -> str:
+        """Receipt of the losses of the window at every scale, and of the overflow in any step.
+
+        Args:
+            fmt: The format.
+            scales: Exponents of the scales.
+            by_layer: Of each layer, Σ|x| too (``layer_scales_frame``); else of all layers together
+                (``every_scale_frame``, all but Σ|x|).
+        """
+        limit = f"{'>=' if fmt.tie_overflows else '>'} {fmt.overflow_threshold!r} / 2.0**k"
+        chosen = "" if self.window is None else f"rows = rows[{_inside('rows', self.window)}]\n"
+        together = f"""\
+table = []
+for k in {scales!r}:
+    lost, nonzero = at_scale(k)[["lost", "nonzero"]].sum()
+    table.append((k, lost / nonzero, (largest {limit}).sum()))
+frame = pd.DataFrame(table, columns=["scale_exponent", "lost_share", "overflow_layers"])
+"""
+        each = f"""\
+table = [at_scale(k).assign(scale_exponent=k, overflows=largest {limit}) for k in {scales!r}]
+frame = pd.concat(table){_LAYERS}"""
+        return (
+            replace(self, window=None).read
+            + 'largest = (rows["absmax"] / rows["scale"]).groupby(rows["name"]).max()\n'
+            + chosen
+            + (_SUM_BINS if by_layer else _BINS)
+            + _at_scale(fmt, "name", _SHARES if by_layer else ("nonzero", "lost"))
+            + (each if by_layer else together)
+        )
+
+    def lost_by_layer(self, fmt: FloatFormat) -> str:
+        """Receipt of the shares lost in an ``overview_frame``, without a loss scale."""
+        table = f"frame = at_scale(0){_LAYERS}"
+        return self.read + _SUM_BINS + _at_scale(fmt, "name", ("absmax", *_SHARES)) + table
+
+    def course(self, fmt: FloatFormat, exponent: int) -> str:
+        """Receipt of ``layer_course_frame``."""
+        join = f'at_scale(0).join(at_scale({exponent}).add_suffix("_scaled"))'
+        columns = _at_scale(fmt, "step", ("absmax", *_SHARES))
+        return f"{self.read}{_SUM_BINS}{columns}frame = {join}.reset_index()\n"
+
+    def movement(self, fmt: FloatFormat, step: int, before: int) -> str:
+        """Receipt of ``movement_frame``."""
+        columns = ("absmax", "nonzero", "lost", "lost_share", "mean")
+        table = f"""\
+def at_steps(steps):
+    return at_scale(0, rows[rows["step"].isin(steps)], bins[bins["step"].isin(steps)])
+recorded = np.unique(rows["step"])
+earlier = recorded[recorded < {step}][-{before}:]
+frame = at_steps([{step}]).join(at_steps(earlier).add_suffix("_before"))
+frame["shift"] = frame.pop("mean") - frame.pop("mean_before")
+frame = frame.dropna(subset=["shift"]){_LAYERS}"""
+        return self.read + _BINS + _at_scale(fmt, "name", columns) + table
+
+    def updates(self, key: str) -> str:
+        """Receipt of the updates that 16-bit weights would round away, by ``name`` or by ``step``."""
+        return self.read + _FACT + _UPDATES.format(key=key, more=_BEYOND if key == "name" else "")
+
+    def ratios(self) -> str:
+        """Receipt of ``ratio_frame``."""
+        return self.read + _RATIOS
+
+    def ranges(self) -> str:
+        """Receipt of ``output_ranges_frame``: ``name``, ``absmin``, ``absmax``."""
+        return self.read + _RANGES
+
+    def errors(self, fmt: FloatFormat) -> str:
+        """Receipt of a ranking by the modules' outputs, where no operations were recorded."""
+        return self.read + _SUM_BINS + _error(fmt) + _OUTPUT_ERRORS
 
 
 def _inside(rows: str, window: Window) -> str:
@@ -135,174 +272,7 @@ def _at_scale(fmt: FloatFormat, key: str, columns: Collection[str]) -> str:
     return f"{head}{''.join(lines)}    return frame\n"
 
 
-def bins(
-    run: str,
-    kind: str,
-    keys: Sequence[str],
-    layer: str | None = None,
-    window: Window | None = None,
-) -> str:
-    """Receipt of the values in each power of two, by some columns: ``name``, ``step``, ``exponent``."""
-    renamed = {"counts": "count", **({"name": "layer"} if "name" in keys else {})}
-    grouped = f'bins.groupby({list(keys)!r})["counts"].sum().reset_index()'
-    return (
-        counted_rows(run, kind, layer, window)
-        + _BINS
-        + f"frame = {grouped}.rename(columns={renamed!r})\n"
-    )
-
-
-def losses_at_scale(
-    run: str, kind: str, fmt: FloatFormat, exponent: int, window: Window | None = None
-) -> str:
-    """Receipt of ``scale_frame``: counts and shares; all but Σ|x|."""
-    columns = ("absmax", "nonzero", "lost", "lost_share", "overflows", "overflow")
-    exact = ""
-    if fmt == FP16 and exponent == 0:  # what overflows without a scale was counted
-        exact = _FACT + 'frame["overflow"] = fact("overflow", "fp16").groupby(rows["name"]).sum()\n'
-    return (
-        counted_rows(run, kind, None, window)
-        + _BINS
-        + _at_scale(fmt, "name", columns)
-        + f"frame = at_scale({exponent})\n{exact}frame = frame{_LAYERS}"
-    )
-
-
-def every_scale(
-    run: str,
-    kind: str,
-    fmt: FloatFormat,
-    scales: range,
-    window: Window | None = None,
-    *,
-    by_layer: bool,
-) -> str:
-    """Receipt of the losses of the window at every scale, and of the overflow in any step.
-
-    Args:
-        run: The run folder.
-        kind: The kind.
-        fmt: The format.
-        scales: Exponents of the scales.
-        window: The steps of the losses.
-        by_layer: Of each layer, Σ|x| too (``layer_scales_frame``); else of all layers together
-            (``every_scale_frame``, all but Σ|x|).
-    """
-    reached = ">=" if fmt.tie_overflows else ">"
-    over = f"largest {reached} {fmt.overflow_threshold!r} / 2.0**k"
-    columns = ["nonzero", "lost", "lost_share", *(("whole", "gone", "sum_share") * by_layer)]
-    chosen = "" if window is None else f"rows = rows[{_inside('rows', window)}]\n"
-    table = (
-        f"""\
-table = [at_scale(k).assign(scale_exponent=k, overflows={over}) for k in {scales!r}]
-frame = pd.concat(table){_LAYERS}"""
-        if by_layer
-        else f"""\
-table = []
-for k in {scales!r}:
-    lost, nonzero = at_scale(k)[["lost", "nonzero"]].sum()
-    table.append((k, lost / nonzero, ({over}).sum()))
-frame = pd.DataFrame(table, columns=["scale_exponent", "lost_share", "overflow_layers"])
-"""
-    )
-    return (
-        counted_rows(run, kind)
-        + 'largest = (rows["absmax"] / rows["scale"]).groupby(rows["name"]).max()\n'
-        + chosen
-        + (_SUM_BINS if by_layer else _BINS)
-        + _at_scale(fmt, "name", columns)
-        + table
-    )
-
-
-_SHARES = ("absmax", "nonzero", "lost", "lost_share", "whole", "gone", "sum_share")
-
-
-def lost_by_layer(run: str, kind: str, fmt: FloatFormat, window: Window | None = None) -> str:
-    """Receipt of the shares lost in an ``overview_frame``, without a loss scale."""
-    rows = counted_rows(run, kind, None, window) + _SUM_BINS
-    return rows + _at_scale(fmt, "name", _SHARES) + f"frame = at_scale(0){_LAYERS}"
-
-
-def layer_course(run: str, kind: str, layer: str, fmt: FloatFormat, exponent: int) -> str:
-    """Receipt of ``layer_course_frame``."""
-    rows = counted_rows(run, kind, layer) + _SUM_BINS
-    join = f'at_scale(0).join(at_scale({exponent}).add_suffix("_scaled"))'
-    return rows + _at_scale(fmt, "step", _SHARES) + f"frame = {join}.reset_index()\n"
-
-
-def movement(run: str, kind: str, step: int, fmt: FloatFormat, before: int) -> str:
-    """Receipt of ``movement_frame``."""
-    columns = ("absmax", "nonzero", "lost", "lost_share", "mean")
-    return (
-        counted_rows(run, kind)
-        + _BINS
-        + _at_scale(fmt, "name", columns)
-        + f"""\
-def at_steps(steps):
-    return at_scale(0, rows[rows["step"].isin(steps)], bins[bins["step"].isin(steps)])
-recorded = np.unique(rows["step"])
-earlier = recorded[recorded < {step}][-{before}:]
-frame = at_steps([{step}]).join(at_steps(earlier).add_suffix("_before"))
-frame["shift"] = frame.pop("mean") - frame.pop("mean_before")
-frame = frame.dropna(subset=["shift"]){_LAYERS}"""
-    )
-
-
-# -- updates ---------------------------------------------------------------------------------------
-
-
-def updates(run: str, key: str, parameter: str | None = None) -> str:
-    """Receipt of the updates that 16-bit weights would round away, by ``name`` or by ``step``."""
-    by_name = """\
-pairs = zip(rows["ratio_first_exponent"], rows["ratio_counts"])
-beyond = [sum(counts[max(0, 11 - int(first)):]) for first, counts in pairs]
-beyond = pd.Series(beyond, rows.index).groupby(rows["name"]).sum()
-frame["beyond_2048"] = (beyond / frame["changed"]).fillna(0)  # |w| / |Δw| above 2^11
-frame = frame.rename_axis("parameter")
-"""
-    return (
-        counted_rows(run, "update", parameter)
-        + _FACT
-        + f"""\
-facts = rows[["changed"]].assign(
-    swallowed_fp16=fact("swallowed", "fp16"), swallowed_bf16=fact("swallowed", "bf16"),
-    vanished_fp16=fact("vanished", "fp16"),
-)
-frame = facts.groupby(rows[{key!r}]).sum().astype(int)
-for fmt in ("fp16", "bf16"):
-    frame[f"{{fmt}}_share"] = (frame[f"swallowed_{{fmt}}"] / frame["changed"]).fillna(0)
-{by_name if key == "name" else ""}frame = frame.reset_index()
-"""
-    )
-
-
-def ratios(run: str, parameter: str | None = None) -> str:
-    """Receipt of ``ratio_frame``."""
-    return (
-        counted_rows(run, "update", parameter)
-        + """\
-pairs = zip(rows["ratio_first_exponent"].astype(int), rows["ratio_counts"])
-rows = rows.assign(exponent=[list(range(e, e + len(c))) for e, c in pairs])
-bins = rows[["exponent", "ratio_counts"]].explode(["exponent", "ratio_counts"]).dropna()
-bins = bins.astype(int).rename(columns={"ratio_counts": "count"})
-frame = bins[bins["count"] > 0].groupby("exponent")["count"].sum().reset_index()
-"""
-    )
-
-
 # -- operations ------------------------------------------------------------------------------------
-
-
-def output_ranges(run: str) -> str:
-    """Receipt of ``output_ranges_frame``: ``name``, ``absmin``, ``absmax``."""
-    return (
-        counted_rows(run, "activation")
-        + """\
-rows = rows.assign(absmax=rows["absmax"] / rows["scale"], absmin=rows["absmin"] / rows["scale"])
-frame = rows.groupby("name").agg(absmin=("absmin", "min"), absmax=("absmax", "max")).reset_index()
-"""
-    )
 
 
 def _error(fmt: FloatFormat) -> str:
@@ -339,27 +309,6 @@ frame["forward"] = [
 ]
 frame["module"] = frame["module"].fillna("")
 """
-
-
-def output_errors(run: str, fmt: FloatFormat) -> str:
-    """Receipt of a ranking by the modules' outputs, where no operations were recorded."""
-    return (
-        counted_rows(run, "activation")
-        + _SUM_BINS
-        + _error(fmt)
-        + """\
-bins["sum"] /= 2.0 ** bins["exponent"]
-bins = bins.groupby(["name", "exponent"], as_index=False)[["counts", "sum"]].sum()
-bins = bins[bins["counts"] > 0]
-bins["mean"] = (bins["sum"] / bins["counts"]).clip(1, 2)  # in units of 2^exponent
-absmax = (rows["absmax"] / rows["scale"]).groupby(rows["name"]).max()
-forward = {
-    name: error(of["exponent"], of["counts"], of["mean"], absmax[name])
-    for name, of in bins.groupby("name")
-}
-frame = pd.DataFrame(forward.items(), columns=["module", "forward"])
-"""
-    )
 
 
 def measured_errors(run: str) -> str:

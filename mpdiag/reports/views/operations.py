@@ -10,7 +10,6 @@ import pandas as pd
 from mpdiag.display.colors import BLUE, PURPLE, VERMILION
 from mpdiag.display.wording import counted, in_figure, layer_name
 from mpdiag.numerics.formats import FORMATS, FP16
-from mpdiag.reports import receipts
 from mpdiag.reports.picture import Picture, View
 from mpdiag.reports.plotting import (
     empty,
@@ -20,6 +19,7 @@ from mpdiag.reports.plotting import (
     range_mark,
     row_height,
 )
+from mpdiag.reports.receipts import Rows
 from mpdiag.reports.views.gradients.frame import in_model_order
 from mpdiag.reports.views.sensitivity import ranking, sensitivity
 
@@ -151,7 +151,7 @@ def output_ranges(run: str, layers: Layers, fmt: FloatFormat = FP16) -> Picture:
         f"{_beyond(frame)}",
         output_ranges_figure(frame, fmt),
         frame,
-        receipts.output_ranges(run),
+        Rows(run, "activation").ranges(),
     )
 
 

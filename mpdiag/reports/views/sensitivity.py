@@ -345,5 +345,7 @@ def _receipt(run: str, found: Ranking) -> str:
         return receipts.measured_errors(run)
     if found.source == "searched":
         return receipts.searched_errors(run)
-    errors = receipts.operation_errors if found.by_operation else receipts.output_errors
-    return errors(run, FORMATS.get(found.format, FP16))
+    fmt = FORMATS.get(found.format, FP16)
+    if found.by_operation:
+        return receipts.operation_errors(run, fmt)
+    return receipts.Rows(run, "activation").errors(fmt)

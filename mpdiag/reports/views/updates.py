@@ -16,9 +16,9 @@ from mpdiag.analysis.layers import countable_rows, share
 from mpdiag.display.colors import BLUE, ORANGE, VERMILION
 from mpdiag.display.wording import in_figure, layer_name, percent
 from mpdiag.numerics.formats import FP16, HALVES
-from mpdiag.reports import receipts
 from mpdiag.reports.picture import Picture, View
 from mpdiag.reports.plotting import empty, exponent_axis, figure, layer_axis, row_height
+from mpdiag.reports.receipts import Rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -202,7 +202,7 @@ class Updates:
             "updates away, above 4096 all of them (for normal weights).",
             ratio_figure(frame, log=log),
             frame,
-            receipts.ratios(self.run, parameter),
+            Rows(self.run, "update", parameter).ratios(),
         )
 
     def swallowed(self) -> Picture:
@@ -214,7 +214,7 @@ class Updates:
             f"not have in 16 bits{_most(self.by_parameter)}.",
             parameters_figure(self.by_parameter),
             self.by_parameter,
-            receipts.updates(self.run, "name"),
+            Rows(self.run, "update").updates("name"),
         )
 
     def swallowed_over_time(self, parameter: str | None = None) -> Picture:
@@ -226,7 +226,7 @@ class Updates:
             f"The share of changed elements at each recorded step{_peak(frame)}.",
             over_time_figure(frame),
             frame,
-            receipts.updates(self.run, "step", parameter),
+            Rows(self.run, "update", parameter).updates("step"),
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -19,9 +19,9 @@ from mpdiag.display.wording import (
     spoken_layer,
 )
 from mpdiag.numerics.formats import FP16
-from mpdiag.reports import receipts
 from mpdiag.reports.picture import Picture, View
 from mpdiag.reports.plotting import exponent_axis
+from mpdiag.reports.receipts import Rows
 from mpdiag.reports.views.gradients import figure, scales
 from mpdiag.reports.views.gradients import frame as tables
 
@@ -68,6 +68,11 @@ class Gradients:
     def names(self) -> list[str]:
         """The rows of the figures, top first."""
         return [str(name) for name in self.layers.names]
+
+    @property
+    def rows(self) -> Rows:
+        """What their receipts read."""
+        return Rows(self.run, self.kind, window=self.window)
 
     @property
     def when(self) -> str:
@@ -119,7 +124,7 @@ class Gradients:
                 self.exponents, self.names, window, log=log, height=height, clickable=clickable
             ),
             self.exponents,
-            receipts.bins(self.run, self.kind, ("name", "exponent"), window=self.window),
+            self.rows.bins("name", "exponent"),
         )
 
     def heat_map_words(self, exponent: int) -> str:
@@ -182,9 +187,7 @@ class Gradients:
             caption,
             scales.layer_scales(frame, self.names, exponent, plan, height=height, labels=labels),
             frame,
-            receipts.every_scale(
-                self.run, self.kind, self.fmt, tables.SCALES, self.window, by_layer=True
-            ),
+            self.rows.every_scale(self.fmt, tables.SCALES, by_layer=True),
         )
 
     def histogram(self, exponent: int, *, layer: str | None = None, log: bool = True) -> Picture:
@@ -200,7 +203,7 @@ class Gradients:
             f"{_at(exponent)}; values that are exactly 0 are drawn apart at the left.",
             figure.histogram(frame, zeros, figure.window(self.fmt, exponent), log=log),
             frame,
-            receipts.bins(self.run, self.kind, ["exponent"], layer, self.window),
+            replace(self.rows, layer=layer).bins("exponent"),
         )
 
     def consequences(self, exponent: int) -> Picture:
@@ -218,7 +221,7 @@ class Gradients:
             "an estimate; the share of values is exact.",
             scales.consequences(frame),
             frame,
-            receipts.losses_at_scale(self.run, self.kind, self.fmt, exponent, self.window),
+            self.rows.losses(self.fmt, exponent),
         )
 
     def every_scale(self, exponent: int, scale: LossScalePlan) -> Picture:
@@ -243,9 +246,7 @@ class Gradients:
             "every recorded step.",
             scales.every_scale(self.by_scale, exponent, scale),
             self.by_scale,
-            receipts.every_scale(
-                self.run, self.kind, self.fmt, tables.SCALES, self.window, by_layer=False
-            ),
+            self.rows.every_scale(self.fmt, tables.SCALES, by_layer=False),
         )
 
 

@@ -20,8 +20,8 @@ from mpdiag.display.wording import (
     sentence,
     spoken_layer,
 )
-from mpdiag.reports import receipts
 from mpdiag.reports.picture import Picture, View
+from mpdiag.reports.receipts import Rows, loss_of_recording
 from mpdiag.reports.views.gradients.figure import window as range_of
 from mpdiag.reports.views.gradients.frame import time_frame
 from mpdiag.reports.views.layers import figure, steps_figure
@@ -71,7 +71,7 @@ def module_tree(
         caption,
         figure.tree_figure(tables.tree_frame(overview)),
         overview[columns],
-        receipts.lost_by_layer(run, kind, fmt, window),
+        Rows(run, kind, window=window).lost_by_layer(fmt),
     )
 
 
@@ -112,7 +112,7 @@ class Layer:
 
     def _picture(self, key: str, title: str, caption: str, drawn: Figure) -> Picture:
         """One of the pictures of ``over_steps``."""
-        receipt = receipts.bins(self.run, self.kind, ("step", "exponent"), self.name)
+        receipt = Rows(self.run, self.kind, self.name).bins("step", "exponent")
         return Picture(key, title, caption, drawn, self.over_steps, receipt)
 
     def over_time(self, *, log: bool = True) -> Picture:
@@ -155,7 +155,7 @@ class Layer:
             _course_words(frame, updates, self.fmt, self.exponent),
             figure.course_figure(frame, updates, self.fmt, self.scale),
             frame,
-            receipts.layer_course(self.run, self.kind, self.name, self.fmt, self.exponent),
+            Rows(self.run, self.kind, self.name).course(self.fmt, self.exponent),
         )
 
 
@@ -238,7 +238,7 @@ def loss_curve(run: str, log: TrainingLog, recorded: np.ndarray, step: int | Non
         caption,
         figure.loss_figure(frame["step"], frame["loss"], here, step, rises),
         frame,
-        receipts.loss_of_recording(run),
+        loss_of_recording(run),
     )
 
 
@@ -270,7 +270,7 @@ def movement(
         caption,
         figure.movement_figure(frame),
         frame,
-        receipts.movement(run, kind, step, fmt, tables.BEFORE),
+        Rows(run, kind).movement(fmt, step, tables.BEFORE),
     )
 
 
