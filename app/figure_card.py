@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import bars_figure
-import moving_marks
 import streamlit as st
 
 from mpdiag.display.wording import in_markdown
@@ -28,43 +26,31 @@ CONFIG = {"displayModeBar": False, "displaylogo": False}
 """No toolbar: it would lie over a phone's figure. A double click undoes a zoom; files have buttons."""
 
 
-def figure_card(picture: Picture, *, selectable: bool = False, bars: bool = False) -> Any:
+def figure_card(picture: Picture, *, selectable: bool = False) -> Any:
     """Show a figure with its caption, its receipt and its downloads.
 
     Args:
         picture: The figure.
         selectable: Whether the page runs again when a point or a bar of it is clicked.
-        bars: Whether it has horizontal bars that follow a slider.
 
     Returns:
         The points that are selected, as Streamlit reports them; an empty list without ``selectable``.
     """
     key = f"figure-{picture.key}"
     alt = f"{picture.title}. {picture.caption}"
-    options: dict[str, Any] = {"key": key, "config": CONFIG}
+    options: dict[str, Any] = {"key": key, "config": CONFIG, "alt": alt}
     if selectable:
         options |= {"on_select": "rerun", "selection_mode": "points"}
     with st.container(gap=4):
         with st.container(horizontal=True, vertical_alignment="center", gap="small"):
             st.header(in_markdown(picture.title), anchor=False, width="content")
             receipt = st.popover("Receipt", icon=":material/receipt_long:", type="tertiary")
-        event = bars_figure.draw(picture, alt) if bars else _plotly(picture, alt, options)
+        event: Any = st.plotly_chart(picture.figure, **options)
         if picture.caption:
             st.caption(in_markdown(picture.caption))
     with receipt:
         _downloads(picture, key)
     return event["selection"]["points"] if selectable else []
-
-
-def _plotly(picture: Picture, alt: str, options: dict[str, Any]) -> Any:
-    """Draw a figure, its moving marks apart from it, and return what is selected in it."""
-    with moving_marks.left_out(picture.figure) as marks:
-        # With other words it would be another figure to Streamlit: they come with the marks.
-        options["alt"] = picture.title if marks else alt
-        event = st.plotly_chart(picture.figure, **options)
-    if marks:
-        moving_marks.draw(picture, marks, alt)
-    return event
 
 
 def _downloads(picture: Picture, key: str) -> None:

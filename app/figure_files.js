@@ -17,7 +17,7 @@ function escaped(text) {
 }
 
 function drawing({ figure, title, caption }) {
-  const plot = document.querySelector(`.st-key-${figure} :is(.js-plotly-plot, .bars-figure)`)
+  const plot = document.querySelector(`.st-key-${figure} .js-plotly-plot`)
   if (!plot) return null
   const layers = [...plot.querySelectorAll(".main-svg")]
   const width = layers[0].clientWidth || Number(layers[0].getAttribute("width"))

@@ -1,13 +1,15 @@
-"""The page of one layer: what it loses, when, and where it is computed."""
+"""The page of one layer, and of one step: what is lost, when, where, and what moved."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import layer_links
 import numpy as np
 import run_cache
 import streamlit as st
 import widgets
+from figure_card import figure_card
 from layer_links import unless_set
 
 from mpdiag.analysis.layer_history import history_of
@@ -23,12 +25,15 @@ from mpdiag.numerics.formats import FORMATS, TARGETS
 from mpdiag.reports.views import sensitivity
 from mpdiag.reports.views.gradients.frame import SCALES, one_layer
 from mpdiag.reports.views.gradients.pictures import Gradients
-from mpdiag.reports.views.layers.pictures import Layer
+from mpdiag.reports.views.layers import frame as tables
+from mpdiag.reports.views.layers import pictures
+from mpdiag.runs.training_log import FILE
 
 if TYPE_CHECKING:
     from mpdiag.numerics.formats import FloatFormat
     from mpdiag.runs.run import Listing
     from mpdiag.runs.schema import Kind
+    from mpdiag.runs.training_log import TrainingLog
 
 
 def show_layer(chosen: Listing, name: str, kind: Kind) -> None:
@@ -111,7 +116,7 @@ def _figures(chosen: Listing, name: str, kind: Kind) -> None:
     @st.fragment
     def figures() -> None:
         fmt, exponent = _controls(chosen, kind)
-        layer = Layer(run, records, kind, name, fmt, exponent)
+        layer = pictures.Layer(run, records, kind, name, fmt, exponent)
         left, right = st.columns(2, gap="medium")
         with left:
             widgets.show(layer.over_time())
@@ -140,3 +145,71 @@ def _operations(chosen: Listing, name: str) -> None:
             "The run folder holds no operation of this layer: neither a recording of operations nor "
             "a measurement of their sensitivity names it."
         )
+
+
+# -- one step --------------------------------------------------------------------------------------
+
+
+def show_step(chosen: Listing, kind: Kind) -> None:
+    """The loss curve, and what moved at the step that is selected on it."""
+    analysis = run_cache.analysis(chosen)
+    records, run = analysis.run.records, str(chosen.folder)
+    steps = tables.recorded_steps(records, kind)
+    if len(steps) < 2:
+        st.info("One recorded step has nothing before it to be compared with.")
+        return
+    log = _log(chosen)
+
+    @st.fragment
+    def step_view() -> None:
+        asked = _clicked()
+        if asked is not None:
+            st.session_state["step"] = str(tables.nearest_step(steps, asked))
+        words = [str(s) for s in steps]
+        step = int(
+            st.select_slider(
+                "Recorded step",
+                words,
+                **unless_set("step", value=str(_first(steps, log))),
+                key="step",
+                bind="query-params",
+                help="The steps whose gradients were recorded; a click on the loss selects one, too.",
+            )
+        )
+        if asked is not None and step != asked:
+            st.caption(
+                f"The gradients of step {asked:,} were not recorded; {step:,} is the nearest step."
+            )
+        if log is not None:
+            figure_card(pictures.loss_curve(run, log, steps, step), selectable=True)
+        picture = pictures.movement(run, records, kind, step, analysis.target)
+        points = figure_card(picture, selectable=True)
+        if points:
+            layer_links.open_layer(str(points[0]["customdata"]), kind)
+
+    step_view()
+
+
+def _clicked() -> int | None:
+    """The step of the loss curve that was clicked just now; None if none was."""
+    event = st.session_state.get("figure-loss-of-recording")
+    points = event["selection"]["points"] if event else []
+    if not points or st.session_state.get("clicked_step") == points[0]["x"]:
+        return None
+    st.session_state["clicked_step"] = points[0]["x"]
+    return int(points[0]["x"])
+
+
+def _log(chosen: Listing) -> TrainingLog | None:
+    """The run's own log, if it has a loss."""
+    if not (chosen.folder / FILE).is_file():
+        return None
+    log = run_cache.log(chosen)
+    return log if any(s.loss is not None for s in log.steps) else None
+
+
+def _first(steps: Any, log: TrainingLog | None) -> int:
+    """The step shown first: the recorded one nearest to the largest rise of the loss."""
+    rises = tables.loss_rises(log) if log is not None else ()
+    wanted = int(rises["step"].iloc[0]) if len(rises) else int(steps[-1])
+    return tables.nearest_step(steps[1:], wanted) or int(steps[-1])

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import live_run
+import run_cache
 import run_folder
 import streamlit as st
 from figure_card import figure_card
 
+from mpdiag.analysis.verdict.evidence import failure_of
 from mpdiag.display.explanations import command_for, explanation
 from mpdiag.display.wording import (
     counted,
@@ -18,7 +20,7 @@ from mpdiag.display.wording import (
     percent,
     sentence,
 )
-from mpdiag.errors import RunNotFound
+from mpdiag.errors import MpdiagError, RunNotFound
 from mpdiag.reports.views.runs import kind_of
 from mpdiag.reports.views.training import root_of
 from mpdiag.runs.stamps import stamp_of_run
@@ -30,11 +32,18 @@ if TYPE_CHECKING:
 
     from mpdiag.analysis.analyzer import Analysis
     from mpdiag.analysis.findings import Finding
-    from mpdiag.errors import MpdiagError
     from mpdiag.reports.picture import Picture
-    from mpdiag.runs.run import Listing
+    from mpdiag.runs.run import Listing, Run
 
 ALL = "(all together)"
+# Streamlit's own block of code loads 1.6 MB of JavaScript that colours programs, and runs it before the
+# figures of the page are drawn.
+_command = st.components.v2.component(
+    "mpdiag_command_block",
+    html='<div class="command"><pre><code></code></pre><button>Copy</button></div>',
+    css=Path(__file__).with_name("command_block.css").read_text(encoding="utf-8"),
+    js=Path(__file__).with_name("command_block.js").read_text(encoding="utf-8"),
+)
 
 
 def choose_run(place: Any, label: str = "Run", key: str = "run") -> Listing | None:
@@ -245,7 +254,9 @@ def title_line(title: str, words: str) -> None:
 
 def follow(listing: Listing) -> None:
     """Say how far a live run is, and show the view anew whenever it has grown."""
-    live_run.tell(listing)
+    if listing.run is not None:
+        words = progress_words(listing, listing.run)
+        st.info(in_markdown(words), icon=":material/sensors:")
     seen = stamp_of_run(listing.folder)
 
     @st.fragment(run_every=2)
@@ -254,6 +265,26 @@ def follow(listing: Listing) -> None:
             st.rerun()
 
     watch()
+
+
+def progress_words(listing: Listing, run: Run) -> str:
+    """How far a run is, and its verdict so far."""
+    what = "Training" if run.meta.get("training") else "Recording"
+    seen, recorded = run.meta.get("steps_seen"), run.meta.get("steps_recorded")
+    far = ""
+    if isinstance(seen, int) and isinstance(recorded, int):
+        far = f": {counted(seen, 'step')} so far, {recorded:,} of them recorded"
+    age = run_folder.age_of(run.meta.get("updated"))
+    ago = f", last written {age:.0f} s ago" if age is not None else ""
+    text = f"{what} in progress{far}{ago}. This page follows it."
+    if run.meta.get("training") or not run.parts():
+        return text
+    try:
+        # That it may have been killed is said of a run that has fallen silent: this one has not.
+        verdict = run_cache.analysis(listing).verdict.text.removeprefix(failure_of(run)).strip()
+    except MpdiagError as error:
+        verdict = str(error)
+    return f"{text} What these steps show may change with the next ones. So far: {verdict}"
 
 
 def ways_on() -> None:
@@ -296,3 +327,13 @@ def open_run(label: str, run: str) -> None:
         type="tertiary",
         on_click=lambda: st.session_state.update(run=run),
     )
+
+
+def command_block(command: str, key: str) -> None:
+    """Show a command with a button that copies it.
+
+    Args:
+        command: As it is typed.
+        key: Its own among the commands of the page.
+    """
+    _command(key=f"command-{key}", data={"command": command})

@@ -116,14 +116,11 @@ def _beside(bare: float, ours: float) -> dict[str, float]:
 
 
 def _figure_state(key: str) -> str:
-    """JavaScript: marks and bars of a figure, those that are drawn over it included, as text."""
+    """JavaScript: marks and bars of a figure, as text."""
     return f"""(() => {{
-        const drawn = document.querySelector('{key} .bars-figure');
-        if (drawn) return drawn.innerHTML;
         const figure = document.querySelector('{key} .js-plotly-plot');
         const bars = figure.data[0].type === "bar" ? figure.data[0].x : 0;
-        const marks = figure.querySelector(".moving-marks")?.outerHTML;
-        return JSON.stringify([figure.layout.shapes, bars, marks]);
+        return JSON.stringify([figure.layout.shapes, bars]);
     }})()"""
 
 

@@ -42,16 +42,5 @@ def commands(test):
 
 
 def figures(test):
-    """The figures of a page, by Plotly or without."""
-    return [*test.get("plotly_chart"), *_bars(test)]
-
-
-def drawn_bars(test):
-    """What the figure of bars of a page is drawn from."""
-    (found,) = _bars(test)
-    return json.loads(found.json)
-
-
-def _bars(test):
-    blocks = [e.proto for e in test.get("bidi_component")]
-    return [block for block in blocks if "bars_figure" in block.component_name]
+    """The figures of a page."""
+    return test.get("plotly_chart")

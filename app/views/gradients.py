@@ -57,7 +57,7 @@ def view() -> None:
         with right:
             widgets.show(shown.layer_scales(exponent, height=HEIGHT, labels=False))
         with below[0]:
-            figure_card(shown.consequences(exponent), bars=True)
+            widgets.show(shown.consequences(exponent))
         with below[1]:
             widgets.show(shown.every_scale(exponent, plan))
     with left:  # sent after the others: drawn by Plotly from nothing, it holds the browser up

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import layer_page
 import run_cache
 import run_folder
-import step_page
 import streamlit as st
 import widgets
 
@@ -68,7 +67,7 @@ def view() -> None:
     with everything:
         all_layers(kind)
     with one_step:
-        step_page.show_step(chosen, kind)
+        layer_page.show_step(chosen, kind)
 
 
 def all_layers(kind: Kind) -> None:

@@ -10,7 +10,6 @@ import run_cache
 import run_folder
 import streamlit as st
 import widgets
-from command_block import command_block
 from figure_card import figure_card
 
 from mpdiag.analysis.comparison.compare import unused_precision
@@ -151,7 +150,7 @@ def commands(steps: Sequence[overview.Step]) -> None:
         st.header("Run next", anchor=False)
         for place, step in enumerate(steps):
             st.caption(in_markdown(step.reason))
-            command_block(step.command, str(place))
+            widgets.command_block(step.command, str(place))
 
 
 def by_a_plan(listing: Listing) -> None:

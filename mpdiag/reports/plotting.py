@@ -30,8 +30,6 @@ LEGEND = {
     "yanchor": "bottom",
 }
 """Below the figure: above it a phone's toolbar, marks and a legend of several lines meet."""
-SELECTED = "selected"
-"""The name of a mark that follows the scale selected, of its line and of its words."""
 MARK = 17
 """Pixels of a line of words above a figure."""
 LETTER = 8
@@ -141,23 +139,31 @@ class Drawing:
 
     def add_vline(self, x: float, words: Mapping[str, Any] | None = None, **shape: Any) -> Drawing:
         """A line from the bottom to the top of the plot, its words above it."""
-        ends = {"x0": x, "x1": x, "y0": 0, "y1": 1}
-        place = {"x": x, "y": 1, "xanchor": "center", "yanchor": "bottom"}
-        return self._spanning("line", ends, place, words, _VERTICAL, shape)
+        place = {"x": x, "y": 1, "xanchor": "center", "yanchor": "bottom", **_VERTICAL}
+        line = {"type": "line", "x0": x, "x1": x, "y0": 0, "y1": 1, **_VERTICAL}
+        return self._spanning({**line, **shape}, place, words)
 
     def add_hline(self, y: float, words: Mapping[str, Any] | None = None, **shape: Any) -> Drawing:
         """A line from the left to the right of the plot, its words above its right end."""
-        ends = {"x0": 0, "x1": 1, "y0": y, "y1": y}
-        place = {"x": 1, "y": y, "xanchor": "right", "yanchor": "bottom"}
-        return self._spanning("line", ends, place, words, _HORIZONTAL, shape)
+        place = {"x": 1, "y": y, "xanchor": "right", "yanchor": "bottom", **_HORIZONTAL}
+        line = {"type": "line", "x0": 0, "x1": 1, "y0": y, "y1": y, **_HORIZONTAL}
+        return self._spanning({**line, **shape}, place, words)
 
     def add_vrect(
         self, x0: float, x1: float, words: Mapping[str, Any] | None = None, **shape: Any
     ) -> Drawing:
         """A rectangle from the bottom to the top of the plot, its words in its upper right corner."""
-        ends = {"x0": x0, "x1": x1, "y0": 0, "y1": 1}
-        place = {"x": max(x0, x1), "y": 1, "xanchor": "right", "yanchor": "top"}
-        return self._spanning("rect", ends, place, words, _VERTICAL, shape)
+        place = {"x": max(x0, x1), "y": 1, "xanchor": "right", "yanchor": "top", **_VERTICAL}
+        area = {"type": "rect", "x0": x0, "x1": x1, "y0": 0, "y1": 1, **_VERTICAL}
+        return self._spanning({**area, **shape}, place, words)
+
+    def _spanning(
+        self, shape: dict[str, Any], place: dict[str, Any], words: Mapping[str, Any] | None
+    ) -> Drawing:
+        self.add_shape(**shape)
+        if words is not None:
+            self.add_annotation(showarrow=False, **{**place, **words})
+        return self
 
     def update_layout(self, **layout: Any) -> Drawing:
         """Change parts of the layout; what is not named stays."""
@@ -174,20 +180,6 @@ class Drawing:
 
     def _add(self, kind: str, trace: dict[str, Any]) -> Drawing:
         self._traces.append({"type": kind, **trace})
-        return self
-
-    def _spanning(
-        self,
-        kind: str,
-        ends: Mapping[str, float],
-        place: Mapping[str, Any],
-        words: Mapping[str, Any] | None,
-        axes: Mapping[str, str],
-        shape: Mapping[str, Any],
-    ) -> Drawing:
-        self.add_shape(type=kind, **ends, **axes, **shape)
-        if words is not None:
-            self.add_annotation(showarrow=False, **{**place, **axes, **words})
         return self
 
     def _update_axes(self, kind: str, axis: Mapping[str, Any]) -> Drawing:
@@ -317,8 +309,8 @@ def range_mark(
     )
 
 
-def log10_axis(fig: Drawing, values: object) -> None:
-    """Ticks of the y axis at 1, 2 and 5 times powers of ten, each written out."""
+def log10_axis(fig: Drawing, values: object, axis: str = "y") -> None:
+    """Ticks of an axis at 1, 2 and 5 times powers of ten, each written out."""
     known = np.asarray(values, float)
     known = known[np.isfinite(known) & (known > 0)]
     if known.size == 0:
@@ -327,7 +319,8 @@ def log10_axis(fig: Drawing, values: object) -> None:
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     steps = (1, 2, 5) if len(decades) <= 4 else (1,)
     places = [m * 10.0**e for e in decades for m in steps]
-    fig.update_yaxes(tickmode="array", tickvals=places, ticktext=[f"{p:g}" for p in places])
+    update = fig.update_yaxes if axis == "y" else fig.update_xaxes
+    update(tickmode="array", tickvals=places, ticktext=[f"{p:g}" for p in places])
 
 
 def log2_axis(fig: Drawing, values: object) -> None:

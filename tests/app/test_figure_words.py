@@ -28,7 +28,7 @@ WORDS = """() => {
         legend: ".legend .traces text",
         title: ".infolayer [class*='title'] text",
         tick: ".xtick text, .ytick text",
-        mark: ".annotation text.annotation-text, .moving-marks text",
+        mark: ".annotation text.annotation-text",
     }
     const plots = [...document.querySelectorAll(".js-plotly-plot")].filter(p => p.checkVisibility())
     return plots.map((plot) => {

@@ -58,21 +58,6 @@ def test_no_scale_multiplies_activations(opened, root):
     assert test.slider(key="scale").disabled
 
 
-def test_a_figure_stays_where_the_mark_of_the_scale_alone_moves(opened):
-    """To Streamlit a figure with another identity is another one, which a browser draws anew."""
-
-    def figures():
-        names = ("heat-map", "layer-scales", "every-scale")
-        charts = {chart.proto.id: chart.proto.spec for chart in test.get("plotly_chart")}
-        return [next((i, s) for i, s in charts.items() if i.endswith(f"-{n}")) for n in names]
-
-    test = opened(view="gradients", run="ssd", scale="3")
-    before = figures()
-    test.slider(key="scale").set_value(5).run()
-    stays = [one == other for one, other in zip(before, figures(), strict=True)]
-    assert stays == [False, True, True]
-
-
 def test_what_is_drawn_at_once_is_sent_before_the_heat_map(opened, monkeypatch):
     """The browser's one thread draws in the order of arrival, and the heat map takes longest."""
     import figure_card

@@ -22,7 +22,7 @@ from mpdiag.numerics.autocast_lists import CALLED_AS, LISTS, policy_name
 from mpdiag.numerics.formats import FORMATS, FP16
 from mpdiag.reports import receipts
 from mpdiag.reports.picture import Picture
-from mpdiag.reports.plotting import empty, figure, layer_axis, row_height
+from mpdiag.reports.plotting import empty, figure, layer_axis, log10_axis, row_height
 from mpdiag.runs.results import MAY, MUST, by_weight
 
 if TYPE_CHECKING:
@@ -281,16 +281,9 @@ def sensitivity_figure(frame: pd.DataFrame, value: str, most: int = 30) -> go.Fi
             hovertemplate="%{customdata}<extra>" + name + "</extra>",
         )
     layer_axis(fig, names, 40)
-    decades = range(math.floor(math.log10(floor)), math.ceil(math.log10(edge)) + 1)
-    steps = (1, 2, 5) if len(decades) <= 4 else (1,)
-    fig.update_xaxes(
-        type="log",
-        title=value,
-        range=[math.log10(floor), math.log10((edge if beyond.any() else high) * 1.5)],
-        tickmode="array",
-        tickvals=[m * 10.0**e for e in decades for m in steps],
-        ticktext=[f"{m * 10.0**e:g}" for e in decades for m in steps],
-    )
+    log10_axis(fig, [floor, edge], "x")
+    ends = [math.log10(floor), math.log10((edge if beyond.any() else high) * 1.5)]
+    fig.update_xaxes(type="log", title=value, range=ends)
     return fig.figure()
 
 

@@ -11,7 +11,6 @@ from mpdiag.display.colors import BLUE, FATE_COLORS, GREEN, ORANGE, PURPLE, VERM
 from mpdiag.display.wording import in_figure, percent, scale_text, spoken_layer, superscript
 from mpdiag.reports.plotting import (
     MARK,
-    SELECTED,
     empty,
     exponent_axis,
     figure,
@@ -97,7 +96,7 @@ def layer_scales(
     fig.update_layout(margin={"t": 12 + 2 * MARK})
     if scale is not None:
         _planned(fig, scale)
-    _mark(fig, exponent, f"selected 2{superscript(exponent)}", VERMILION, "solid", 1, SELECTED)
+    _mark(fig, exponent, f"selected 2{superscript(exponent)}", VERMILION, "solid", 1)
     if height is not None:
         fixed_rows(fig, layers, labels=labels)
     return fig.figure()
@@ -130,12 +129,9 @@ def _planned(fig: Drawing, scale: LossScalePlan) -> None:
     _mark(fig, recommended, f"plan 2{superscript(recommended)}", GREEN, "dash", 0)
 
 
-def _mark(
-    fig: Drawing, place: int, words: str, colour: str, dash: str, line: int, name: str | None = None
-) -> None:
-    fig.add_vline(place, line={"color": colour, "width": 2, "dash": dash}, name=name)
+def _mark(fig: Drawing, place: int, words: str, colour: str, dash: str, line: int) -> None:
+    fig.add_vline(place, line={"color": colour, "width": 2, "dash": dash})
     fig.add_annotation(
-        name=name,
         x=place,
         y=1,
         yref="paper",
@@ -233,8 +229,8 @@ def every_scale(frame: pd.DataFrame, exponent: int, scale: LossScalePlan) -> go.
         fig.add_vrect(left, right, words={"text": words, "font": {"size": 12}}, **shade)
     recommended = int(np.log2(scale.recommended))
     fig.add_vline(recommended, line={"color": GREEN, "width": 2, "dash": "dash"})
-    said = {"text": f"2{superscript(exponent)}", "font": {"size": 13}, "name": SELECTED}
-    fig.add_vline(exponent, said, line={"color": VERMILION, "width": 2}, name=SELECTED)
+    said = {"text": f"2{superscript(exponent)}", "font": {"size": 13}}
+    fig.add_vline(exponent, said, line={"color": VERMILION, "width": 2})
     exponent_axis(fig, low, high, "loss scale")
     fig.update_xaxes(range=[low - 0.7, high + 0.7])
     fig.update_yaxes(tickformat=".0%", rangemode="tozero", title="share lost", nticks=5)
