@@ -47,8 +47,8 @@ from mpdiag.analysis.scaling.loss_scale import (
 from mpdiag.analysis.scaling.windows import whole_window
 from mpdiag.analysis.shapes.advice import advise_shapes, recorded_generation
 from mpdiag.analysis.shapes.solution import Wanted
-from mpdiag.analysis.verdict.evidence import extent_of, narrowed
-from mpdiag.analysis.verdict.judgement import Case, judge, unanswered
+from mpdiag.analysis.verdict.evidence import Case, extent_of, narrowed
+from mpdiag.analysis.verdict.judgement import judge, unanswered
 from mpdiag.analysis.verdict.probe import probe_findings, with_probe
 from mpdiag.analysis.weight_updates import advise_levels, analyze_weight_updates
 from mpdiag.numerics.formats import FP16, FloatFormat, format_named, half_of
@@ -64,9 +64,8 @@ if TYPE_CHECKING:
     from mpdiag.analysis.layers import Layers
     from mpdiag.analysis.operations.rules import OperationFinding
     from mpdiag.analysis.run_statistics import RunStatistics
-    from mpdiag.analysis.verdict.evidence import Extent
     from mpdiag.analysis.verdict.probe import Probe
-    from mpdiag.plan import Fp32Choice, LossScalePlan, Verdict
+    from mpdiag.plan import Fp32Choice, Verdict
 
 SCHEMA_VERSION = 1
 
@@ -206,62 +205,52 @@ def analyze(
         single = proven_operations(proven)
         named = leading_modules(modules, single, split(recorded))
         operations = (*named, *single)
+    curve = loss_curve(opened)
     wanted = Wanted(fmt.name, recorded_generation(opened.meta), shards)
     shapes, shape_findings = advise_shapes(opened, wanted)
     findings = by_severity(
         [
             *_findings(opened, fmt, layers, scale, modules, proven),
             *shape_findings,
-            *bf16_findings(recorded, fmt, loss_curve(opened)),
+            *bf16_findings(recorded, fmt, curve),
             *refused_findings(recorded),
             *period_findings(opened, statistics.steps().tolist()),
         ]
     )
     exponent = int(np.log2(scale.plan.recommended))
-    plan = replace(
-        _plan(opened, fmt, statistics, layers, scale.plan, masters),
+    world = int(opened.meta.get("world_size") or 1)
+    effects = layer_evidence(recorded, operations if recorded else (), curve)
+    plan = PrecisionPlan(
+        run=opened.name,
+        target=fmt.name,
+        level="O1",
+        loss_scale=scale.plan,
+        master_weights=masters,
+        reduction=choose_reduction(layers, scale.plan.recommended, world),
+        levels=advise_levels(opened, statistics, masters),
+        model=opened.model_fingerprint(),
         fp32_operations=operations,
         fp32_modules=named,
         shapes=shapes,
-        layer_formats=advise_layers(
-            layers,
-            exponent,
-            layer_evidence(recorded, operations if recorded else (), loss_curve(opened)),
-        ),
+        layer_formats=advise_layers(layers, exponent, effects),
     )
-    extent = extent_of(opened, statistics.step_maxima()[0])
-    unmended = beyond_any_plan(proven)
-    case = _case(opened, fmt, scale, len(modules), findings, extent, plan, unmended)
-    case = replace(case, run_again=run_again(recorded, gradient_format))
-    plan = replace(plan, verdict=judge(case))
-    formats = summarise_formats(layers, exponent)
-    figures = scale.figures + update_figures(masters, whole_window(statistics.steps()))
+    case = replace(
+        _case(opened, fmt, scale, findings, statistics, plan),
+        fp32_modules=len(modules),
+        unmended=beyond_any_plan(proven),
+        run_again=run_again(recorded, gradient_format),
+    )
     return Analysis(
-        *(opened, fmt, layers, scale, formats, findings, plan, proven),
-        figures=figures,
-        unanswered=unanswered(case),
-    )
-
-
-def _plan(
-    run: Run,
-    target: FloatFormat,
-    statistics: RunStatistics,
-    layers: Layers,
-    scale: LossScalePlan,
-    masters: MasterWeightsPlan,
-) -> PrecisionPlan:
-    """The plan without what is decided for operations, shapes and single layers."""
-    world = int(run.meta.get("world_size") or 1)
-    return PrecisionPlan(
-        run=run.name,
-        target=target.name,
-        level="O1",
+        run=opened,
+        target=fmt,
+        layers=layers,
         loss_scale=scale,
-        master_weights=masters,
-        reduction=choose_reduction(layers, scale.recommended, world),
-        levels=advise_levels(run, statistics, masters),
-        model=run.model_fingerprint(),
+        formats=summarise_formats(layers, exponent),
+        findings=findings,
+        plan=replace(plan, verdict=judge(case)),
+        operations=proven,
+        figures=scale.figures + update_figures(masters, whole_window(statistics.steps())),
+        unanswered=unanswered(case),
     )
 
 
@@ -278,8 +267,11 @@ def _scale(
         return analyze_loss_scale(statistics, layers, target)
     _, maxima, non_finite = statistics.step_maxima()
     return nothing_concluded(
-        *(layers, non_finite, f"this is not a recording of an FP32 training: {narrow}", target),
-        steps=statistics.steps(),
+        layers,
+        non_finite,
+        f"this is not a recording of an FP32 training: {narrow}",
+        target,
+        statistics.steps(),
         diverges=maxima.size > 0 and not np.isfinite(maxima[-1]),
     )
 
@@ -313,20 +305,22 @@ def _nothing_concluded(
 ) -> Analysis:
     """The analysis of a run that bears no conclusion: what was counted, and why it ends there."""
     findings = _findings(run, target, layers, scale, (), ())
-    masters = MasterWeightsPlan(reason=f"FP32 masters are kept: {scale.void}")
     plan = PrecisionPlan(
         run=run.name,
         target=target.name,
         loss_scale=scale.plan,
-        master_weights=masters,
+        master_weights=MasterWeightsPlan(reason=f"FP32 masters are kept: {scale.void}"),
         model=run.model_fingerprint(),
     )
-    extent = extent_of(run, statistics.step_maxima()[0])
-    case = _case(run, target, scale, 0, findings, extent, plan)
-    plan = replace(plan, verdict=judge(case))
-    formats = summarise_formats(layers, 0)
+    case = _case(run, target, scale, findings, statistics, plan)
     return Analysis(
-        *(run, target, layers, scale, formats, findings, plan),
+        run=run,
+        target=target,
+        layers=layers,
+        loss_scale=scale,
+        formats=summarise_formats(layers, 0),
+        findings=findings,
+        plan=replace(plan, verdict=judge(case)),
         figures=scale.figures,
         unanswered=unanswered(case),
     )
@@ -356,17 +350,19 @@ def _case(
     run: Run,
     target: FloatFormat,
     scale: LossScaleAnalysis,
-    fp32_modules: int,
     findings: tuple[Finding, ...],
-    extent: Extent,
+    statistics: RunStatistics,
     plan: PrecisionPlan,
-    unmended: tuple[OperationFinding, ...] = (),
 ) -> Case:
     """What the verdict is judged by; a comparison in the run counts if it was of this very plan."""
     compared = read_comparison(run.folder)
     trained = compared if compared and compared.decisions == plan.digest() else None
     return Case(
-        *(run, target, scale, fp32_modules, findings, extent, trained),
+        run=run,
+        target=target,
+        scale=scale,
+        findings=findings,
+        extent=extent_of(run, statistics.step_maxima()[0]),
+        trained=trained,
         superseded=compared is not None and trained is None,
-        unmended=unmended,
     )

@@ -256,7 +256,13 @@ def _figures(
     scale = None if chosen.scaler.adaptive else math.ldexp(1.0, exponent)
     if chosen.layer is not None and chosen.window is not None:
         yield Figure(
-            *("replayed-sum", chosen.lost, "sum", chosen.window, fmt, scale, chosen.layer),
+            "replayed-sum",
+            chosen.lost,
+            "sum",
+            chosen.window,
+            fmt,
+            scale,
+            chosen.layer,
             kind="activation_grad",
         )
     over, known = _overflowing(recorded, chosen, target)
@@ -266,7 +272,12 @@ def _figures(
         for key, count, at in _overflow_counts(seen, over, scale)
     )
     yield Figure(
-        *("overflow-bound", largest_share(over, known), "steps", whole, fmt, scale),
+        "overflow-bound",
+        largest_share(over, known),
+        "steps",
+        whole,
+        fmt,
+        scale,
         count=over,
         of=known,
         bound="at most",

@@ -17,41 +17,69 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from mpdiag.analysis.findings import Finding
+    from mpdiag.analysis.operations.rules import OperationFinding
     from mpdiag.analysis.scaling.loss_scale import LossScaleAnalysis
     from mpdiag.numerics.formats import FloatFormat
     from mpdiag.runs.results import StoredComparison
     from mpdiag.runs.run import Run
 
 
-def evidence_of(
-    run: Run,
-    target: FloatFormat,
-    scale: LossScaleAnalysis,
-    extent: Extent,
-    trained: StoredComparison | None,
-) -> Iterator[str]:
+@dataclass(frozen=True)
+class Case:
+    """All that a verdict is judged by.
+
+    Attributes:
+        run: The recording.
+        target: The format to train in.
+        scale: The loss scale.
+        findings: All findings.
+        extent: What was recorded.
+        trained: What a comparison said of trainings by this very plan; None without one.
+        superseded: Whether a comparison is in the run, but of another plan.
+        fp32_modules: How many modules with overflowing values the plan keeps in FP32.
+        unmended: Operations that go wrong and that no plan can keep in FP32.
+        run_again: The steps of which the effect of rounding was measured; None where no operations were
+            recorded.
+    """
+
+    run: Run
+    target: FloatFormat
+    scale: LossScaleAnalysis
+    findings: tuple[Finding, ...]
+    extent: Extent
+    trained: StoredComparison | None = None
+    superseded: bool = False
+    fp32_modules: int = 0
+    unmended: tuple[OperationFinding, ...] = ()
+    run_again: tuple[int, ...] | None = None
+
+    @property
+    def codes(self) -> frozenset[str]:
+        """The codes of all findings."""
+        return frozenset(f.code for f in self.findings)
+
+
+def evidence_of(case: Case) -> Iterator[str]:
     """What the verdict rests on."""
+    trained, extent, scale = case.trained, case.extent, case.scale
     if trained is not None:
         metrics = ", ".join(trained.metrics)
         yield f"{trained.against}, trained by this plan, against FP32: {trained.verdict} ({metrics})"
     where = f", from step {extent.first} to step {extent.last}" if extent.recorded else ""
     yield f"{extent.steps()} recorded{where}"
     if scale.limiting_layer is not None:
-        yield _overflows(target, scale)
+        yield _overflows(case.target, scale)
     yield from _losses(scale)
-    operations = (run.meta.get("operations") or {}).get("steps") or []
+    operations = (case.run.meta.get("operations") or {}).get("steps") or []
     if operations:
         yield f"the values of every operation in {counted(len(operations), 'step')}"
 
 
 def _losses(scale: LossScaleAnalysis) -> Iterator[str]:
     """What the layer that decides loses without a scale, and where."""
-    figures = scale.figures
-    lost = (
-        figures.find("layer-sum", scale.deciding_layer)
-        if scale.deciding_layer is not None
-        else None
-    )
+    figures, layer = scale.figures, scale.deciding_layer
+    lost = None if layer is None else figures.find("layer-sum", layer)
     if lost is None:
         return
     if lost.value == 0:
@@ -82,38 +110,28 @@ def _overflows(target: FloatFormat, scale: LossScaleAnalysis) -> str:
     )
 
 
-def not_examined_in(
-    run: Run,
-    target: FloatFormat,
-    extent: Extent,
-    scale: LossScaleAnalysis,
-    trained: StoredComparison | None,
-    *,
-    superseded: bool,
-    run_again: tuple[int, ...] | None,
-) -> Iterator[str]:
+def not_examined_in(case: Case) -> Iterator[str]:
     """What was not looked at, and so may still fail."""
+    run, extent = case.run, case.extent
     if extent.seen > extent.recorded:
         yield f"{extent.seen - extent.recorded:,} of {extent.seen:,} steps"
     for name in extent.unseen_parts:
         yield f"{name}: no step of it was recorded"
-    yield from _not_examined_of_optimizers(run, target)
+    yield from _not_examined_of_optimizers(run, case.target)
     state = run.meta.get("state")
     if state in ("recording", "interrupted", "failed"):
         ended = {"recording": "has not ended", "interrupted": "was interrupted"}
         yield f"what follows step {extent.last}: the run {ended.get(state, 'failed')}"
-    if scale.void:
+    if case.scale.void:
         return
-    if trained is None:
-        another = (
-            ": the one that is compared in the run followed another plan" if superseded else ""
-        )
-        yield f"a training by this plan{another}"
+    if case.trained is None:
+        another = ": the one that is compared in the run followed another plan"
+        yield f"a training by this plan{another if case.superseded else ''}"
         yield (
-            f"what rounding inside {target.label}'s range adds up to: a recording cannot predict it, "
-            "a training by this plan shows it"
+            f"what rounding inside {case.target.label}'s range adds up to: a recording cannot predict "
+            "it, a training by this plan shows it"
         )
-        yield from _not_run_again(run_again)
+        yield from _not_run_again(case.run_again)
     if not (run.meta.get("operations") or {}).get("steps"):
         yield "the values inside operations: none were recorded"
     precision = run.meta.get("precision")

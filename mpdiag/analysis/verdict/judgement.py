@@ -8,12 +8,17 @@ plan shows more.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mpdiag.analysis.recording_checks import FEW_STEPS, NOT_FP32, WIDER_THAN_FP32
 from mpdiag.analysis.scaling.bounds import largest_share
-from mpdiag.analysis.verdict.evidence import evidence_of, failure_of, narrowed, not_examined_in
+from mpdiag.analysis.verdict.evidence import (
+    Case,
+    evidence_of,
+    failure_of,
+    narrowed,
+    not_examined_in,
+)
 from mpdiag.display.wording import counted, percent, scale_text
 from mpdiag.plan import NO_SCALE, Verdict
 from mpdiag.runs.coverage import stepped_in
@@ -21,60 +26,12 @@ from mpdiag.runs.coverage import stepped_in
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from mpdiag.analysis.findings import Finding
-    from mpdiag.analysis.operations.rules import OperationFinding
-    from mpdiag.analysis.scaling.loss_scale import LossScaleAnalysis
-    from mpdiag.analysis.verdict.evidence import Extent
-    from mpdiag.numerics.formats import FloatFormat
     from mpdiag.runs.results import StoredComparison
-    from mpdiag.runs.run import Run
-
-
-@dataclass(frozen=True)
-class Case:
-    """All that a verdict is judged by.
-
-    Attributes:
-        run: The recording.
-        target: The format to train in.
-        scale: The loss scale.
-        fp32_modules: How many modules with overflowing values the plan keeps in FP32.
-        findings: All findings.
-        extent: What was recorded.
-        trained: What a comparison said of trainings by this very plan; None without one.
-        superseded: Whether a comparison is in the run, but of another plan.
-        unmended: Operations that go wrong and that no plan can keep in FP32.
-        run_again: The steps of which the effect of rounding was measured; None where no operations were
-            recorded.
-    """
-
-    run: Run
-    target: FloatFormat
-    scale: LossScaleAnalysis
-    fp32_modules: int
-    findings: tuple[Finding, ...]
-    extent: Extent
-    trained: StoredComparison | None = None
-    superseded: bool = False
-    unmended: tuple[OperationFinding, ...] = ()
-    run_again: tuple[int, ...] | None = None
-
-    @property
-    def codes(self) -> frozenset[str]:
-        """The codes of all findings."""
-        return frozenset(f.code for f in self.findings)
 
 
 def judge(case: Case) -> Verdict:
     """The verdict on training in the target format by the plan."""
-    evidence = tuple(evidence_of(case.run, case.target, case.scale, case.extent, case.trained))
-    open_questions = tuple(
-        not_examined_in(
-            *(case.run, case.target, case.extent, case.scale, case.trained),
-            superseded=case.superseded,
-            run_again=case.run_again,
-        )
-    )
+    evidence, open_questions = tuple(evidence_of(case)), tuple(not_examined_in(case))
     trained = case.trained
     unfit = unanswered(case) or None
     if unfit is None and trained is not None and trained.verdict == "equivalent":
