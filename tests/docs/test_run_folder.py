@@ -48,9 +48,18 @@ def test_counts_add_up_as_documented():
 def test_duckdb_says_what_the_analysis_says(monkeypatch):
     duckdb = pytest.importorskip("duckdb")
     monkeypatch.chdir(ran(PAGE).folder)
-    (query,) = blocks(PAGE, "sql")
+    query, histograms = blocks(PAGE, "sql")
     rows = duckdb.sql(query).fetchall()
-    layers = merge_layers(open_run("runs/mine").records).of_kind("activation_grad")
+    merged = merge_layers(open_run("runs/mine").records)
+    h = merged.histograms
+    counted = {
+        (kind, name, e): n
+        for kind, name, counts in zip(merged.kinds, merged.names, h.counts.tolist(), strict=True)
+        for e, n in zip(h.exponents.tolist(), counts, strict=True)
+        if n
+    }
+    assert {tuple(key): n for *key, n in duckdb.sql(histograms).fetchall() if n} == counted
+    layers = merged.of_kind("activation_grad")
     h = layers.histograms
     lost = h.lost_to_zero(FP16).value / h.nonzero
     expected = {
