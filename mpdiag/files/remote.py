@@ -9,7 +9,9 @@ files.
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import wraps
 from typing import IO, TYPE_CHECKING, Any
 
 from upath.extensions import ProxyUPath
@@ -19,7 +21,6 @@ from mpdiag.files.secrets import without_secrets
 from mpdiag.installation.extras import EXTRAS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from typing_extensions import Self
@@ -35,6 +36,19 @@ def _as_oserror(path: RemotePath) -> Iterator[None]:
     except Exception as error:  # whatever it is, it is no reason to stop a training
         message = f"{type(error).__name__}: {error}"
         raise OSError(None, message, str(path)) from error
+
+
+def _guarded(name: str) -> Any:
+    """A method of ``pathlib.Path`` that raises as it does there; what it iterates over, it lists."""
+    method = getattr(ProxyUPath, name)
+
+    @wraps(method)
+    def call(path: RemotePath, *arguments: Any, **options: Any) -> Any:
+        with _as_oserror(path):
+            result = method(path, *arguments, **options)
+            return iter(list(result)) if isinstance(result, Iterator) else result
+
+    return call
 
 
 class RemotePath(ProxyUPath):
@@ -76,15 +90,8 @@ class RemotePath(ProxyUPath):
         """Itself: a URL is absolute."""
         return self
 
-    def exists(self, *, follow_symlinks: bool = True) -> bool:
-        """Whether there is a file or a folder."""
-        with _as_oserror(self):
-            return bool(super().exists(follow_symlinks=follow_symlinks))
-
-    def is_file(self) -> bool:
-        """Whether there is a file."""
-        with _as_oserror(self):
-            return bool(super().is_file())
+    exists, is_file, iterdir, glob = map(_guarded, ("exists", "is_file", "iterdir", "glob"))
+    read_text, write_text, unlink = map(_guarded, ("read_text", "write_text", "unlink"))
 
     def is_dir(self) -> bool:
         """Whether there is a folder, or in an object store anything below it."""
@@ -96,26 +103,6 @@ class RemotePath(ProxyUPath):
         """Make the folder, where the file system has any, with those above it."""
         with _as_oserror(self):
             self.fs.makedirs(self.path, exist_ok=exist_ok)
-
-    def iterdir(self) -> Iterator[Self]:
-        """What lies directly in it."""
-        with _as_oserror(self):
-            return iter(list(super().iterdir()))
-
-    def glob(self, pattern: str, **options: Any) -> Iterator[Self]:
-        """What matches, at the depth the pattern has."""
-        with _as_oserror(self):
-            return iter(list(super().glob(pattern, **options)))
-
-    def read_text(self, encoding: str | None = "utf-8", **options: Any) -> str:  # type: ignore[override]
-        """The file as text."""
-        with _as_oserror(self):
-            return str(super().read_text(encoding=encoding, **options))
-
-    def write_text(self, data: str, encoding: str | None = "utf-8", **options: Any) -> int:  # type: ignore[override]
-        """Write the file whole."""
-        with _as_oserror(self):
-            return int(super().write_text(data, encoding=encoding, **options))
 
     def receive(self, local: Path) -> None:
         """Replace the file by a local one, in one transfer."""
@@ -134,11 +121,6 @@ class RemotePath(ProxyUPath):
         with _as_oserror(self):
             return super().open(mode, *args, **options)
 
-    def unlink(self, missing_ok: bool = False) -> None:
-        """Remove the file."""
-        with _as_oserror(self):
-            super().unlink(missing_ok=missing_ok)
-
 
 class _Appending(io.StringIO):
     """Lines added to a remote file, which is written whole when they have doubled, and at the end.
@@ -151,14 +133,14 @@ class _Appending(io.StringIO):
         self._target = path
         self._sent = 0
         if path.is_file():
-            self.write(path.read_text())
+            self.write(path.read_text(encoding="utf-8"))
 
     def flush(self) -> None:
         if self.tell() >= 2 * self._sent:
             self._send()
 
     def _send(self) -> None:
-        self._target.write_text(self.getvalue())
+        self._target.write_text(self.getvalue(), encoding="utf-8")
         self._sent = self.tell()
 
     def close(self) -> None:

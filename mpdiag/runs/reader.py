@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
-    from mpdiag.files.copies import Copies
-    from mpdiag.files.paths import AnyPath
+    from mpdiag.files.paths import AnyPath, Copies
     from mpdiag.runs.records import Records
     from mpdiag.runs.schema import Kind
 

@@ -25,9 +25,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, overload
 
 from mpdiag.errors import DamagedRun, MpdiagError, NewerSchema, RunNotFound
-from mpdiag.files.copies import Copies
 from mpdiag.files.documents import read_document
-from mpdiag.files.paths import is_remote, place
+from mpdiag.files.paths import Copies, is_remote, place
 from mpdiag.files.recognition import named_instead
 from mpdiag.files.secrets import HIDDEN
 from mpdiag.runs.meta_validation import refuse_odd_meta, refuse_odd_modules
