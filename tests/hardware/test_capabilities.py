@@ -53,43 +53,22 @@ def test_software_that_is_too_old_is_named():
     json.dumps(support["fp8"].to_json())
 
 
-CPUS = {
-    "Sapphire Rapids": "avx512_f avx512_vnni avx512_bf16 avx512_fp16 amx_tile amx_bf16 amx_int8",
-    "Granite Rapids": "avx512_f avx512_vnni avx512_bf16 amx_tile amx_bf16 amx_int8 amx_fp16",
-    "Zen 4": "avx512_f avx512_vnni avx512_bf16",
-    "AVX-VNNI": "avx2 avx_vnni",
-    "AVX2": "avx2",
-    "Arm with BF16": "neon bf16 i8mm dot",
-    "Arm with SME": "neon bf16 i8mm sme",
-}
+CPUS = {row["name"]: row for row in read_table(HERE / "cpus.tsv")}
 
 
 def cpu(name, **more):
-    names = frozenset(CPUS[name].split()) if name in CPUS else None
-    return CpuInstructions(names, **more)
+    names = CPUS[name]["instructions"]
+    return CpuInstructions(None if names == "?" else frozenset(names.split()), **more)
 
 
-@pytest.mark.parametrize(
-    ("name", "bf16", "int8", "words"),
-    [
-        ("Sapphire Rapids", "matrix unit", "matrix unit", "int8: supported by AMX-INT8"),
-        ("Granite Rapids", "matrix unit", "matrix unit", "fp16: AMX-FP16"),
-        ("Zen 4", "vector unit", "vector unit", "int8: AVX512-VNNI"),
-        ("AVX-VNNI", "emulated", "vector unit", "int8: AVX-VNNI"),
-        ("AVX2", "emulated", "vector unit", "int8: without dot product"),
-        ("Arm with BF16", "vector unit", "vector unit", "bf16: Arm's BF16"),
-        ("Arm with SME", "vector unit", "vector unit", "bf16: SME"),
-        ("nobody says", "unknown", "unknown", "int8: neither torch nor the system"),
-    ],
-)
-def test_formats_of_a_cpu_by_its_instructions(name, bf16, int8, words):
-    support = {s.format: s for s in cpu_format_support("CPU", cpu(name))}
+@pytest.mark.parametrize("row", CPUS.values(), ids=CPUS)
+def test_formats_of_a_cpu_by_its_instructions(row):
+    support = {s.format: s for s in cpu_format_support("CPU", cpu(row["name"]))}
     assert list(support) == list(NEEDS)
-    assert (support["bf16"].how, support["int8"].how) == (bf16, int8)
+    assert (support["bf16"].how, support["int8"].how) == (row["bf16"], row["int8"])
     assert support["fp16"].how == "emulated"  # as mpdiag trains in it
-    fmt, _, reason = words.partition(": ")
-    assert reason in support[fmt].reason
-    assert ("FP16" in support["fp16"].reason) == ("fp16" in CPUS.get(name, ""))
+    assert row["words"] in support[row["format"]].reason
+    assert ("FP16" in support["fp16"].reason) == ("fp16" in row["instructions"])
 
 
 def test_whether_apples_matrix_unit_helps_is_not_known():
@@ -171,7 +150,7 @@ def test_matmul_precision_on_a_cpu(monkeypatch, row):
     words = 'torch.set_float32_matmul_precision("medium") multiplies in BF16 on AMX'
     assert read[PRECISION].advice == (words if row["advised"] == "yes" else "")
     if CONVOLUTIONS in read:
-        amx = "amx_bf16" in CPUS.get(row["cpu"], "")
+        amx = "amx_bf16" in CPUS[row["cpu"]]["instructions"]
         assert ("bf16" in read[CONVOLUTIONS].advice) == amx
 
 
