@@ -190,12 +190,12 @@ def faults(sizes: Iterable[tuple[str, int]], dtype: str, gpu: str | None) -> tup
         gpu: A generation, or None.
     """
     multiple = alignment(dtype, gpu).good
-    found = [
+    misaligned = [
         Fault(name, size, multiple, padded(size, multiple))
         for name, size in sizes
         if size > 0 and size % multiple
     ]
-    return tuple(sorted(found, key=lambda f: f.size & -f.size))
+    return tuple(sorted(misaligned, key=lambda f: f.size & -f.size))
 
 
 def values_in_step(size: int, dtype: str) -> int:

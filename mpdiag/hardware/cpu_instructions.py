@@ -54,8 +54,13 @@ class CpuInstructions:
         """Dtypes that AMX multiplies; None where nobody says."""
         if self.names is None:
             return None
-        found = {"bf16": "amx_bf16", "fp16": "amx_fp16", "int8": "amx_int8", "tf32": "amx_tf32"}
-        return frozenset(dtype for dtype, name in found.items() if name in self.names)
+        extensions = {
+            "bf16": "amx_bf16",
+            "fp16": "amx_fp16",
+            "int8": "amx_int8",
+            "tf32": "amx_tf32",
+        }
+        return frozenset(dtype for dtype, name in extensions.items() if name in self.names)
 
 
 def read_instructions(torch: Any = None, cpuinfo: Path = Path("/proc/cpuinfo")) -> CpuInstructions:
@@ -77,10 +82,10 @@ def read_instructions(torch: Any = None, cpuinfo: Path = Path("/proc/cpuinfo")) 
 
 def _from_torch(torch: Any) -> frozenset[str] | None:
     try:
-        found: Mapping[str, Any] = torch.cpu.get_capabilities()
+        capabilities: Mapping[str, Any] = torch.cpu.get_capabilities()
     except (AttributeError, RuntimeError):
         return None
-    names = frozenset(name for name, value in found.items() if value is True) & _KNOWN
+    names = frozenset(name for name, value in capabilities.items() if value is True) & _KNOWN
     return names or None
 
 

@@ -80,8 +80,8 @@ class Peaks:
 
 def family(dtype: str) -> str:
     """The dtype that the hardware multiplies in: ``fp8_e4m3`` and ``mxfp8`` are ``fp8``."""
-    found = re.match(r"(?:mx|nv)?(fp[468])(?!\d)", dtype)
-    return found.group(1) if found else dtype
+    match = re.match(r"(?:mx|nv)?(fp[468])(?!\d)", dtype)
+    return match.group(1) if match else dtype
 
 
 @cache
@@ -126,10 +126,10 @@ def peaks_of(name: str, processors: int | None = None) -> Peaks | None:
         processors: How many it has, where known. One with another number than is published has the
             name of another card (RTX 3080 with 12 GB), or is a part of it (a partition of MI300X).
     """
-    plain = re.sub(r"\b(nvidia|tesla|quadro|geforce|amd|instinct)\b", " ", name.lower())
-    plain = " ".join(re.sub(r"[-_/]", " ", plain).split())
-    found = (p for pattern, p in devices() if re.fullmatch(pattern, plain))
-    return next((p for p in found if _has(p, processors)), None)
+    model = re.sub(r"\b(nvidia|tesla|quadro|geforce|amd|instinct)\b", " ", name.lower())
+    model = " ".join(re.sub(r"[-_/]", " ", model).split())
+    matching = (p for pattern, p in devices() if re.fullmatch(pattern, model))
+    return next((p for p in matching if _has(p, processors)), None)
 
 
 def _has(peaks: Peaks, processors: int | None) -> bool:

@@ -54,9 +54,9 @@ class CpuProfile:
 
     def fraction(self, verdict: str) -> float:
         """The share of operator time with a verdict."""
-        whole = self.time_us
+        total_us = self.time_us
         part = sum(o.time.time_us for o in self.operations if o.verdict == verdict)
-        return part / whole if whole else 0.0
+        return part / total_us if total_us else 0.0
 
     @property
     def tensor_core_fraction(self) -> float:
@@ -85,7 +85,7 @@ class CpuProfile:
 
     def to_json(self) -> dict[str, Any]:
         """The document of ``mpdiag profile --json``."""
-        whole = self.time_us
+        total_us = self.time_us
         reorders = sum(p.time_us for p in self.primitives if p.kind == "reorder")
         matrix = [o for o in self.operations if o.time.work is not None]
         matrix_us = sum(o.time.time_us for o in matrix)
@@ -107,10 +107,10 @@ class CpuProfile:
                 else sorted(self.device.instructions.names),
             },
             "steps": self.steps,
-            "kernel_time_us": whole,
+            "kernel_time_us": total_us,
             "tensor_core_fraction": self.tensor_core_fraction,
             "matrix_cuda_core_fraction": self.fraction("cuda_core"),
-            "layout_fraction": min(1.0, reorders / whole) if whole else 0.0,
+            "layout_fraction": min(1.0, reorders / total_us) if total_us else 0.0,
             "matrix_unit_fraction": self.tensor_core_fraction,
             "vector_unit_fraction": self.fraction("cuda_core"),
             "unknown_fraction": self.fraction("unknown"),
@@ -228,13 +228,13 @@ def _of_sizes(judged: Sequence[CpuOperation]) -> Iterator[dict[str, Any]]:
     if share < _WORTH:
         return
     pairs = list(dict.fromkeys((f.size, f.padded) for o in odd for f in o.faults or ()))
-    named = ", ".join(f"{size} → {wider}" for size, wider in pairs[:_SHOWN])
+    sizes = ", ".join(f"{size} → {wider}" for size, wider in pairs[:_SHOWN])
     yield note(
         "info",
         "shapes-for-tensor-cores",
         f"{counted(len(odd), 'product')} ({percent(share)} of matrix time) "
         f"{'has' if len(odd) == 1 else 'have'} sizes that a GPU's Tensor Cores could not read at "
-        f"full width: {named}{' …' if len(pairs) > _SHOWN else ''}",
+        f"full width: {sizes}{' …' if len(pairs) > _SHOWN else ''}",
         "to train on a GPU, pad them; mpdiag record and mpdiag analyze prove which fit together",
         share_of_matrix_time=share,
         sizes=[{"size": size, "padded": wider} for size, wider in pairs],

@@ -114,7 +114,7 @@ def _fields(line: str) -> list[str]:
 def read_log(lines: Iterable[str]) -> OnednnLog:
     """Read a log; lines that are not oneDNN's are skipped."""
     version = isa = None
-    found, damaged = [], 0
+    primitives, damaged = [], 0
     for line in lines:
         if not line.startswith(PREFIX):
             continue
@@ -126,8 +126,8 @@ def read_log(lines: Iterable[str]) -> OnednnLog:
         elif fields[:2] == ["exec", "cpu"]:
             primitive = _primitive(fields[2:])
             damaged += primitive is None
-            found.append(primitive)
-    return OnednnLog(version, isa, tuple(p for p in found if p is not None), damaged)
+            primitives.append(primitive)
+    return OnednnLog(version, isa, tuple(p for p in primitives if p is not None), damaged)
 
 
 def _primitive(fields: list[str]) -> Primitive | None:

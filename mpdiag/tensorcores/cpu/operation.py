@@ -154,20 +154,20 @@ def judge(
         device: The CPU.
     """
     known = _by_shape(primitives)
-    whole = sum(t.time_us for t in times) or 1.0
+    total_us = sum(t.time_us for t in times) or 1.0
     pad = _paddings(t.work for t in times)
     return tuple(
-        _judge(t, known, device, whole, pad.get(t.work) if t.work else None) for t in times
+        _judge(t, known, device, total_us, pad.get(t.work) if t.work else None) for t in times
     )
 
 
 def _by_shape(primitives: Sequence[Primitive]) -> dict[_Key, Primitive]:
     """The longest primitive of each shape and dtype."""
-    found: dict[_Key, Primitive] = {}
+    longest: dict[_Key, Primitive] = {}
     for primitive in sorted(primitives, key=lambda p: p.time_us):
         if primitive.work is not None:
-            found[_key(primitive.work)] = primitive
-    return found
+            longest[_key(primitive.work)] = primitive
+    return longest
 
 
 def _primitive_of(work: MatrixWork, known: dict[_Key, Primitive]) -> Primitive | None:
@@ -183,13 +183,13 @@ def _judge(
     o: OperatorTime,
     known: dict[_Key, Primitive],
     device: CpuFacts,
-    whole: float,
+    total_us: float,
     faults: tuple[Fault, ...] | None,
 ) -> CpuOperation:
     verdict, evidence = _verdict(o, known, device)
     cause, fix = _cause(o, verdict, device)
     touched = o.time_us if cause not in {"none", "no_tensor_cores", "unknown"} else 0.0
-    return CpuOperation(o, verdict, evidence, cause, fix, speedup(touched / whole), faults)
+    return CpuOperation(o, verdict, evidence, cause, fix, speedup(touched / total_us), faults)
 
 
 def _verdict(o: OperatorTime, known: dict[_Key, Primitive], device: CpuFacts) -> tuple[str, str]:
@@ -267,7 +267,7 @@ def _paddings(works: Iterable[MatrixWork | None]) -> dict[MatrixWork, tuple[Faul
     for faults in alone.values():
         for fault in faults:
             multiples[fault.size] = math.lcm(multiples.get(fault.size, 1), fault.multiple)
-    found = {}
+    paddings = {}
     for work, faults in alone.items():
         each = (
             replace(f, multiple=multiples[f.size], padded=padded(f.size, multiples[f.size]))
@@ -275,8 +275,8 @@ def _paddings(works: Iterable[MatrixWork | None]) -> dict[MatrixWork, tuple[Faul
         )
         worth = tuple(f for f in each if f.worth_padding)
         if worth or not faults:
-            found[work] = worth
-    return found
+            paddings[work] = worth
+    return paddings
 
 
 def _counts(work: MatrixWork) -> bool:

@@ -61,7 +61,7 @@ def operator_times(events: Iterable[Mapping[str, Any]]) -> list[OperatorTime]:
         span = _span(event)
         if span is not None:
             threads[event.get("pid"), event.get("tid")].append(span)
-    spans = [span for found in threads.values() for span in _nest(found)]
+    spans = [span for each in threads.values() for span in _nest(each)]
     _keep_innermost(spans)
     forward = {
         span.args["Sequence number"]: span
@@ -79,8 +79,8 @@ def operator_times(events: Iterable[Mapping[str, Any]]) -> list[OperatorTime]:
         entry = sums[owner.name, module, phase, owner.work]
         entry[0] += owner is span
         entry[1] += span.own
-    found = [OperatorTime(*key, int(calls), time) for key, (calls, time) in sums.items()]
-    return sorted(found, key=lambda o: o.time_us, reverse=True)
+    times = [OperatorTime(*key, int(calls), time) for key, (calls, time) in sums.items()]
+    return sorted(times, key=lambda o: o.time_us, reverse=True)
 
 
 def _span(event: Mapping[str, Any]) -> _Span | None:

@@ -235,7 +235,7 @@ def multiplies_only(name: str, arguments: str) -> str:
     if arrays is None or _SHORTER.search(name):
         return ""
     exact = [_EXACT.fullmatch(array) for array in arrays if not _INDICES.fullmatch(array)]
-    types = {found["type"] if found else "" for found in exact}
+    types = {match["type"] if match else "" for match in exact}
     if len(exact) < FACTORS_AND_PRODUCT or len(types) != 1:
         return ""
     return {"float": "fp32", "double": "fp64"}.get(types.pop(), "")
@@ -310,22 +310,22 @@ def identifiers(name: str) -> str:
     """
     text, i = [], len(MANGLED)
     while i < len(name):
-        found = _PIECE.match(name, i)
-        if found is None:
+        piece = _PIECE.match(name, i)
+        if piece is None:
             i += 1
             continue
-        i = found.end()
-        if found["length"]:
-            length = int(found["length"][:5])
+        i = piece.end()
+        if piece["length"]:
+            length = int(piece["length"][:5])
             text.append(name[i : i + length])
             i += length
-        elif found["half"]:
-            text.append("_Float16" if found["half"] == "_" else "__bf16")
-        elif found["value"]:
-            text.append(found["value"])
-        elif found["type"]:
-            text.append(_TYPES[found["type"]])
-        if found["open"] and text:
+        elif piece["half"]:
+            text.append("_Float16" if piece["half"] == "_" else "__bf16")
+        elif piece["value"]:
+            text.append(piece["value"])
+        elif piece["type"]:
+            text.append(_TYPES[piece["type"]])
+        if piece["open"] and text:
             text.append("<")
     return _joined(text)
 

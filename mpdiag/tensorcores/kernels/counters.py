@@ -174,15 +174,15 @@ def _nvidia(metric: str, known: str | None) -> CounterMeaning | None:
         return CounterMeaning(
             "nvidia", frozenset(), pairs, _DTYPES.get(worked["src"], ""), instruction
         )
-    found = _NVIDIA_PATH.match(metric)
-    if found:
-        return _by_path(found, known, shared=shared)
+    match = _NVIDIA_PATH.match(metric)
+    if match:
+        return _by_path(match, known, shared=shared)
     return CounterMeaning("nvidia", frozenset()) if _NVIDIA_OTHER.search(metric) else None
 
 
-def _by_path(found: re.Match[str], known: str | None, *, shared: bool) -> CounterMeaning | None:
+def _by_path(match: re.Match[str], known: str | None, *, shared: bool) -> CounterMeaning | None:
     """A counter of one kind of instruction, or of one subpipe."""
-    subpipe, op, rest = found["subpipe"], found["op"], found["rest"]
+    subpipe, op, rest = match["subpipe"], match["op"], match["rest"]
     if rest == "_type_hfma2" or not (subpipe or op):
         return None
     kind = op or subpipe

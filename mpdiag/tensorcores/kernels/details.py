@@ -142,9 +142,9 @@ def dtype_of(head: str) -> str:
     return ""
 
 
-def _tensile(found: re.Match[str], text: str) -> str:
-    kind = found["type"]
-    if kind == "S" and re.search(r"_M?X_(?:B|MX|)", text[: found.end() + 6]):
+def _tensile(match: re.Match[str], text: str) -> str:
+    kind = match["type"]
+    if kind == "S" and re.search(r"_M?X_(?:B|MX|)", text[: match.end() + 6]):
         return "tf32"  # F32XdlMathOp: rounded to XF32
     if kind.startswith("F8"):
         return "fp8_e4m3"
@@ -191,6 +191,6 @@ def generation_of(head: str, instruction: str, dtype: str) -> str:
 
 def alignment_of(head: str) -> int | None:
     """Elements that a kernel's rows must be aligned to, as its name says."""
-    found = [(which, int(n)) for which, n in _ALIGNED.findall(head) if 0 < int(n) <= 512]
-    inputs = [n for which, n in found if which in ("", "a", "b")] or [n for _, n in found]
+    alignments = [(which, int(n)) for which, n in _ALIGNED.findall(head) if 0 < int(n) <= 512]
+    inputs = [n for which, n in alignments if which in ("", "a", "b")] or [n for _, n in alignments]
     return min(inputs) if inputs else None

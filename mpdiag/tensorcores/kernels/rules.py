@@ -71,7 +71,7 @@ def _fragment(name: str) -> str:
 
 
 def _expanded(pattern: str) -> str:
-    return re.sub(r"{{(\w+)}}", lambda found: _fragment(found[1]), pattern)
+    return re.sub(r"{{(\w+)}}", lambda match: _fragment(match[1]), pattern)
 
 
 @cache
@@ -120,6 +120,6 @@ def words(head: str, *, around: bool = False) -> str:
     if "gemm" in own.lower():
         own = _LIBRARY.sub("library_", own)
     if _ACRONYM.search(own):
-        own = _ACRONYM.sub(lambda found: found[0].capitalize(), own)
+        own = _ACRONYM.sub(lambda match: match[0].capitalize(), own)
     private = "_" if own.startswith("_") else ""
     return f"{private}_{_HUMPS.sub('_', own).strip('_').lower()}_"

@@ -83,15 +83,15 @@ def _causal(a: AttentionArguments, call: TracedCall) -> bool | None:
 
 def _pairs(queries: int, keys: int, causal: bool | None, *, corner: bool) -> tuple[int, int]:
     """The least and the most pairs of one head."""
-    whole = queries * keys
+    pairs = queries * keys
     if causal is False:
-        return whole, whole
+        return pairs, pairs
     first = _causal_pairs(queries, keys)  # query i sees keys 0 … i
     last = first
     if corner:  # query i sees keys 0 … keys - queries + i; older versions mask as above
-        last = whole - queries * (queries - 1) // 2 if queries <= keys else keys * (keys + 1) // 2
+        last = pairs - queries * (queries - 1) // 2 if queries <= keys else keys * (keys + 1) // 2
     least = min(first, last)
-    return least, whole if causal is None else max(first, last)
+    return least, pairs if causal is None else max(first, last)
 
 
 def _causal_pairs(queries: int, keys: int) -> int:
@@ -117,10 +117,10 @@ def _in_window(
 
 def _with_pairs(work: MatrixWork, least: int, most: int) -> MatrixWork:
     """The work of so many pairs a head, where ``work`` is that of all."""
-    whole = work.m * work.n
-    if not whole or least == most == whole:
+    pairs = work.m * work.n
+    if not pairs or least == most == pairs:
         return work
-    each = work.flops // whole  # exact: FLOP are pairs × heads × a whole number
+    each = work.flops // pairs  # exact: FLOP are pairs × heads × a whole number
     return replace(work, flops=each * most, fewest=None if least == most else each * least)
 
 

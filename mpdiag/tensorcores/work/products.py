@@ -182,9 +182,9 @@ def recurrent(
         per_cell += directions * (gates * hidden * (source + leaving) + hidden * projection)
     passes = 1 if direction == "forward" else 2
     values = rows * (entering + directions * leaving * layers)
-    named = [("batch", batch), ("input size", entering), ("hidden size", hidden)]
+    named_sizes = [("batch", batch), ("input size", entering), ("hidden size", hidden)]
     if projection:
-        named.append(("projection size", projection))
+        named_sizes.append(("projection size", projection))
     return MatrixWork(
         "rnn",
         batch,
@@ -194,7 +194,7 @@ def recurrent(
         dtype=dtype,
         flops=2 * rows * per_cell * passes,
         bytes=(values + per_cell) * _size(dtype) * passes,
-        sizes=tuple(named),
+        sizes=tuple(named_sizes),
     )
 
 

@@ -45,8 +45,8 @@ class TracedCall:
         given = self.dims[index] if index < len(self.dims) else None
         if not isinstance(given, (list, tuple)):
             return []
-        found = [_sizes(given, i) for i in range(len(given))]
-        return [] if None in found else [s for s in found if s is not None]
+        shapes = [_sizes(given, i) for i in range(len(given))]
+        return [] if None in shapes else [s for s in shapes if s is not None]
 
     def stride(self, index: int) -> Shape:
         """Strides of a tensor, () where the trace does not tell them."""

@@ -113,13 +113,13 @@ def matrix_work(
 
 def _leading(call: TracedCall, a: int, b: int, n: int) -> Shape:
     """Leading dimensions of A, B and a contiguous C; () where strides are not known."""
-    found = []
+    leading = []
     for index in (a, b):
         strides = call.stride(index)[-2:]
         if len(strides) < 2:
             return ()
-        found.append(strides[0] if strides[1] == 1 else strides[1])
-    return (*found, n)
+        leading.append(strides[0] if strides[1] == 1 else strides[1])
+    return (*leading, n)
 
 
 def _product(call: TracedCall, *, first: int = 0) -> MatrixWork:
