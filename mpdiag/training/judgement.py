@@ -419,3 +419,9 @@ def unscale(gradients: Sequence[Tensor], scale: float) -> None:
     else:
         for gradient in gradients:
             values_of(gradient).div_(scale)
+
+
+def divided(gradient: Tensor, scale: float) -> Tensor:
+    """As ``unscale``, of a gradient that must stay as it is."""
+    inverse = 1.0 / scale
+    return gradient * inverse if inverse < LARGEST else gradient / scale

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from mpdiag.tracing.precision import HALF
-from mpdiag.training.judgement import multiply, norms, unscale, values_of
+from mpdiag.training.judgement import divided, multiply, norms, unscale, values_of
 from mpdiag.training.scaling import parameters_of
 from mpdiag.training.weights.held import HeldTensor, hold_wide
 
@@ -112,7 +112,7 @@ class ScriptGradients:
 
             def unscaled(gradient: Tensor) -> Tensor | None:
                 # In a hook, the script may run a pass of its own, with hooks of its own on leaves.
-                return _divided(gradient, scale) if self._passes[-1] is this else None
+                return divided(gradient, scale) if self._passes[-1] is this else None
 
             handles = [t.register_hook(unscaled) for t in leaves] if scale != 1.0 else []
             try:
@@ -130,7 +130,7 @@ class ScriptGradients:
         leaves = [leaf for leaf in leaves if not isinstance(leaf, HeldTensor)]
         if keep:
             for leaf in leaves:
-                leaf.grad = None if leaf.grad is None else leaf.grad / scale
+                leaf.grad = None if leaf.grad is None else divided(leaf.grad, scale)
             return
         with torch.no_grad():
             unscale([leaf.grad for leaf in leaves if leaf.grad is not None], scale)
@@ -185,13 +185,6 @@ class ScriptGradients:
         """The optimizer has stepped, or its step was skipped."""
         for parameter in parameters_of(optimizer):
             self._nonfinite.pop(id(parameter), None)
-
-
-def _divided(gradient: Tensor, scale: float) -> Tensor:
-    """A gradient without the scale; the reciprocal of a power of two is exact."""
-    inverse = 1.0 / scale
-    usable = inverse < torch.finfo(torch.float32).max
-    return gradient * inverse if usable else gradient / scale
 
 
 def _is_reduced(model: Any) -> bool:

@@ -20,7 +20,7 @@ from mpdiag.tracing.autograd_graph import loss_of
 from mpdiag.tracing.nonfinite import find_nonfinite
 from mpdiag.training import setup, stepping, updates
 from mpdiag.training.casting import widened
-from mpdiag.training.judgement import judge_without_gradients, world_size
+from mpdiag.training.judgement import divided, judge_without_gradients, world_size
 from mpdiag.training.options import TrainerOptions
 from mpdiag.training.scaling import parameters_of
 from mpdiag.training.script_gradients import ScriptGradients
@@ -244,7 +244,7 @@ class ScriptTrainer:
         with self.gradients.passing(), self._scaled(self.context.casting.backward()):
             found = plain([scaling.scaled(t) for t in tensors], **options)
         self.gradients.note_reached(reached[0])
-        return tuple(None if g is None else widened(g) / scale for g in found)
+        return tuple(None if g is None else divided(widened(g), scale) for g in found)
 
     @contextmanager
     def _scaled(self, arithmetic: AbstractContextManager[object]) -> Iterator[None]:

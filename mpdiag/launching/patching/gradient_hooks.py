@@ -22,6 +22,7 @@ from torch.nn.modules import module as torch_modules
 
 from mpdiag.tracing.precision import HALF
 from mpdiag.training.casting import widened
+from mpdiag.training.judgement import divided
 from mpdiag.training.weights.given import same
 
 if TYPE_CHECKING:
@@ -269,7 +270,7 @@ def _true(gradient: Tensor, scale: float) -> Tensor:
     if not (gradient.is_floating_point() or gradient.is_complex()):
         return gradient
     wide = gradient.float() if gradient.dtype in HALF else gradient
-    return wide if scale == 1.0 else wide / scale
+    return wide if scale == 1.0 else divided(wide, scale)
 
 
 def _differs(original: Tensor, shown: Tensor, version: int | None, scale: float) -> bool | None:

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mpdiag.training.judgement import divided
+
 _own: Any = torch._C.TensorBase.grad
 
 
@@ -51,7 +53,7 @@ class HeldTensor(_Held):
         if own is None:
             return
         _own.__set__(self, None)
-        wide = own.float() / scale
+        wide = divided(own.float(), scale)
         self._master.grad = wide if self._master.grad is None else self._master.grad + wide
 
 
