@@ -238,10 +238,9 @@ def measure_sweep(device: str, rounds: int) -> dict[str, float]:  # noqa: C901 -
         torch.nn.utils.clip_grad_norm_(parameters, 1e9)
 
     def ours(*, absmax: bool = False, clip: judgement.Clip = judgement.NO_CLIP) -> None:
+        judgement.unscale(grads, 2.0)
         alone = judgement.Ranks(torch.device(device))
-        judged = judgement.judge_gradients(
-            grads, carried=2.0, scale=2.0, ranks=alone, absmax=absmax, clip=clip
-        )
+        judged = judgement.judge_gradients(grads, scale=2.0, ranks=alone, absmax=absmax, clip=clip)
         assert judged.finite
 
     work: dict[str, Callable[[], None]] = {

@@ -1,4 +1,4 @@
-"""One judgement of a step's gradients: check, agree over ranks, unscale, clip.
+"""One judgement of a step's unscaled gradients: check, agree over ranks, clip.
 
 The check is a norm per tensor. Infinity and NaN pass through a norm, so detection and statistics cost
 one reading; and a Euclidean norm that leaves FP32's range is refused with the rest, because squares of
@@ -105,7 +105,6 @@ def judge_gradients(
     gradients: Sequence[Tensor],
     forward: ForwardPass = NOTHING_ELSE,
     *,
-    carried: float,
     scale: float,
     ranks: Ranks,
     absmax: bool = False,
@@ -113,22 +112,21 @@ def judge_gradients(
     clip: Clip = NO_CLIP,
     inspect: Callable[[Sequence[Tensor]], None] | None = None,
 ) -> JudgedGradients:
-    """Decide whether a step may be taken; where it may, leave its gradients unscaled and clipped.
+    """Decide whether a step may be taken; where it may, clip its gradients.
 
     One synchronisation with the device, and one exchange where there are several ranks. Gradients of
     a step that may not be taken are left as they are, for a diagnosis.
 
     Args:
-        gradients: Of sharded ones every rank must call. None at all is an error, which every rank
-            of a group must learn.
+        gradients: Unscaled. Of sharded ones every rank must call. None at all is an error, which every
+            rank of a group must learn.
         forward: What else must be finite.
-        carried: The scale that is still on the gradients.
         scale: The loss scale of the step, which must be the same on every rank.
         ranks: Who must agree.
         absmax: Whether the largest |gradient| is wanted, which is a second reading.
         known_bad: Whether this rank has seen earlier that the step cannot be taken.
         clip: The limits.
-        inspect: Called with the unscaled gradients before they are clipped.
+        inspect: Called with the gradients before they are clipped.
 
     Raises:
         UsageError: If ranks scale their losses differently, or one has no gradient.
@@ -136,19 +134,19 @@ def judge_gradients(
     if not gradients:
         agree(RankVerdict.NO_GRADIENT, scale, ranks)
     measured = measure(gradients, forward, absmax=absmax)
-    norm, largest = measured.norm / carried, measured.absmax / carried
-    # Scales below 1 enlarge gradients: what was finite before they are taken off may not be after.
-    finite = math.isfinite(measured.norm) and norm <= LARGEST and not known_bad
+    finite = math.isfinite(measured.norm) and not known_bad
     verdict = RankVerdict.FINITE if finite else RankVerdict.GRADIENTS
     verdicts = agree(verdict if measured.forward_finite else RankVerdict.FORWARD, scale, ranks)
     bad_ranks = tuple(i for i, v in enumerate(verdicts) if v in BAD)
     if not bad_ranks:
         if inspect is not None:
-            unscale(gradients, carried)
-            carried = 1.0
             inspect(gradients)
-        _unscale_and_clip(gradients, carried, norm, clip)
+        if clip.norm is not None:
+            multiply(gradients, clip_factor(measured.norm, clip.norm))
+        if clip.value is not None:
+            clamp(gradients, clip.value)
     forward_failed = RankVerdict.FORWARD in verdicts
+    norm, largest = measured.norm, measured.absmax
     return JudgedGradients(not bad_ranks, norm, largest, bad_ranks, forward_failed)
 
 
@@ -164,25 +162,6 @@ def judge_without_gradients(scale: float, ranks: Ranks) -> JudgedGradients | Non
     bad_ranks = tuple(i for i, v in enumerate(verdicts) if v in BAD)
     norm = math.nan if bad_ranks else 0.0
     return JudgedGradients(not bad_ranks, norm, 0.0, bad_ranks, RankVerdict.FORWARD in verdicts)
-
-
-def _unscale_and_clip(gradients: Sequence[Tensor], carried: float, norm: float, clip: Clip) -> None:
-    """Divide gradients by the scale they carry, then limit them.
-
-    Args:
-        gradients: Changed in place.
-        carried: The scale.
-        norm: Their Euclidean norm without the scale.
-        clip: The limits.
-    """
-    factor = 1.0 if clip.norm is None else clip_factor(norm, clip.norm)
-    if factor < 1.0 and math.frexp(carried)[0] == 0.5:  # powers of two: one pass, the same bits
-        multiply(gradients, factor / carried)
-    else:
-        unscale(gradients, carried)
-        multiply(gradients, factor)
-    if clip.value is not None:
-        clamp(gradients, clip.value)
 
 
 # -- ranks -----------------------------------------------------------------------------------------

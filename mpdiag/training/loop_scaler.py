@@ -32,7 +32,6 @@ from torch import Tensor
 from mpdiag.errors import StateMismatch, UsageError
 from mpdiag.tracing.uncompiled import uncompiled
 from mpdiag.training import stepping, updates
-from mpdiag.training.judgement import NO_CLIP
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -131,8 +130,8 @@ class LoopScaler:
             updates.update_weights, context, chosen, self._guard, options=options
         )
         with self._until_update(), context.wrapped.masters.updating(chosen):
-            carried = stepping.prepare_gradients(context, chosen, self._regularizers)
-            result = stepping.take_step(context, chosen, update, carried=carried, clip=NO_CLIP)
+            stepping.prepare_gradients(context, chosen, self._regularizers)
+            result = stepping.take_step(context, chosen, update)
         self._stepped.add(id(chosen[0]))
         if context.wrapped.precision.master_weights:  # of which the loop may know nothing
             chosen[0].zero_grad()

@@ -114,10 +114,6 @@ class GradientScaling:
         """The scale of the backward passes behind an optimizer's gradients."""
         return self._carried.get(id(optimizer), self.scale)
 
-    def carried(self, optimizer: Optimizer) -> float:
-        """The scale that is still on an optimizer's gradients."""
-        return 1.0 if id(optimizer) in self._unscaled else self.begun_at(optimizer)
-
     def is_unscaled(self, optimizer: Optimizer) -> bool:
         """Whether its gradients were unscaled ahead of their step."""
         return id(optimizer) in self._unscaled

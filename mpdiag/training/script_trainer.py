@@ -296,7 +296,7 @@ class ScriptTrainer:
             torch.clear_autocast_cache()
 
         known_bad = self.gradients.were_nonfinite(optimizer)
-        result = stepping.take_step(context, [optimizer], update, carried=1.0, known_bad=known_bad)
+        result = stepping.take_step(context, [optimizer], update, known_bad=known_bad)
         self._note_step(optimizer, result)
         return returned
 

@@ -2,8 +2,8 @@
 
 ::
 
-    scale the loss (in FP32) → backward → gradients to the masters → regularisers →
-    judge: finite on all ranks? → unscale → clip → optimizer step, or skip and restore →
+    scale the loss (in FP32) → backward → gradients to the masters → unscale → regularisers →
+    judge: finite on all ranks? → clip → optimizer step, or skip and restore →
     adjust the scale
 
 Functions over a ``StepContext``, the parts that a trainer is made of. ``take_step`` and, in
@@ -165,35 +165,37 @@ def _parameters_of_all(optimizers: Sequence[Optimizer]) -> list[Tensor]:
 
 
 def unscale_gradients(context: StepContext, optimizer: Optimizer) -> None:
-    """Divide an optimizer's gradients by their scale ahead of the step."""
+    """Divide an optimizer's gradients by their scale ahead of the step, to look at or to change."""
     refuse_capture()
-    if context.scaling.is_unscaled(optimizer):
+    if not context.scaling.is_unscaled(optimizer):
+        context.wrapped.masters.collect_gradients([optimizer])
+        _unscale(context, optimizer)
+        context.wrapped.masters.show_gradients(parameters_of(optimizer))
+
+
+def _unscale(context: StepContext, optimizer: Optimizer) -> None:
+    scaling = context.scaling
+    if scaling.is_unscaled(optimizer):
         return
-    context.wrapped.masters.collect_gradients([optimizer])
     held = parameters_of(optimizer)
     for other in context.wrapped.optimizers:  # a parameter may be in several
-        if other is not optimizer and context.scaling.is_unscaled(other):
+        if other is not optimizer and scaling.is_unscaled(other):
             done = {id(p) for p in parameters_of(other)}
             held = [p for p in held if id(p) not in done]
-    unscale(gradients_held(held)[1], context.scaling.carried(optimizer))
-    context.scaling.note_unscaled(optimizer)
-    context.wrapped.masters.show_gradients(parameters_of(optimizer))
+    unscale(gradients_held(held)[1], scaling.begun_at(optimizer))
+    scaling.note_unscaled(optimizer)
 
 
 def prepare_gradients(
     context: StepContext, chosen: Sequence[Optimizer], regularizers: Sequence[Regularizer]
-) -> float:
-    """Collect gradients and add regularisers; returns the scale still on the gradients."""
+) -> None:
+    """Leave unscaled gradients where the optimizers look for them, with those of regularisers."""
     context.wrapped.masters.begin_update(chosen)
-    scales = {context.scaling.carried(o) for o in chosen}
-    if len(scales) == 1 and not regularizers:
-        return scales.pop()
     for optimizer in chosen:
-        unscale_gradients(context, optimizer)
+        _unscale(context, optimizer)
     if regularizers and not context.scaling.are_penalized(chosen):
         context.scaling.note_penalized(chosen)  # a step that raises may be called again
         _add_penalties(context, _parameters_of_all(chosen), regularizers)
-    return 1.0
 
 
 def _add_penalties(
@@ -219,7 +221,6 @@ def take_step(
     chosen: Sequence[Optimizer],
     update: Update,
     *,
-    carried: float,
     clip: Clip = NO_CLIP,
     known_bad: bool = False,
     replay: Callable[[], Tensor] | None = None,
@@ -228,9 +229,8 @@ def take_step(
 
     Args:
         context: The trainer's parts.
-        chosen: The optimizers to step, together; gradients are where they look for them.
+        chosen: The optimizers to step, together; unscaled gradients are where they look for them.
         update: Steps them.
-        carried: The scale that is still on the gradients.
         clip: Limits on the gradients.
         known_bad: Whether gradients were seen earlier that were not finite.
         replay: Returns the loss of the same batch once more, to find the cause of a skip.
@@ -247,7 +247,6 @@ def take_step(
         context,
         gradients,
         scaling.losses,
-        carried=carried,
         scale=scale,
         clip=clip,
         known_bad=known_bad,
@@ -259,8 +258,6 @@ def take_step(
     if not judged.finite:
         failed = FailedStep(held, scale, loss, scaling.root, judged.bad_ranks)
         return skip_step(context, chosen, failed, judged, replay)
-    for optimizer in chosen:  # a step that raises on its way may be called again
-        scaling.note_unscaled(optimizer)
     misfit = update(held)
     if misfit is not None:
         return skip_step(context, chosen, FailedStep(held, scale, loss, misfit=misfit), judged)
@@ -284,7 +281,6 @@ def judge(
     gradients: Sequence[Tensor],
     losses: Sequence[Tensor] = (),
     *,
-    carried: float,
     scale: float,
     clip: Clip,
     known_bad: bool,
@@ -295,7 +291,6 @@ def judge(
     return judge_gradients(
         gradients,
         ForwardPass(losses, buffers.sizes(), buffers.are_spoiled, context.scaling.note_values),
-        carried=carried,
         scale=scale,
         ranks=context.ranks,
         absmax=context.scaling.scaler.needs_absmax,

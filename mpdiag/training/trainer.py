@@ -336,11 +336,9 @@ class MixedPrecision:
             else:
                 if loss is not None:
                     self.backward(loss)
-                carried = stepping.prepare_gradients(context, chosen, self._regularizers)
+                stepping.prepare_gradients(context, chosen, self._regularizers)
                 update = functools.partial(updates.update_weights, context, chosen, self._guard)
-                result = stepping.take_step(
-                    context, chosen, update, carried=carried, clip=clip, replay=replay
-                )
+                result = stepping.take_step(context, chosen, update, clip=clip, replay=replay)
         if result.skipped and batch is not None:
             self._capsules.write(batch, result)
         for one in chosen:
@@ -369,9 +367,9 @@ class MixedPrecision:
             optimizer.zero_grad()
             loss = closure()
             self.backward(loss)
-            carried = stepping.prepare_gradients(context, chosen, self._regularizers)
+            stepping.prepare_gradients(context, chosen, self._regularizers)
             value = float(loss.detach())
-            return updates.Evaluation(value, value, carried)
+            return updates.Evaluation(value, value)
 
         with self._guard.within():
             result, _ = updates.step_with_closure(

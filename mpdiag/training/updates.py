@@ -197,13 +197,11 @@ class Evaluation:
     Attributes:
         returned: What the optimizer is given.
         loss: The unscaled loss; None if it is not known.
-        carried: The scale that is still on the gradients.
         known_bad: Whether gradients were seen earlier that were not finite.
     """
 
     returned: Any
     loss: float | None
-    carried: float = 1.0
     known_bad: bool = False
 
 
@@ -246,7 +244,6 @@ def step_with_closure(
         judged = judge(
             context,
             gradients,
-            carried=evaluation.carried,
             scale=scale,
             clip=clip,
             known_bad=evaluation.known_bad or bad,
@@ -255,7 +252,6 @@ def step_with_closure(
             undo.restore()
             failed = FailedStep(held, scale, loss, scaling.root, judged.bad_ranks)
             raise _EvaluationSkipped(skip_step(context, [optimizer], failed, judged))
-        scaling.note_unscaled(optimizer)
         taken.append((loss, judged))
         return evaluation.returned
 

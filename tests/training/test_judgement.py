@@ -12,37 +12,36 @@ from mpdiag.training.judgement import (
     Clip,
     ForwardPass,
     Ranks,
+    divided,
     judge_gradients,
     multiply,
+    unscale,
 )
 
 ALONE = Ranks(torch.device("cpu"))
 
 
 def judge(gradients, **options):
-    scale = options.get("carried", 1.0)
-    return judge_gradients(
-        gradients, **{"carried": scale, "scale": scale, "ranks": ALONE, **options}
-    )
+    return judge_gradients(gradients, **{"scale": 1.0, "ranks": ALONE, **options})
 
 
-def test_finite_gradients_are_unscaled_and_clipped():
-    gradients = [torch.tensor([24.0, 0.0]), torch.tensor([[32.0]])]
-    judged = judge(gradients, carried=8.0, absmax=True, clip=Clip(norm=2.5))
+def test_finite_gradients_are_measured_and_clipped():
+    gradients = [torch.tensor([3.0, 0.0]), torch.tensor([[4.0]])]
+    judged = judge(gradients, absmax=True, clip=Clip(norm=2.5))
     assert (judged.finite, judged.norm, judged.absmax, judged.bad_ranks) == (True, 5.0, 4.0, ())
     torch.testing.assert_close(gradients[0], torch.tensor([1.5, 0.0]))
     torch.testing.assert_close(gradients[1], torch.tensor([[2.0]]))
 
 
-def test_single_values_are_clipped_after_unscaling():
-    gradients = [torch.tensor([8.0, -64.0])]
-    judge(gradients, carried=8.0, clip=Clip(value=2.0))
+def test_single_values_are_clipped():
+    gradients = [torch.tensor([1.0, -8.0])]
+    judge(gradients, clip=Clip(value=2.0))
     assert gradients[0].tolist() == [1.0, -2.0]
 
 
 def test_gradients_of_a_step_that_cannot_be_taken_stay_as_they_are():
     gradients = [torch.tensor([8.0, math.inf])]
-    judged = judge(gradients, carried=8.0, clip=Clip(norm=1.0))
+    judged = judge(gradients, clip=Clip(norm=1.0))
     assert not judged.finite
     assert judged.bad_ranks == (0,)
     assert gradients[0].tolist() == [8.0, math.inf]
@@ -77,18 +76,20 @@ def test_the_largest_is_read_only_where_it_is_wanted():
     assert math.isnan(judge([torch.ones(2)]).absmax)
 
 
-def test_unscaling_by_a_tiny_scale_may_not_leave_fp32():
-    """Finite while scaled down, infinite afterwards: an optimizer must not see it."""
-    gradients = [torch.tensor([1e30])]
-    judged = judge(gradients, carried=2.0**-40)
-    assert not judged.finite
-    assert gradients[0].item() == pytest.approx(1e30)
+@pytest.mark.parametrize("scale", [8.0, 3.0, 2.0**-40, 2.0**-140])
+def test_gradients_are_divided_by_any_scale(scale):
+    gradients = [torch.tensor([24.0, 0.0]), torch.full((2, 2), 3.0)]
+    expected = [(g.double() / scale).float() for g in gradients]
+    copies = [divided(g, scale) for g in gradients]
+    unscale(gradients, scale)
+    for found in (gradients, copies):
+        torch.testing.assert_close(found, expected, rtol=2e-7, atol=0)
 
 
-def test_inspection_sees_gradients_unscaled_and_not_yet_clipped():
+def test_inspection_sees_gradients_that_are_not_yet_clipped():
     seen = []
-    gradients = [torch.tensor([16.0])]
-    judge(gradients, carried=8.0, clip=Clip(norm=0.5), inspect=lambda g: seen.append(g[0].item()))
+    gradients = [torch.tensor([2.0])]
+    judge(gradients, clip=Clip(norm=0.5), inspect=lambda g: seen.append(g[0].item()))
     assert seen == [2.0]
     torch.testing.assert_close(gradients[0], torch.tensor([0.5]))
 
