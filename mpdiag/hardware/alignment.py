@@ -10,11 +10,12 @@ vocabulary).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
 _DTYPES = (
     # (dtype, bytes of one value in memory, names of it in torch, its profiler and oneDNN)
@@ -84,11 +85,6 @@ class Fault:
     size: int
     multiple: int
     padded: int
-
-    @property
-    def worth_padding(self) -> bool:
-        """Whether padding can gain more than the work it adds: 3 channels to 8 does not."""
-        return self.padded <= _MOST_GROWTH * self.size
 
 
 def dtype_name(text: str | None) -> str | None:
@@ -196,6 +192,26 @@ def faults(sizes: Iterable[tuple[str, int]], dtype: str, gpu: str | None) -> tup
         if size > 0 and size % multiple
     ]
     return tuple(sorted(misaligned, key=lambda f: f.size & -f.size))
+
+
+def common_multiples(each: Iterable[Fault]) -> dict[int, int]:
+    """For each size the multiple that all its faults want, so that none contradicts another."""
+    multiples: dict[int, int] = {}
+    for fault in each:
+        multiples[fault.size] = math.lcm(multiples.get(fault.size, 1), fault.multiple)
+    return multiples
+
+
+def worth_padding(each: Iterable[Fault], multiples: Mapping[int, int]) -> tuple[Fault, ...]:
+    """The faults with the multiples of ``common_multiples``, but not where padding costs too much.
+
+    As in a recording: the 3 channels of images to 8 would be more work than it saves.
+    """
+    multiplied = (
+        replace(f, multiple=m, padded=padded(f.size, m))
+        for f, m in ((f, multiples.get(f.size, f.multiple)) for f in each)
+    )
+    return tuple(f for f in multiplied if f.padded <= _MOST_GROWTH * f.size)
 
 
 def values_in_step(size: int, dtype: str) -> int:

@@ -22,7 +22,7 @@ The causes, in the order in which they are checked:
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from mpdiag.files.documents import finite
@@ -201,7 +201,8 @@ def judge(
     measured = list(operations)
     whole = sum(o.time_us for o in measured) if total_us is None else total_us
     gpu = device or DeviceFacts(name="")
-    together = _multiples(measured, gpu.generation)
+    alone = (_alignment(o, _target_dtype(o, gpu.generation), gpu.generation)[0] for o in measured)
+    together = shapes.common_multiples(fault for faults in alone for fault in faults)
     judged = [_judge_one(o, gpu, whole, together) for o in measured]
     return sorted(judged, key=lambda j: (_to_win(j), j.operation.time_us), reverse=True)
 
@@ -234,27 +235,13 @@ def _to_win(judged: JudgedOperation) -> float:
 # -- one operation ---------------------------------------------------------------------------------
 
 
-def _multiples(operations: Sequence[OperationTime], generation: str | None) -> Mapping[int, int]:
-    """For each size the multiple that all operations with it want, so that none contradicts another."""
-    found: dict[int, int] = {}
-    for o in operations:
-        for fault in _alignment(o, _target_dtype(o, generation), generation)[0]:
-            found[fault.size] = math.lcm(found.get(fault.size, 1), fault.multiple)
-    return found
-
-
 def _judge_one(
     o: OperationTime, device: DeviceFacts, whole: float, together: Mapping[int, int]
 ) -> JudgedOperation:
     generation, peaks = device.generation, device.peaks
     dtype = _target_dtype(o, generation)
     alone, aligned = _alignment(o, dtype, generation)
-    together_padded = (
-        replace(f, multiple=m, padded=shapes.padded(f.size, m))
-        for f, m in ((f, together.get(f.size, f.multiple)) for f in alone)
-    )
-    # As in a recording: the 3 channels of images to 8 would be more work than it saves.
-    faults = tuple(f for f in together_padded if f.worth_padding)
+    faults = shapes.worth_padding(alone, together)
     cause = _cause(o, device, faults, dtype)
     placement = (
         roofline_point(o.work, peaks, dtype) if o.work is not None and peaks is not None else None

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from mpdiag.hardware.alignment import (
     Alignment,
     alignment,
     bytes_of,
+    common_multiples,
     dtype_name,
     faults,
     is_sized,
     padded,
     values_in_step,
+    worth_padding,
 )
 
 
@@ -44,8 +48,10 @@ def test_the_dimension_at_fault_is_named_worst_first():
         ("K", 325, 8, 328),
         ("N", 33278, 8, 33280),
     ]
-    assert found[1].worth_padding
-    assert not faults([("input channels", 3)], "fp16", None)[0].worth_padding
+    image = faults([("input channels", 3)], "fp16", None)
+    assert worth_padding([*found, *image], {}) == found  # 3 channels to 8 are too much work
+    assert common_multiples([*found, replace(found[0], multiple=12)]) == {325: 24, 33278: 8}
+    assert [f.padded for f in worth_padding(found, {325: 24})] == [336, 33280]
     assert faults([("N", 33280)], "fp16", None) == ()
     assert [f.padded for f in faults([("N", 33280)], "int8", None)] == []
     assert [f.padded for f in faults([("N", 33288)], "int8", None)] == [33296]

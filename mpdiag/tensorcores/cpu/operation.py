@@ -8,10 +8,10 @@ unknown, unless the matrix unit cannot have computed it: FP32 products go to MKL
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from mpdiag.hardware.alignment import Fault, padded
+from mpdiag.hardware.alignment import Fault, common_multiples, worth_padding
 from mpdiag.hardware.flags import CONVOLUTION, IN_BF16, MEDIUM, RECURRENT
 from mpdiag.tensorcores.causes import TILE, misaligned
 from mpdiag.tensorcores.roofline import speedup
@@ -263,20 +263,9 @@ def _paddings(works: Iterable[MatrixWork | None]) -> dict[MatrixWork, tuple[Faul
         for work in works
         if work is not None and _counts(work)
     }
-    multiples: dict[int, int] = {}
-    for faults in alone.values():
-        for fault in faults:
-            multiples[fault.size] = math.lcm(multiples.get(fault.size, 1), fault.multiple)
-    paddings = {}
-    for work, faults in alone.items():
-        each = (
-            replace(f, multiple=multiples[f.size], padded=padded(f.size, multiples[f.size]))
-            for f in faults
-        )
-        worth = tuple(f for f in each if f.worth_padding)
-        if worth or not faults:
-            paddings[work] = worth
-    return paddings
+    multiples = common_multiples(fault for faults in alone.values() for fault in faults)
+    padded = {work: worth_padding(faults, multiples) for work, faults in alone.items()}
+    return {work: faults for work, faults in padded.items() if faults or not alone[work]}
 
 
 def _counts(work: MatrixWork) -> bool:
