@@ -114,6 +114,7 @@ class OperationWatch:
         self._lines = SourceLines(self._modules)
         self._tensors.clear()
         self._effects.drop()
+        self._holds_nothing = True
 
     # -- the mode's life ---------------------------------------------------------------------------
 
@@ -129,11 +130,14 @@ class OperationWatch:
 
     def begin(self, step: int, wanted: bool) -> None:
         """A new step begins; nothing is recorded before ``resume``."""
+        self.wanted = wanted and self.usable
+        if not self.wanted and self._holds_nothing:
+            return
         self.pause()
         earlier = self._lines
         self._forget()
         self._step = step
-        self.wanted = wanted and self.usable
+        self._holds_nothing = not self.wanted
         if not self.wanted:
             self._passes.detach()
         else:
@@ -416,6 +420,7 @@ class OperationWatch:
             lines = self._lines
             self._forget()
             self._lines.take_over(lines)
+            self._holds_nothing = False
 
     def _finished(self) -> list[Operation]:
         self._tensors.drain(at_least=1)

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from mpdiag.numerics.histograms import MIN_EXPONENT
 from mpdiag.recording.counting import layout, numba_kernels
 from mpdiag.recording.counting.rows import RawRows, Rows
 from mpdiag.recording.counting.tensors import KINDS
@@ -36,94 +35,9 @@ def rows_on(device: torch.device) -> Rows:
     return DeviceRows(device)
 
 
-class Packed:
-    """Rows of counts that are zero but for one stretch, which is kept alone.
-
-    A tensor spans some 25 of FP32's 255 powers of two: a model of thousands of layers would
-    otherwise hold, fault in and clear 8 KB for each of its tensors in each step.
-
-    Args:
-        body: Length of the part of a row of which one stretch is kept.
-        tail: So many entries after it are kept whatever they are.
-        joined: Whether a row that is taken has them, too.
-
-    Attributes:
-        table: What the kernels know of it, see ``numba_kernels.ROWS``.
-        edges: float64 (room, 2), beside each row.
-    """
-
-    def __init__(self, body: int, tail: int, joined: bool = True) -> None:
-        self._width = body + tail if joined else body
-        self._body = body
-        self._tail = tail
-        self.table = np.zeros(8, np.int64)
-        self._places: NDArray[np.int64]
-        self._tails: NDArray[np.int64]
-        self._cells: NDArray[np.int64]
-        self.edges: NDArray[np.float64]
-        self._make(64, 16 * body)
-
-    def _make(self, rows: int, cells: int) -> None:
-        """Make room, and take over what is there."""
-        old = (self._places, self._tails, self.edges, self._cells) if self.rows else ()
-        self._places = np.empty((rows, 3), np.int64)
-        self._tails = np.empty((rows, self._tail), np.int64)
-        self.edges = np.empty((rows, 2), np.float64)
-        self._cells = np.empty(cells, np.int64)
-        for mine, there in zip(
-            (self._places, self._tails, self.edges, self._cells), old, strict=False
-        ):
-            mine[: len(there)] = there
-        arrays = self._places, self._cells, self._tails, self.edges
-        self.table[: len(arrays)] = [array.ctypes.data for array in arrays]
-        self.table[numba_kernels.ROOM], self.table[numba_kernels.CELL_ROOM] = rows, cells
-
-    @property
-    def rows(self) -> int:
-        """How many rows there are."""
-        return int(self.table[numba_kernels.ROWS])
-
-    def make_room(self, more: int = 1) -> None:
-        """Make room for at least so many more rows."""
-        rows, cells, used = len(self._places), len(self._cells), self.table[numba_kernels.USED]
-        few, full = self.rows + more > rows, used + more * self._body > cells
-        if few or full:
-            self._make(rows * 2 if few else rows, cells * 2 if full else cells)
-
-    def __getitem__(self, indices: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
-        """Some rows as they were, int64 (n, width)."""
-        chosen = np.asarray(indices, np.int64)
-        rows = np.zeros((len(chosen), self._width), np.int64)
-        numba_kernels.unpack(chosen, self._body, self._places, self._cells, self._tails, rows)
-        return rows
-
-    def binned(
-        self, indices: NDArray[np.int64]
-    ) -> tuple[int, NDArray[np.int64], NDArray[np.float64], NDArray[np.int64]]:
-        """Some rows of quarters as bins; see ``rows.BinnedTable``."""
-        places = self._places[indices]
-        some = places[places[:, 2] > places[:, 1]]
-        first = int(some[:, 1].min()) >> 2 if len(some) else 0
-        stop = (int(some[:, 2].max()) + 3) >> 2 if len(some) else 1
-        shape = len(indices), stop - first
-        counts, sums = np.zeros(shape, np.int64), np.zeros(shape, np.float64)
-        numba_kernels.bin_quarters(places, self._cells, first, counts, sums)
-        sums *= np.exp2(np.arange(first, stop, dtype=np.float64) + MIN_EXPONENT)
-        return first, counts, sums, self._tails[indices]
-
-    def clear(self) -> None:
-        """Forget all rows, and give back memory that only a very large step needs."""
-        self.table[numba_kernels.ROWS : numba_kernels.USED + 1] = 0
-        if self._cells.nbytes > _KEPT_BYTES:
-            self._make(64, 16 * self._body)
-
-    def tails(self) -> NDArray[np.int64]:
-        """The ends of all rows, int64 (rows, tail)."""
-        return self._tails[: self.rows]
-
-
-_KEPT_BYTES = 1 << 23
-"""Rows keep this much memory for the next ones."""
+_FIRST_ROWS = 64
+_KEPT_ROWS = 4096
+"""Rows whose memory, 8 KB each, is kept for the next ones."""
 _SHARED = 1 << 21
 """Tensors of this many values and more are counted by several threads."""
 _PORTION = 1 << 19
@@ -154,10 +68,35 @@ class HostRows:
     """Raw rows in memory, filled by the Numba kernels; one thread at a time."""
 
     def __init__(self) -> None:
-        self._counts = Packed(layout.QUARTERS, layout.RAW - layout.QUARTERS)
-        self._ratios = Packed(layout.RATIO_BINS, layout.UPDATE, joined=False)
         self._scratch, self._updates = _scratch(), _scratch()
-        self._facts = np.zeros(numba_kernels.UPDATE_ROW, np.int64)
+        self._make(_FIRST_ROWS)
+        self._facts = np.zeros((_FIRST_ROWS, numba_kernels.UPDATE_ROW), np.int64)
+        self._counted = self._compared = 0
+
+    def _make(self, rows: int) -> None:
+        self._counts = np.empty((rows, layout.RAW), np.int64)
+        self._edges = np.empty((rows, 2))
+
+    def _take(self, more: int) -> slice:
+        """So many new rows."""
+        start, stop = self._counted, self._counted + more
+        if stop > len(self._counts):
+            counts, edges = self._counts, self._edges
+            self._make(max(2 * len(counts), stop))
+            self._counts[:start], self._edges[:start] = counts[:start], edges[:start]
+        self._counted = stop
+        return slice(start, stop)
+
+    def _take_facts(self, more: int) -> slice:
+        """So many new rows of facts, zeros."""
+        start, stop = self._compared, self._compared + more
+        if stop > len(self._facts):
+            facts = np.empty((max(2 * start, stop), numba_kernels.UPDATE_ROW), np.int64)
+            facts[:start] = self._facts[:start]
+            self._facts = facts
+        self._facts[start:stop] = 0
+        self._compared = stop
+        return slice(start, stop)
 
     def count(self, values: torch.Tensor, repeat: int = 1, zeros: int = 0) -> int:
         """See ``Rows``. Others than the types of ``layout`` are read as float32."""
@@ -167,9 +106,9 @@ class HostRows:
         address, n, scratch = values.data_ptr(), values.numel(), self._scratch
         if n >= _SHARED:
             scratch, n = _count_shared(values, kind), 0
-        self._counts.make_room()
         what = address, n, kind, repeat, zeros
-        row: int = numba_kernels.count_row(*what, scratch, self._counts.table)
+        row: int = self._take(1).start
+        numba_kernels.count_row(*what, scratch, self._counts, self._edges, row)
         return row
 
     def count_many(self, tensors: Sequence[tuple[torch.Tensor, int, int]]) -> list[int]:
@@ -177,19 +116,11 @@ class HostRows:
         few = all(v.dtype in KINDS and v.numel() < _SHARED for v, _, _ in tensors)
         if not few or not tensors:
             return [self.count(*tensor) for tensor in tensors]
-        items = np.array(
-            [
-                (v.data_ptr(), v.numel(), KINDS[v.dtype], repeat, zeros)
-                for v, repeat, zeros in tensors
-            ],
-            np.int64,
-        )
-        counts = self._counts
-        first, done = counts.rows, 0
-        while done < len(items):
-            counts.make_room()
-            done += numba_kernels.count_rows(items[done:], self._scratch, counts.table)
-        return list(range(first, first + done))
+        items = [(v.data_ptr(), v.numel(), KINDS[v.dtype], *further) for v, *further in tensors]
+        rows = self._take(len(items))
+        counts, edges = self._counts[rows], self._edges[rows]
+        numba_kernels.count_rows(np.array(items, np.int64), self._scratch, counts, edges)
+        return list(range(rows.start, rows.stop))
 
     def count_many_updates(
         self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]
@@ -203,30 +134,35 @@ class HostRows:
     def _count_updates(
         self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]
     ) -> list[tuple[int, int, int]]:
-        counts, ratios = self._counts, self._ratios
         items = [(before.data_ptr(), after.data_ptr(), before.numel()) for before, after in pairs]
-        places = np.array(items, np.int64).reshape(-1, 3)
-        row, fact, done = counts.rows, ratios.rows, 0
-        scratch = self._scratch, self._updates, self._facts
-        while done < len(places):
-            counts.make_room(2)
-            ratios.make_room()
-            done += numba_kernels.count_updates(places[done:], *scratch, counts.table, ratios.table)
-        return [(row + 2 * i, row + 2 * i + 1, fact + i) for i in range(done)]
+        rows, facts = self._take(2 * len(items)), self._take_facts(len(items))
+        numba_kernels.count_updates(
+            np.array(items, np.int64).reshape(-1, 3),
+            self._scratch,
+            self._updates,
+            self._counts[rows],
+            self._edges[rows],
+            self._facts[facts],
+        )
+        row, fact = rows.start, facts.start
+        return [(row + 2 * i, row + 2 * i + 1, fact + i) for i in range(len(items))]
 
     def read(self) -> RawRows:
         """All rows counted since the last ``clear``; see ``Rows``."""
+        facts = self._facts[: self._compared]
         return RawRows(
-            counts=self._counts,
-            extremes=self._counts.edges[: self._counts.rows],
-            facts=self._ratios.tails(),
-            ratios=self._ratios,
+            counts=self._counts[: self._counted],
+            extremes=self._edges[: self._counted],
+            facts=facts[:, layout.RATIO_BINS :],
+            ratios=facts[:, : layout.RATIO_BINS],
         )
 
     def clear(self) -> None:
-        """Forget all rows; see ``Rows``."""
-        self._counts.clear()
-        self._ratios.clear()
+        """Forget all rows, and give back memory that only a very large step needs."""
+        self._counted = self._compared = 0
+        if len(self._counts) > _KEPT_ROWS:
+            self._make(_FIRST_ROWS)
+            self._facts = self._facts[:_FIRST_ROWS].copy()
 
 
 _pool: ThreadPoolExecutor | None = None

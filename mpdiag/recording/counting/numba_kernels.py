@@ -1,4 +1,4 @@
-"""Numba kernels that count on the CPU, and the packing of rows.
+"""Numba kernels that count on the CPU.
 
 A block of values is read once from memory. In cache, one pass makes of each value the key of its
 quarter of a power of two and finds the extremes, which LLVM vectorises; a second one counts the keys.
@@ -412,133 +412,63 @@ def count_update(before, after, n, w_scratch, d_scratch, facts):  # type: ignore
     _note_edges(d_edges, d_high, d_low)
 
 
-# -- packed rows -----------------------------------------------------------------------------------
-
-
-PLACES, CELLS, TAILS, EDGES, ROWS, USED, ROOM, CELL_ROOM = range(8)
-"""Entries of a table of packed rows, int64 (8,): four addresses, rows and cells in use, and how many of
-each there is room for."""
+# -- rows ------------------------------------------------------------------------------------------
 
 
 @compiled()
-def _keep(row, body, tail, table):  # type: ignore[no-untyped-def]
-    """Move a row from scratch memory into packed ones that have room, and leave zeros there.
+def _move(scratch, row, edges):  # type: ignore[no-untyped-def]
+    """Move a row and its extremes out of scratch memory."""
+    row[:] = scratch[:RAW]
+    scratch[:RAW] = 0
+    found = _opened(scratch)[0]
+    edges[:] = found
+    found[0], found[1] = 0.0, np.inf
+
+
+@compiled()
+def count_row(address, n, kind, repeat, zeros, scratch, rows, edges, i):  # type: ignore[no-untyped-def]
+    """``count_values``, each ``repeat`` times and ``zeros`` zeros more, then written to a row.
 
     Args:
-        row: int64, ``body`` entries of which one stretch is kept, then ``tail`` kept whatever they are.
-        body: Length of the first part.
-        tail: Length of the second part.
-        table: Of the packed rows; see ``ROWS``.
-
-    Returns:
-        The row's number.
+        address: Where the values lie.
+        n: How many.
+        kind: Their type.
+        repeat: How often each counts.
+        zeros: Further zeros.
+        scratch: int64 (``SCRATCH``,).
+        rows: int64 (m, ``RAW``), of which one is written.
+        edges: float64 (m, 2), likewise: its extremes.
+        i: The row's number.
     """
-    number, start = table[ROWS], table[USED]
-    places = carray(pointer(table[PLACES]), (table[ROOM], 3), np.int64)
-    cells = carray(pointer(table[CELLS]), table[CELL_ROOM], np.int64)
-    tails = carray(pointer(table[TAILS]), (table[ROOM], tail), np.int64)
-    first, stop = 0, body
-    while first < body and row[first] == 0:
-        first += 1
-    while stop > first and row[stop - 1] == 0:
-        stop -= 1
-    places[number, 0], places[number, 1], places[number, 2] = start, first, stop
-    for j in range(first, stop):
-        cells[start + j - first] = row[j]
-        row[j] = 0
-    for j in range(tail):
-        tails[number, j] = row[body + j]
-        row[body + j] = 0
-    table[ROWS], table[USED] = number + 1, start + stop - first
-    return number
-
-
-@compiled()
-def _keep_values(scratch, repeat, zeros, table):  # type: ignore[no-untyped-def]
-    """Keep what was counted, each value ``repeat`` times and ``zeros`` zeros more."""
+    count_values(address, n, kind, scratch)
+    _move(scratch, rows[i], edges[i])
     if repeat != 1:
         for j in range(RAW):
-            scratch[j] *= repeat
-    scratch[ZEROS] += zeros
-    kept = carray(pointer(table[EDGES]), (table[ROOM], 2), np.float64)
-    edges = _opened(scratch)[0]
-    kept[table[ROWS], 0], kept[table[ROWS], 1] = edges[0], edges[1]
-    edges[0], edges[1] = 0.0, np.inf
-    return _keep(scratch, QUARTERS, RAW - QUARTERS, table)
-
-
-@compiled(inline="always")
-def _has_room(table, rows, body):  # type: ignore[no-untyped-def]
-    """Whether there is room for so many rows more."""
-    return table[ROWS] + rows <= table[ROOM] and table[USED] + rows * body <= table[CELL_ROOM]
+            rows[i, j] *= repeat
+    rows[i, ZEROS] += zeros
 
 
 @compiled()
-def count_row(address, n, kind, repeat, zeros, scratch, table):  # type: ignore[no-untyped-def]
-    """``count_values``, into packed rows that have room; returns the row's number."""
-    count_values(address, n, kind, scratch)
-    return _keep_values(scratch, repeat, zeros, table)
-
-
-@compiled()
-def count_rows(items, scratch, table):  # type: ignore[no-untyped-def]
-    """``count_row`` of many tensors, int64 (k, 5); returns how many there was room for."""
+def count_rows(items, scratch, rows, edges):  # type: ignore[no-untyped-def]
+    """``count_row`` of many tensors, int64 (k, 5), into as many rows."""
     for i in range(len(items)):
-        if not _has_room(table, 1, QUARTERS):
-            return i
         n, kind, repeat, zeros = items[i, 1], items[i, 2], items[i, 3], items[i, 4]
-        count_row(items[i, 0], n, kind, repeat, zeros, scratch, table)
-    return len(items)
+        count_row(items[i, 0], n, kind, repeat, zeros, scratch, rows, edges, i)
 
 
 @compiled()
-def count_updates(pairs, w_scratch, d_scratch, facts, counts, ratios):  # type: ignore[no-untyped-def]
-    """Count many updates into packed rows; returns how many there was room for.
+def count_updates(pairs, w_scratch, d_scratch, rows, edges, facts):  # type: ignore[no-untyped-def]
+    """``count_update`` of many weights.
 
     Args:
         pairs: int64 (k, 3): where float32 weights lie before a step, where after it, how many.
         w_scratch: Scratch memory.
         d_scratch: Another one.
-        facts: int64 (``UPDATE_ROW``,), scratch.
-        counts: Where two rows of each go, weights and updates; see ``ROWS``.
-        ratios: Where its facts go.
+        rows: int64 (2 k, ``RAW``), written: of each its weights, then its updates.
+        edges: float64 (2 k, 2), written.
+        facts: int64 (k, ``UPDATE_ROW``), zeros, added to.
     """
     for i in range(len(pairs)):
-        if not (_has_room(counts, 2, QUARTERS) and _has_room(ratios, 1, RATIO_BINS)):
-            return i
-        count_update(pairs[i, 0], pairs[i, 1], pairs[i, 2], w_scratch, d_scratch, facts)
-        _keep_values(w_scratch, 1, 0, counts)
-        _keep_values(d_scratch, 1, 0, counts)
-        _keep(facts, RATIO_BINS, layout.UPDATE, ratios)
-    return len(pairs)
-
-
-@compiled()
-def unpack(indices, body, places, cells, tails, rows):  # type: ignore[no-untyped-def]
-    """Write packed rows as they were into ``rows``, int64 (n, width), zeros, as far as they go."""
-    for n in range(indices.size):
-        i = indices[n]
-        start, first, stop = places[i, 0], places[i, 1], places[i, 2]
-        for j in range(first, stop):
-            rows[n, j] = cells[start + j - first]
-        for j in range(min(tails.shape[1], rows.shape[1] - body)):
-            rows[n, body + j] = tails[i, j]
-
-
-@compiled()
-def bin_quarters(places, cells, lowest, counts, sums):  # type: ignore[no-untyped-def]
-    """Add packed quarters to bins, a value as its quarter's middle over 2^e.
-
-    Args:
-        places: int64 (n, 3), as ``_keep`` writes them.
-        cells: int64, stretches one after the other.
-        lowest: Number of the first bin.
-        counts: int64 (n, bins), added to.
-        sums: float64 (n, bins), added to.
-    """
-    for n in range(len(places)):
-        start, first, stop = places[n, 0], places[n, 1], places[n, 2]
-        for j in range(first, stop):
-            found = cells[start + j - first]
-            counts[n, (j >> 2) - lowest] += found
-            sums[n, (j >> 2) - lowest] += found * (1.125 + 0.25 * (j & 3))
+        count_update(pairs[i, 0], pairs[i, 1], pairs[i, 2], w_scratch, d_scratch, facts[i])
+        _move(w_scratch, rows[2 * i], edges[2 * i])
+        _move(d_scratch, rows[2 * i + 1], edges[2 * i + 1])

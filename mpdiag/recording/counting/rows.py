@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -18,28 +18,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-class Table(Protocol):
-    """Rows of integers, of which some can be taken by number: an array, or a packed one."""
-
-    def __getitem__(self, indices: Any, /) -> NDArray[np.int64]:
-        """Some rows, int64 (n, width)."""
-
-
-@runtime_checkable
-class BinnedTable(Table, Protocol):
-    """Raw rows that can be taken as bins without being unpacked."""
-
-    def binned(
-        self, indices: NDArray[np.int64], /
-    ) -> tuple[int, NDArray[np.int64], NDArray[np.float64], NDArray[np.int64]]:
-        """Some bins, of which the rows have no others.
-
-        Returns:
-            The number of the first bin, counts int64 and sums float64 (n, bins), and what follows the
-            quarters, int64 (n, 5).
-        """
-
-
 @dataclass(frozen=True, eq=False)
 class RawRows:
     """Counted rows, read to the host.
@@ -51,10 +29,10 @@ class RawRows:
         ratios: int64 (m, ``layout.RATIO_BINS``).
     """
 
-    counts: Table
+    counts: NDArray[np.int64]
     extremes: NDArray[np.float64]
     facts: NDArray[np.int64]
-    ratios: Table
+    ratios: NDArray[np.int64]
 
     def merged(self, groups: list[list[int]], *, occupied: bool = False) -> ExponentHistogram:
         """A stack of histograms, each the sum of the raw rows its group names.
@@ -64,10 +42,7 @@ class RawRows:
             occupied: Whether bins may be left out that hold nothing in any of them.
         """
         rows = np.fromiter(itertools.chain.from_iterable(groups), np.int64)
-        if isinstance(self.counts, BinnedTable):
-            first, counts, sums, rest = self.counts.binned(rows)
-        else:
-            first, (counts, sums, rest) = 0, _binned(self.counts[rows])
+        first, counts, sums, rest = _binned(self.counts[rows])
         highest, lowest = self.extremes[rows].T
         if len(rows) > len(groups):  # a module was called several times in a step
             starts = np.cumsum([0, *map(len, groups)])[:-1]
@@ -93,11 +68,18 @@ _BIN_SCALES = np.exp2(np.arange(MIN_EXPONENT, MIN_EXPONENT + BINS, dtype=np.floa
 
 def _binned(
     raw: NDArray[np.int64],
-) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.int64]]:
-    """Raw rows as ``BinnedTable.binned`` gives them, all bins."""
-    quarters = raw[:, : layout.QUARTERS].reshape(len(raw), BINS, 4)
-    sums = (quarters @ _QUARTER_MIDDLES) * _BIN_SCALES
-    return quarters.sum(-1), sums, raw[:, layout.QUARTERS :]
+) -> tuple[int, NDArray[np.int64], NDArray[np.float64], NDArray[np.int64]]:
+    """Raw rows as bins, without those at either end that hold nothing in any of them.
+
+    Returns:
+        The number of the first bin, counts int64 and sums float64 (n, bins), and what follows the
+        quarters, int64 (n, 5).
+    """
+    occupied = np.flatnonzero(raw[:, : layout.QUARTERS].any(0)) >> 2
+    first, stop = (int(occupied[0]), int(occupied[-1]) + 1) if len(occupied) else (0, 1)
+    quarters = raw[:, 4 * first : 4 * stop].reshape(len(raw), stop - first, 4)
+    sums = (quarters @ _QUARTER_MIDDLES) * _BIN_SCALES[first:stop]
+    return first, quarters.sum(-1), sums, raw[:, layout.QUARTERS :]
 
 
 def _histograms(
