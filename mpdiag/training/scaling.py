@@ -26,6 +26,7 @@ class GradientScaling:
     """Scales losses, and remembers at which scale each optimizer's gradients are.
 
     Attributes:
+        losses: Those behind the gradients that wait, one a backward pass; None if one was no number.
         root: The ``grad_fn`` of the last loss, which holds the order of its backward pass.
         waits_for_update: Whether the scale changes in ``end_round`` alone.
     """
@@ -34,7 +35,7 @@ class GradientScaling:
         self._scaler = scaler
         self._round: _Round | None = None
         self.waits_for_update = False
-        self._losses: list[Tensor | float | None] = []  # of the backward passes since the last step
+        self.losses: list[Tensor | float | None] = []
         self.root: Any = None
         self._carried: dict[int, float] = {}  # by id of the optimizer whose gradients wait
         self._unscaled: set[int] = set()
@@ -78,35 +79,19 @@ class GradientScaling:
             adds: Whether the gradients of earlier passes are there, so that this one adds to them.
         """
         if not adds:
-            self._losses = []
-        self._losses.append(value)
-
-    @property
-    def noted(self) -> int:
-        """How many losses there are behind the gradients that wait."""
-        return len(self._losses)
-
-    @property
-    def losses(self) -> list[Tensor]:
-        """The losses behind the gradients that wait, those that are still on a device."""
-        return [value for value in self._losses if isinstance(value, Tensor)]
+            self.losses = []
+        self.losses.append(value)
 
     def note_values(self, values: Sequence[float]) -> None:
-        """What ``losses`` are, read from the device; nobody waits for it again."""
+        """What the losses that are tensors hold, read from the device; nobody waits for it again."""
         rest = iter(values)
-        self._losses = [
-            next(rest) if isinstance(value, Tensor) else value for value in self._losses
-        ]
+        self.losses = [next(rest) if isinstance(value, Tensor) else value for value in self.losses]
 
     @property
     def loss(self) -> float | None:
         """The sum of the losses behind the gradients that wait; None if one was no single number."""
-        known = [float(value) for value in self._losses if value is not None]
-        return sum(known) if known and len(known) == len(self._losses) else None
-
-    def forget_losses(self) -> None:
-        """Their step is over."""
-        self._losses = []
+        known = [float(value) for value in self.losses if value is not None]
+        return sum(known) if known and len(known) == len(self.losses) else None
 
     # -- by optimizer ------------------------------------------------------------------------------
 
@@ -153,7 +138,7 @@ class GradientScaling:
 
     def forget_all(self) -> None:
         """No gradients wait any more."""
-        self._losses = []
+        self.losses = []
         self._carried.clear()
         self._penalized.clear()
         self._unscaled.clear()

@@ -348,7 +348,7 @@ class ScriptTrainer:
             reason = f"{result.reason}; {operation}"
             result = replace(result, operation=operation, reason=reason)
         self.gradients.forget(optimizer)
-        self.context.scaling.forget_losses()
+        self.context.scaling.losses = []
         shares_step = bool(self._stepped) and id(optimizer) not in self._stepped
         self._stepped.add(id(optimizer))
         stepping.note_step(self.context, [optimizer], result, shares_step=shares_step)

@@ -116,7 +116,7 @@ def note_loss(context: StepContext, loss: Tensor) -> None:
         factor = scaling.align(optimizer)
         if factor != 1.0:
             multiply(_waiting_gradients(wrapped, optimizer), factor)
-    scaling.note_loss(loss, adds=bool(scaling.noted) and gradients_wait(wrapped))
+    scaling.note_loss(loss, adds=bool(scaling.losses) and gradients_wait(wrapped))
 
 
 def gradients_matter(wrapped: Wrapped) -> bool:
@@ -246,7 +246,7 @@ def take_step(
     judged = judge(
         context,
         gradients,
-        scaling.losses,
+        [loss for loss in scaling.losses if isinstance(loss, Tensor)],
         scale=scale,
         clip=clip,
         known_bad=known_bad,
@@ -372,7 +372,7 @@ def note_step(
         for optimizer in (one for o in chosen for one in inside(o)):
             # A scheduler stepped after a skip must not complain of the order.
             optimizer._opt_called = True  # type: ignore[attr-defined]
-    context.scaling.forget_losses()
+    context.scaling.losses = []
     context.monitor.note_step(
         result,
         context.scaling.scaler.floor,

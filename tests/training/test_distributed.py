@@ -86,6 +86,51 @@ def test_infinity_on_one_rank_skips_on_all_with_ddp(run, level):
     assert outputs[0].splitlines()[1].split()[0] == outputs[1].splitlines()[1].split()[0]
 
 
+def test_accumulation_and_an_overflow_on_one_rank_as_torch_does_it(run):
+    """Under DDP, in BF16: ours beside torch.amp in one loop."""
+    run(
+        """
+        def trained(backward, step, autocast, net):
+            scales = []
+            for i in range(4):
+                for part in range(2):
+                    net.require_backward_grad_sync = part == 1
+                    with autocast():
+                        output = net(rows(10 * i + part, bad=1 if (i, part) == (1, 0) else None))
+                    backward(output.float().square().mean() / 2)
+                scales.append(step())
+            return scales, [p.detach().clone() for p in net.parameters()]
+
+        def peer():
+            net = nn.parallel.DistributedDataParallel(model())
+            sgd = torch.optim.SGD(net.parameters(), 0.1)
+            scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=2)
+            def step():
+                scaler.step(sgd)
+                scaler.update()
+                sgd.zero_grad()
+                return scaler.get_scale()
+            autocast = lambda: torch.autocast("cpu", torch.bfloat16)
+            return trained(lambda loss: scaler.scale(loss).backward(), step, autocast, net)
+
+        def ours():
+            net = nn.parallel.DistributedDataParallel(model())
+            overrides = mpdiag.PrecisionOverrides(
+                dtype="bf16", loss_scale={"method": "backoff", "init_scale": 64.0, "growth_interval": 2}
+            )
+            sgd = torch.optim.SGD(net.parameters(), 0.1)
+            with mpdiag.MixedPrecision(net, sgd, plan(), level=level, overrides=overrides) as mp:
+                return trained(mp.backward, lambda: mp.step().next_scale, mp.autocast, net)
+
+        (theirs, expected), (scales, found) = peer(), ours()
+        assert scales == theirs == [64.0, 32.0, 32.0, 64.0], (scales, theirs)
+        assert all(map(torch.equal, found, expected))
+        assert all(map(same_everywhere, found))
+        """,
+        "O1",
+    )
+
+
 def test_infinity_on_one_rank_of_a_model_without_ddp_skips_on_all_and_names_the_rank(run):
     outputs = run(
         """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support import backoff, batch, constant, loss_of_batch, network
+from support import backoff, batch, constant, loss_of_batch, network, trainer
 from torch import nn
 
 import mpdiag
@@ -52,8 +52,8 @@ def test_it_trains_bit_for_bit_as_step_does(level, tmp_path):
     for a, b in zip(model.state_dict().values(), other.state_dict().values(), strict=True):
         assert torch.equal(a, b)
     assert (by_loop.steps, by_loop.skipped) == (mp.steps, mp.skipped) == (6, 1)
-    for trainer in (mp, by_loop):
-        trainer.close()
+    for one in (mp, by_loop):
+        one.close()
     ours, theirs = (read_log(tmp_path / name).steps for name in ("step", "loop"))
     assert [(s.scale, s.loss, s.skipped, s.reason) for s in ours] == [
         (s.scale, s.loss, s.skipped, s.reason) for s in theirs
@@ -187,7 +187,12 @@ def test_a_parameter_of_two_optimizers_is_refused_and_stepped_by_both_by_step(le
     with mpdiag.MixedPrecision(model, optimizers, constant(8.0), level=level) as mp:
         with pytest.raises(UsageError, match=r"are in two: mp.backward\(loss\) and mp.step\(\)"):
             mp.scaler()
-        assert not mp.step(loss_of(model, mp, 0)).skipped
+        both = mp.step(loss_of(model, mp, 0))
+    model = network()
+    with trainer(model, torch.optim.SGD(model.parameters(), 0.1), level, None) as alone:
+        one = alone.step(loss_of(model, alone, 0))
+    assert not both.skipped
+    assert both.gradient_norm == pytest.approx(one.gradient_norm, rel=1e-3)  # each counted once
 
 
 def test_its_backward_pass_is_emulated_no_longer_than_that_of_step():
