@@ -3,31 +3,18 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from mpdiag.analysis.comparison.comparison_findings import mean_of_finite
 from mpdiag.display import notebook, svg
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from mpdiag.analysis.comparison.comparison_findings import MetricComparison
+    from mpdiag.analysis.comparison.equivalence import Equivalence
     from mpdiag.analysis.findings import Finding
     from mpdiag.plan import PrecisionPlan
-
-
-@dataclass(frozen=True)
-class ComparedMetric:
-    """One metric of two sides: means, the difference with its interval, the margin, the verdict."""
-
-    name: str
-    a: float
-    b: float
-    low: float
-    difference: float
-    high: float
-    margin: float
-    verdict: str
-    seeds_to_decide: int | None
 
 
 def analysis_html(
@@ -56,16 +43,19 @@ def analysis_html(
 def comparison_html(
     names: tuple[str, str],
     verdict: str,
-    metrics: Sequence[ComparedMetric],
+    metrics: Sequence[MetricComparison],
     findings: Sequence[Finding],
 ) -> str:
     """The verdict, the differences and their margins, the means, what to say, the next step."""
-    rows = [(m.name, f"{m.a:.4g}", f"{m.b:.4g}", m.verdict) for m in metrics]
+    rows = [
+        (m.metric, *(f"{mean_of_finite(side):.4g}" for side in (m.a, m.b)), m.result.verdict)
+        for m in metrics
+    ]
     moods = {"equivalent": "good", "different": "error"}
     drawn = [
-        (m.name, *_interval(m), m.margin)
+        (m.metric, *_interval(m.result), m.result.margin)
         for m in metrics
-        if math.isfinite(m.difference) and m.margin > 0
+        if math.isfinite(m.result.difference) and m.result.margin > 0
     ]
     words = (
         f"Difference of {names[1]} from {names[0]}: dot, and its interval as a line where seeds give "
@@ -81,17 +71,17 @@ def comparison_html(
     )
 
 
-def _interval(m: ComparedMetric) -> tuple[float, float, float]:
+def _interval(r: Equivalence) -> tuple[float, float, float]:
     """Low end, difference, high end; the difference alone where one seed gives no interval."""
-    known = math.isfinite(m.low) and math.isfinite(m.high)
-    return (m.low, m.difference, m.high) if known else (m.difference,) * 3
+    known = math.isfinite(r.low) and math.isfinite(r.high)
+    return (r.low, r.difference, r.high) if known else (r.difference,) * 3
 
 
 def _after_comparison(
-    verdict: str, metrics: Sequence[ComparedMetric], findings: Sequence[Finding]
+    verdict: str, metrics: Sequence[MetricComparison], findings: Sequence[Finding]
 ) -> str:
     """What to do, in a sentence; "" where nothing is known to help."""
-    needed = max((m.seeds_to_decide or 0 for m in metrics), default=0)
+    needed = max((m.result.seeds_to_decide or 0 for m in metrics), default=0)
     if verdict == "inconclusive" and needed:
         return f"about {needed} seeds on each side would decide."
     fix = next((f.fix for f in findings if f.severity != "info" and f.fix), "")

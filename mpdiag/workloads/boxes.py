@@ -18,16 +18,6 @@ from torch import Tensor
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = [
-    "average_precision",
-    "decode",
-    "encode",
-    "grid_anchors",
-    "iou",
-    "match",
-    "nms",
-    "to_corners",
-]
 
 # Offsets are divided by these, so that the regression's targets have a spread of about 1. SSD
 # calls them variances.

@@ -23,7 +23,6 @@ from mpdiag.workloads.protocol import Batch, DataSplit, Workload
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["Digits", "ResidualNet", "digit_images"]
 
 SIZES = {"small": 16, "large": 256}  # width
 

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from mpdiag.workloads.protocol import DataSplit
 
-__all__ = ["UNKNOWN", "characters", "documents", "vocabulary", "windows", "words"]
 
 UNKNOWN = 0
 """The index of every word that is not in the vocabulary, and of every unusual character."""

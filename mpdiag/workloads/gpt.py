@@ -22,7 +22,6 @@ from mpdiag.workloads.protocol import Batch, Workload
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["Block", "Gpt", "GptModel"]
 
 CHARACTERS = 97
 TEST_WINDOWS = 200

@@ -33,7 +33,6 @@ from mpdiag.workloads.protocol import Batch, Workload
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["LanguageModel", "ProjectedLstm", "log_uniform", "sampled_softmax_loss"]
 
 LENGTH = 20  # consecutive words to predict
 TEST_WINDOWS = 400

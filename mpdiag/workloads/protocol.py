@@ -11,7 +11,7 @@ attach a recorder or a trainer.
         losses = session.run()  # ... then run the loop
     print(workload.metric, session.evaluate())
 
-`train` is the same in one call, with nothing attached. A trainer that changes how a step is taken
+A trainer that changes how a step is taken
 (another precision, a loss scale) hands `run` its own `take_step`, and batches, callbacks and
 bookkeeping stay the same; `mixed_step` is that of an `mpdiag.MixedPrecision`.
 
@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import math
 import random
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -39,19 +38,6 @@ if TYPE_CHECKING:
 
     from mpdiag.training.trainer import MixedPrecision
 
-__all__ = [
-    "Batch",
-    "DataSplit",
-    "OnStep",
-    "Session",
-    "TakeStep",
-    "Training",
-    "Workload",
-    "mixed_step",
-    "plain_step",
-    "start",
-    "train",
-]
 
 DataSplit: TypeAlias = Literal["train", "test"]
 Batch: TypeAlias = tuple[Tensor, ...]
@@ -157,11 +143,6 @@ class Session:
         """The first optimizer, which most trainings have only one of."""
         return self.optimizers[0]
 
-    @property
-    def scheduler(self) -> LRScheduler | None:
-        """The first optimizer's schedule."""
-        return self.schedulers[0] if self.schedulers else None
-
     def run(self, on_step: OnStep | None = None, take_step: TakeStep | None = None) -> list[float]:
         """Train to the end and return the loss of every step.
 
@@ -181,21 +162,6 @@ class Session:
     def evaluate(self) -> float:
         """The workload's metric for the model as it is now."""
         return self.workload.evaluate(self.model)
-
-
-@dataclass(frozen=True)
-class Training:
-    """The result of a finished run."""
-
-    workload: str
-    steps: int
-    seed: int
-    losses: tuple[float, ...]
-    """One for each step."""
-    metric: float
-    """On held-out data, after the last step, in the workload's unit."""
-    seconds: float
-    """Wall time of the steps alone, evaluation not counted."""
 
 
 def plain_step(session: Session, batch: Batch) -> Tensor:
@@ -268,19 +234,3 @@ def start(
     found = [workload.scheduler(optimizer, steps) for optimizer in optimizers]
     schedulers = tuple(scheduler for scheduler in found if scheduler is not None)
     return Session(workload, model, optimizers, schedulers, steps, seed, torch.device(device))
-
-
-def train(
-    workload: Workload,
-    *,
-    steps: int | None = None,
-    seed: int = 0,
-    device: str | torch.device = "cpu",
-    on_step: OnStep | None = None,
-) -> Training:
-    """Train in plain FP32 from start to end, then evaluate."""
-    session = start(workload, steps=steps, seed=seed, device=device)
-    began = time.perf_counter()
-    losses = session.run(on_step)
-    seconds = time.perf_counter() - began
-    return Training(workload.name, session.steps, seed, tuple(losses), session.evaluate(), seconds)

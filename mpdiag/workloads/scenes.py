@@ -17,8 +17,6 @@ from torch import Tensor
 
 from mpdiag.workloads.digits import digit_images
 
-__all__ = ["SIDE", "SLOTS", "Scenes", "draw_scenes"]
-
 SIDE = 64
 """Pixels along a scene's side."""
 SLOTS = 4

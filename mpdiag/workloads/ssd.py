@@ -36,7 +36,6 @@ from mpdiag.workloads.scenes import SLOTS, Scenes, draw_scenes
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["Detector", "L2Norm", "Ssd", "hard_negatives", "multibox_loss"]
 
 CLASSES = 11  # the background, then the digits 0 to 9
 TEST_SCENES = 200

@@ -28,10 +28,12 @@ def test_the_plain_network_has_no_batch_norm():
 
 @pytest.mark.parametrize("workload", [Vgg, Vit])
 def test_digits_are_learned(workload):
-    from mpdiag.workloads.protocol import train
+    from mpdiag.workloads.protocol import start
 
     with torch.random.fork_rng():
-        assert train(workload(), steps=100, seed=0).metric > 0.75
+        session = start(workload(), steps=100, seed=0)
+        session.run()
+        assert session.evaluate() > 0.75
 
 
 @pytest.mark.parametrize("workload", [Vgg, Vit])

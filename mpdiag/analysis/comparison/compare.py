@@ -24,7 +24,7 @@ from mpdiag.analysis.comparison.groups import SeedGroup, read_group
 from mpdiag.analysis.comparison.margins import Margin, default_margin, given_margin
 from mpdiag.analysis.comparison.models import ModelRelation, relate_models
 from mpdiag.analysis.comparison.rates import RateComparison, compare_rates
-from mpdiag.analysis.notebook import ComparedMetric, comparison_html
+from mpdiag.analysis.notebook import comparison_html
 from mpdiag.errors import InputError, UsageError
 from mpdiag.files.documents import finite
 from mpdiag.files.paths import place
@@ -39,12 +39,6 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 1
 DEFAULT_MARGIN = 0.02
 """Share of FP32's metric within which ``mpdiag demo`` calls one training as good as another."""
-
-
-def mean_of_finite(values: Sequence[float]) -> float:
-    """The mean of the trainings that did not diverge; NaN if all did."""
-    finite_ = [v for v in values if math.isfinite(v)]
-    return statistics.fmean(finite_) if finite_ else math.nan
 
 
 @dataclass(frozen=True)
@@ -83,22 +77,8 @@ class Comparison:
 
     def _repr_html_(self) -> str:
         """The verdict and the metrics in a notebook."""
-        rows = [
-            ComparedMetric(
-                m.metric,
-                mean_of_finite(m.a),
-                mean_of_finite(m.b),
-                m.result.low,
-                m.result.difference,
-                m.result.high,
-                m.result.margin,
-                m.result.verdict,
-                m.result.seeds_to_decide,
-            )
-            for m in self.metrics
-        ]
         names = (self.a.name, self.b.name)
-        return comparison_html(names, self.verdict, rows, self.findings)
+        return comparison_html(names, self.verdict, self.metrics, self.findings)
 
     def to_json(self) -> dict[str, Any]:
         """The document of ``mpdiag compare --json``; what is not finite is null."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -326,3 +327,9 @@ class LayerShift:
     kind: str
     name: str
     octaves: float
+
+
+def mean_of_finite(values: Sequence[float]) -> float:
+    """The mean of the trainings that did not diverge; NaN if all did."""
+    finite = [v for v in values if math.isfinite(v)]
+    return statistics.fmean(finite) if finite else math.nan

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mpdiag.analysis.comparison.compare import mean_of_finite
+from mpdiag.analysis.comparison.comparison_findings import mean_of_finite
 from mpdiag.errors import MpdiagError, RunNotFound
 from mpdiag.files.paths import is_remote, place
 from mpdiag.installation.bundled import sample_runs

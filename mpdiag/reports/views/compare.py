@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from mpdiag.analysis.comparison.compare import mean_of_finite
+from mpdiag.analysis.comparison.comparison_findings import mean_of_finite
 from mpdiag.display.colors import BLUE, GREEN, GREY, ORANGE, SERIES, VERMILION
 from mpdiag.display.wording import KIND_NAMES, counted, in_figure, sentence
 from mpdiag.reports import receipts
