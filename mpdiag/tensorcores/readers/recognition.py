@@ -185,11 +185,11 @@ _FILES: tuple[tuple[tuple[bytes, ...], tuple[str, ...], str], ...] = (
 _OTHER_JSON = (
     (re.compile(rb'"name"\s*:\s*"/device:(?:GPU|TPU):\d'), _XLA),
     (
-        re.compile(rb'"name"\s*:\s*"GPU\d+"'),
+        re.compile(rb'"name"\s*:\s*"(?:\d+ )?GPU\d+"'),
         f"is a trace of rocprof, which is not read: {_ROCPROFV3}",
     ),
     (
-        re.compile(rb'"(?:CudaEvent|TraceProcessEvent)"\s*:'),
+        re.compile(rb'\A\s*\{"data"\s*:\s*\[|"(?:CudaEvent|TraceProcessEvent)"\s*:'),
         "is an nsys export in JSON lines, which is not read: use nsys export --type sqlite",
     ),
 )

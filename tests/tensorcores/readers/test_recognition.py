@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from mpdiag.errors import DamagedTrace
+from mpdiag.errors import DamagedTrace, ExitCode
 from mpdiag.tensorcores.readers import recognition
 from mpdiag.tensorcores.readers.recognition import read
 
@@ -46,8 +46,9 @@ NCU_PRINTED = """==PROF== Connected to process 1322765 (/tmp/wmma)
         ('[{"Time (%)": 9, "Total Time (ns)": 9, "Name": "k"}]', "--format csv"),
         ('"#","Address","Source","Live Registers"\n1,0,"MOV",5\n', "source page of ncu"),
         (JAX, "JAX or TensorFlow.*nsys export --type sqlite"),
-        ('{"traceEvents": [{"ph": "M", "args": {"name": "GPU0"}}]}', "rocprof, .*rocprofv3"),
+        ('{"traceEvents": [{"ph": "M", "args": {"name": "6 GPU0"}}]}', "rocprof, .*rocprofv3"),
         ('{"data": ["", "gemm"]}\n{"CudaEvent": {"startNs": "1"}}\n', "JSON lines.*sqlite"),
+        ('{"data": ["' + "x" * 100_000, "JSON lines.*sqlite"),
         (NCU_PRINTED, "what ncu prints.*ncu --import FILE --csv"),
         ('"Index","KernelName","gpu-id","BeginNs","EndNs"\n0,"k",0,1,2\n', "rocprofv3"),
         ("Dispatch_ID,GPU_ID,Kernel_Name,Start_Timestamp,End_Timestamp\n1,0,k,1,2\n", "rocprofv3"),
@@ -65,6 +66,7 @@ def test_what_is_said(tmp_path, text, words):
         with pytest.raises(DamagedTrace, match=words) as told:
             list(read(path))
         assert "\n" not in str(told.value)
+        assert told.value.exit_code == ExitCode.INPUT
 
 
 @pytest.mark.parametrize(
