@@ -164,27 +164,6 @@ class Tiny(Trainee):
         return self.model(self.x).float().square().mean()
 
 
-class Unbuffered(Tiny):
-    """Without batch norm: no buffers are saved and looked at."""
-
-    def __init__(self, device: str, **options: Any) -> None:
-        torch.manual_seed(0)
-        self.model = nn.Sequential(*[m for _ in range(6) for m in (nn.Linear(32, 32), nn.ReLU())])
-        self.model.to(device)
-        self.optimizer = torch.optim.SGD(self.model.parameters(), 1e-3)
-        self.x = self.y = torch.randn(16, 32, device=device)
-        self.device = device
-        self.prepare(**options)
-
-
-class UnbufferedByHand(Unbuffered, ByHand):
-    """With torch.amp."""
-
-
-class UnbufferedOurs(Unbuffered, Ours):
-    """With MixedPrecision."""
-
-
 class TinyByHand(Tiny, ByHand):
     """With torch.amp."""
 
@@ -201,8 +180,6 @@ def measure_fixed_cost(device: str, steps: int) -> dict[str, float]:
         "by hand": TinyByHand(device, dtype=native),
         "o1": TinyOurs(device, dtype=native, level="O1"),
         "o2": TinyOurs(device, dtype=native, level="O2"),
-        "unbuffered by hand": UnbufferedByHand(device, dtype=native),
-        "unbuffered o1": UnbufferedOurs(device, dtype=native, level="O1"),
     }
     times = step_times(trainees, steps, time.thread_time if device == "cpu" else time.perf_counter)
     t, best = ({name: f(v) for name, v in times.items()} for f in (statistics.median, min))
@@ -210,8 +187,6 @@ def measure_fixed_cost(device: str, steps: int) -> dict[str, float]:
         "a tiny step, O1 / autocast + GradScaler by hand": t["o1"] / t["by hand"],
         "the same, of minima": best["o1"] / best["by hand"],
         "a tiny step, O2 / autocast + GradScaler by hand": t["o2"] / t["by hand"],
-        "without batch norm, O1 / by hand": t["unbuffered o1"] / t["unbuffered by hand"],
-        "the same, of minima ": best["unbuffered o1"] / best["unbuffered by hand"],
         "a tiny step by hand, microseconds": 1e6 * t["by hand"],
         "a tiny step, O1, microseconds": 1e6 * t["o1"],
     }
