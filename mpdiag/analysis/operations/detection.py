@@ -22,10 +22,11 @@ from mpdiag.analysis.operations.gradient_rules import (
 )
 from mpdiag.analysis.operations.graph import (
     StepGraph,
+    StoredStep,
     in_fp32,
     low_composite,
     split,
-    stored_low,
+    store,
 )
 from mpdiag.analysis.operations.loss_change import NO_CURVE
 from mpdiag.analysis.operations.precision_rules import PERSISTENT
@@ -44,9 +45,7 @@ if TYPE_CHECKING:
     from mpdiag.numerics.formats import FloatFormat
     from mpdiag.runs.operations import Operation
 
-    ForwardRule = Callable[
-        [StepGraph, Mapping[int, bool], FloatFormat, bool], Iterator[tuple[int, OperationFinding]]
-    ]
+    ForwardRule = Callable[[StoredStep], Iterator[tuple[int, OperationFinding]]]
 
 _WARNINGS = SUSPICIONS | {"gradient-error"}
 """Rules about precision alone: the numbers stay finite."""
@@ -114,15 +113,13 @@ def _by_gradients(
     found: dict[Site, OperationFinding] = {}
     for number, graph in enumerate(graphs):
         fp32 = frozenset(o.index for o in graph.operations if not o.node and site(o) in kept)
-        low = stored_low(graph, policy=True, fp32=fp32)
+        step = store(graph, target, fp32=fp32)
         new = {
             index: finding
-            for index, finding in gradient_errors(graph, low, target)
+            for index, finding in gradient_errors(step)
             if index not in fp32 and last[site(graph.operations[index])] == number
         }
-        for index, finding in _at_the_source(
-            graph, low, _not_in_place(graph, low, new), {}
-        ).items():
+        for index, finding in _at_the_source(step, _not_in_place(step, new), {}).items():
             flops, moved = _shares(graph, graph.operations[index])
             whole = replace(finding, flops_share=flops, bytes_share=moved)
             found.setdefault((whole.op, whole.module, whole.where), whole)
@@ -142,8 +139,7 @@ def _without_followers(
 
 
 def _at_the_source(
-    graph: StepGraph,
-    low: dict[int, bool],
+    step: StoredStep,
     new: dict[int, OperationFinding],
     found: Mapping[int, OperationFinding],
 ) -> dict[int, OperationFinding]:
@@ -151,6 +147,7 @@ def _at_the_source(
 
     Nothing can keep ``p.to(z.dtype)`` wide but an FP32 ``z``.
     """
+    graph = step.graph
     result: dict[int, OperationFinding] = {}
     for index, finding in new.items():
         made = graph.written.get(graph.followed[index]) if index in graph.followed else None
@@ -161,7 +158,7 @@ def _at_the_source(
         waiting, seen = [made], set[int]()
         while waiting:
             op = waiting.pop()
-            narrow = any(low.get(t.tensor, False) for t in op.outputs)
+            narrow = any(step.low.get(t.tensor, False) for t in op.outputs)
             if op.index in seen or op.index in found or op.node or not narrow:
                 continue
             seen.add(op.index)
@@ -180,7 +177,7 @@ def _at_the_source(
 
 
 def _not_in_place(
-    graph: StepGraph, low: dict[int, bool], new: dict[int, OperationFinding]
+    step: StoredStep, new: dict[int, OperationFinding]
 ) -> dict[int, OperationFinding]:
     """Findings about writes in place outside of submodules, moved to what made the tensors narrow.
 
@@ -188,7 +185,7 @@ def _not_in_place(
     """
     result: dict[int, OperationFinding] = {}
     for index, finding in new.items():
-        makers = [] if finding.module else written_in_place(graph, low, graph.operations[index])
+        makers = [] if finding.module else written_in_place(step, step.graph.operations[index])
         for one in makers:
             result.setdefault(one.index, _in_place(one, finding))
         if not makers:
@@ -307,27 +304,17 @@ def _shares(graph: StepGraph, op: Operation) -> tuple[float, float]:
 
 
 def _new(
-    graph: StepGraph,
-    low: dict[int, bool],
-    target: FloatFormat,
+    step: StoredStep,
     rules: Iterable[ForwardRule],
     found: Mapping[int, OperationFinding],
     spared: frozenset[Site],
-    *,
-    policy: bool,
 ) -> dict[int, OperationFinding]:
     """What some rules find that was not found before, moved to where it can be mended."""
-    new = {
-        index: finding
-        for rule in rules
-        for index, finding in rule(graph, low, target, policy)
-        if index not in found
-    }
-    new = _at_the_source(graph, low, _not_in_place(graph, low, new), found)
+    new = {index: finding for rule in rules for index, finding in rule(step) if index not in found}
     return {
         index: finding
-        for index, finding in new.items()
-        if finding.code not in SUSPICIONS or site(graph.operations[index]) not in spared
+        for index, finding in _at_the_source(step, _not_in_place(step, new), found).items()
+        if finding.code not in SUSPICIONS or site(step.graph.operations[index]) not in spared
     }
 
 
@@ -340,14 +327,14 @@ def _needed(
     """
     found: dict[int, OperationFinding] = {}
     while True:
-        low = stored_low(graph, policy=policy, fp32=frozenset(found))
+        step = store(graph, target, policy=policy, fp32=frozenset(found))
         new: dict[int, OperationFinding] = {}
         for rules in (RULES, PRECISION_RULES):  # what is said more precisely is said first
             if not new:
-                new = _new(graph, low, target, rules, found, spared, policy=policy)
+                new = _new(step, rules, found, spared)
         if not new:
             known = len(found)
-            for index, finding in gradients(graph, low, target, scale):
+            for index, finding in gradients(step, scale):
                 found.setdefault(index, finding)
             if not policy:
                 return found

@@ -22,14 +22,14 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from mpdiag.analysis.operations.rules import called, finding_of
+from mpdiag.analysis.operations.rules import called, finding_of, indexed
 from mpdiag.analysis.operations.sources import is_product
 from mpdiag.display.wording import counted, percent
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from mpdiag.analysis.operations.graph import StepGraph
+    from mpdiag.analysis.operations.graph import StepGraph, StoredStep
     from mpdiag.analysis.operations.rules import IndexedFinding, OperationFinding
     from mpdiag.numerics.formats import FloatFormat
     from mpdiag.runs.operations import Operation
@@ -57,36 +57,32 @@ SUSPICIONS = frozenset({"imprecise", "indistinct", "cancellation", "swallowed"})
 """Rules about precision that go by an operation alone, and not by what follows from it."""
 
 
-def gradient_errors(
-    graph: StepGraph, low: Mapping[int, bool], target: FloatFormat
-) -> Iterator[IndexedFinding]:
+def gradient_errors(step: StoredStep) -> Iterator[IndexedFinding]:
     """Find operations whose rounding changes gradients and loss by more than a training bears."""
-    for op in graph.operations:
+    target, curve = step.target, step.graph.loss_change.curve
+    for op in step.forward:
         measured = effect(op, target)
-        if op.node or measured is None or not _is_rounded(op, low):
+        if measured is None or not _is_rounded(op, step.low):
             continue
         error, change = measured
         if error == math.inf:
             if is_product(op):  # of others the rules of range and of division tell more
                 yield op.index, _breaking(op, target)
             continue
-        moves, start = graph.loss_change.curve.movement(op.step), graph.loss_change.curve.start
+        moves, start = curve.movement(op.step), curve.start
         if moves is None or start is None:
             continue
         beside, of_start = change / moves, change / start
         if not matters(error, beside, of_start):
             continue
-        yield (
-            op.index,
-            finding_of(
-                op,
-                "gradient-error",
-                f"rounding what it reads and stores to {target.label} changes the gradients by "
-                f"{_times(error)} and the loss by {beside:.2g} times what a step does",
-                f"{op.op} in FP32",
-                "the training follows rounding errors",
-                {"gradient_error": error, "loss_moves": beside, "of_first_loss": of_start},
-            ),
+        yield indexed(
+            op,
+            "gradient-error",
+            f"rounding what it reads and stores to {target.label} changes the gradients by "
+            f"{_times(error)} and the loss by {beside:.2g} times what a step does",
+            f"{op.op} in FP32",
+            "the training follows rounding errors",
+            {"gradient_error": error, "loss_moves": beside, "of_first_loss": of_start},
         )
 
 

@@ -20,7 +20,7 @@ from mpdiag.numerics.autocast_lists import COMPOSITES, FP32, LISTS, policy_name
 from mpdiag.runs.operations import NONE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from mpdiag.numerics.formats import FloatFormat
     from mpdiag.runs.operations import Operation, TensorRecord
@@ -251,6 +251,35 @@ def low_composite(op: Operation) -> str:
         return op.function
     found = _LOW_COMPOSITE.search(op.code)
     return found.group(1) if found else ""
+
+
+@dataclass(frozen=True, eq=False)
+class StoredStep:
+    """A recorded step, and what a training would store in a narrow format.
+
+    Attributes:
+        graph: The step.
+        low: Whether each tensor is stored in the format, by its number.
+        target: The format.
+        policy: Whether the operation policy applies; otherwise everything is in the format.
+    """
+
+    graph: StepGraph
+    low: Mapping[int, bool]
+    target: FloatFormat
+    policy: bool
+
+    @property
+    def forward(self) -> Iterator[Operation]:
+        """The operations of the forward pass."""
+        return (op for op in self.graph.operations if not op.node)
+
+
+def store(
+    graph: StepGraph, target: FloatFormat, *, policy: bool = True, fp32: frozenset[int]
+) -> StoredStep:
+    """A step stored in a format, but for some operations; see ``stored_low``."""
+    return StoredStep(graph, stored_low(graph, policy=policy, fp32=fp32), target, policy)
 
 
 def stored_low(

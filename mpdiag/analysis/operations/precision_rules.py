@@ -21,7 +21,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mpdiag.analysis.operations.graph import low_composite
-from mpdiag.analysis.operations.rules import WRONG, finding_of, singular_argument
+from mpdiag.analysis.operations.rules import WRONG, finding_of, indexed, singular_argument
 from mpdiag.analysis.operations.sources import is_product
 from mpdiag.display.wording import percent
 from mpdiag.numerics.autocast_lists import (
@@ -36,7 +36,7 @@ from mpdiag.numerics.autocast_lists import (
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from mpdiag.analysis.operations.graph import StepGraph
+    from mpdiag.analysis.operations.graph import StepGraph, StoredStep
     from mpdiag.analysis.operations.rules import Code, IndexedFinding
     from mpdiag.numerics.formats import FloatFormat
     from mpdiag.runs.operations import Operation, TensorRecord
@@ -61,12 +61,11 @@ _DIFFERENCES = frozenset({"sub", "rsub", "sub_"})
 _COMPARISONS = frozenset({"gt", "lt", "ge", "le", "eq", "ne", "argmax", "argmin"})
 
 
-def imprecise(
-    graph: StepGraph, low: Mapping[int, bool], target: FloatFormat, _policy: bool
-) -> Iterator[IndexedFinding]:
+def imprecise(step: StoredStep) -> Iterator[IndexedFinding]:
     """Find operations whose result the rounding of an input makes wrong."""
-    for op in graph.operations:
-        if op.node or op.op in _DIFFERENCES or op.op in _COMPARISONS:
+    low, target = step.low, step.target
+    for op in step.forward:
+        if op.op in _DIFFERENCES or op.op in _COMPARISONS:
             continue
         for t in op.inputs:
             error = _effect(op, "error", t, target)
@@ -79,8 +78,7 @@ def imprecise(
                 else f"its result by {percent(min(1.0, error), 0)}"
             )
             yield from _blamed(
-                graph,
-                low,
+                step,
                 t,
                 op,
                 "imprecise",
@@ -91,13 +89,10 @@ def imprecise(
             )
 
 
-def indistinct(
-    graph: StepGraph, low: Mapping[int, bool], target: FloatFormat, policy: bool
-) -> Iterator[IndexedFinding]:
+def indistinct(step: StoredStep) -> Iterator[IndexedFinding]:
     """Find data whose differences are no larger than their rounding, into a product or a loss."""
-    for op in graph.operations:
-        if op.node:
-            continue
+    low, target = step.low, step.target
+    for op in step.forward:
         product = is_product(op)
         for t in op.inputs:
             noise = _effect(op, "noise", t, target)
@@ -109,24 +104,20 @@ def indistinct(
                 f"{noise:.2g} of their spread"
             )
             without = "what tells one sample from another is lost"
-            if product and (policy or low[t.tensor]):
-                yield (
-                    op.index,
-                    finding_of(
-                        op,
-                        "indistinct",
-                        f"it reads {told}",
-                        f"subtract the mean and divide by the spread first, or {op.op} in FP32",
-                        without,
-                        evidence,
-                    ),
+            if product and (step.policy or low[t.tensor]):
+                yield indexed(
+                    op,
+                    "indistinct",
+                    f"it reads {told}",
+                    f"subtract the mean and divide by the spread first, or {op.op} in FP32",
+                    without,
+                    evidence,
                 )
             elif not product:
                 for other in op.inputs:
                     if other is not t and low[other.tensor]:
                         yield from _blamed(
-                            graph,
-                            low,
+                            step,
                             other,
                             op,
                             "indistinct",
@@ -136,13 +127,10 @@ def indistinct(
                         )
 
 
-def diverging(
-    graph: StepGraph, low: Mapping[int, bool], target: FloatFormat, _policy: bool
-) -> Iterator[IndexedFinding]:
+def diverging(step: StoredStep) -> Iterator[IndexedFinding]:
     """Find inputs that rounding moves to where a function, or its slope, is infinite."""
-    for op in graph.operations:
-        if op.node:
-            continue
+    graph, low, target = step.graph, step.low, step.target
+    for op in step.forward:
         for t in op.inputs:
             if not low[t.tensor] or (singular_argument(op) and graph.lost(t, target)):
                 continue
@@ -160,8 +148,7 @@ def diverging(
                 f"{'infinitely steep' if reached and not count else 'not finite'}"
             )
             yield from _blamed(
-                graph,
-                low,
+                step,
                 t,
                 op,
                 "diverging",
@@ -171,23 +158,19 @@ def diverging(
             )
 
 
-def hollow(
-    graph: StepGraph, low: Mapping[int, bool], target: FloatFormat, _policy: bool
-) -> Iterator[IndexedFinding]:
+def hollow(step: StoredStep) -> Iterator[IndexedFinding]:
     """Find results that are 0 because their inputs were rounded, and that something divides by."""
-    for op in graph.operations:
-        if op.node:
-            continue
+    low, target = step.low, step.target
+    for op in step.forward:
         for t in op.inputs:
             count = int(_effect(op, "zeroed", t, target))
             if not low[t.tensor] or not count:
                 continue
-            consumer = _singular_reader(graph, op, low, target)
+            consumer = _singular_reader(step, op)
             if consumer is None:
                 continue
             yield from _blamed(
-                graph,
-                low,
+                step,
                 t,
                 op,
                 "vanishing",
@@ -205,16 +188,15 @@ def hollow(
             )
 
 
-def underflow(
-    graph: StepGraph, low: Mapping[int, bool], target: FloatFormat, policy: bool
-) -> Iterator[IndexedFinding]:
+def underflow(step: StoredStep) -> Iterator[IndexedFinding]:
     """Find products of factors that the format makes 0."""
-    for op in graph.operations:
-        if op.node or not is_product(op):
+    low, target = step.low, step.target
+    for op in step.forward:
+        if not is_product(op):
             continue
         for t in op.inputs:
             added = t.argument == "self" and op.op in ("addmm", "baddbmm")
-            if added or not t.counted or not (policy or low[t.tensor]):
+            if added or not t.counted or not (step.policy or low[t.tensor]):
                 continue
             lost = _share_lost(t, target)
             if lost < FAINT:
@@ -227,7 +209,7 @@ def underflow(
             fix = f"measure in another unit, or {op.op} in FP32"
             yield op.index, finding_of(op, "underflow", told, fix, without, evidence)
             if low[t.tensor]:
-                yield from _blamed(graph, low, t, op, "underflow", made, without, evidence)
+                yield from _blamed(step, t, op, "underflow", made, without, evidence)
 
 
 def _share_lost(t: TensorRecord, target: FloatFormat) -> float:
@@ -236,27 +218,23 @@ def _share_lost(t: TensorRecord, target: FloatFormat) -> float:
     return float(t.histogram.abs_sum(target.zero_exponent).value) / whole if whole else 0.0
 
 
-def without_kernel(
-    graph: StepGraph, low: Mapping[int, bool], target: FloatFormat, _policy: bool
-) -> Iterator[IndexedFinding]:
+def without_kernel(step: StoredStep) -> Iterator[IndexedFinding]:
     """Find operations that raise on a GPU because there is no kernel for what they read."""
-    for op in graph.operations:
-        if op.node or not any(low[t.tensor] for t in op.inputs):
+    low, target = step.low, step.target
+    for op in step.forward:
+        if not any(low[t.tensor] for t in op.inputs):
             continue
         missing = _missing_kernel(op, target)
         if not missing:
             continue
         name = op.function if op.function in NO_HALF_FUNCTIONS else op.op
-        yield (
-            op.index,
-            finding_of(
-                op,
-                "no-half-kernel",
-                f"{missing} on CUDA, and autocast does not cast it (CPU emulation hides this)",
-                f"{name} in FP32: call .float() on its input",
-                "the training raises an error on a GPU",
-                {"absmax": max((t.absmax for t in op.inputs), default=0.0)},
-            ),
+        yield indexed(
+            op,
+            "no-half-kernel",
+            f"{missing} on CUDA, and autocast does not cast it (CPU emulation hides this)",
+            f"{name} in FP32: call .float() on its input",
+            "the training raises an error on a GPU",
+            {"absmax": max((t.absmax for t in op.inputs), default=0.0)},
         )
 
 
@@ -304,14 +282,12 @@ def _bound_that_becomes_one(graph: StepGraph, t: TensorRecord, target: FloatForm
     return float(bound) if near and _rounded(float(bound), target) == 1.0 else None
 
 
-def _singular_reader(
-    graph: StepGraph, op: Operation, low: Mapping[int, bool], target: FloatFormat
-) -> Operation | None:
+def _singular_reader(step: StoredStep, op: Operation) -> Operation | None:
     """The operation that diverges where a result of this one is 0, past what keeps zeros."""
     seen, waiting = {op.index}, [op]
     while waiting and len(seen) < 4 * _DEPTH:
         made = waiting.pop(0)
-        for reader in graph.readers.get(made.index, []):
+        for reader in step.graph.readers.get(made.index, []):
             if reader.index in seen:
                 continue
             seen.add(reader.index)
@@ -319,14 +295,14 @@ def _singular_reader(
             t = reader.input(name) if name else None
             if t is not None and t.producer == made.index:
                 root = reader.op.startswith("sqrt")
-                if not root or graph.backward.get(reader.index):
+                if not root or step.graph.backward.get(reader.index):
                     return reader
-            if reader.op in _PASSING_ZEROS or _passes_epsilon(reader, low, target):
+            if reader.op in _PASSING_ZEROS or _passes_epsilon(step, reader):
                 waiting.append(reader)
     return None
 
 
-def _passes_epsilon(op: Operation, low: Mapping[int, bool], target: FloatFormat) -> bool:
+def _passes_epsilon(step: StoredStep, op: Operation) -> bool:
     """Whether a constant added, or a lower bound, is too small to stand in for what was lost."""
     value = op.scalars.get("other", op.scalars.get("min"))
     if op.op.rstrip("_") not in ("add", "clamp", "clamp_min") or not isinstance(value, float):
@@ -334,13 +310,12 @@ def _passes_epsilon(op: Operation, low: Mapping[int, bool], target: FloatFormat)
     out = op.outputs[0] if op.outputs else None
     if out is None or value < 0:
         return False
-    vanishes = low[out.tensor] and value <= 2.0**target.zero_exponent
+    vanishes = step.low[out.tensor] and value <= 2.0**step.target.zero_exponent
     return vanishes or value * 8 <= out.absmin
 
 
 def _blamed(
-    graph: StepGraph,
-    low: Mapping[int, bool],
+    step: StoredStep,
     tensor: TensorRecord,
     reader: Operation,
     code: Code,
@@ -357,24 +332,21 @@ def _blamed(
     waiting = [tensor]
     while waiting and len(found) < _DEPTH:
         t = waiting.pop(0)
-        made = graph.producer(t)
-        if made is None or made.node or made.index in found or not low[t.tensor]:
+        made = step.graph.producer(t)
+        if made is None or made.node or made.index in found or not step.low[t.tensor]:
             continue
         found[made.index] = made
         ends = LISTS.get(policy_name(made.op)) == "low" or low_composite(made)
         if not ends and policy_name(made.op) not in _SATURATING:
             waiting += [i for i in made.inputs if i.counted]
     for op in found.values() or [reader]:
-        yield (
-            op.index,
-            finding_of(
-                op,
-                code,
-                reason,
-                f"{op.op} in FP32",
-                without,
-                {**evidence, "consumer": reader.op, "consumer_line": reader.where},
-            ),
+        yield indexed(
+            op,
+            code,
+            reason,
+            f"{op.op} in FP32",
+            without,
+            {**evidence, "consumer": reader.op, "consumer_line": reader.where},
         )
 
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from mpdiag.analysis.operations.graph import FP32_LIMIT, StepGraph, low_composite
+from mpdiag.analysis.operations.graph import FP32_LIMIT, StepGraph, StoredStep, low_composite
 from mpdiag.analysis.operations.sources import before_difference
 from mpdiag.display.wording import percent
 from mpdiag.numerics.autocast_lists import LISTS, NO_HALF_FUNCTIONS, policy_name
@@ -117,28 +117,22 @@ class OperationFinding:
 IndexedFinding = tuple[int, OperationFinding]
 
 
-def overflows(
-    graph: StepGraph, low: Mapping[int, bool], target: FloatFormat, policy: bool
-) -> Iterator[IndexedFinding]:
+def overflows(step: StoredStep) -> Iterator[IndexedFinding]:
     """Find results and fill values that leave the format's range."""
-    for op in graph.operations:
-        if op.node:
-            continue
+    graph, low, target = step.graph, step.low, step.target
+    for op in step.forward:
         fill = _fill(op, target)
         if fill is not None and any(low[t.tensor] for t in op.outputs):
-            yield (
-                op.index,
-                finding_of(
-                    op,
-                    "mask-fill",
-                    f"it fills in {fill:g}, which {target.label} cannot hold (±{target.max:g})",
-                    f"fill with float('-inf') or torch.finfo(x.dtype).min; or {op.op} in FP32",
-                    "PyTorch refuses to convert the number, or a masked row becomes NaN",
-                    {"value": fill},
-                ),
+            yield indexed(
+                op,
+                "mask-fill",
+                f"it fills in {fill:g}, which {target.label} cannot hold (±{target.max:g})",
+                f"fill with float('-inf') or torch.finfo(x.dtype).min; or {op.op} in FP32",
+                "PyTorch refuses to convert the number, or a masked row becomes NaN",
+                {"value": fill},
             )
             continue
-        product = LISTS.get(policy_name(op.op)) == "low" and policy
+        product = LISTS.get(policy_name(op.op)) == "low" and step.policy
         read = [t for t in op.inputs if product and not low[t.tensor] and graph.overflow(t, target)]
         wrote = [t for t in op.outputs if low[t.tensor] and graph.overflow(t, target)]
         if wrote and all(graph.masked_softmax(t) for t in wrote):
@@ -203,10 +197,9 @@ def _overflow(
     )
 
 
-def vanishing(
-    graph: StepGraph, low: Mapping[int, bool], target: FloatFormat, _policy: bool
-) -> Iterator[IndexedFinding]:
+def vanishing(step: StoredStep) -> Iterator[IndexedFinding]:
     """Find values that become 0 and are divided by, or whose logarithm or root is taken."""
+    graph, low, target = step.graph, step.low, step.target
     for op in graph.operations:
         name = singular_argument(op)
         t = op.input(name) if name else None
@@ -233,17 +226,14 @@ def vanishing(
         if epsilon is not None:
             evidence["eps"] = epsilon
         smallest = target.smallest_normal
-        for one in _low_sources(graph, origin, low, target):
-            yield (
-                one.index,
-                finding_of(
-                    one,
-                    "vanishing",
-                    f"{told}, and {op.op} follows",
-                    f"{one.op} in FP32, or an epsilon of at least {smallest:.2g}",
-                    f"{op.op} of 0 gives Inf or NaN where FP32 gave a finite number",
-                    evidence,
-                ),
+        for one in _low_sources(step, origin):
+            yield indexed(
+                one,
+                "vanishing",
+                f"{told}, and {op.op} follows",
+                f"{one.op} in FP32, or an epsilon of at least {smallest:.2g}",
+                f"{op.op} of 0 gives Inf or NaN where FP32 gave a finite number",
+                evidence,
             )
 
 
@@ -264,27 +254,24 @@ def _epsilon(op: Operation, target: FloatFormat) -> float | None:
     return None
 
 
-def _low_sources(
-    graph: StepGraph, op: Operation, low: Mapping[int, bool], target: FloatFormat
-) -> list[Operation]:
+def _low_sources(step: StoredStep, op: Operation) -> list[Operation]:
     """An operation and those before it that would themselves store the vanished values."""
     found, waiting = {op.index: op}, [op]
     while waiting and len(found) < _DEPTH:
         for t in waiting.pop().inputs:
-            before = graph.producer(t)
+            before = step.graph.producer(t)
             if before is None or before.node or before.index in found:
                 continue
-            if low[t.tensor] and graph.lost(t, target):
+            if step.low[t.tensor] and step.graph.lost(t, step.target):
                 found[before.index] = before
                 waiting.append(before)
     return list(found.values())
 
 
-def differences(
-    graph: StepGraph, low: Mapping[int, bool], target: FloatFormat, _policy: bool
-) -> Iterator[IndexedFinding]:
+def differences(step: StoredStep) -> Iterator[IndexedFinding]:
     """Find differences of nearly equal numbers, which are mostly rounding error that the loss feels."""
-    wrong = [op for op in graph.operations if _mostly_error(op, low, target)]
+    graph, low, target = step.graph, step.low, step.target
+    wrong = [op for op in graph.operations if _mostly_error(step, op)]
     felt = _felt(graph, wrong, target)
     for op in wrong:
         change = felt.get((op.module, op.where))
@@ -300,29 +287,28 @@ def differences(
             f"{target.label}, {percent(min(1.0, error), 0)} of the result is rounding error"
         )
         makers = before_difference(
-            graph, operands, low, error, WRONG, lambda made: _is_felt(graph, made, target)
+            step, operands, error, WRONG, lambda made: _is_felt(graph, made, target)
         )
         if not makers and all(graph.producer(t) for t in operands):
             continue  # no operation's own rounding is felt
         for one in (op, *makers):
-            yield (
-                one.index,
-                finding_of(
-                    one,
-                    "cancellation",
-                    reason,
-                    f"{one.op} in FP32, or a form without the subtraction (torch.var, centre first)",
-                    "the result is noise; a variance computed this way may be 0 or negative",
-                    {**evidence, "subtraction": op.where},
-                ),
+            yield indexed(
+                one,
+                "cancellation",
+                reason,
+                f"{one.op} in FP32, or a form without the subtraction (torch.var, centre first)",
+                "the result is noise; a variance computed this way may be 0 or negative",
+                {**evidence, "subtraction": op.where},
             )
 
 
-def _mostly_error(op: Operation, low: Mapping[int, bool], target: FloatFormat) -> bool:
+def _mostly_error(step: StoredStep, op: Operation) -> bool:
     """Whether an operation is a difference whose result is far off if its operands are stored."""
-    error = op.facts.get(f"error_{target.name}", 0.0)
+    error = op.facts.get(f"error_{step.target.name}", 0.0)
     difference = not op.node and op.op in _SUMS and op.facts.get("result_over_operand", 1.0) <= 0.5
-    return difference and error >= WRONG and any(low[t.tensor] and t.counted for t in op.inputs)
+    return (
+        difference and error >= WRONG and any(step.low[t.tensor] and t.counted for t in op.inputs)
+    )
 
 
 def _is_felt(graph: StepGraph, op: Operation, target: FloatFormat) -> bool | None:
@@ -348,13 +334,12 @@ def _felt(
     return found
 
 
-def running_sums(
-    graph: StepGraph, low: Mapping[int, bool], target: FloatFormat, _policy: bool
-) -> Iterator[IndexedFinding]:
+def running_sums(step: StoredStep) -> Iterator[IndexedFinding]:
     """Find running sums, and sums before a logarithm, that small addends do not change."""
+    graph, low, target = step.graph, step.low, step.target
     length: dict[int, int] = {}
-    for op in graph.operations:
-        if op.node or op.op not in _SUMS:
+    for op in step.forward:
+        if op.op not in _SUMS:
             continue
         chain = [length.get(t.producer, 0) for t in op.inputs if _same_line(graph, t, op)]
         length[op.index] = 1 + max(chain, default=0)
@@ -382,22 +367,19 @@ def running_sums(
         else:
             continue
         large, small = op.outputs[0].absmax, min(t.absmax for t in op.inputs)
-        yield (
-            op.index,
-            finding_of(
-                op,
-                "swallowed",
-                f"{told}: it reaches {large:.3g}, {target.label} has {target.mantissa_bits + 1} bits",
-                fix,
-                without,
-                {
-                    "swallowed": share,
-                    "absmax": large,
-                    "added": small,
-                    "length": length[op.index],
-                    **({"share_of_logarithm": lost} if logarithm is not None else {}),
-                },
-            ),
+        yield indexed(
+            op,
+            "swallowed",
+            f"{told}: it reaches {large:.3g}, {target.label} has {target.mantissa_bits + 1} bits",
+            fix,
+            without,
+            {
+                "swallowed": share,
+                "absmax": large,
+                "added": small,
+                "length": length[op.index],
+                **({"share_of_logarithm": lost} if logarithm is not None else {}),
+            },
         )
 
 
@@ -423,10 +405,9 @@ def _same_line(graph: StepGraph, t: TensorRecord, op: Operation) -> bool:
     return before is not None and (before.file, before.line) == (op.file, op.line)
 
 
-def gradients(
-    graph: StepGraph, low: Mapping[int, bool], target: FloatFormat, scale: float
-) -> Iterator[IndexedFinding]:
+def gradients(step: StoredStep, scale: float) -> Iterator[IndexedFinding]:
     """Find backward intermediates beyond the range; the loss scale considers only final gradients."""
+    graph, low, target = step.graph, step.low, step.target
     for op in graph.operations:
         if not op.node or op.forward < 0:
             continue
@@ -482,6 +463,13 @@ def finding_of(
         without=without,
         evidence={"step": op.step, **evidence},
     )
+
+
+def indexed(
+    op: Operation, code: Code, reason: str, fix: str, without: str, evidence: Mapping[str, Any]
+) -> IndexedFinding:
+    """A finding about an operation, with the operation's index."""
+    return op.index, finding_of(op, code, reason, fix, without, evidence)
 
 
 RULES = (overflows, vanishing, differences, running_sums)

@@ -12,9 +12,9 @@ from mpdiag.analysis.operations.graph import low_composite, stored_low
 from mpdiag.numerics.autocast_lists import LISTS, policy_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection
 
-    from mpdiag.analysis.operations.graph import StepGraph
+    from mpdiag.analysis.operations.graph import StepGraph, StoredStep
     from mpdiag.runs.operations import Operation, TensorRecord
 
 _DEPTH = 8
@@ -36,9 +36,8 @@ def is_product(op: Operation) -> bool:
 
 
 def before_difference(
-    graph: StepGraph,
+    step: StoredStep,
     operands: list[TensorRecord],
-    low: Mapping[int, bool],
     error: float,
     wrong: float,
     felt: Callable[[Operation], bool | None],
@@ -53,13 +52,13 @@ def before_difference(
     """
     found: dict[int, Operation] = {}
     size = max(t.absmax for t in operands)
-    shared = _shared(graph, operands)
+    shared = _shared(step.graph, operands)
     beyond = error >= 1.0
     waiting = [(t, t.absmax, False) for t in operands]
     while waiting and (beyond or len(found) < _DEPTH):
         t, reaches, behind_product = waiting.pop()
-        before = graph.producer(t)
-        if before is None or before.node or before.index in found or not low[t.tensor]:
+        before = step.graph.producer(t)
+        if before is None or before.node or before.index in found or not step.low[t.tensor]:
             continue
         known = felt(before)
         negligible = min(1.0, error) * reaches < wrong * size or (behind_product and not beyond)
@@ -93,7 +92,7 @@ def _ancestors(graph: StepGraph, tensor: TensorRecord) -> set[int]:
     return found
 
 
-def written_in_place(graph: StepGraph, low: Mapping[int, bool], op: Operation) -> list[Operation]:
+def written_in_place(step: StoredStep, op: Operation) -> list[Operation]:
     """What made the tensors narrow that an operation in place writes to; empty if it is none.
 
     Its own precision is that of the tensor. Where it refuses a source of another dtype, the source's
@@ -107,8 +106,8 @@ def written_in_place(graph: StepGraph, low: Mapping[int, bool], op: Operation) -
     found: dict[int, Operation] = {}
     while waiting:
         t = waiting.pop()
-        made = graph.producer(t)
-        if made is None or made.node or not low[t.tensor] or made.index in found:
+        made = step.graph.producer(t)
+        if made is None or made.node or not step.low[t.tensor] or made.index in found:
             continue
         if made.op in _CARRIES or made.op.endswith("_"):
             waiting += made.inputs[:1]
