@@ -45,7 +45,7 @@ _BY_CAPABILITY = {
     (8, 9): "ada",
     (9, 0): "hopper",
 }
-_CDNA = frozenset({(9, 4), (9, 5)})  # gfx942 and gfx950, as ROCm reports them
+CDNA = frozenset({(9, 4), (9, 5)})  # gfx942 and gfx950, as ROCm reports them
 GENERATIONS = ("volta", "turing", "ampere", "ada", "hopper", "blackwell")
 """NVIDIA's generations with Tensor Cores, oldest first."""
 
@@ -119,7 +119,7 @@ def generation(capability: tuple[int, int], name: str = "") -> str | None:
         name: The device's name. ROCm reports gfx90a as 9.0, which is Hopper's: only the name
             tells them apart. No name is needed for gfx942 and gfx950: NVIDIA has no 9.4 and 9.5.
     """
-    if capability in _CDNA or (is_amd(name) and capability[0] == 9):
+    if capability in CDNA or (is_amd(name) and capability[0] == 9):
         return "cdna"
     if is_amd(name):  # RDNA: its matrix instructions are none of those known here
         return None

@@ -18,7 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mpdiag.hardware.alignment import generation, is_amd
+from mpdiag.hardware.alignment import CDNA, generation, is_amd
 from mpdiag.hardware.tables import read_table
 
 if TYPE_CHECKING:
@@ -193,7 +193,7 @@ def has_tensor_cores(name: str, capability: tuple[int, int] | None) -> bool | No
     if capability is None:
         return None
     if is_amd(name):
-        return True if capability in _AMD_MATRIX else None
+        return True if capability in CDNA else None
     if capability < (7, 0):
         return False
     if capability == (7, 5) and re.search(_TURING_WITHOUT, name, re.IGNORECASE):
@@ -201,7 +201,6 @@ def has_tensor_cores(name: str, capability: tuple[int, int] | None) -> bool | No
     return True if generation(capability, name) is not None else None
 
 
-_AMD_MATRIX = frozenset({(9, 4), (9, 5)})
 _TURING_WITHOUT = (
     r"\bGTX 16\d\d\b|\bMX[45]50\b|\b(?:Quadro )?T(?:400|500|550|600|1000|1200|2000)\b|\bCMP 30HX\b"
 )

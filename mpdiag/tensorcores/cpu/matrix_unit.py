@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from mpdiag.tensorcores.cpu.onednn import OnednnLog, Primitive
-    from mpdiag.tensorcores.cpu.operators import OperatorTime
+    from mpdiag.tensorcores.work.traced_operation import OperationTime
 
 SCHEMA_VERSION = 1
 _WORTH = 0.05  # share of matrix time from which sizes are worth a finding
@@ -123,7 +123,7 @@ class CpuProfile:
 
 
 def join(
-    times: Sequence[OperatorTime], log: OnednnLog, device: CpuFacts, *, steps: int = 0
+    times: Sequence[OperationTime], log: OnednnLog, device: CpuFacts, *, steps: int = 0
 ) -> CpuProfile:
     """Join operator times and oneDNN's log into a profile.
 

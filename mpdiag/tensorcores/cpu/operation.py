@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from mpdiag.hardware.cpu_instructions import CpuInstructions
     from mpdiag.tensorcores.cpu.onednn import Primitive
-    from mpdiag.tensorcores.cpu.operators import OperatorTime
     from mpdiag.tensorcores.work.products import MatrixWork
+    from mpdiag.tensorcores.work.traced_operation import OperationTime
 
 AMX_DTYPES = frozenset({"bf16", "fp16", "int8"})
 """Dtypes of Intel's AMX: AMX-BF16 and AMX-INT8 since Sapphire Rapids, AMX-FP16 since Granite."""
@@ -96,7 +96,7 @@ class CpuOperation:
         faults: What to pad for Tensor Cores; None where alignment does not matter.
     """
 
-    time: OperatorTime
+    time: OperationTime
     verdict: str
     evidence: str
     cause: str
@@ -144,7 +144,7 @@ def _key(work: MatrixWork, flops: int | None = None) -> _Key:
 
 
 def judge(
-    times: Sequence[OperatorTime], primitives: Sequence[Primitive], device: CpuFacts
+    times: Sequence[OperationTime], primitives: Sequence[Primitive], device: CpuFacts
 ) -> tuple[CpuOperation, ...]:
     """Each operation with its verdict, its cause and what to pad.
 
@@ -180,7 +180,7 @@ def _primitive_of(work: MatrixWork, known: dict[_Key, Primitive]) -> Primitive |
 
 
 def _judge(
-    o: OperatorTime,
+    o: OperationTime,
     known: dict[_Key, Primitive],
     device: CpuFacts,
     total_us: float,
@@ -192,7 +192,7 @@ def _judge(
     return CpuOperation(o, verdict, evidence, cause, fix, speedup(touched / total_us), faults)
 
 
-def _verdict(o: OperatorTime, known: dict[_Key, Primitive], device: CpuFacts) -> tuple[str, str]:
+def _verdict(o: OperationTime, known: dict[_Key, Primitive], device: CpuFacts) -> tuple[str, str]:
     if o.work is None:
         return "other", "no matrix work"
     primitive = _primitive_of(o.work, known)
@@ -209,7 +209,7 @@ def _verdict(o: OperatorTime, known: dict[_Key, Primitive], device: CpuFacts) ->
     return "unknown", "not in oneDNN's log"
 
 
-def _cause(o: OperatorTime, verdict: str, device: CpuFacts) -> tuple[str, str]:
+def _cause(o: OperationTime, verdict: str, device: CpuFacts) -> tuple[str, str]:
     if verdict == "other":
         return "outside", "torch.compile fuses what runs outside matrix products"
     if verdict in {"tensor_core", "unknown"}:

@@ -11,7 +11,12 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from mpdiag.tensorcores.work.traced_operation import MatrixWork, TracePhase, matrix_work
+from mpdiag.tensorcores.work.traced_operation import (
+    MatrixWork,
+    OperationTime,
+    TracePhase,
+    matrix_work,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -20,18 +25,6 @@ MODULE = "nn.Module: "
 """The prefix of a module's span in a trace; the module's name follows."""
 
 _SHAPES = ("Input Dims", "Input type", "Input Strides", "Concrete Inputs")
-
-
-@dataclass(frozen=True)
-class OperatorTime:
-    """All calls of one operation of one module and shape, in microseconds."""
-
-    op: str
-    module: str
-    phase: TracePhase
-    work: MatrixWork | None
-    calls: int
-    time_us: float
 
 
 @dataclass
@@ -50,7 +43,7 @@ class _Span:
         return max(0.0, self.end - self.start - self.inner)
 
 
-def operator_times(events: Iterable[Mapping[str, Any]]) -> list[OperatorTime]:
+def operator_times(events: Iterable[Mapping[str, Any]]) -> list[OperationTime]:
     """Add up a trace's operations, longest first.
 
     Args:
@@ -79,7 +72,10 @@ def operator_times(events: Iterable[Mapping[str, Any]]) -> list[OperatorTime]:
         entry = sums[owner.name, module, phase, owner.work]
         entry[0] += owner is span
         entry[1] += span.own
-    times = [OperatorTime(*key, int(calls), time) for key, (calls, time) in sums.items()]
+    times = [
+        OperationTime(op, module, work, None, int(calls), time, phase=phase)
+        for (op, module, phase, work), (calls, time) in sums.items()
+    ]
     return sorted(times, key=lambda o: o.time_us, reverse=True)
 
 

@@ -34,7 +34,9 @@ _LARGEST = 1 << 80
 
 @dataclass(frozen=True)
 class OperationTime:
-    """What the kernels of one operation of one module took, all calls together, in microseconds.
+    """What one operation of one module took, all calls together, in microseconds.
+
+    On a GPU it is its kernels' time, by verdict; on a CPU its own.
 
     Attributes:
         op: The operation, such as ``"aten::addmm"``.

@@ -14,8 +14,9 @@ from mpdiag.tensorcores.cpu import onednn
 from mpdiag.tensorcores.cpu.matrix_unit import join
 from mpdiag.tensorcores.cpu.onednn import StdoutCapture, read_log
 from mpdiag.tensorcores.cpu.operation import CpuFacts
-from mpdiag.tensorcores.cpu.operators import OperatorTime, operator_times
+from mpdiag.tensorcores.cpu.operators import operator_times
 from mpdiag.tensorcores.work.products import convolution, matmul, recurrent
+from mpdiag.tensorcores.work.traced_operation import OperationTime
 
 HERE = Path(__file__).parent
 LOG = HERE / "onednn_log.txt"
@@ -54,7 +55,7 @@ def work_of(text):
 
 
 def time_of(work, us=1000.0, op="aten::addmm"):
-    return OperatorTime(op, "head", "forward", work, 1, us)
+    return OperationTime(op, "head", work, None, 1, us, phase="forward")
 
 
 # -- the log ---------------------------------------------------------------------------------------
