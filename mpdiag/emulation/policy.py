@@ -26,21 +26,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.library import Library
-from torch.utils._pytree import tree_map
 
 from mpdiag.emulation import recurrent
-from mpdiag.emulation.mode import alone, onednn_off, unwatched
+from mpdiag.emulation.mode import onednn_off
 from mpdiag.errors import UsageError
-from mpdiag.numerics.autocast_lists import BANNED, FP32, LISTS, LOW, PROMOTE, RECURRENT, Rule
+from mpdiag.numerics.autocast_lists import BANNED, LISTS, RECURRENT, Rule
+from mpdiag.tracing.dispatch import mapped
 from mpdiag.tracing.precision import HALF
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-
-__all__ = [
-    "BANNED", "FP32", "LISTS", "LOW", "MODULE_OPERATIONS", "PROMOTE", "RECURRENT", "Policy", "Rule",
-    "in_force", "install", "operation_named",
-]  # fmt: skip
+    from collections.abc import Callable, Iterator, Mapping
 
 # Common name of an operation -> ATen's name.
 ALIASES = {
@@ -231,8 +226,6 @@ def _kernel(op: Any, name: str, key: str, *, replaces: bool) -> Callable[..., An
     autocast = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
     below = torch._C._dispatch_keyset_full_after(getattr(torch._C.DispatchKey, key))
     device_type = key.removeprefix("Autocast").lower()
-    # The parts of these are of FP32 throughout once their arguments are: no emulation need see them.
-    is_wide_inside = LISTS.get(name) == "fp32"
 
     def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
         policy = _policy_in_force()
@@ -248,13 +241,9 @@ def _kernel(op: Any, name: str, key: str, *, replaces: bool) -> Callable[..., An
             return op.redispatch(keyset & below, *args, **kwargs)
         if rule == "banned":
             raise UsageError(_BANNED)
-        if rule == "fp32" and _is_flat(args) and _is_flat(kwargs.values()):
-            around = unwatched() if is_wide_inside and alone() is not None else nullcontext()
-            with around, torch._C._ExcludeDispatchKeyGuard(autocast):
-                return op(*map(_widened, args), **{k: _widened(x) for k, x in kwargs.items()})
         low = torch.get_autocast_dtype(device_type)
         cast = _cast_to(rule, low, args, kwargs)
-        args, kwargs = tree_map(cast, (args, kwargs))
+        args, kwargs = mapped((args, kwargs), torch.Tensor, cast)
         if recurrent.applies(op, args):
             with torch._C._ExcludeDispatchKeyGuard(autocast):
                 return recurrent.lstm(*args)
@@ -267,21 +256,6 @@ def _kernel(op: Any, name: str, key: str, *, replaces: bool) -> Callable[..., An
     # Where a whole step is compiled, torch would compile what runs between its graphs, and this.
     left_alone: Callable[..., Any] = torch.compiler.disable(kernel)
     return left_alone
-
-
-_FLAT = (torch.Tensor, int, float, complex, str, type(None))
-
-
-def _is_flat(values: Iterable[Any]) -> bool:
-    """Whether these are tensors and plain values or lists of numbers, and no dtype of a result."""
-    return all(
-        isinstance(x, _FLAT) or (isinstance(x, list) and all(isinstance(n, int) for n in x))
-        for x in values
-    )
-
-
-def _widened(x: Any) -> Any:
-    return x.float() if isinstance(x, torch.Tensor) and x.dtype in HALF else x
 
 
 def _has_plain_numbers(op: Any, args: tuple[Any, ...]) -> bool:
@@ -300,7 +274,7 @@ _BANNED = (
 
 def _cast_to(
     rule: Rule, low: torch.dtype, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Callable[[Any], Any]:
+) -> Callable[[torch.Tensor], torch.Tensor]:
     if rule == "promote":
         wide = any(
             isinstance(x, torch.Tensor) and x.dtype == torch.float32
@@ -310,7 +284,7 @@ def _cast_to(
     dtype = torch.float32 if rule == "fp32" else low
     eligible = HALF if rule == "fp32" else HALF | {torch.float32}
 
-    def cast(x: Any) -> Any:
-        return x.to(dtype) if isinstance(x, torch.Tensor) and x.dtype in eligible else x
+    def cast(x: torch.Tensor) -> torch.Tensor:
+        return x.to(dtype) if x.dtype in eligible else x
 
     return cast
