@@ -112,98 +112,71 @@ def replace_hooks(replace: Callable[..., None], state: GradientCalls) -> None:
     """Replace every function of torch by which a script registers a hook on gradients.
 
     Args:
-        replace: Takes an owner, a name, what makes the replacement of the function that is there, and
-            how a class holds it, if not as a method.
+        replace: Takes an owner, a name, what is called in place of the function there, which is given
+            it first, and how a class holds it, if not as a method.
         state: The backward pass.
     """
     tensor, module, everywhere = torch.Tensor, torch.nn.Module, torch_modules
-    replace(tensor, "register_hook", _registering(state, 1, 0))
-    replace(tensor, "register_post_accumulate_grad_hook", _accumulating(state))
-    replace(torch.autograd.graph, "register_multi_grad_hook", _registering(state, 1, None))
+
+    def registering(at: int, replaces: int | None) -> Callable[..., Any]:
+        return functools.partial(_register, state, at, replaces)
+
+    replace(tensor, "register_hook", registering(1, 0))
+    replace(tensor, "register_post_accumulate_grad_hook", functools.partial(_accumulate, state))
+    replace(torch.autograd.graph, "register_multi_grad_hook", registering(1, None))
     for name in ("full_backward_hook", "full_backward_pre_hook", "backward_hook"):
-        replace(module, f"register_{name}", _registering(state, 1, 1))
-        replace(everywhere, f"register_module_{name}", _registering(state, 0, 1))
-    replace(torch.nn.parallel.DistributedDataParallel, "register_comm_hook", _reducing(state))
+        replace(module, f"register_{name}", registering(1, 1))
+        replace(everywhere, f"register_module_{name}", registering(0, 1))
+    model = torch.nn.parallel.DistributedDataParallel
+    replace(model, "register_comm_hook", functools.partial(_reduce, state))
     # ``Node.register_hook`` and ``register_prehook`` of every kind of node end here.
     mixin, node = autograd_function._HookMixin, autograd_function.BackwardCFunction
-    replace(mixin, "_register_hook", _registering(state, 1, 0), staticmethod)
-    replace(node, "apply", _applying(state))
+    replace(mixin, "_register_hook", registering(1, 0), staticmethod)
+    replace(node, "apply", functools.partial(_apply, state))
     if "apply_boxed" in vars(node):
-        replace(node, "apply_boxed", _applying(state))
-    replace(node, "saved_tensors", _saving(state), property)
+        replace(node, "apply_boxed", functools.partial(_apply, state))
+    replace(node, "saved_tensors", functools.partial(_saved_tensors, state), property)
 
 
-def _registering(state: GradientCalls, at: int, replaces: int | None) -> Any:
-    """For a registration whose argument ``at`` is a hook."""
-
-    def make(plain: Any) -> Any:
-        def call(*args: Any, **options: Any) -> Any:
-            if from_inside(2):
-                return plain(*args, **options)
-            if len(args) > at:
-                hook = TrueGradients(args[at], state, replaces)
-                return plain(*args[:at], hook, *args[at + 1 :], **options)
-            name = "fn" if "fn" in options else "hook"
-            options[name] = TrueGradients(options[name], state, replaces)
-            return plain(*args, **options)
-
-        return call
-
-    return make
+def _register(
+    state: GradientCalls, at: int, replaces: int | None, plain: Any, *args: Any, **options: Any
+) -> Any:
+    """Register a hook, which is the argument ``at``."""
+    if from_inside(3):
+        return plain(*args, **options)
+    if len(args) > at:
+        hook = TrueGradients(args[at], state, replaces)
+        return plain(*args[:at], hook, *args[at + 1 :], **options)
+    name = "fn" if "fn" in options else "hook"
+    options[name] = TrueGradients(options[name], state, replaces)
+    return plain(*args, **options)
 
 
-def _accumulating(state: GradientCalls) -> Any:
-    def make(plain: Any) -> Any:
-        def call(tensor: Tensor, hook: Any) -> Any:
-            return plain(tensor, hook if from_inside(2) else TrueAccumulated(hook, state))
-
-        return call
-
-    return make
+def _accumulate(state: GradientCalls, plain: Any, tensor: Tensor, hook: Any) -> Any:
+    return plain(tensor, hook if from_inside(3) else TrueAccumulated(hook, state))
 
 
-def _reducing(state: GradientCalls) -> Any:
+def _reduce(state: GradientCalls, plain: Any, model: Any, own_state: Any, hook: Any) -> Any:
     """Refuse a DDP hook of the script's own: without the scale, sums in FP16 would underflow."""
-
-    def make(plain: Any) -> Any:
-        def call(model: Any, own_state: Any, hook: Any) -> Any:
-            if not _is_inside(str(getattr(hook, "__module__", ""))):
-                state.refuse(
-                    "it reduces gradients by a communication hook of its own, which would see the "
-                    "loss scale; use one of torch.distributed.algorithms.ddp_comm_hooks"
-                )
-            return plain(model, own_state, hook)
-
-        return call
-
-    return make
+    if not _is_inside(str(getattr(hook, "__module__", ""))):
+        state.refuse(
+            "it reduces gradients by a communication hook of its own, which would see the "
+            "loss scale; use one of torch.distributed.algorithms.ddp_comm_hooks"
+        )
+    return plain(model, own_state, hook)
 
 
-def _applying(state: GradientCalls) -> Any:
+def _apply(state: GradientCalls, plain: Any, node: Any, *args: Any) -> Any:
     """An ``autograd.Function`` of the script sees true gradients in its backward pass."""
-
-    def make(plain: Any) -> Any:
-        def call(node: Any, *args: Any) -> Any:
-            if not state.computing_gradients or _is_inside(node._forward_cls.__module__):
-                return plain(node, *args)
-            return call_backward(plain, state, node, args)
-
-        return call
-
-    return make
+    if not state.computing_gradients or _is_inside(node._forward_cls.__module__):
+        return plain(node, *args)
+    return call_backward(plain, state, node, args)
 
 
-def _saving(state: GradientCalls) -> Any:
+def _saved_tensors(state: GradientCalls, plain: Any, node: Any) -> Any:
     """What such a function has saved is FP32 there, as its gradients are."""
-
-    def make(plain: Any) -> Any:
-        def saved_tensors(node: Any) -> Any:
-            found = plain.__get__(node)
-            return widened(found) if state.in_script_code else found
-
-        return saved_tensors
-
-    return make
+    saved = plain.__get__(node)
+    return widened(saved) if state.in_script_code else saved
 
 
 def call_backward(plain: Callable[..., Any], state: GradientCalls, node: Any, args: Any) -> Any:

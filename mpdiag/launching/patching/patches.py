@@ -30,10 +30,16 @@ class Patches:
 
     def install(self) -> None:
         """Replace the functions listed below."""
-        self._backward()
-        self._hooks()
-        self._scaler()
-        self._autocast()
+        autograd, scaler, autocast = torch.autograd, torch.amp.GradScaler, torch.amp.autocast
+        self._replace(autograd, "backward", self._backward)
+        self._replace(autograd, "grad", self._grad)
+        self._replace(torch.Tensor, "retain_grad", self._retain_grad)
+        replace_hooks(self._replace, self._handler)
+        self._replace(scaler, "__init__", self._make_scaler)
+        self._replace(scaler, "get_scale", self._get_scale)
+        self._replace(autocast, "__init__", self._make_autocast)
+        self._replace(autocast, "__enter__", self._enter_autocast)
+        self._replace(autocast, "__exit__", self._leave_autocast)
         self._replace(torch, "compile", self._compile)
         self._replace(torch.nn.Module, "__getstate__", _without_our_hooks)
 
@@ -50,151 +56,102 @@ class Patches:
         self,
         owner: Any,
         name: str,
-        make: Callable[[Any], Any],
+        call: Callable[..., Any],
         kind: Callable[[Any], Any] | None = None,
     ) -> None:
-        """Replace a function; ``kind`` is what a class holds it as, if not as a method."""
+        """Replace a function by one that is given it first.
+
+        ``kind`` is what a class holds it as, if not as a method.
+        """
         before = getattr(owner, name)
         self._undo.append((owner, name, vars(owner).get(name)))
-        made = functools.wraps(before)(make(before))
-        setattr(owner, name, made if kind is None else kind(made))
+
+        @functools.wraps(before)
+        def replaced(*args: Any, **kwargs: Any) -> Any:
+            return call(before, *args, **kwargs)
+
+        setattr(owner, name, replaced if kind is None else kind(replaced))
 
     # -- gradients ---------------------------------------------------------------------------------
 
-    def _backward(self) -> None:
-        handler = self._handler
+    def _backward(
+        self, plain: Any, tensors: Any, grad_tensors: Any = None, *rest: Any, **options: Any
+    ) -> None:
+        names = ("retain_graph", "create_graph", "grad_variables", "inputs")
+        options |= dict(zip(names, rest, strict=False))
+        if grad_tensors is not None:
+            options["grad_tensors"] = grad_tensors
+        given = (tensors,) if isinstance(tensors, torch.Tensor) else tuple(tensors)
+        self._handler.backward(plain, given, options)
 
-        def backward(plain: Any) -> Any:
-            def call(tensors: Any, grad_tensors: Any = None, *rest: Any, **options: Any) -> None:
-                names = ("retain_graph", "create_graph", "grad_variables", "inputs")
-                options |= dict(zip(names, rest, strict=False))
-                if grad_tensors is not None:
-                    options["grad_tensors"] = grad_tensors
-                given = (tensors,) if isinstance(tensors, torch.Tensor) else tuple(tensors)
-                handler.backward(plain, given, options)
+    def _grad(self, plain: Any, outputs: Any, inputs: Any, *rest: Any, **options: Any) -> Any:
+        names = ("grad_outputs", "retain_graph", "create_graph", "only_inputs")
+        options |= dict(zip(names, rest, strict=False)) | {"inputs": inputs}
+        if len(rest) > len(names):
+            return plain(outputs, inputs, *rest)
+        given = (outputs,) if isinstance(outputs, torch.Tensor) else tuple(outputs)
+        return self._handler.grad(plain, given, options)
 
-            return call
-
-        def grad(plain: Any) -> Any:
-            def call(outputs: Any, inputs: Any, *rest: Any, **options: Any) -> Any:
-                names = ("grad_outputs", "retain_graph", "create_graph", "only_inputs")
-                options |= dict(zip(names, rest, strict=False)) | {"inputs": inputs}
-                if len(rest) > len(names):
-                    return plain(outputs, inputs, *rest)
-                given = (outputs,) if isinstance(outputs, torch.Tensor) else tuple(outputs)
-                return handler.grad(plain, given, options)
-
-            return call
-
-        self._replace(torch.autograd, "backward", backward)
-        self._replace(torch.autograd, "grad", grad)
-
-    def _hooks(self) -> None:
-        """Let hooks of the script see true gradients, and tensors retain them."""
-        handler = self._handler
-
-        def retain(plain: Any) -> Any:
-            def call(tensor: torch.Tensor) -> Any:
-                handler.retain(tensor)
-                return plain(tensor)
-
-            return call
-
-        self._replace(torch.Tensor, "retain_grad", retain)
-        replace_hooks(self._replace, handler)
+    def _retain_grad(self, plain: Any, tensor: torch.Tensor) -> Any:
+        self._handler.retain(tensor)
+        return plain(tensor)
 
     # -- a script's own mixed precision ------------------------------------------------------------
 
-    def _scaler(self) -> None:
+    def _make_scaler(self, plain: Any, scaler: Any, *args: Any, **kwargs: Any) -> None:
         """Switch a GradScaler off; its ``get_scale`` returns the plan's scale."""
-        handler = self._handler
+        enabled = args[5] if len(args) > 5 else kwargs.pop("enabled", True)
+        plain(scaler, *args[:5], **kwargs, enabled=False)
+        scaler._mpdiag_asked = bool(enabled)
+        if enabled:
+            self._handler.note_own_precision("a GradScaler")
 
-        def make(plain: Any) -> Any:
-            def init(scaler: Any, *args: Any, **kwargs: Any) -> None:
-                enabled = args[5] if len(args) > 5 else kwargs.pop("enabled", True)
-                plain(scaler, *args[:5], **kwargs, enabled=False)
-                scaler._mpdiag_asked = bool(enabled)
-                if enabled:
-                    handler.note_own_precision("a GradScaler")
+    def _get_scale(self, plain: Any, scaler: Any) -> float:
+        if getattr(scaler, "_mpdiag_asked", False):
+            return self._handler.loss_scale
+        return float(plain(scaler))
 
-            return init
-
-        def get_scale(plain: Any) -> Any:
-            def call(scaler: Any) -> float:
-                if getattr(scaler, "_mpdiag_asked", False):
-                    return handler.loss_scale
-                return float(plain(scaler))
-
-            return call
-
-        self._replace(torch.amp.GradScaler, "__init__", make)
-        self._replace(torch.amp.GradScaler, "get_scale", get_scale)
-
-    def _autocast(self) -> None:
+    def _make_autocast(self, plain: Any, context: Any, *args: Any, **kwargs: Any) -> None:
         """Switch the script's autocasts off; a context with ``enabled=False`` keeps its effect."""
-        handler = self._handler
+        foreign = not from_inside(3)
+        plain(context, *args, **kwargs)
+        context._mpdiag_off = foreign and not context._enabled
+        if foreign and context._enabled:
+            context._mpdiag_transparent = True
+            self._handler.note_own_precision("an autocast")
 
-        def make(plain: Any) -> Any:
-            def init(context: Any, *args: Any, **kwargs: Any) -> None:
-                foreign = not from_inside(2)
-                plain(context, *args, **kwargs)
-                context._mpdiag_off = foreign and not context._enabled
-                if foreign and context._enabled:
-                    context._mpdiag_transparent = True
-                    handler.note_own_precision("an autocast")
+    def _enter_autocast(self, plain: Any, context: Any) -> Any:
+        self._handler.casts_off += getattr(context, "_mpdiag_off", False)
+        return context if getattr(context, "_mpdiag_transparent", False) else plain(context)
 
-            return init
+    def _leave_autocast(self, plain: Any, context: Any, *exception: Any) -> Any:
+        self._handler.casts_off -= getattr(context, "_mpdiag_off", False)
+        transparent = getattr(context, "_mpdiag_transparent", False)
+        return False if transparent else plain(context, *exception)
 
-        def enter(plain: Any) -> Any:
-            def call(context: Any) -> Any:
-                handler.casts_off += getattr(context, "_mpdiag_off", False)
-                return context if getattr(context, "_mpdiag_transparent", False) else plain(context)
-
-            return call
-
-        def leave(plain: Any) -> Any:
-            def call(context: Any, *exception: Any) -> Any:
-                handler.casts_off -= getattr(context, "_mpdiag_off", False)
-                transparent = getattr(context, "_mpdiag_transparent", False)
-                return False if transparent else plain(context, *exception)
-
-            return call
-
-        self._replace(torch.amp.autocast, "__init__", make)
-        self._replace(torch.amp.autocast, "__enter__", enter)
-        self._replace(torch.amp.autocast, "__exit__", leave)
-
-    def _compile(self, plain: Any) -> Any:
+    def _compile(self, plain: Any, model: Any = None, **options: Any) -> Any:
         """Leave functions uncompiled: in compiled code no operation can be cast from outside."""
-        handler = self._handler
+        inside = from_inside(3)
 
-        def compile_(model: Any = None, **options: Any) -> Any:
-            def compiled(what: Any) -> Any:
-                if inside or isinstance(what, torch.nn.Module):
-                    return plain(what, **options)
-                handler.note_own_precision("a compiled function")
-                return what
+        def compiled(what: Any) -> Any:
+            if inside or isinstance(what, torch.nn.Module):
+                return plain(what, **options)
+            self._handler.note_own_precision("a compiled function")
+            return what
 
-            inside = from_inside(2)
-            return compiled if model is None else compiled(model)
-
-        return compile_
+        return compiled if model is None else compiled(model)
 
 
-def _without_our_hooks(plain: Any) -> Any:
+def _without_our_hooks(plain: Any, module: torch.nn.Module) -> dict[str, Any]:
     """A module's state as it is saved or copied, without hooks that only this package can load."""
-
-    def getstate(module: torch.nn.Module) -> dict[str, Any]:
-        state: dict[str, Any] = plain(module)
-        for name in ("_forward_pre_hooks", "_forward_hooks"):
-            ours = {k for k, hook in state.get(name, {}).items() if _is_ours(hook)}
-            for group in (name, f"{name}_with_kwargs", f"{name}_always_called") if ours else ():
-                if group in state:
-                    kept = [(k, v) for k, v in state[group].items() if k not in ours]
-                    state[group] = type(state[group])(kept)
-        return state
-
-    return getstate
+    state: dict[str, Any] = plain(module)
+    for name in ("_forward_pre_hooks", "_forward_hooks"):
+        ours = {k for k, hook in state.get(name, {}).items() if _is_ours(hook)}
+        for group in (name, f"{name}_with_kwargs", f"{name}_always_called") if ours else ():
+            if group in state:
+                kept = [(k, v) for k, v in state[group].items() if k not in ours]
+                state[group] = type(state[group])(kept)
+    return state
 
 
 def _is_ours(hook: Any) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 from contextlib import contextmanager
+from functools import partial
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ import torch
 from mpdiag.launching.patching.gradient_hooks import (
     TrueAccumulated,
     TrueGradients,
-    _reducing,
+    _reduce,
     call_backward,
 )
 
@@ -166,7 +167,7 @@ def test_a_communication_hook_of_the_scripts_own_is_refused():
     def placed(model, state, hook):
         return hook
 
-    register = _reducing(Pass())(placed)
+    register = partial(_reduce, Pass(), placed)
     with pytest.raises(AssertionError, match="communication hook of its own"):
         register(None, None, own)
     own.__module__ = "torch.distributed.algorithms.ddp_comm_hooks.default_hooks"
