@@ -58,39 +58,12 @@ def test_steps_skipped_in_a_row_name_the_operation_at_fault_and_what_to_do(train
     assert "Inf first in mul, the model at script.py:" in done.err
     assert "(return self.inner(x) * 1e6)" in done.err
     assert "mpdiag record" in done.err.splitlines()[-1]
+    assert "in a row were skipped" in done.err
     assert "Warning" not in done.err
+    assert "Traceback" not in done.err
 
 
 # -- what a script sees ----------------------------------------------------------------------------
-
-
-def test_everyone_sees_true_gradients(train):
-    """A hook that clips, a retained gradient, an input's gradient, and gradients that add up."""
-    done = train("""
-        x.requires_grad_()
-        seen = []
-        model[2].weight.register_hook(lambda g: seen.append(g.norm().item()) or g.clamp(-1e-2, 1e-2))
-        for scaled in (False, True):
-            for part in range(2):
-                hidden = model[1](model[0](x))
-                hidden.retain_grad()
-                loss = F.mse_loss(model[2](hidden), y)
-                loss.backward()
-            print(x.grad.norm().item(), hidden.grad.norm().item(), model[0].weight.grad.norm().item())
-            assert model[2].weight.grad.abs().max() <= 2.01e-2
-            reference = torch.autograd.grad(F.mse_loss(model(x), y), [x, *model.parameters()])
-            torch.testing.assert_close(x.grad, 2 * reference[0], rtol=0.02, atol=1e-4)
-            torch.testing.assert_close(model[0].weight.grad, 2 * reference[1], rtol=0.02, atol=1e-4)
-            assert abs(seen[-2] / seen[-1] - 1) < 0.02  # the hook ran in both passes
-            assert seen[-1] < 10
-            optimizer.step()
-            assert model[0].weight.grad is not None  # it may be looked at after the step
-            optimizer.zero_grad()
-            x.grad = None
-        print("end")
-    """)
-    assert done.out.endswith("end\n"), done.err
-    assert done.code == 0
 
 
 HOOKS = """
@@ -128,6 +101,7 @@ class Net(nn.Module):
         return Clip.apply(self.b(torch.tanh(Clip.apply(hidden))))
 
 model = Net()
+x.requires_grad_()
 weight, bias = model.a.weight, model.b.bias
 optimizer = torch.optim.SGD(model.parameters(), 0.1)
 model.a.register_full_backward_hook(lambda m, i, o: see("full", [*i, *o]))
@@ -154,7 +128,9 @@ for step in range(3):
         loss.backward()
     see("retained", [model.hidden.grad])
     see("in the end", [p.grad for p in model.parameters()])
+    see("input", [x.grad])  # of all steps: it adds up
     optimizer.step()
+    see("after the step", [p.grad for p in model.parameters()])
 handle.remove()  # torch allows no such hook on leaves in the next call
 see("asked for", torch.autograd.grad(F.mse_loss(model(x), y), [weight, model.hidden]))
 print(*(f"{kind}:{value:.6e}" for kind, values in sorted(seen.items()) for value in values), sep="\\n")
@@ -174,7 +150,7 @@ def test_every_kind_of_hook_sees_and_changes_true_gradients(train, fork_server, 
     def figures(done):
         return [line.rsplit(":", 1) for line in done.out.splitlines()]
 
-    assert len({kind for kind, _ in figures(plain)}) == 17
+    assert len({kind for kind, _ in figures(plain)}) == 19
     for (kind, seen), (other, true) in zip(figures(trained), figures(plain), strict=True):
         assert kind == other
         assert float(seen) == pytest.approx(float(true), rel=0.02, abs=1e-7), kind
@@ -523,36 +499,6 @@ def test_a_script_that_trains_nothing(train):
     assert "nothing was trained" in done.err
     done = train("sys.exit(4)")
     assert done.code == 4
-
-
-def test_too_many_skips_end_the_script_with_a_diagnosis(train):
-    done = train(
-        """
-        for step in range(40):
-            optimizer.zero_grad()
-            F.mse_loss(model(x * float("nan")), y).backward()
-            optimizer.step()
-        """
-    )
-    assert done.code == 1
-    assert "in a row were skipped" in done.err
-    assert "Traceback" not in done.err
-
-
-def test_fp32_modules_of_the_plan_stay_in_fp32(train):
-    plan = PrecisionPlan(
-        fp32_modules=(Fp32Choice(op="Linear", module="0", reason="", evidence={"overflow": 1}),)
-    )
-    done = train(
-        """
-        for m in (model[0], model[2]):
-            m.register_forward_hook(lambda m, a, o: print(o.dtype))
-        """
-        + textwrap.indent(LOOP, "        "),
-        plan,
-    )
-    assert done.code == 0, done.err
-    assert done.out.split() == ["torch.float32", "torch.float16"] * 4
 
 
 def test_level_o2_is_trained_at_o1(train):
