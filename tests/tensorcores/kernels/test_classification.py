@@ -42,6 +42,7 @@ def test_the_order_is_part_of_the_table():
     """A reduction that serves a GEMM is a helper before it is a GEMM."""
     names = [rule.name for rule in rules()]
     assert len(names) == len(set(names))
+    assert {rule.verdict for rule in rules()} == set(VERDICTS)
     assert names.index("split-k reduction") < names.index("CUTLASS tensorop")
     assert names.index("xmma FFMA") < names.index("xmma tensor tile")
 
