@@ -60,10 +60,10 @@ def read_flags(torch: Any, cpu: CpuInstructions | None = None) -> tuple[Flag, ..
         cpu: The CPU's instructions, by which settings are explained where torch finds no GPU.
     """
     on_cpu = cpu if _read(torch, "torch.cuda.is_available()") is False else None
-    precision = _read(torch, _PRECISION)
-    flags = [_matmul_precision(precision)]
-    if on_cpu is not None:
-        flags = _on_cpu(torch, precision, on_cpu)
+    precision, convolutions = _read(torch, _PRECISION), _read(torch, _CONVOLUTIONS)
+    flags = [_matmul_precision(precision) if on_cpu is None else _on_cpu(precision, on_cpu)]
+    if on_cpu is not None and convolutions is not None:
+        flags.append(_cpu_convolutions(convolutions, on_cpu))
     for row in read_table(_TABLE):
         name, meaning = row["name"], row["on"]
         value = os.environ.get(name)
@@ -107,33 +107,33 @@ def _matmul_precision(value: Any) -> Flag:
     return Flag(_PRECISION, str(value), meanings.get(str(value), "not known"), advice)
 
 
-def _on_cpu(torch: Any, value: Any, cpu: CpuInstructions) -> list[Flag]:
-    """The same setting on a CPU, where oneDNN reads it, and that of convolutions from torch 2.9 on.
+def _on_cpu(value: Any, cpu: CpuInstructions) -> Flag:
+    """The same setting on a CPU, where oneDNN reads it.
 
     Source: torch's ``Context.cpp`` (``setFloat32MatmulPrecision``) and ``mkldnn/Matmul.cpp``:
     "medium" allows oneDNN BF16 and "high" TF32, the latter only where there is AMX-FP16. oneDNN uses
     BF16 for FP32 operands on AMX, and not on vector units of x86.
     """
-    exact = "FP32 {} are computed in FP32"
-    amx = "FP32 {} are computed in BF16 on AMX"
+    exact = "FP32 matrix products are computed in FP32"
     may = "oneDNN may use {} for FP32 matrix products"
-    products, nothing = "matrix products", "no effect on this CPU: "
-    unit = cpu.has("amx_bf16")
-    meaning = advice = ""
+    meaning = "not known"
     if value == "highest":
-        meaning = exact.format(products)
+        meaning = exact
     elif value == "high":
-        meaning = may.format("TF32") if cpu.has("amx_fp16") else nothing + exact.format(products)
+        meaning = may.format("TF32") if cpu.has("amx_fp16") else f"no effect on this CPU: {exact}"
+    elif value == "medium" and cpu.has("amx_bf16"):
+        meaning = "FP32 matrix products are computed in BF16 on AMX"
     elif value == "medium" and cpu.names is not None:
-        meaning = may.format("BF16") if cpu.has("bf16") else nothing + exact.format(products)
-        meaning = amx.format(products) if unit else meaning
-    if unit and value in ("highest", "high"):
-        advice = f"{MEDIUM} {IN_BF16}"
-    flags = [Flag(_PRECISION, str(value), meaning or "not known", advice)]
-    convolutions = _read(torch, _CONVOLUTIONS)
-    if convolutions is None:
-        return flags
-    meaning, advice = exact.format("convolutions"), f"{CONVOLUTION} {IN_BF16}" if unit else ""
-    if convolutions == "bf16":
-        meaning, advice = amx.format("convolutions") if unit else "BF16 is allowed", ""
-    return [*flags, Flag(_CONVOLUTIONS, str(convolutions), meaning, advice)]
+        meaning = may.format("BF16") if cpu.has("bf16") else f"no effect on this CPU: {exact}"
+    lower = cpu.has("amx_bf16") and value in ("highest", "high")
+    return Flag(_PRECISION, str(value), meaning, f"{MEDIUM} {IN_BF16}" if lower else "")
+
+
+def _cpu_convolutions(value: Any, cpu: CpuInstructions) -> Flag:
+    """What FP32 convolutions are computed in, from torch 2.9 on."""
+    amx = cpu.has("amx_bf16")
+    if value == "bf16":
+        meaning = "FP32 convolutions are computed in BF16 on AMX" if amx else "BF16 is allowed"
+        return Flag(_CONVOLUTIONS, str(value), meaning)
+    advice = f"{CONVOLUTION} {IN_BF16}" if amx else ""
+    return Flag(_CONVOLUTIONS, str(value), "FP32 convolutions are computed in FP32", advice)
