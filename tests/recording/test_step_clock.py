@@ -46,9 +46,13 @@ class Diary(StepListener):
     def stopped(self):
         self.note("stopped")
 
+    def steps(self, event):
+        """The steps in which an event was heard, each time."""
+        return [number for word, number in self.heard if word.startswith(event)]
+
     @property
     def ends(self):
-        return [number for word, number in self.heard if word.startswith("ended")]
+        return self.steps("ended")
 
 
 class Every(Pace):
@@ -84,8 +88,17 @@ class Backward:
         self.waiting.clear()
 
 
+NAMES = {}
+
+
+def named(name):
+    """The optimizer of a name: one object, as the clock knows them by ``id``."""
+    return NAMES.setdefault(name, name)
+
+
 def started(*optimizers, every=1):
     backward, pace = Backward(), Every(every)
+    optimizers = [named(o) if isinstance(o, str) else o for o in optimizers]
     clock = StepClock(optimizers, lambda: backward.under_way, backward.waiting.append)
     diary = Diary(clock)
     clock.attach([diary], pace)
@@ -102,11 +115,33 @@ def one_pass(clock, model=MODEL):
         clock.backward_reached()
 
 
+def play(clock, script):
+    """Let things happen: passes (``p``; ``q`` of the other model; ``r``, backward alone), calls of a
+    module, optimizers that join (``+a``), evaluate the loss (``a!``) and step (``a``)."""
+    for event in script.split():
+        if event in ("p", "q"):
+            one_pass(clock, MODEL if event == "p" else OTHER)
+        elif event == "r":
+            clock.backward_began()
+            clock.backward_reached()
+        elif event == "call":
+            clock.call_began()
+        elif event == "end":
+            clock.end_step()
+        elif event[0] == "+":
+            clock.adopt([named(event[1:])])
+        elif event[-1] == "!":
+            clock.optimizer_begins(named(event[:-1]), evaluates=True)
+        else:
+            clock.optimizer_begins(named(event), evaluates=False)
+            clock.optimizer_stepped(named(event))
+
+
 def test_a_plain_loop_ends_a_step_with_each_optimizer_step():
     clock, diary, _ = started("sgd", every=2)
     for _ in range(3):
         one_pass(clock)
-        clock.optimizer_stepped("sgd")
+        clock.optimizer_stepped(named("sgd"))
     assert diary.heard == [
         ("began recorded", 0),
         *(("forward", 0), ("backward 0", 0), ("stepped sgd", 0), ("ended recorded", 0)),
@@ -120,179 +155,98 @@ def test_a_plain_loop_ends_a_step_with_each_optimizer_step():
     assert not clock.due
 
 
-def test_accumulation_numbers_the_passes_of_a_step():
-    clock, diary, _ = started("sgd")
-    for _ in range(2):
-        for _ in range(3):
-            one_pass(clock)
-        clock.optimizer_stepped("sgd")
+STORIES = {
+    "several passes": ("a", "p p p a p p p a", [0, 1], [0, 1]),
+    "two in turn share a step": ("ab", "p a b p a b p a b", [0, 0, 1, 1, 2, 2], [0, 1, 2]),
+    "a call of any module ends a step that is due": ("ab", "call a call", [0], [0]),
+    "a step that is due waits for the next pass": ("ab", "call p a", [0], []),
+    "a rare one delays none": ("ab", "p a p a p a b p a p", [0, 1, 2, 2, 3], [0, 1, 2, 3]),
+    # Three steps in each turn of a GAN's loop.
+    "turns begun by forward": ("cg", "p c p c p g " * 3 + "end", [*range(9)], [*range(9)]),
+    "turns begun by backward": ("cg", "r c r c r g " * 3 + "end", [*range(9)], [*range(9)]),
+    "a second step of one is another step": ("ab", "p a a b", [0, 1, 1], [0, 1]),
+    "a closure evaluated often is one step": ("l", "p p p p l", [0], [0]),
+    "one that evaluates the loss begins a step": ("sl", "p s l! p l", [0, 1], [0]),
+    "without any the next pass begins one": ("", "p p p end", [], [0, 1, 2]),
+    "an exception leaves the step open": ("a", "p a p p a", [0, 1], [0, 1]),
+    "one that joins is waited for": ("a", "p a p a +b p a b p", [0, 1, 2, 2], [0, 1, 2]),
+}
+
+
+@pytest.mark.parametrize("name", STORIES)
+def test_when_steps_end(name):
+    optimizers, script, stepped, ended = STORIES[name]
+    clock, diary, _ = started(*optimizers)
+    play(clock, script)
+    assert diary.steps("stepped") == stepped
+    assert diary.ends == ended
+
+
+def test_a_step_is_due_until_the_other_optimizer_may_no_longer_step():
+    clock, _, _ = started("a", "b")
+    dues = []
+    for event in ("p", "a", "b", "p"):
+        play(clock, event)
+        dues.append((clock.due, clock.trained))
+    assert dues == [(False, True), (True, True), (False, False), (False, True)]
+
+
+def test_passes_are_numbered_in_a_step_for_each_model():
+    clock, diary, _ = started("a")
+    play(clock, "p a p q p p a")
     passes = [word for word, number in diary.heard if word.startswith("backward") and number == 1]
-    assert passes == ["backward 0", "backward 1", "backward 2"]
-    assert diary.ends == [0, 1]
-    assert clock.present == Step(2, recorded=True, accumulating=True)
+    assert passes == ["backward 0", "backward 0", "backward 1", "backward 2"]
 
 
 def test_whether_steps_accumulate_is_learned_from_recorded_steps_alone():
-    clock, _, _ = started("sgd", every=2)
-    assert not clock.present.accumulating
-    for _ in range(2):
-        one_pass(clock)
-    clock.optimizer_stepped("sgd")
-    assert clock.present.accumulating
-    one_pass(clock)
-    clock.optimizer_stepped("sgd")  # of the step that was not recorded, nothing is known
-    assert clock.present.accumulating
-    one_pass(clock)
-    clock.optimizer_stepped("sgd")
-    assert not clock.present.accumulating
+    clock, _, _ = started("a", every=2)
+    found = [clock.present.accumulating]
+    for script in ("p p a", "p a", "p a"):  # of the second, which is not recorded, nothing is known
+        play(clock, script)
+        found.append(clock.present.accumulating)
+    assert found == [False, True, True, False]
+    assert clock.present == Step(3, recorded=False, accumulating=False)
 
 
-def test_each_model_has_passes_of_its_own():
-    clock, _, _ = started("sgd")
-    micros = []
-    for model in (MODEL, OTHER, MODEL):
-        clock.forward_began(model)
-        micros.append(clock.micro)
-    assert micros == [0, 0, 1]
-
-
-def test_two_optimizers_in_turn_share_a_step_that_the_second_ends():
-    clock, diary, _ = started("a", "b")
-    for i in range(3):
-        one_pass(clock)
-        clock.optimizer_stepped("a")
-        assert (clock.due, diary.ends) == (True, list(range(i)))  # the other one may step yet
-        clock.optimizer_stepped("b")
-        assert (clock.due, diary.ends) == (False, list(range(i + 1)))
-
-
-def test_a_call_of_any_module_ends_a_step_that_is_due():
-    clock, diary, _ = started("a", "b")
-    clock.call_began()
-    assert diary.ends == []
-    clock.optimizer_stepped("a")
-    clock.call_began()
-    assert diary.ends == [0]
-
-
-def test_a_rare_optimizer_delays_no_step():
-    clock, diary, _ = started("often", "rarely")
-    for i in range(6):
-        one_pass(clock)
-        clock.optimizer_stepped("often")
-        if i % 3 == 2:
-            clock.optimizer_stepped("rarely")
-    one_pass(clock)
-    assert diary.ends == list(range(6))
-
-
-@pytest.mark.parametrize("begin", ["forward", "backward"])
-def test_optimizers_that_take_turns_have_steps_of_their_own(begin):
-    """Three steps in each turn of a GAN's loop; the next one begins with a forward or backward pass."""
-    clock, diary, _ = started("critic", "generator")
-    for _ in range(3):
-        for optimizer in ("critic", "critic", "generator"):
-            if begin == "forward":
-                one_pass(clock)
-            else:
-                clock.backward_began()
-                clock.backward_reached()
-            clock.optimizer_stepped(optimizer)
-    clock.end_step()
-    stepped = [(word, number) for word, number in diary.heard if word.startswith("stepped")]
-    assert [number for _, number in stepped] == diary.ends == list(range(9))
-    assert clock.steps_of("critic") == OptimizerSteps(6, 6)
-    assert clock.steps_of("generator") == OptimizerSteps(3, 3)
-    assert clock.steps_of("unknown") == OptimizerSteps()
+def test_how_often_an_optimizer_has_stepped():
+    clock, _, _ = started("c", "g", every=2)
+    play(clock, "p c p c p g " * 3 + "end")
+    assert clock.steps_of(named("c")) == OptimizerSteps(6, 4)
+    assert clock.steps_of(named("g")) == OptimizerSteps(3, 2)
+    assert clock.steps_of(named("unknown")) == OptimizerSteps()
 
 
 @pytest.mark.parametrize(
-    ("turn", "every", "recorded"),
+    ("optimizers", "script", "every", "recorded"),
     [
-        ("ab", 2, [0, 1, 4, 5]),
-        ("aab", 2, [0, 1, 2, 6, 7, 8]),
-        ("a", 2, [*range(8), 9, 11, 13]),  # the other one never steps, and is waited for once
-        ("aaaaaaaaab", 4, [*range(8), 18, 29, *range(40, 48)]),  # nor is one that hardly ever does
-        ("aaaaab", 2, [*range(6), *range(12, 18)]),
+        ("ab", "p a p b ", 2, [0, 1, 4, 5]),
+        ("ab", "p a p a p b ", 2, [0, 1, 2, 6, 7, 8]),
+        ("ab", "p a ", 2, [*range(8), 9, 11, 13]),  # the other never steps, and is waited for once
+        # Nor is one that hardly ever does.
+        ("ab", "p a " * 9 + "p b ", 4, [*range(8), 18, 29, *range(40, 48)]),
+        ("ab", "p a " * 5 + "p b ", 2, [*range(6), *range(12, 18)]),
+        ("a", "p a " * 8 + "+b " + "p b " * 99, 4, [0, 4, 8, 12]),  # one that takes over
     ],
 )
-def test_whether_to_record_is_decided_for_a_round_of_all_optimizers(turn, every, recorded):
-    optimizers = {"a": object(), "b": object()}
-    clock, diary, _ = started(*optimizers.values(), every=every)
-    for letter in (turn * 99)[: recorded[-1] + 1]:
-        one_pass(clock)
-        clock.optimizer_stepped(optimizers[letter])
-    clock.end_step()
-    assert [n for word, n in diary.heard if word == "began recorded"][: len(recorded)] == recorded
+def test_whether_to_record_is_decided_for_a_round_of_all_optimizers(
+    optimizers, script, every, recorded
+):
+    clock, diary, _ = started(*optimizers, every=every)
+    play(clock, script * 20 if "+" not in script else script)
+    assert diary.steps("began recorded")[: len(recorded)] == recorded
 
 
-def test_an_optimizer_that_takes_over_is_not_waited_for_by_the_one_before():
-    clock, diary, _ = started("a", every=4)
-    for _ in range(8):
-        one_pass(clock)
-        clock.optimizer_stepped("a")
-    clock.adopt(["b"])
-    for _ in range(8):
-        one_pass(clock)
-        clock.optimizer_stepped("b")
-    assert [n for word, n in diary.heard if word == "began recorded"] == [0, 4, 8, 12]
-
-
-def test_a_second_step_of_one_optimizer_is_another_step():
-    clock, diary, _ = started("a", "b")
-    one_pass(clock)
-    for optimizer in ("a", "a", "b"):
-        clock.optimizer_begins(optimizer, evaluates=False)
-        clock.optimizer_stepped(optimizer)
-    stepped = [(word, number) for word, number in diary.heard if word.startswith("stepped")]
-    assert stepped == [("stepped a", 0), ("stepped a", 1), ("stepped b", 1)]
-
-
-def test_an_optimizer_that_evaluates_the_loss_itself_begins_a_step():
-    clock, diary, _ = started("sgd", "lbfgs")
-    one_pass(clock)
-    clock.optimizer_stepped("sgd")
-    clock.optimizer_begins("lbfgs", evaluates=True)
-    assert (diary.ends, clock.evaluating) == ([], True)
-    one_pass(clock)
-    assert (diary.ends, clock.evaluating) == ([0], True)
-    clock.optimizer_stepped("lbfgs")
-    assert not clock.evaluating
-    assert ("stepped lbfgs", 1) in diary.heard
-
-
-def test_a_closure_evaluated_often_is_one_step_of_several_passes():
-    clock, diary, _ = started("lbfgs")
-    for _ in range(4):
-        one_pass(clock)  # inside optimizer.step
-    clock.optimizer_stepped("lbfgs")
-    assert diary.ends == [0]
-    assert [word for word, _ in diary.heard if word.startswith("backward")] == [
-        f"backward {i}" for i in range(4)
-    ]
-
-
-def test_a_step_that_a_scaler_skips_is_a_step():
-    clock, diary, _ = started("sgd")
-    one_pass(clock)
-    clock.optimizer_stepped("sgd")  # said by the scaler, in the optimizer's place
-    one_pass(clock)
-    clock.optimizer_stepped("sgd")
-    assert diary.ends == [0, 1]
-
-
-def test_without_an_optimizer_the_next_pass_begins_a_step():
-    clock, diary, _ = started(every=2)
-    for _ in range(3):
-        one_pass(clock)
-    assert diary.ends == [0, 1]
-    assert clock.trained
-    clock.end_step()  # as closing does
-    assert diary.ends == [0, 1, 2]
+def test_an_optimizer_evaluates_until_it_has_stepped():
+    clock, _, _ = started("s", "l")
+    evaluating = []
+    for event in ("p", "s", "l!", "p", "l"):
+        play(clock, event)
+        evaluating.append(clock.evaluating)
+    assert evaluating == [False, False, True, True, False]
 
 
 def test_optimizers_that_step_within_the_backward_pass_end_the_step_after_it():
-    optimizers = ("a", "b", "c")
+    optimizers = tuple(map(named, "abc"))
     clock, diary, backward = started(*optimizers)
     for _ in range(2):
         clock.call_began()
@@ -304,31 +258,6 @@ def test_optimizers_that_step_within_the_backward_pass_end_the_step_after_it():
             assert diary.ends == list(range(clock.number))
         assert diary.ends[-1] == clock.number - 1
     assert diary.ends == [0, 1]
-
-
-def test_an_exception_in_the_middle_leaves_the_step_open():
-    clock, diary, _ = started("sgd")
-    one_pass(clock)
-    clock.optimizer_stepped("sgd")
-    one_pass(clock)  # and its loop fails here
-    assert (diary.ends, clock.trained, clock.due, clock.number) == ([0], True, False, 1)
-    one_pass(clock)  # a loop that goes on has a second pass in this step
-    clock.optimizer_stepped("sgd")
-    assert diary.ends == [0, 1]
-
-
-def test_an_optimizer_that_joins_later_is_waited_for_from_then_on():
-    clock, diary, _ = started("a")
-    for _ in range(3):
-        one_pass(clock)
-        clock.optimizer_stepped("a")
-    clock.adopt(["b"])
-    one_pass(clock)
-    clock.optimizer_stepped("a")
-    assert (diary.ends, clock.due) == ([0, 1, 2], True)
-    clock.optimizer_stepped("b")
-    one_pass(clock)
-    assert diary.ends == [0, 1, 2, 3]
 
 
 class Started(Every):
@@ -348,56 +277,36 @@ class Grown:
         self.param_groups = [{"params": [1]}]
 
 
-def with_phases(*optimizers):
+def with_phases(*optimizers, pace=None):
     clock, diary, _ = started(*optimizers)
-    clock.attach([diary], Started())
-    return clock, lambda: [n for word, n in diary.heard if word == "began recorded" and n > 9]
+    clock.attach([diary], pace or Started())
+    return clock, lambda: [n for n in diary.steps("began recorded") if n > 9]
 
 
-def steps(clock, optimizer, count):
-    for _ in range(count):
-        one_pass(clock)
-        clock.optimizer_begins(optimizer, evaluates=False)
-        clock.optimizer_stepped(optimizer)
-
-
-def test_an_optimizer_that_joins_late_begins_a_phase_with_the_step_at_hand():
-    clock, recorded = with_phases("a")
-    steps(clock, "a", 30)
-    clock.adopt(["b"])
-    steps(clock, "b", 30)
-    assert recorded() == [30, 31]
-
-
-def test_an_optimizer_that_joins_in_the_middle_of_a_step_leaves_that_step_alone():
-    clock, recorded = with_phases("a")
-    steps(clock, "a", 30)
-    one_pass(clock)
-    clock.adopt(["b"])
-    clock.optimizer_stepped("b")
-    assert 30 not in recorded()
-    steps(clock, "b", 5)
-    assert 31 in recorded()
-
-
-def test_an_optimizer_that_waited_begins_a_phase_when_it_steps_first():
-    clock, recorded = with_phases("a", "b")
-    steps(clock, "a", 30)
-    steps(clock, "b", 5)  # which of them steps is known only at the end of the first one
-    assert recorded()[:1] == [31]
+@pytest.mark.parametrize(
+    ("optimizers", "script", "recorded"),
+    [
+        ("a", "+b " + "p b " * 30, [30, 31]),  # it joins late, and the step at hand is the first
+        ("a", "p +b b " + "p b " * 5, [31, 32]),  # it joins in the middle of a step
+        ("ab", "p b " * 5, [31]),  # which of them steps is known only at the end of the first one
+    ],
+)
+def test_an_optimizer_that_steps_first_begins_a_phase(optimizers, script, recorded):
+    clock, found = with_phases(*optimizers)
+    play(clock, "p a " * 30 + script)
+    assert found()[: len(recorded)] == recorded
 
 
 def test_one_that_evaluates_the_loss_itself_has_its_very_first_step_recorded():
-    clock, recorded = with_phases("adam", "lbfgs")
-    steps(clock, "adam", 30)
-    clock.optimizer_begins("lbfgs", evaluates=True)
-    clock.evaluation_began("lbfgs")
-    one_pass(clock)
+    clock, recorded = with_phases("a", "l")
+    play(clock, "p a " * 30 + "l!")
+    clock.evaluation_began(named("l"))
+    play(clock, "p")
     clock.evaluation_ended()
-    clock.optimizer_stepped("lbfgs")
+    play(clock, "l")
     assert recorded() == [30]
-    assert clock.steps_of("lbfgs") == OptimizerSteps(1, 1)
-    assert clock.steps_of("lbfgs").evaluations == 1
+    assert clock.steps_of(named("l")) == OptimizerSteps(1, 1)
+    assert clock.steps_of(named("l")).evaluations == 1
 
 
 def test_the_first_step_of_a_phase_is_recorded_however_thin_the_pace_is():
@@ -405,41 +314,34 @@ def test_the_first_step_of_a_phase_is_recorded_however_thin_the_pace_is():
         def wants_in_phase(self, rounds):
             return rounds % 8 == 0
 
-    clock, diary, _ = started("adam", "lbfgs")
-    clock.attach([diary], Thin())
-    steps(clock, "adam", 30)
-    clock.optimizer_begins("lbfgs", evaluates=True)
-    one_pass(clock)  # its closure's: it ends the step that was due
-    clock.optimizer_stepped("lbfgs")
-    assert clock.steps_of("lbfgs") == OptimizerSteps(1, 1)
+    clock, _ = with_phases("a", "l", pace=Thin())
+    play(clock, "p a " * 30 + "l! p l")  # the closure's pass ends the step that was due
+    assert clock.steps_of(named("l")) == OptimizerSteps(1, 1)
 
 
 def test_parameters_that_are_added_begin_a_phase():
     optimizer = Grown()
     clock, recorded = with_phases(optimizer)
-    steps(clock, optimizer, 30)
-    optimizer.param_groups.append({"params": [2, 3]})
-    steps(clock, optimizer, 10)
+    for count in (30, 10):
+        for _ in range(count):
+            one_pass(clock)
+            clock.optimizer_stepped(optimizer)
+        optimizer.param_groups.append({"params": [2, 3]})
     assert recorded() == [31, 32]
 
 
 def test_phases_are_bounded():
     clock, recorded = with_phases("first")
     for turn in range(30):  # an optimizer for each task
-        clock.adopt([turn])
-        steps(clock, turn, 25)
+        play(clock, f"+t{turn} " + f"p t{turn} " * 25)
     assert len(recorded()) <= 2 * MOST_PHASES
     assert clock.number + clock.due == 750
 
 
 def test_the_first_recorded_step_of_a_phase_opens_it():
-    clock, diary, _ = started("a")
     pace = Started()
-    clock.attach([diary], pace)
-    steps(clock, "a", 30)
-    clock.adopt(["b"])
-    steps(clock, "b", 5)
-    clock.end_step()
+    clock, _ = with_phases("a", pace=pace)
+    play(clock, "p a " * 30 + "+b " + "p b " * 5 + "end")
     assert [step.number for step in pace.turns if step.opens] == [30]
 
 
