@@ -24,79 +24,88 @@ def steps_of(run, kind, name):
     return stats.step[(stats.kind == kind) & (stats.name == name)].tolist()
 
 
-def test_two_optimizers_after_one_backward_share_the_step(tmp_path, model):
-    optimizers = [torch.optim.SGD(model[i].parameters(), 0.1) for i in (0, 2)]
-    with mpdiag.record(model, optimizers, tmp_path / "run", every=1) as recorder:
-        for _ in range(5):
-            for optimizer in optimizers:
-                optimizer.zero_grad()
-            model(torch.randn(8, 4)).square().mean().backward()
-            for optimizer in optimizers:
-                optimizer.step()
-    assert recorder.steps_recorded == 5
-    for name in ("0", "2"):
-        assert steps_of(tmp_path / "run", "activation_grad", name) == [0, 1, 2, 3, 4]
-        assert steps_of(tmp_path / "run", "update", f"{name}.weight") == [0, 1, 2, 3, 4]
+def backward(module):
+    module(torch.randn(8, 4)).square().mean().backward()
 
 
-def test_an_optimizer_that_steps_seldom_holds_no_step_up(tmp_path, model):
-    often, seldom = (torch.optim.SGD(model[i].parameters(), 0.1) for i in (0, 2))
-    with mpdiag.record(model, [often, seldom], tmp_path / "run", every=1) as recorder:
-        for i in range(6):
-            model(torch.randn(8, 4)).square().mean().backward()
-            often.step()
-            if i % 3 == 2:
-                seldom.step()
-                seldom.zero_grad()
-            often.zero_grad()
-    assert (recorder.step, recorder.steps_recorded) == (6, 6)
-    assert steps_of(tmp_path / "run", "update", "0.weight") == [0, 1, 2, 3, 4, 5]
-    assert steps_of(tmp_path / "run", "update", "2.weight") == [2, 5]
+def after_one_backward(model, first, second):
+    for _ in range(5):
+        backward(model)
+        first.step()
+        second.step()
 
 
-@pytest.mark.parametrize("parts", [False, True], ids=["models", "parts"])
-def test_optimizers_that_take_turns_end_the_step_at_the_next_forward_pass(tmp_path, model, parts):
-    first, second = model[0], model[2]
-    optimizers = [torch.optim.SGD(m.parameters(), 0.1) for m in (first, second)]
-    models = model if parts else {"0": first, "2": second}
-    with mpdiag.record(models, optimizers, tmp_path / "run", every=1):
-        for _ in range(4):
-            for one, optimizer in zip((first, second), optimizers, strict=True):
-                optimizer.zero_grad()
-                one(torch.randn(8, 4)).square().mean().backward()
-                optimizer.step()
-    run = tmp_path / "run"
-    for name, expected in (("0", [0, 2, 4, 6]), ("2", [1, 3, 5, 7])):
-        assert steps_of(run, "activation_grad", name) == expected
-        assert steps_of(run, "update", f"{name}.weight") == expected
-    told = [(o["steps_taken"], o["steps_recorded"]) for o in open_run(run).meta["optimizers"]]
-    assert told == [(4, 4), (4, 4)]
+def one_steps_seldom(model, often, seldom):
+    for i in range(6):
+        backward(model)
+        often.step()
+        if i % 3 == 2:
+            seldom.step()
 
 
-def test_a_loss_function_that_is_called_begins_no_step(tmp_path, model):
-    optimizers = [torch.optim.SGD(model[i].parameters(), 0.1) for i in (0, 2)]
-    with mpdiag.record(model, optimizers, tmp_path / "run", every=1) as recorder:
-        for _ in range(3):
-            output = model(torch.randn(8, 4))
-            output.square().mean().backward()
-            optimizers[0].step()
-            nn.MSELoss()(output.detach(), torch.zeros(8, 1))
-            optimizers[1].step()
-    assert recorder.steps_recorded == 3
+def in_turn(model, *optimizers):
+    for _ in range(4):
+        for part, optimizer in zip((model[0], model[2]), optimizers, strict=True):
+            backward(part)
+            optimizer.step()
 
 
-def test_losses_that_are_differentiated_one_after_another_have_steps_of_their_own(tmp_path, model):
+def a_loss_function_is_called_between(model, first, second):
+    for _ in range(3):
+        output = model(torch.randn(8, 4))
+        output.square().mean().backward()
+        first.step()
+        nn.MSELoss()(output.detach(), torch.zeros(8, 1))
+        second.step()
+
+
+def losses_are_differentiated_one_after_another(model, *optimizers):
     """As in an actor and a critic whose losses are both computed first."""
+    for _ in range(3):
+        losses = [model[i](torch.randn(8, 4)).square().mean() for i in (0, 2)]
+        for loss, optimizer in zip(losses, optimizers, strict=True):
+            loss.backward()
+            optimizer.step()
+
+
+def closures_that_do_nothing(model, *optimizers):
+    """Lightning's manual optimization gives each optimizer a closure, after the one ``backward()``."""
+    for _ in range(3):
+        backward(model)
+        for optimizer in optimizers:
+            optimizer.step(lambda: None)
+
+
+ALL, APART = (lambda model: model), (lambda model: {"0": model[0], "2": model[2]})
+
+
+@pytest.mark.parametrize(
+    ("loop", "models", "first", "second"),
+    [
+        (after_one_backward, ALL, range(5), range(5)),
+        (one_steps_seldom, ALL, range(6), [2, 5]),
+        (in_turn, APART, [0, 2, 4, 6], [1, 3, 5, 7]),
+        (in_turn, ALL, [0, 2, 4, 6], [1, 3, 5, 7]),  # of one model, by its parts
+        (a_loss_function_is_called_between, ALL, range(3), range(3)),
+        (losses_are_differentiated_one_after_another, APART, [0, 2, 4], [1, 3, 5]),
+        (closures_that_do_nothing, ALL, range(3), range(3)),
+    ],
+)
+def test_steps_of_two_optimizers(tmp_path, model, loop, models, first, second):
     optimizers = [torch.optim.SGD(model[i].parameters(), 0.1) for i in (0, 2)]
-    with mpdiag.record({"0": model[0], "2": model[2]}, optimizers, tmp_path / "run", every=1):
-        for _ in range(3):
-            losses = [model[i](torch.randn(8, 4)).square().mean() for i in (0, 2)]
-            for loss, optimizer in zip(losses, optimizers, strict=True):
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
-    assert steps_of(tmp_path / "run", "activation_grad", "0") == [0, 2, 4]
-    assert steps_of(tmp_path / "run", "activation_grad", "2") == [1, 3, 5]
+    run = tmp_path / "run"
+    with mpdiag.record(models(model), optimizers, run, every=1) as recorder:
+        loop(model, *optimizers)
+    assert recorder.failures == []
+    steps = len({*first, *second})
+    assert recorder.steps_recorded == steps
+    assert open_run(run).meta["steps_seen"] == steps
+    told = [(o["steps_taken"], o["steps_recorded"]) for o in open_run(run).meta["optimizers"]]
+    assert told == [(len(first),) * 2, (len(second),) * 2]
+    for name, expected in (("0", first), ("2", second)):
+        assert steps_of(run, "update", f"{name}.weight") == list(expected)
+        if loop is not one_steps_seldom:  # whose gradients arrive in every step
+            assert steps_of(run, "activation_grad", name) == list(expected)
 
 
 def test_the_last_step_counts_though_it_is_not_recorded(tmp_path, model):
@@ -183,22 +192,6 @@ def test_alternating_optimizers_lose_no_step_of_either(tmp_path):
         found = rows(tmp_path / "run", kind="update", name=f"{name}.weight").sort_values("step")
         assert (found["tensors"] == 1).all()
         assert found["absmax"].tolist() == expected
-
-
-@pytest.mark.parametrize("closure", [None, lambda: None])
-def test_closures_that_do_nothing_begin_no_step(tmp_path, model, closure):
-    """Lightning's manual optimization gives each optimizer a closure, after the one ``backward()``."""
-    optimizers = [torch.optim.SGD(part.parameters(), 0.1) for part in (model[0], model[2])]
-    with mpdiag.record(model, optimizers, tmp_path / "run", every=1) as recorder:
-        for _ in range(3):
-            model(torch.randn(5, 4)).square().mean().backward()
-            for optimizer in optimizers:
-                optimizer.step(closure)
-            model.zero_grad()
-    assert (recorder.step, recorder.failures) == (3, [])
-    updates = rows(tmp_path / "run", kind="update")
-    assert sorted(updates.step[updates.name == "2.weight"]) == [0, 1, 2]
-    assert sorted(updates.step[updates.name == "0.weight"]) == [0, 1, 2]
 
 
 def test_optimizer_in_backward(tmp_path):
