@@ -23,6 +23,32 @@ def step(model, optimizer, x=None):
     optimizer.step()
 
 
+def recorded_steps(folder, model, count=1, x=None, **options):
+    """Record some steps of a model; nothing may fail."""
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with mpdiag.record(model, optimizer, folder, **{"every": 1, **options}) as recorder:
+        for _ in range(count):
+            step(model, optimizer, x)
+    assert recorder.failures == []
+
+
+class Wrapped(nn.Module):
+    """A module, and how it is called."""
+
+    def __init__(self, body, forward):
+        super().__init__()
+        self.body = body
+        self._forward = forward
+
+    def forward(self, x):
+        return self._forward(self.body, x)
+
+
+def around_linear(forward):
+    """A linear layer, and how it is called."""
+    return Wrapped(nn.Linear(8, 8), forward)
+
+
 def rows(folder, **where):
     frame = mpdiag.open_run(folder).frame()
     for column, value in where.items():

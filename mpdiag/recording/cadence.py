@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 from mpdiag.display.wording import percent
 from mpdiag.errors import UsageError
 from mpdiag.numerics.periods import covers_periods
-from mpdiag.recording.step_clock import Pace, StepListener
+from mpdiag.recording.step_clock import StepListener
 from mpdiag.runs.operations import encode
 
 if TYPE_CHECKING:
@@ -265,7 +265,7 @@ class Governor:
             )
 
 
-class GovernedPace(Pace):
+class GovernedPace:
     """The pace of a recording: a cadence, thinned by a governor that measures every step's turn.
 
     Args:

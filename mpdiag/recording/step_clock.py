@@ -30,13 +30,13 @@ Nothing here needs torch: what to ask about backward passes is handed in.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from threading import get_ident
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+    from contextlib import AbstractContextManager
 
 
 _LONGEST_ROUND = 8
@@ -105,8 +105,8 @@ class StepListener:
         """Nothing will be recorded any more: remove what was placed."""
 
 
-class Pace:
-    """Says which steps to record; this one says all."""
+class Pace(Protocol):
+    """Says which steps to record."""
 
     def wants(self, step: int) -> bool:
         """Whether to record a step; asked once, when it begins.
@@ -114,18 +114,12 @@ class Pace:
         Args:
             step: The number of its round, which is its own where one optimizer steps.
         """
-        del step
-        return True
 
     def wants_in_phase(self, rounds: int) -> bool:
         """Whether to record a step in any case, so many rounds after a phase began."""
-        del rounds
-        return False
 
     def turn(self, ended: Step) -> AbstractContextManager[None]:
         """A context in which listeners hear that a step has ended and the next one has begun."""
-        del ended
-        return nullcontext()
 
 
 class StepClock:
@@ -162,7 +156,7 @@ class StepClock:
         self.evaluation = 0
         self._in_backward = in_backward
         self._after_backward = after_backward
-        self._pace = Pace()
+        self._pace: Pace  # from ``attach`` on
         self._listeners: tuple[StepListener, ...] = ()
         self._optimizers = {id(o): OptimizerSteps() for o in optimizers}
         self._stepped: set[int] = set()  # optimizers that have stepped in the present step
@@ -182,10 +176,10 @@ class StepClock:
 
     # -- its life ----------------------------------------------------------------------------------
 
-    def attach(self, listeners: Iterable[StepListener], pace: Pace | None = None) -> None:
+    def attach(self, listeners: Iterable[StepListener], pace: Pace) -> None:
         """Tell these listeners from now on, in this order, and record the steps that ``pace`` wants."""
         self._listeners = tuple(listeners)
-        self._pace = pace or self._pace
+        self._pace = pace
 
     def start(self) -> None:
         """Count steps, and hear events, from now on; ``begin`` begins the first step."""

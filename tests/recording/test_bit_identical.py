@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from recorded import Wrapped, around_linear
+from support import one_thread
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
@@ -19,19 +21,9 @@ from torch.utils.checkpoint import checkpoint
 import mpdiag
 from mpdiag.recording.counting.tensors import tensors_in
 
+__all__ = ["one_thread"]
+
 STEPS = 3
-
-
-class Wrapped(nn.Module):
-    """A body between two linear layers' worth of glue."""
-
-    def __init__(self, body: nn.Module, forward: Callable[[nn.Module, torch.Tensor], Any]) -> None:
-        super().__init__()
-        self.body = body
-        self._forward = forward
-
-    def forward(self, x: torch.Tensor) -> Any:
-        return self._forward(self.body, x)
 
 
 def areas(body: nn.Module, x: torch.Tensor) -> torch.Tensor:
@@ -44,56 +36,24 @@ def shares(body: nn.Module, x: torch.Tensor) -> torch.Tensor:
     return body(x).sigmoid().cumprod(-1)
 
 
-class Tied(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(20, 8)
-        self.head = nn.Linear(8, 20, bias=False)
-        self.head.weight = self.embedding.weight
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head(self.embedding(x))
+def tied() -> nn.Module:
+    body = nn.ModuleDict({"embedding": nn.Embedding(20, 8), "head": nn.Linear(8, 20, bias=False)})
+    body["head"].weight = body["embedding"].weight
+    return Wrapped(body, lambda b, x: b["head"](b["embedding"](x)))
 
 
-class Reused(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(8, 8)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.layer(torch.tanh(self.layer(x)))
-
-
-class Checkpointed(nn.Module):
-    def __init__(self, reentrant: bool) -> None:
-        super().__init__()
-        self.first = nn.Linear(8, 8)
-        self.inner = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 8))
-        self.reentrant = reentrant
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return checkpoint(self.inner, self.first(x), use_reentrant=self.reentrant)
+def checkpointed(reentrant: bool) -> nn.Module:
+    inner = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 8))
+    return Wrapped(
+        nn.ModuleDict({"first": nn.Linear(8, 8), "inner": inner}),
+        lambda b, x: checkpoint(b["inner"], b["first"](x), use_reentrant=reentrant),
+    )
 
 
 @dataclasses.dataclass
 class Output:
     logits: torch.Tensor
     hidden: list[torch.Tensor]
-
-
-class Structured(nn.Module):
-    def __init__(self, kind: str) -> None:
-        super().__init__()
-        self.inner = nn.Linear(8, 8)
-        self.kind = kind
-
-    def forward(self, x: torch.Tensor) -> Any:
-        y = self.inner(x)
-        if self.kind == "dict":
-            return {"logits": y, "deep": {"more": [y * 2]}}
-        if self.kind == "dataclass":
-            return Output(y, [y * 2])
-        return (y, (y * 2, None, 3))
 
 
 class Cube(torch.autograd.Function):
@@ -108,84 +68,36 @@ class Cube(torch.autograd.Function):
         return 3 * x**2 * grad
 
 
-class Residual(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
-        self.relu = nn.ReLU(inplace=True)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = self.relu(self.a(x))
-        z = self.b(y)
-        z += y
-        return self.relu(z)
+def residual(body: nn.ModuleDict, x: torch.Tensor) -> torch.Tensor:
+    y = body["relu"](body["a"](x))
+    z = body["b"](y)
+    z += y
+    return body["relu"](z)
 
 
-class Penalty(nn.Module):
+def penalty(body: nn.Module, x: torch.Tensor) -> torch.Tensor:
     """Double backward: the gradient of a gradient's norm."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = x.clone().requires_grad_()
-        y = self.net(x)
-        (slope,) = torch.autograd.grad(y.sum(), x, create_graph=True)
-        return y + slope.norm(dim=1, keepdim=True)
+    x = x.clone().requires_grad_()
+    y = body(x)
+    (slope,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+    return y + slope.norm(dim=1, keepdim=True)
 
 
-class Frozen(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.backbone = nn.Linear(8, 8).requires_grad_(False)
-        self.head = nn.Linear(8, 4)
+def frozen() -> nn.Module:
+    body = nn.ModuleDict({"backbone": nn.Linear(8, 8), "head": nn.Linear(8, 4)})
+    body["backbone"].requires_grad_(False)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(body: nn.ModuleDict, x: torch.Tensor) -> torch.Tensor:
         with torch.no_grad():
-            x = self.backbone(x)
-        return self.head(x)
+            x = body["backbone"](x)
+        return body["head"](x)
+
+    return Wrapped(body, forward)
 
 
-class ComplexLayer(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.lin = nn.Linear(8, 8, dtype=torch.complex64)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.lin(x.to(torch.complex64)).abs()
-
-
-class TwoInputs(nn.Module):
-    def __init__(self, body: nn.Module) -> None:
-        super().__init__()
-        self.body = body
-
-    def forward(self, x: torch.Tensor) -> Any:
-        if isinstance(self.body, nn.MultiheadAttention):
-            return self.body(x, x, x)
-        return self.body(x, x)
-
-
-class Autocast(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 4))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        with torch.autocast("cpu", torch.bfloat16):
-            return self.net(x)
-
-
-class Decoder(nn.Module):
-    """Calls a sequence-to-sequence model with the same tokens on both sides."""
-
-    def __init__(self, body: nn.Module) -> None:
-        super().__init__()
-        self.body = body
-
-    def forward(self, tokens: torch.Tensor) -> Any:
-        return self.body(input_ids=tokens, decoder_input_ids=tokens, use_cache=False)
+def autocast(body: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    with torch.autocast("cpu", torch.bfloat16):
+        return body(x)
 
 
 def floats(*shape: int) -> Callable[[], torch.Tensor]:
@@ -215,7 +127,10 @@ def transformers_model(kind: str) -> nn.Module:
         config = transformers.T5Config(
             vocab_size=50, d_model=16, d_kv=8, d_ff=32, num_layers=2, num_heads=2
         )
-        return Decoder(transformers.T5ForConditionalGeneration(config))
+        return Wrapped(
+            transformers.T5ForConditionalGeneration(config),
+            lambda b, x: b(input_ids=x, decoder_input_ids=x, use_cache=False),
+        )
     config = transformers.ViTConfig(image_size=8, patch_size=4, intermediate_size=32, **small)
     return transformers.ViTForImageClassification(config)
 
@@ -246,14 +161,17 @@ ARCHITECTURES: dict[str, tuple[Callable[[], nn.Module], Callable[[], torch.Tenso
     "lstm, projected": (lambda: nn.LSTM(8, 6, proj_size=4), floats(4, 3, 8)),
     "gru": (lambda: nn.GRU(8, 6, batch_first=True), floats(4, 3, 8)),
     "lstm cell": (lambda: nn.LSTMCell(8, 6), floats(4, 8)),
-    "attention": (lambda: TwoInputs(nn.MultiheadAttention(8, 2)), floats(4, 3, 8)),
+    "attention": (
+        lambda: Wrapped(nn.MultiheadAttention(8, 2), lambda b, x: b(x, x, x)),
+        floats(4, 3, 8),
+    ),
     "encoder": (
         lambda: nn.TransformerEncoder(
             nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2, enable_nested_tensor=False
         ),
         floats(4, 3, 8),
     ),
-    "bilinear": (lambda: TwoInputs(nn.Bilinear(8, 8, 4)), floats(5, 8)),
+    "bilinear": (lambda: Wrapped(nn.Bilinear(8, 8, 4), lambda b, x: b(x, x)), floats(5, 8)),
     "embedding": (lambda: Sequential(nn.Embedding(20, 8), nn.Linear(8, 4)), ints(20, 3, 5)),
     "sparse embedding": (lambda: nn.Embedding(20, 8, sparse=True), ints(20, 3, 5)),
     "sparse embedding bag": (lambda: nn.EmbeddingBag(20, 8, sparse=True), ints(20, 3, 5)),
@@ -262,32 +180,54 @@ ARCHITECTURES: dict[str, tuple[Callable[[], nn.Module], Callable[[], torch.Tenso
         lambda: Sequential(nn.Linear(8, 8), nn.Dropout(0.3), nn.AlphaDropout(0.2), nn.Linear(8, 4)),
         floats(5, 8),
     ),
-    "autocast": (Autocast, floats(5, 8)),
+    "autocast": (
+        lambda: Wrapped(Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 4)), autocast),
+        floats(5, 8),
+    ),
     "batch norm 1d": (lambda: Sequential(nn.Linear(8, 6), nn.BatchNorm1d(6)), floats(5, 8)),
     "transposed 1d": (lambda: nn.ConvTranspose1d(3, 4, 3), floats(2, 3, 5)),
     "prelu": (lambda: Sequential(nn.Linear(8, 8), nn.PReLU()), floats(5, 8)),
-    "checkpoint, reentrant": (lambda: Checkpointed(True), floats(5, 8)),
-    "checkpoint, not reentrant": (lambda: Checkpointed(False), floats(5, 8)),
+    "checkpoint, reentrant": (lambda: checkpointed(True), floats(5, 8)),
+    "checkpoint, not reentrant": (lambda: checkpointed(False), floats(5, 8)),
     "products": (lambda: Wrapped(nn.Linear(9, 9), areas), floats(50, 9)),
     "running products": (lambda: Wrapped(nn.Linear(9, 9), shares), floats(50, 9)),
-    "tied": (Tied, ints(20, 3, 5)),
-    "reused": (Reused, floats(5, 8)),
-    "dict": (lambda: Structured("dict"), floats(5, 8)),
-    "dataclass": (lambda: Structured("dataclass"), floats(5, 8)),
-    "nested tuple": (lambda: Structured("tuple"), floats(5, 8)),
-    "custom function": (
-        lambda: Wrapped(nn.Linear(8, 8), lambda body, x: Cube.apply(body(x))),
+    "tied": (tied, ints(20, 3, 5)),
+    "reused": (lambda: around_linear(lambda b, x: b(torch.tanh(b(x)))), floats(5, 8)),
+    "dict": (
+        lambda: around_linear(lambda b, x: {"logits": (y := b(x)), "deep": {"more": [y * 2]}}),
         floats(5, 8),
     ),
-    "residual": (Residual, floats(5, 8)),
-    "double backward": (Penalty, floats(5, 8)),
-    "frozen": (Frozen, floats(5, 8)),
-    "complex": (ComplexLayer, floats(5, 8)),
+    "dataclass": (lambda: around_linear(lambda b, x: Output(y := b(x), [y * 2])), floats(5, 8)),
+    "nested tuple": (
+        lambda: around_linear(lambda b, x: (y := b(x), (y * 2, None, 3))),
+        floats(5, 8),
+    ),
+    "custom function": (lambda: around_linear(lambda b, x: Cube.apply(b(x))), floats(5, 8)),
+    "residual": (
+        lambda: Wrapped(
+            nn.ModuleDict(
+                {"a": nn.Linear(8, 8), "b": nn.Linear(8, 8), "relu": nn.ReLU(inplace=True)}
+            ),
+            residual,
+        ),
+        floats(5, 8),
+    ),
+    "double backward": (
+        lambda: Wrapped(Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1)), penalty),
+        floats(5, 8),
+    ),
+    "frozen": (frozen, floats(5, 8)),
+    "complex": (
+        lambda: Wrapped(
+            nn.Linear(8, 8, dtype=torch.complex64), lambda b, x: b(x.to(torch.complex64)).abs()
+        ),
+        floats(5, 8),
+    ),
     "view": (
         lambda: Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(72, 4)),
         floats(2, 1, 8, 8),
     ),
-    "chunks": (lambda: Wrapped(nn.Linear(8, 8), lambda b, x: b(x).chunk(2, -1)), floats(5, 8)),
+    "chunks": (lambda: around_linear(lambda b, x: b(x).chunk(2, -1)), floats(5, 8)),
     "gpt2": (lambda: transformers_model("gpt2"), ints(50, 2, 6)),
     "bert": (lambda: transformers_model("bert"), ints(50, 2, 6)),
     "llama": (lambda: transformers_model("llama"), ints(50, 2, 6)),
@@ -344,14 +284,6 @@ def sizes_called(name: str) -> dict[str, int]:
     finally:
         handle.remove()
     return {n: sizes[m] // STEPS for n, m in model.named_modules() if m in sizes}
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Any:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.mark.filterwarnings("ignore:LSTM with projections:UserWarning")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 
@@ -19,37 +20,22 @@ from mpdiag.runs.run import open_run
 from mpdiag.runs.writer import RunWriter
 
 
-def interrupted_at_first(times):
-    """Something that is interrupted so often before it gets through; and what it was told."""
-    told = []
+@pytest.mark.parametrize(
+    ("interrupts", "told"),
+    [(0, [False]), (1, [False, True]), (2, [False, True, True]), (100, [False, True, True])],
+)
+def test_work_goes_on_after_an_interrupt_which_is_raised_at_its_end(interrupts, told):
+    """The third one is raised at once."""
+    heard = []
 
     def work(again):
-        told.append(again)
-        if len(told) <= times:
+        heard.append(again)
+        if len(heard) <= interrupts:
             raise KeyboardInterrupt
 
-    return work, told
-
-
-def test_what_nobody_interrupts_is_done_once():
-    work, told = interrupted_at_first(0)
-    carry_through(work)
-    assert told == [False]
-
-
-@pytest.mark.parametrize("times", [1, 2])
-def test_an_interrupt_waits_for_the_end_and_is_raised_then(times):
-    work, told = interrupted_at_first(times)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt) if interrupts else contextlib.nullcontext():
         carry_through(work)
-    assert told == [False] + [True] * times
-
-
-def test_the_third_interrupt_is_raised_at_once():
-    work, told = interrupted_at_first(100)
-    with pytest.raises(KeyboardInterrupt):
-        carry_through(work)
-    assert len(told) == 3
+    assert heard == told
 
 
 def test_an_error_is_no_interrupt():
@@ -87,19 +73,13 @@ def interrupt(monkeypatch, owner, name, after):
     monkeypatch.setattr(owner, name, once)
 
 
-def train(model, optimizer, steps=4):
-    for _ in range(steps):
-        optimizer.zero_grad()
-        model(torch.randn(4, 8)).square().mean().backward()
-        optimizer.step()
-
-
 @pytest.fixture
 def recorder(tmp_path):
     model = nn.Linear(8, 8)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     recorder = mpdiag.record(model, optimizer, tmp_path / "run", every=1, operations=0).start()
-    train(model, optimizer)
+    for _ in range(4):
+        step(model, optimizer)
     recorder.name_models({id(model): "net"})  # there is something new to say of the modules
     return recorder
 

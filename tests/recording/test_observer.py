@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import gc
 import weakref
 
 import pytest
 import torch
-from recorded import assert_same_histogram, model_and_optimizer, not_recorded, rows, step
+from recorded import (
+    around_linear,
+    assert_same_histogram,
+    model_and_optimizer,
+    not_recorded,
+    recorded_steps,
+    rows,
+    step,
+)
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -18,22 +25,12 @@ from mpdiag.recording.counting.tensors import tensors_in
 
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_checkpointing_counts_each_activation_once(tmp_path, reentrant):
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.inner = nn.Linear(8, 8)
-
-        def forward(self, x):
-            return checkpoint(self.inner, x.requires_grad_(), use_reentrant=reentrant)
-
-    model = Model()
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    with mpdiag.record(model, optimizer, tmp_path / "run", every=1):
-        step(model, optimizer)
+    model = around_linear(lambda b, x: checkpoint(b, x.requires_grad_(), use_reentrant=reentrant))
+    recorded_steps(tmp_path / "run", model)
     for kind in ("activation", "activation_grad", "weight_grad"):
         found = rows(tmp_path / "run", kind=kind)
         assert (found["tensors"] == 1).all(), kind
-    assert set(rows(tmp_path / "run", kind="activation_grad")["name"]) == {"", "inner"}
+    assert set(rows(tmp_path / "run", kind="activation_grad")["name"]) == {"", "body"}
 
 
 def test_a_module_called_twice_merges_and_tied_weights_count_once(tmp_path):
@@ -86,17 +83,6 @@ def test_in_place_operations_leave_each_gradient_to_its_own_module(tmp_path):
         assert_same_histogram(tmp_path / "run", truth.grad, kind="activation_grad", name=name)
 
 
-class Structured(nn.Module):
-    def __init__(self, wrap):
-        super().__init__()
-        self.inner = nn.Linear(8, 8)
-        self.wrap = wrap
-
-    def forward(self, x):
-        y = self.inner(x)
-        return self.wrap(y * 2, y * 3)
-
-
 @dataclasses.dataclass
 class Output:
     logits: torch.Tensor
@@ -121,7 +107,7 @@ def model_output(a, b):
     ids=["dict", "dataclass", "tuple", "ModelOutput"],
 )
 def test_every_tensor_of_a_structured_output_is_seen(tmp_path, wrap):
-    model = Structured(wrap)
+    model = around_linear(lambda b, x: wrap((y := b(x)) * 2, y * 3))
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     with mpdiag.record(model, optimizer, tmp_path / "run"):
         output = model(torch.randn(5, 8))
@@ -143,12 +129,14 @@ def test_a_first_layer_whose_input_needs_no_gradient_has_one_itself(tmp_path):
     assert gradient["absmax"].item() > 0
 
 
-def test_no_activation_and_no_graph_outlives_its_backward(tmp_path):
+def test_no_activation_no_graph_and_no_hook_outlives_its_backward(tmp_path):
     model, optimizer = model_and_optimizer()
     model[1].inplace = False
     dead = []
-    for module in model:
+    handles = [
         module.register_forward_hook(lambda _m, _i, out: dead.append(weakref.ref(out)))
+        for module in model
+    ]
     with mpdiag.record(model, optimizer, tmp_path / "run", every=1):
         for _ in range(2):
             optimizer.zero_grad()
@@ -161,19 +149,8 @@ def test_no_activation_and_no_graph_outlives_its_backward(tmp_path):
     for p in model.parameters():
         assert not p._backward_hooks
         assert not p._post_accumulate_grad_hooks
-
-
-def test_no_tensor_and_no_hook_outlives_its_use(tmp_path):
-    model, optimizer = model_and_optimizer()
-    with mpdiag.record(model, optimizer, tmp_path / "run", every=1):
-        optimizer.zero_grad()
-        y = model(torch.randn(5, 8))
-        dead = weakref.ref(y)
-        y.square().mean().backward()
-        optimizer.step()
-        del y
-        gc.collect()
-        assert dead() is None
+    for handle in handles:
+        handle.remove()
     assert not any(m._forward_hooks or m._backward_hooks for m in model.modules())
     assert not nn.modules.module._global_forward_hooks
     assert not optimizer._optimizer_step_pre_hooks
@@ -200,18 +177,13 @@ def test_function_transforms_are_left_alone(tmp_path):
 
 
 def test_a_forward_that_fails_is_followed_by_good_records(tmp_path):
-    class Failing(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.inner, self.fails = nn.Linear(8, 8), False
+    def forward(body, x):
+        y = body(x)
+        if model.fails:
+            raise ValueError
+        return y
 
-        def forward(self, x):
-            y = self.inner(x)
-            if self.fails:
-                raise ValueError
-            return y
-
-    model = Failing()
+    model = around_linear(forward)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     with mpdiag.record(model, optimizer, tmp_path / "run", every=1) as recorder:
         for i in range(3):
@@ -224,7 +196,7 @@ def test_a_forward_that_fails_is_followed_by_good_records(tmp_path):
             with torch.no_grad():
                 model(torch.randn(100, 8))
     assert (recorder.failures, recorder.steps_recorded) == ([], 2)
-    for name in ("", "inner"):
+    for name in ("", "body"):
         found = rows(tmp_path / "run", kind="activation", name=name)
         assert found["numel"].tolist() == [40, 40]
 
@@ -249,44 +221,28 @@ def _write_fused(x):
 def test_memory_written_past_its_version_counter_is_counted_anew(tmp_path, write):
     """Two modules return one tensor; between them it was doubled."""
 
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.inner = nn.Linear(8, 8)
+    def forward(body, x):
+        y = body(x)
+        version = y._version
+        write(y)
+        assert y._version == version
+        return y
 
-        def forward(self, x):
-            y = self.inner(x)
-            version = y._version
-            write(y)
-            assert y._version == version
-            return y
-
-    model = Model()
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    with mpdiag.record(model, optimizer, tmp_path / "run", every=1, operations=0):
-        step(model, optimizer)
-    inner, root = (rows(tmp_path / "run", kind="activation", name=n) for n in ("inner", ""))
+    recorded_steps(tmp_path / "run", around_linear(forward), operations=0)
+    inner, root = (rows(tmp_path / "run", kind="activation", name=n) for n in ("body", ""))
     assert root["absmax"].item() == 2 * inner["absmax"].item()
 
 
 def test_a_tensor_with_another_node_has_another_gradient(tmp_path):
     """A hook belongs to the node that made a tensor, whatever its version counter says."""
 
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.inner = nn.Linear(8, 8)
+    def forward(body, x):
+        y = body(x)
+        version = y._version
+        y.mul_(4)
+        torch._C._autograd._unsafe_set_version_counter((y,), (version,))
+        return y
 
-        def forward(self, x):
-            y = self.inner(x)
-            version = y._version
-            y.mul_(4)
-            torch._C._autograd._unsafe_set_version_counter((y,), (version,))
-            return y
-
-    model = Model()
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    with mpdiag.record(model, optimizer, tmp_path / "run", every=1, operations=0):
-        step(model, optimizer)
-    inner, root = (rows(tmp_path / "run", kind="activation_grad", name=n) for n in ("inner", ""))
+    recorded_steps(tmp_path / "run", around_linear(forward), operations=0)
+    inner, root = (rows(tmp_path / "run", kind="activation_grad", name=n) for n in ("body", ""))
     assert inner["absmax"].item() == 4 * root["absmax"].item()

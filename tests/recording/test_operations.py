@@ -10,6 +10,7 @@ import contextlib
 
 import pytest
 import torch
+from recorded import Wrapped
 from torch import nn
 from torch.autograd import grad as grad_by_name
 from torch.nn import functional as F
@@ -108,6 +109,7 @@ def test_chosen_steps_alone(tmp_path):
     assert sorted({o.step for o in run.operations()}) == [0, 10]
     run, _ = recorded(tmp_path / "none", operations=0)
     assert run.operations() == []
+    assert mpdiag.analyze(run).operations == ()
     assert not (tmp_path / "none" / "operations").exists()
     steps = [s for s in range(2000) if planned(9, sum(s > t for t in (0, 10, 100, 1000)), s)]
     assert {0, 10, 100, 1000} <= set(steps)
@@ -167,12 +169,6 @@ def test_a_failure_ends_the_records_and_not_the_training(tmp_path, monkeypatch):
     assert torch._C._len_torch_dispatch_stack() == 0
 
 
-def test_an_older_run_has_none(tmp_path):
-    run, _ = recorded(tmp_path / "run", operations=0)
-    assert run.operations() == []
-    assert mpdiag.analyze(run).operations == ()
-
-
 def test_parts_that_the_loop_calls_alone_are_recorded_too(tmp_path):
     """A model whose own ``forward`` nobody calls, as two-stage detectors are trained."""
     model = Net()
@@ -191,22 +187,17 @@ def test_parts_that_the_loop_calls_alone_are_recorded_too(tmp_path):
     assert {o.phase for o in operations} == {"forward", "backward"}
 
 
-class Spelling(nn.Module):
-    """Its loss keeps a table for its backward pass, of which short targets leave a part unwritten."""
+def test_scratch_memory_of_an_operation_is_no_result(tmp_path):
+    """A loss keeps a table for its backward pass, of which short targets leave a part unwritten."""
 
-    def __init__(self):
-        super().__init__()
-        self.letters = nn.Linear(8, 5)
-
-    def forward(self, x):
-        odds = self.letters(x).log_softmax(-1)
+    def spelling(body, x):
+        odds = body(x).log_softmax(-1)
         sizes = torch.tensor([6, 2])
         loss = F.ctc_loss(odds, torch.tensor([[1, 2, 3], [4, 0, 0]]), sizes, torch.tensor([3, 1]))
         return loss.expand(4, 6)
 
-
-def test_scratch_memory_of_an_operation_is_no_result(tmp_path):
-    run, _ = recorded(tmp_path / "run", Spelling(), steps=1, x=torch.randn(6, 2, 8))
+    model, x = Wrapped(nn.Linear(8, 5), spelling), torch.randn(6, 2, 8)
+    run, _ = recorded(tmp_path / "run", model, steps=1, x=x)
     by_op = {o.op: o for o in run.operations() if "ctc" in o.op}
     (loss,) = by_op["_ctc_loss"].outputs
     assert loss.shape == (2,)  # one for each of the batch, and no table
@@ -214,17 +205,9 @@ def test_scratch_memory_of_an_operation_is_no_result(tmp_path):
     assert "log_alpha" not in {record.argument for record in backward.inputs}
 
 
-class Areas(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.sides = nn.Linear(8, 12)
-
-    def forward(self, x):
-        return self.sides(x).view(4, 6, 2).prod(2)
-
-
 def test_a_backward_pass_that_would_compute_otherwise_is_left_alone(tmp_path):
-    run, _ = recorded(tmp_path / "run", Areas(), steps=1)
+    areas = Wrapped(nn.Linear(8, 12), lambda b, x: b(x).view(4, 6, 2).prod(2))
+    run, _ = recorded(tmp_path / "run", areas, steps=1)
     assert run.meta["operations"]["steps"] == [0]
     operations = run.operations()
     assert "prod" in {o.op for o in operations}
@@ -244,18 +227,13 @@ def _numpy_double(x):
 def test_what_a_kernel_of_the_scripts_own_writes_is_another_tensor(tmp_path, write):
     """It is no operation of torch: who wrote the tensor that is read next is not known."""
 
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = nn.Linear(8, 6)
+    def forward(body, x):
+        scale = torch.ones(6) + 0.5
+        with torch.no_grad():
+            write(scale)
+        return body(x) * scale
 
-        def forward(self, x):
-            scale = torch.ones(6) + 0.5
-            with torch.no_grad():
-                write(scale)
-            return self.layer(x) * scale
-
-    run, _ = recorded(tmp_path / "run", Model(), steps=1)
+    run, _ = recorded(tmp_path / "run", Wrapped(nn.Linear(8, 6), forward), steps=1)
     operations = run.operations()
     read = next(o for o in operations if o.op == "mul" and o.phase == "forward").inputs[1]
     assert read.histogram.absmax == 3.0
@@ -263,18 +241,13 @@ def test_what_a_kernel_of_the_scripts_own_writes_is_another_tensor(tmp_path, wri
 
 
 def test_what_torch_writes_in_place_is_known_by_its_writer(tmp_path):
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = nn.Linear(8, 6)
+    def forward(body, x):
+        scale = torch.ones(6) + 0.5
+        scale.data.mul_(2)
+        torch._foreach_add_([scale], 1.0)
+        return body(x) * scale
 
-        def forward(self, x):
-            scale = torch.ones(6) + 0.5
-            scale.data.mul_(2)
-            torch._foreach_add_([scale], 1.0)
-            return self.layer(x) * scale
-
-    run, _ = recorded(tmp_path / "run", Model(), steps=1)
+    run, _ = recorded(tmp_path / "run", Wrapped(nn.Linear(8, 6), forward), steps=1)
     operations = run.operations()
     read = next(o for o in operations if o.op == "mul" and o.phase == "forward").inputs[1]
     assert read.histogram.absmax == 4.0

@@ -9,7 +9,6 @@ import pytest
 from mpdiag.recording.step_clock import (
     MOST_PHASES,
     OptimizerSteps,
-    Pace,
     Step,
     StepClock,
     StepListener,
@@ -55,7 +54,7 @@ class Diary(StepListener):
         return self.steps("ended")
 
 
-class Every(Pace):
+class Every:
     """Records each step divisible by a number, and counts turns."""
 
     def __init__(self, every=1):
@@ -64,6 +63,9 @@ class Every(Pace):
 
     def wants(self, step):
         return step % self.every == 0
+
+    def wants_in_phase(self, _rounds):
+        return False
 
     @contextmanager
     def turn(self, ended):

@@ -97,22 +97,6 @@ def test_a_gradient_that_fails_costs_the_others_nothing(tmp_path, monkeypatch):
     assert (found["kind"] == "update").sum() == number
 
 
-def test_accumulation_records_contributions_and_total_apart(tmp_path):
-    model, optimizer = model_and_optimizer()
-    with mpdiag.record(model, optimizer, tmp_path / "run", every=1):
-        for _ in range(2):
-            optimizer.zero_grad()
-            for _ in range(3):
-                model(torch.randn(5, 8)).square().mean().backward()
-            total = model[0].weight.grad.abs().max().item()
-            optimizer.step()
-    gradients = rows(tmp_path / "run", step=1, kind="weight_grad", name="0.weight")
-    assert sorted(gradients["micro"]) == [-1, 0, 1, 2]
-    assert gradients[gradients["micro"] == -1]["absmax"].item() == total
-    activations = rows(tmp_path / "run", step=1, kind="activation_grad", name="0")
-    assert sorted(activations["micro"]) == [0, 1, 2]
-
-
 def test_contributions_of_micro_batches_are_what_each_backward_added(tmp_path):
     model, optimizer = model_and_optimizer()
     parts, total = [], None
@@ -129,6 +113,9 @@ def test_contributions_of_micro_batches_are_what_each_backward_added(tmp_path):
     where = {"kind": "weight_grad", "name": "0.weight", "step": 1}
     assert_same_histogram(tmp_path / "run", total, micro=-1, **where)
     assert_same_histogram(tmp_path / "run", parts[0], micro=0, **where)
+    assert sorted(rows(tmp_path / "run", **where)["micro"]) == [-1, 0, 1]
+    activations = rows(tmp_path / "run", step=1, kind="activation_grad", name="0")
+    assert sorted(activations["micro"]) == [0, 1]
     second = rows(tmp_path / "run", micro=1, **where)  # a difference is rounded once more
     assert second["absmax"].item() == pytest.approx(parts[1].abs().max().item(), rel=1e-5)
 

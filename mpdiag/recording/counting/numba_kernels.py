@@ -15,16 +15,19 @@ to the last entry, and infinities and NaNs fall into known ones, from which the 
 
 from __future__ import annotations
 
-from typing import Any
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from llvmlite import ir
-from numba import extending
+from numba import extending, njit
 from numba.core import types
+from numba.core.runtime.nrt import rtsys
 from numba.np.numpy_support import carray
 
 from mpdiag.recording.counting import layout
-from mpdiag.recording.counting.compiled import compiled
 from mpdiag.recording.counting.layout import (
     BFLOAT16,
     CHANGED,
@@ -45,6 +48,9 @@ from mpdiag.recording.counting.layout import (
     VANISHED_FP16,
     ZEROS,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 intrinsic: Any = extending.intrinsic  # numba's own types know no arguments of what it makes
 
@@ -75,6 +81,63 @@ _OVERFLOW = U(layout.OVERFLOW)
 _MOST, _MOST_WIDE = U(0xFFFFFFFF), L(0xFFFFFFFFFFFFFFFF)
 _NONE = np.uint16(TABLE - 1)
 """The key of a ratio that is none."""
+
+
+def compiled(**options: Any) -> Callable[[Callable[..., Any]], Any]:
+    """Decorator: compiled by Numba at the first call, and kept on the disk for the next process."""
+
+    def wrap(function: Callable[..., Any]) -> Any:
+        try:
+            made = njit(nogil=True, cache=True, **options)(function)
+        except RuntimeError:  # an install and a home that may not be written, as in containers
+            return njit(nogil=True, **options)(function)
+        # Numba keeps what it compiled by the date of the function's own file; kernels here are made
+        # of several. Where a release of Numba has no such attribute, only its own check is left.
+        with suppress(AttributeError):
+            made._cache._cache_file._source_stamp = _stamp(function.__code__.co_filename)
+            _load_alone(made._cache)
+        return made
+
+    return wrap
+
+
+def _load_alone(kept: Any) -> None:
+    """Make a function's cache load what was compiled without all that Numba could compile.
+
+    Before it looks for a kept function, Numba imports what it knows of Python, NumPy and SciPy and
+    makes a template of each: 0.8 s, for a function whose machine code is there. That needs only the
+    symbols of Numba's allocator. Where nothing was kept, the compiler imports all the same.
+
+    Args:
+        kept: The ``_cache`` of a function that Numba compiles.
+
+    Raises:
+        AttributeError: If this Numba keeps functions in another way.
+    """
+    load, look, guard = (
+        kept.load_overload,
+        kept._load_overload,
+        kept._guard_against_spurious_io_errors,
+    )
+
+    def load_overload(signature: Any, target: Any) -> Any:
+        found = None  # then it is compiled
+        try:
+            rtsys.initialize(target)
+            with guard():
+                found = look(signature, target)
+        except Exception:  # noqa: BLE001 - Numba's own way says what is wrong
+            found = load(signature, target)
+        return found
+
+    kept.load_overload = load_overload
+
+
+@cache
+def _stamp(own: str) -> tuple[tuple[float, int], ...]:
+    """Date and size of every file that a kernel of a file may be made of."""
+    stats = [Path(file).stat() for file in (own, __file__, layout.__file__)]
+    return tuple((stat.st_mtime, stat.st_size) for stat in stats)
 
 
 @intrinsic

@@ -10,7 +10,7 @@ import pytest
 
 KERNEL = """
 import numpy as np
-from mpdiag.recording.counting.compiled import compiled
+from mpdiag.recording.counting.numba_kernels import compiled
 
 @compiled()
 def total(values):
