@@ -49,7 +49,7 @@ for words in ("analyze fp32", "compare fp32 fp16", "report fp32", "doctor"):
 def without(root, tmp_path_factory):
     """Runs Python in a folder, with a copy of the package that lacks the profiler's folder."""
     folder = tmp_path_factory.mktemp("without")
-    ignored = shutil.ignore_patterns("tensorcores", "__pycache__")
+    ignored = shutil.ignore_patterns("tensorcores")
     shutil.copytree(root / "mpdiag", folder / "mpdiag", ignore=ignored)
 
     def run(*words):
