@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from mpdiag.errors import DamagedPlan, StateMismatch, UsageError
-from mpdiag.numerics.loss_scalers import SCALERS, Scaler
-from mpdiag.numerics.loss_scalers.resuming import resumed
+from mpdiag.numerics.loss_scalers import SCALERS, Scaler, resumed
 from mpdiag.plan import PrecisionPlan
 from mpdiag.training.callers import loop_stacklevel
 from mpdiag.training.skips.step_start import dump_random, load_random

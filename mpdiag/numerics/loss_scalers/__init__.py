@@ -8,6 +8,7 @@ from mpdiag.numerics.loss_scalers.protocol import (
     Scaler,
     ScaleRange,
     overflows,
+    resumed,
     state,
 )
 from mpdiag.numerics.loss_scalers.registry import SCALERS, scaler_class, scaler_named
@@ -21,6 +22,7 @@ __all__ = [
     "ScaleRange",
     "Scaler",
     "overflows",
+    "resumed",
     "scaler_class",
     "scaler_named",
     "state",

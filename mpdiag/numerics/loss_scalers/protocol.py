@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from mpdiag.errors import UsageError
@@ -165,3 +165,27 @@ def check_whole(owner: Scaler, *names: str) -> None:
         if type(value) is not int or value < 1:
             message = f"{name} must be a whole number of at least 1, not {value!r}"
             raise UsageError(message)
+
+
+def resumed(saved: Scaler, own: Scaler) -> tuple[Scaler, list[str]]:
+    """The scaler to go on with, and what differs from the saved one, as ``name (before → now)``.
+
+    Today's settings hold. The saved state goes on with them, unless the method or the first scale was
+    changed: then the scale begins anew, for that is what such a change asks for.
+    """
+    if type(saved) is not type(own):
+        return _at_start(own), [f"method ({saved.name} → {own.name})"]
+    settings = own.setting_names()
+    changed = [n for n in settings if getattr(saved, n) != getattr(own, n)]
+    said = [f"{n} ({_plain(getattr(saved, n))} → {_plain(getattr(own, n))})" for n in changed]
+    if "init_scale" in changed:
+        return _at_start(own), said
+    return replace(saved, **{n: getattr(own, n) for n in changed}), said
+
+
+def _at_start(scaler: Scaler) -> Scaler:
+    return type(scaler)(**{name: getattr(scaler, name) for name in scaler.setting_names()})
+
+
+def _plain(value: object) -> str:
+    return f"{value:g}" if isinstance(value, (int, float)) else str(value)
