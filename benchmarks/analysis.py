@@ -10,7 +10,6 @@ RUN`` takes as a whole process instead: medians of nine, by the clock and of the
 
 from __future__ import annotations
 
-import re
 import resource
 import statistics
 import subprocess
@@ -19,62 +18,11 @@ import tempfile
 import time
 from pathlib import Path
 
-import numpy as np
-
-from mpdiag.analysis.analyzer import analyze
-from mpdiag.numerics.histograms import BINS, MIN_EXPONENT, ExponentHistogram
-from mpdiag.runs.schema import encode
-from mpdiag.runs.writer import RunWriter
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from larger_than_memory import measure, write
 
 LAYERS = 500
-KINDS = ("activation", "activation_grad", "weight_grad")
-
-
-def write(folder: Path, steps: int) -> int:
-    """A run of generated histograms; returns its rows."""
-    rng = np.random.default_rng(0)
-    writer = RunWriter(folder)
-    writer.write_meta({"state": "complete", "steps_recorded": steps})
-    writer.write_modules([])
-    for begin in range(0, steps, 10):
-        n = 10 * LAYERS * len(KINDS)
-        counts = np.zeros((n, BINS), np.int64)
-        low = 90 - rng.integers(0, 20, n)
-        for i in range(25):
-            counts[np.arange(n), low + i] = rng.integers(1, 5000, n)
-        scale = np.exp2(np.arange(MIN_EXPONENT, MIN_EXPONENT + BINS, dtype=float))
-        none = np.zeros(n, np.int64)
-        top = np.exp2(low + 25.0 + MIN_EXPONENT)
-        stack = ExponentHistogram(
-            *(MIN_EXPONENT, counts, counts * scale * 1.4, none, none, none, none, none, top),
-            np.exp2(low + 0.5 + MIN_EXPONENT),
-        )
-        labels = {
-            "step": np.repeat(np.arange(begin, begin + 10), LAYERS * len(KINDS)),
-            "kind": np.tile(np.repeat(KINDS, LAYERS), 10).tolist(),
-            "name": [f"layers.{i}" for i in range(LAYERS)] * (10 * len(KINDS)),
-            "micro": none,
-            "rank": none,
-            "tensors": none + 1,
-            "scale": none + 1.0,
-            "skipped": none > 0,
-        }
-        labels |= {
-            name: ["float32" if name == "dtype" else "local"] * n
-            for name in ("dtype", "placement", "stage")
-        }
-        writer.append(encode(stack, labels))
-    return steps * LAYERS * len(KINDS)
-
-
-def measure(folder: str) -> None:
-    """Analyze in this process and print seconds and peak memory in MB."""
-    start = time.perf_counter()
-    analyze(folder).to_json()
-    taken = time.perf_counter() - start
-    # Not getrusage: its maximum comes down from the process that started this one.
-    status = Path("/proc/self/status").read_text(encoding="utf-8")
-    print(taken, int(re.search(r"VmHWM:\s+(\d+)", status)[1]) / 1024)
+ROWS = tuple((kind, "") for kind in ("activation", "activation_grad", "weight_grad"))
 
 
 def cold(run: str, times: int = 9) -> tuple[float, float]:
@@ -138,23 +86,18 @@ def main() -> None:
     if sys.argv[1:2] == ["--cold"]:
         print("{:.2f} s, of the processor {:.2f} s".format(*cold(sys.argv[2])))
         return
-    if len(sys.argv) > 1:
-        measure(sys.argv[1])
-        return
     import pandas as pd
 
     print(f"{'rows':>9} {'seconds':>8} {'over pandas':>12} {'peak MB':>8} {'bytes/row':>10}")
     for steps in (50, 100, 200):
         with tempfile.TemporaryDirectory() as temporary:
             folder = Path(temporary) / "run"
-            rows = write(folder, steps)
+            rows = write(folder, LAYERS, steps, ranks=1, own=ROWS)
             size = sum(p.stat().st_size for p in (folder / "stats").iterdir())
             start = time.perf_counter()
             pd.read_parquet(folder / "stats")
             reading = time.perf_counter() - start
-            command = [sys.executable, __file__, str(folder)]
-            child = subprocess.run(command, capture_output=True, text=True, check=True)
-            taken, peak = map(float, child.stdout.split())
+            taken, peak = measure(str(folder))
         print(
             f"{rows:9,} {taken:8.2f} {taken / reading:12.2f} {peak:8.0f} {size / rows:10.0f}",
             flush=True,

@@ -127,7 +127,8 @@ class RunStatistics:
             at = np.searchsorted(steps, piece.step)
             keep &= np.append(steps, -1)[at] == piece.step
             for layer, merger in zip(layers, mergers, strict=True):
-                merger.add(piece, np.where(keep & piece.with_names((layer,)), at, -1))
+                own = keep & (piece.name == piece.code("name", layer))
+                merger.add(piece, np.where(own, at, -1))
         return [merger.result() for merger in mergers]
 
     def activations(self, leaves: Collection[str]) -> tuple[int, int]:
