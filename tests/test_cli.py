@@ -2,44 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pkgutil
 import subprocess
 import sys
 
 import pytest
-from typer.testing import CliRunner
+from calls import COMMANDS, run
 
 import mpdiag.runs.run
-from mpdiag import cli
-from mpdiag.cli import app, command
 from mpdiag.errors import DamagedRun, ExitCode, NewerSchema, RunExists, RunNotFound, UsageError
 from mpdiag.version import __version__
-
-COMMANDS = {name: command(name) for name in cli.COMMANDS}
-
-
-def run(*words):
-    return CliRunner().invoke(app, [str(word) for word in words])
-
-
-@pytest.fixture
-def folder(tmp_path):
-    """A folder of runs: two that list, one that is damaged, one of a newer schema, and no run."""
-    metas = {
-        "old": {"schema_version": 1, "state": "finished", "created": "2025-01-01T00:00:00+00:00"},
-        "[red]new": {"schema_version": 1, "state": "recording", "created": "2025-02-01T00:00:00"},
-        "newer": {"schema_version": 99},
-        "damaged": None,
-    }
-    for name, meta in metas.items():
-        (tmp_path / name).mkdir()
-        text = "{" if meta is None else json.dumps(meta)
-        (tmp_path / name / "meta.json").write_text(text)
-    (tmp_path / "no run").mkdir()
-    return tmp_path
-
 
 # -- help ------------------------------------------------------------------------------------------
 
@@ -85,45 +58,6 @@ def test_each_command_is_a_function_in_a_file_of_its_name(root):
 
 
 @pytest.mark.parametrize(
-    "words",
-    [
-        ["no-such-command"],
-        ["analyze"],
-        ["analyze", "run", "--no-such-option"],
-        ["analyze", "run", "--target", "fp12"],
-        ["replay", "run", "--scaler", "magic"],
-        ["replay", "run", "--hysteresis", "many"],
-        ["why"],
-        ["runs", "a", "b"],
-    ],
-)
-def test_a_call_that_makes_no_sense_exits_with_2(words):
-    result = run(*words)
-    assert result.exit_code == ExitCode.USAGE
-    assert result.stdout == ""
-    assert "Error: " in result.stderr
-
-
-@pytest.mark.parametrize("command", [["record"], ["train", "--plan", "plan.json"]])
-def test_no_script_is_run_for_a_run_folder_that_is_a_file(tmp_path, command):
-    place, script = tmp_path / "runs.txt", tmp_path / "script.py"
-    place.write_text("kept")
-    script.write_text("raise SystemExit('the script was run')")
-    result = CliRunner().invoke(app, [*command, "--out", str(place), "--", str(script)])
-    assert result.exit_code == 2
-    assert result.stderr.strip() == f"error: {place} is a file: name a folder with --out"
-    assert place.read_text() == "kept"
-
-
-def test_a_missing_input_exits_with_3_and_one_sentence(tmp_path):
-    result = run("runs", tmp_path / "nowhere")
-    assert result.exit_code == ExitCode.INPUT
-    assert result.stdout == ""
-    sentence = f"there is no folder {tmp_path / 'nowhere'}: give the folder that holds your runs"
-    assert result.stderr == f"error: {sentence}\n"
-
-
-@pytest.mark.parametrize(
     ("error", "code"),
     [
         (RunNotFound("gone"), 3),
@@ -164,12 +98,14 @@ def test_a_message_is_one_line_and_never_markup(monkeypatch):
 
 
 @pytest.mark.parametrize("words", [["runs", "."], ["runs", ".", "--json"]])
-def test_a_reader_who_leaves_is_no_error(folder, words):
+def test_a_reader_who_leaves_is_no_error(tmp_path, words):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "meta.json").write_text('{"schema_version": 1, "state": "finished"}')
     read, write = os.pipe()
     os.close(read)
     command = [sys.executable, "-m", "mpdiag", *words]
     child = subprocess.run(
-        command, stdout=write, stderr=subprocess.PIPE, text=True, check=False, cwd=folder
+        command, stdout=write, stderr=subprocess.PIPE, text=True, check=False, cwd=tmp_path
     )
     os.close(write)
     assert (child.returncode, child.stderr) == (141, "")

@@ -6,11 +6,8 @@ import ast
 import re
 
 import pytest
+from calls import COMMANDS
 
-from mpdiag import cli
-from mpdiag.cli import command
-
-COMMANDS = {name: command(name) for name in cli.COMMANDS}
 OPTIONS = {
     name: {o for p in c.params for o in (*p.opts, *p.secondary_opts)} | {"--help"}
     for name, c in COMMANDS.items()

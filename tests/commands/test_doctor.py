@@ -5,15 +5,10 @@ from __future__ import annotations
 import json
 import sys
 
-from typer.testing import CliRunner
+from calls import run
 
-from mpdiag.cli import app
 from mpdiag.errors import ExitCode
 from mpdiag.version import __version__
-
-
-def run(*words):
-    return CliRunner().invoke(app, [str(word) for word in words])
 
 
 def test_doctor_prints_one_json_document():

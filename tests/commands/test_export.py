@@ -5,15 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
+from calls import run
 from support import backoff
-from typer.testing import CliRunner
 
-from mpdiag.cli import app
 from mpdiag.errors import ExitCode
-
-
-def run(*words):
-    return CliRunner().invoke(app, [str(word) for word in words])
 
 
 @pytest.fixture
@@ -53,19 +48,8 @@ def test_a_run_folder_stands_for_its_plan(plan):
     assert run("export", plan.parent, "--to", "torch").exit_code == ExitCode.OK
 
 
-def test_exit_codes(plan, tmp_path):
-    unknown = run("export", plan, "--to", "tensorfow")
-    assert unknown.exit_code == ExitCode.USAGE
-    assert "tensorflow" in unknown.stderr
-    assert run("export", plan).exit_code == ExitCode.USAGE
-    assert run("export", tmp_path / "none.json", "--to", "torch").exit_code == ExitCode.INPUT
+def test_a_plan_that_cannot_be_read(plan):
     plan.write_text("{")
     assert run("export", plan, "--to", "torch").exit_code == ExitCode.INPUT
     plan.write_text(json.dumps({"schema_version": 99}))
     assert run("export", plan, "--to", "torch").exit_code == ExitCode.INPUT
-
-
-def test_a_folder_without_a_plan_is_named(trained):
-    done = run("export", trained, "--to", "torch")
-    assert done.exit_code == ExitCode.INPUT
-    assert f"{trained} is a folder without a plan.json: write" in " ".join(done.stderr.split())

@@ -5,16 +5,11 @@ from __future__ import annotations
 import json
 import re
 
-from typer.testing import CliRunner
+from calls import run
 
-from mpdiag.cli import app
 from mpdiag.errors import ExitCode
 from mpdiag.reports import terminal
 from mpdiag.reports.text.lists import AROUND
-
-
-def run(*words):
-    return CliRunner().invoke(app, [str(word) for word in words])
 
 
 def test_runs_lists_newest_first_and_says_what_cannot_be_read(folder):

@@ -6,14 +6,11 @@ import re
 import shlex
 
 import pytest
-from typer.testing import CliRunner
+from calls import COMMANDS, run
 
-from mpdiag import cli, workloads
-from mpdiag.cli import app, command
+from mpdiag import workloads
 from mpdiag.commands.shared.examples import EXAMPLES, FRAMEWORKS, NAMES, WORKLOADS
 from mpdiag.exports.registry import EXPORTERS
-
-COMMANDS = {name: command(name) for name in cli.COMMANDS}
 
 
 def test_each_command_has_examples():
@@ -36,7 +33,7 @@ def test_the_names_are_those_of_the_registries():
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_help_shows_them_within_80_columns(name):
-    shown = CliRunner().invoke(app, [name, "--help"], env={"COLUMNS": "80"}).stdout
+    shown = run(name, "--help", COLUMNS="80").stdout
     assert all(f"    {line}\n" in shown for line in EXAMPLES[name])
     for word in NAMES.get(name, ("", ()))[1]:
         assert word in shown
@@ -45,7 +42,7 @@ def test_the_help_shows_them_within_80_columns(name):
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_values_have_names_that_people_know(name):
-    shown = CliRunner().invoke(app, [name, "--help"], env={"COLUMNS": "80"}).stdout
+    shown = run(name, "--help", COLUMNS="80").stdout
     # Python's types say nothing of what is meant; names between bars are what can be typed.
     assert re.findall(r"<[^|>]*>", shown) == []
     assert not re.search(r"\b(INTEGER|TEXT|PATH|FLOAT)\b|[{}]|…\]\.", shown)
@@ -53,5 +50,5 @@ def test_values_have_names_that_people_know(name):
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_what_may_be_left_out_stands_in_one_pair_of_brackets(name):
-    shown = CliRunner().invoke(app, [name, "--help"], env={"COLUMNS": "80"}).stdout
+    shown = run(name, "--help", COLUMNS="80").stdout
     assert "[[" not in shown.partition("\n\n")[0]
