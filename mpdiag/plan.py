@@ -291,9 +291,9 @@ class PrecisionPlan:
 
     def notebook_parts(self, said: Collection[str] = ()) -> tuple[str, ...]:
         """What a notebook shows of it, below the verdict; ``said`` are reasons that stand there."""
-        from mpdiag.display import plan_card
+        from mpdiag.display import notebook
 
-        return plan_card.parts(self, scaled=self.loss_scale.method != NO_SCALE, said=said)
+        return notebook.plan_parts(self, scaled=self.loss_scale.method != NO_SCALE, said=said)
 
     def next_call(self, name: str) -> str:
         """The call that trains by it; "" for a format that nothing trains in.

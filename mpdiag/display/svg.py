@@ -34,25 +34,6 @@ _FOREIGN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _FONT = "font-family='system-ui, sans-serif' font-size='12'"
 
 
-def fate(exponent: int, zero: float, normal: float, top: float) -> str:
-    """What becomes of values in (2^exponent, 2^(exponent+1)]; of most, where a limit is inside.
-
-    Args:
-        exponent: Of the values.
-        zero: Up to 2^zero values become 0.
-        normal: From 2^normal on they keep all bits.
-        top: From 2^top on they become ∞.
-
-    Returns:
-        A key of ``FATES``.
-    """
-    if exponent + 1 <= zero:
-        return "lost"
-    if exponent + 0.5 > top:
-        return "overflow"
-    return "subnormal" if exponent + 1 <= normal else "kept"
-
-
 @dataclass(frozen=True)
 class Range:
     """What a format holds among values before scaling, as exponents of two.
@@ -70,8 +51,16 @@ class Range:
     top: float
 
     def fate(self, exponent: int) -> str:
-        """What becomes of values in (2^exponent, 2^(exponent+1)]."""
-        return fate(exponent, self.zero, self.normal, self.top)
+        """What becomes of values in (2^exponent, 2^(exponent+1)]; of most, where a limit is inside.
+
+        Returns:
+            A key of ``FATES``.
+        """
+        if exponent + 1 <= self.zero:
+            return "lost"
+        if exponent + 0.5 > self.top:
+            return "overflow"
+        return "subnormal" if exponent + 1 <= self.normal else "kept"
 
 
 def heat_maps(

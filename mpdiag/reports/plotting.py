@@ -252,7 +252,7 @@ def layer_axis(fig: Drawing, names: Sequence[str], width: int = LABEL) -> None:
     )
 
 
-def exponent_axis(fig: Drawing | go.Figure, low: int, high: int, title: str) -> None:
+def exponent_axis(fig: Drawing | go.Figure, low: int, high: int, title: str | None) -> None:
     """Powers of two along x: position e is the value 2^e."""
     step = next(s for s in (1, 2, 4, 8, 16, 32) if (high - low) / s <= 14)
     first = -(-low // step) * step

@@ -13,12 +13,12 @@ from urllib.parse import parse_qs, urlsplit
 from xml.etree import ElementTree as ET
 
 import pytest
+from app_pages import VIEWS
 from browsing import PATIENCE, at_rest, open_view
 
 from mpdiag.analysis.analyzer import analyze
 from mpdiag.display.wording import percent, superscript
 from mpdiag.numerics.formats import FP16
-from mpdiag.reports.documents.write import write_report
 from mpdiag.reports.views.gradients.frame import in_model_order, scale_frame, summary
 
 pytest.importorskip("streamlit", reason="needs Streamlit, of the extra `app`")
@@ -40,22 +40,8 @@ with record(model, optimizer, sys.argv[1], every=1):
 """
 
 
-VIEWS = (
-    "",
-    "runs",
-    "verdict",
-    "gradients",
-    "layers",
-    "updates",
-    "operations",
-    "tensor_cores",
-    "training",
-    "compare",
-)
-
-
 def test_every_view_of_a_hostile_run_without_an_error(page, address):
-    for view in VIEWS:
+    for view in ("", *VIEWS):
         open_view(page, address, view, run="hostile")
         if view == "compare":
             page.get_by_text("No run here is related to").wait_for()
@@ -242,13 +228,6 @@ def test_a_click_on_a_row_of_the_list_opens_its_run(page, address):
     page.wait_for_url("**/overview?run=ssd-2")
 
 
-def test_a_damaged_run_shows_its_sentence_and_the_others_open(page, address):
-    open_view(page, address, "verdict", run="ssd")
-    page.get_by_text("with a loss scale of").first.wait_for()
-    page.goto(f"{address}/verdict?run=torn")
-    page.get_by_text("meta.json is damaged").first.wait_for()
-
-
 def test_a_live_run_grows_on_screen(page, address, runs, root):
     trainer = subprocess.Popen(
         [sys.executable, "-c", TRAINING, str(runs / "live")],
@@ -304,24 +283,6 @@ def test_another_pair_is_chosen_and_its_link_reopens_it(page, address):
     page.goto("about:blank")
     page.goto(link)
     page.get_by_text("These are two different models").wait_for()
-
-
-def test_the_report_draws_itself_from_a_file(page, runs, tmp_path):
-    for name in ("ssd", "hostile"):
-        path = write_report(runs / name, tmp_path / f"{name}.html")
-        page.goto(path.as_uri())
-        page.locator(".js-plotly-plot .main-svg").first.wait_for()
-        unfold = (
-            "document.querySelectorAll('details.fold').forEach((part) => { part.open = true; })"
-        )
-        page.evaluate(unfold)  # a figure is drawn once it can be seen
-        page.wait_for_function(
-            "[...document.querySelectorAll('.figure')]"
-            ".every((figure) => figure.offsetParent === null || figure.data)"
-        )
-        seen = page.locator(".figure").count() - page.locator(".pane[hidden] .figure").count()
-        assert page.locator(".figure.js-plotly-plot").count() == seen >= 6
-        assert page.evaluate("window.hacked") is None
 
 
 LOADED = (

@@ -7,13 +7,12 @@ import re
 import pages
 import pytest
 import typer
+from calls import COMMANDS
 from pages import PAGES, ROOT, blocks, inline_commands, shell_lines, words
 from typer.testing import CliRunner
 
-from mpdiag import cli
-from mpdiag.cli import app, command
+from mpdiag.cli import app
 
-COMMANDS = {name: command(name) for name in cli.COMMANDS}
 UsageError = typer.BadParameter.__mro__[1]
 OUTSIDE = {"pip", "torchrun", "cat", ".ci/run"}
 """Programs that the documentation calls and that belong to others."""

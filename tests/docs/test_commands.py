@@ -6,12 +6,8 @@ import importlib.util
 import re
 
 import pytest
+from calls import COMMANDS
 from pages import ROOT, text
-
-from mpdiag import cli
-from mpdiag.cli import command
-
-COMMANDS = {name: command(name) for name in cli.COMMANDS}
 
 
 @pytest.fixture(scope="module")

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import re
 
+from calls import COMMANDS
 from pages import ran, text
 
 import mpdiag
-from mpdiag import cli
-from mpdiag.cli import command
 from mpdiag.runs.run import open_run
 from mpdiag.runs.training_log import read_log
-
-COMMANDS = {name: command(name) for name in cli.COMMANDS}
 
 
 def test_it_is_short():

@@ -75,7 +75,7 @@ def before_and_after(
     exponent = round(math.log2(scale))
     exponents = {"before": 0} if exponent == 0 else {"before": 0, "after": exponent}
     made = tuple(_heat_map(gradients, key, e, clickable) for key, e in exponents.items())
-    share_axis(made, title="")
+    share_axis(made, title=None)
     return made
 
 

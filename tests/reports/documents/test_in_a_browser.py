@@ -76,6 +76,7 @@ def test_no_page_scrolls_sideways_on_a_phone(page, pages, name):
     )
     assert size(page, "Width") == PHONE["width"]
     assert page.locator(".modebar").count() == 0  # it would lie on the legend
+    assert page.evaluate("window.hacked") is None
 
 
 @pytest.mark.parametrize("name", ["run", "trace"])

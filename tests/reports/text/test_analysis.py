@@ -1,33 +1,119 @@
-"""What the terminal prints: names out of a run are text, whatever rich would read in them."""
+"""What ``analyze`` prints: everything that decides within 80 by 24, and names that are text."""
 
 from __future__ import annotations
 
+import io
+import re
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
 import made_runs as hand
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console
+from rich.text import Text
 
 from mpdiag.analysis.analyzer import analyze
-from mpdiag.reports.text.analysis import analysis_text
+from mpdiag.reports.documents.markdown import findings_list
+from mpdiag.reports.documents.run_report import reasons
+from mpdiag.reports.text.analysis import FINDINGS, analysis_text, settling_command, summary_text
+from mpdiag.reports.text.tables import Clipped, finding_lines
+from mpdiag.reports.views.verdict import UNKNOWN, facts
 
 NAMES = ("", "[red]a", "b[/c]", "[link=x]")
+_RUNS = ("ssd", "gpt", "digits", "speech", "dcgan", "translation")
 
 
-def printed(report):
-    console = Console(width=200)
-    with console.capture() as capture:
-        console.print(report)
-    return capture.get()
+def _printed(*renderables, width=80):
+    console = Console(width=width, file=io.StringIO())
+    for renderable in renderables:
+        console.print(renderable)
+    return console.file.getvalue()
 
 
-@pytest.fixture
-def run(tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", _RUNS)
+def test_it_leaves_room_for_the_next_command_and_the_prompt(root: Path, name: str):
+    analysis = analyze(root / "sample_runs" / name)
+    lines = _printed(*summary_text(analysis)).splitlines()
+    assert len(lines) <= 22
+    assert max(map(len, lines)) <= 80
+
+
+def test_it_says_what_decides_and_what_bounds_it(root: Path):
+    analysis = analyze(root / "sample_runs" / "ssd")
+    said = " ".join(_printed(*summary_text(analysis), width=400).split())
+    assert analysis.verdict.text in said
+    assert "64 (constant), needed; any from 16 to 131,072 works" in said
+    assert f"not needed: {analysis.plan.master_weights.reason}" in said
+    assert "nothing beyond the operation policy" in said
+    for finding in analysis.findings[:FINDINGS]:
+        assert f"{finding.severity} {finding.message} → {finding.fix}" in said
+    assert analysis.findings[FINDINGS].message not in said
+    assert "and 1 finding more: -v" in said
+    assert "; ".join(analysis.verdict.not_examined) in said
+    assert "To settle it mpdiag search ssd" in said
+
+
+@given(st.lists(st.text("abc", min_size=1, max_size=12)), st.integers(1, 3), st.integers(14, 40))
+def test_clipped_text_is_a_beginning_of_the_whole(words: list[str], lines: int, width: int):
+    text = " ".join(words)
+    shown = _printed(Clipped(Text(text), lines), width=width).splitlines()
+    assert len(shown) <= max(1, lines)
+    assert all(len(line) <= width for line in shown)
+    said = " ".join(" ".join(shown).split())
+    if said.endswith("…"):
+        assert text.startswith(said.removesuffix(" …"))
+    else:
+        assert said == " ".join(text.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "folder", "workload"),
+    [
+        ([], "ssd", "ssd"),
+        (["digits"], "digits-2", "digits"),
+        (["--seed", "1", "digits"], "digits", "digits"),
+        (["digits"], "renamed", "digits"),
+        (["--seed", "1"], "ssd-3", "ssd"),
+    ],
+)
+def test_the_check_that_settles_a_demo_names_its_workload(words, folder, workload):
+    run = SimpleNamespace(folder=Path("runs") / folder, meta={"argv": ["mpdiag", "demo", *words]})
+    assert settling_command(run) == ("mpdiag", "search", workload)
+
+
+def test_a_finding_without_a_fix_has_no_arrow(root: Path):
+    analysis = analyze(root / "sample_runs" / "ssd")
+    bare = replace(analysis.findings[0], fix="", code="shapes-left-alone")
+    shown = replace(analysis, findings=(bare,))
+    console = [_printed(*summary_text(shown)), _printed(*finding_lines([bare]))]
+    texts = [*console, findings_list([(bare.severity, bare.message, bare.fix, bare.code)])]
+    for text in texts:
+        assert "→" not in text
+        assert "shapes-left-alone" in text
+
+
+def test_a_recording_that_allows_no_answer_gets_no_decision_of_a_plan(root: Path):
+    """What its plan says of the scale and the masters would stand below a verdict that denies it."""
+    analysis = replace(analyze(root / "sample_runs" / "ssd"), unanswered="Its weights are halves.")
+    for printed in (_printed(*summary_text(analysis)), _printed(analysis_text(analysis))):
+        assert not re.search(r"^(Loss scale|Master weights|Stay in FP32)\b", printed, re.MULTILINE)
+        assert "works" not in printed
+    assert {fact.value for fact in facts(analysis)} == {UNKNOWN}
+    assert {fact.note for fact in facts(analysis)} == {UNKNOWN}
+    assert reasons(analysis) == []
+    answered = replace(analysis, unanswered="")
+    assert "Loss scale" in _printed(*summary_text(answered))
+    assert "Loss scale" in _printed(analysis_text(answered))
+    assert len(reasons(answered)) == 1  # the other one is a finding's sentence
+
+
+def test_no_name_is_markup(tmp_path, monkeypatch):
     monkeypatch.setattr(hand, "NAMES", NAMES)
-    return hand.write_run(tmp_path / "run")
-
-
-def test_no_name_is_markup(run):
-    analysis = analyze(run)
-    said = printed(analysis_text(analysis))
+    analysis = analyze(hand.write_run(tmp_path / "run"))
+    said = _printed(analysis_text(analysis), width=200)
     limiting = analysis.loss_scale.limiting_layer
     assert limiting in NAMES, "the run shows nothing"
     assert f"(above: {limiting or 'the model'} overflows)" in said

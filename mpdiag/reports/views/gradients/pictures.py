@@ -250,7 +250,7 @@ class Gradients:
         )
 
 
-def share_axis(pictures: Sequence[Picture], title: str = figure.VALUES) -> None:
+def share_axis(pictures: Sequence[Picture], title: str | None = figure.VALUES) -> None:
     """Give heat maps the widest axis of any, so that only the format's range moves."""
     ranges = [picture.figure.layout.xaxis.range for picture in pictures]
     if not all(ranges):

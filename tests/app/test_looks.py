@@ -1,9 +1,14 @@
-"""No words of a figure lie over others or beyond its edge, at a desk and on a phone."""
+"""Every page in a browser, in light, in dark and as wide as a phone.
+
+No error, nothing grave that axe-core finds, and no words of a figure over others or beyond its edge.
+Each page is opened once.
+"""
 
 from __future__ import annotations
 
 import shutil
 
+import axe_checks
 import pytest
 from browsing import at_rest, open_view
 
@@ -11,18 +16,31 @@ pytest.importorskip("streamlit", reason="needs Streamlit, of the extra `app`")
 
 PAGES = (
     ("overview", {"run": "ssd"}),
+    ("overview", {"run": "ssd-fp16-plan"}),
+    ("overview", {"run": "gpu-sample"}),
+    ("runs", {}),
+    ("verdict", {"run": "ssd"}),
     ("gradients", {"run": "ssd"}),
+    ("layers", {"run": "ssd"}),
     ("layers", {"run": "ssd", "layer": "trunk.1"}),
     ("layers", {"run": "ssd", "tab": "One+step"}),
     ("updates", {"run": "ssd"}),
     ("operations", {"run": "digits"}),
+    ("tensor_cores", {"run": "ssd"}),
+    ("tensor_cores", {"run": "digits"}),
     ("tensor_cores", {"run": "gpu-sample"}),
     ("training", {"run": "ssd"}),
     ("training", {"run": "ssd", "tab": "Loss-scale+replay"}),
     ("compare", {"run": "ssd"}),
 )
-"""All that draw figures; what ``overview`` shows of a trace ``tensor_cores`` shows, too."""
+FOREIGN = (
+    # Streamlit's colours of code, which no theme sets.
+    ("color-contrast", '[data-testid="stCode"]'),
+)
+DRAWS = ("gradients", "layers", "updates", "operations", "compare")
+"""Views whose first figure is waited for."""
 DESK, PHONE = {"width": 1400, "height": 900}, {"width": 390, "height": 844}
+SIDEWAYS = "document.querySelector('[data-testid=\"stMain\"]').scrollWidth - innerWidth"
 WORDS = """() => {
     const kinds = {
         legend: ".legend .traces text",
@@ -53,7 +71,7 @@ WORDS = """() => {
 
 @pytest.fixture(scope="module")
 def runs(root, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("words") / "runs"
+    folder = tmp_path_factory.mktemp("accessible") / "runs"
     for name in ("ssd", "ssd-fp16-plan", "digits", "gpu-sample"):
         shutil.copytree(root / "sample_runs" / name, folder / name)
     return folder
@@ -83,19 +101,41 @@ def test_words_that_lie_over_others_or_are_cut_are_found():
     ]
 
 
-def test_no_words_of_any_figure_meet_at_a_desk_or_on_a_phone(page, address):
-    found, kinds = [], set()
+def test_every_page_in_light_in_dark_and_on_a_phone(page, address):
+    axe, found, kinds = axe_checks.script(), [], set()
+
+    def look_at_words(view):
+        figures = page.evaluate(WORDS)
+        kinds.update(said.split()[0] for _, _, words in figures for said, _ in words)
+        found.extend(f"{view}: {fault}" for fault in faults(figures))
+
     for view, query in PAGES:
         page.set_viewport_size(DESK)
+        page.emulate_media(color_scheme="light")
         open_view(page, address, view, **query)
-        page.locator(".js-plotly-plot .main-svg >> visible=true").first.wait_for()
+        if view in DRAWS:
+            page.locator(".js-plotly-plot .main-svg >> visible=true").first.wait_for()
         at_rest(page)
-        for size in (DESK, PHONE):
-            page.set_viewport_size(size)
-            page.wait_for_timeout(300)  # Plotly lays its figures out anew
-            figures = page.evaluate(WORDS)
-            assert figures
-            kinds |= {said.split()[0] for _, _, words in figures for said, _ in words}
-            found += [f"{view} {query} {size['width']}: {fault}" for fault in faults(figures)]
+        assert page.locator('[data-testid="stException"]').count() == 0
+        look_at_words(f"{view} {query} at a desk")
+        page.evaluate(axe)
+        found += axe_checks.grave_findings(page, foreign=FOREIGN)
+        page.emulate_media(color_scheme="dark")
+        page.wait_for_timeout(300)  # Streamlit draws its colours anew
+        found += axe_checks.grave_findings(page, "color-contrast", foreign=FOREIGN)
+        page.set_viewport_size(PHONE)
+        page.wait_for_timeout(300)  # Plotly lays its figures out anew
+        rules = ("scrollable-region-focusable", "button-name", "aria-hidden-focus", "label")
+        found += axe_checks.grave_findings(page, *rules, foreign=FOREIGN)
+        look_at_words(f"{view} {query} on a phone")
+        assert page.evaluate(SIDEWAYS) <= 0, f"{view} scrolls sideways on a phone"
     assert kinds == {"legend", "title", "tick", "mark"}
     assert not found, "\n".join(found)
+
+
+def test_an_opened_receipt(page, address):
+    open_view(page, address, "updates", run="ssd")
+    page.get_by_role("button", name="Receipt").first.click()
+    page.get_by_role("button", name="Figure (SVG)").first.wait_for()
+    page.evaluate(axe_checks.script())
+    assert not axe_checks.grave_findings(page, foreign=FOREIGN)
