@@ -143,17 +143,21 @@ def test_a_training_that_ends_in_between_leaves_nothing_open(monkeypatch):
     assert mp.tensor_cores is None
 
 
-def test_who_is_checked():
-    model, cuda, cpu = network(), torch.device("cuda"), torch.device("cpu")
-    assert check_for(model, cuda, native=True, rank=0) is not None
-    assert check_for(model, cpu, native=True, rank=0) is None
-    assert check_for(model, cuda, native=False, rank=0) is None
-    assert check_for(model, cuda, native=True, rank=1) is None
-
-
-def test_another_profiler_is_left_alone(monkeypatch):
-    monkeypatch.setenv("NSYS_PROFILING_SESSION_ID", "1")
-    assert check_for(network(), torch.device("cuda"), native=True, rank=0) is None
+@pytest.mark.parametrize(
+    ("device", "native", "rank", "environment", "checked"),
+    [
+        ("cuda", True, 0, {}, True),
+        ("cpu", True, 0, {}, False),
+        ("cuda", False, 0, {}, False),
+        ("cuda", True, 1, {}, False),
+        ("cuda", True, 0, {"NSYS_PROFILING_SESSION_ID": "1"}, False),  # another profiler
+    ],
+)
+def test_who_is_checked(monkeypatch, device, native, rank, environment, checked):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    check = check_for(network(), torch.device(device), native=native, rank=rank)
+    assert (check is not None) == checked
 
 
 @pytest.mark.parametrize(
@@ -167,12 +171,6 @@ def test_it_can_be_left_out(monkeypatch, options):
     with mpdiag.MixedPrecision(model, optimizer, backoff(), **options) as mp:
         assert mp.tensor_cores is None
     assert Fake.made == 0
-
-
-def test_a_cpu_is_not_checked():
-    model = network()
-    with mpdiag.MixedPrecision(model, torch.optim.SGD(model.parameters(), 0.1), backoff()) as mp:
-        assert mp.tensor_cores is None
 
 
 def test_unknown_names_are_no_no():
