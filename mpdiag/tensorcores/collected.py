@@ -104,7 +104,7 @@ class Collected:
             that outer spans sort before inner ones), number of signature or module, kind, sequence
             number.
         launches: Correlation, moment, thread, whether a CUDA graph was launched.
-        work: Kernels and copies that ran once: correlation (or ``UNLINKED``), start, duration, name,
+        work: Kernels and copies that ran once: start, correlation (or ``UNLINKED``), duration, name,
             place, whether in a CUDA graph.
         sums: Kernels of which only the sum of several runs, or a measured run, is known, by name.
         spans: What the host did besides launching, in no order.
@@ -119,7 +119,7 @@ class Collected:
         self.names.new(None, "")
         self.frames = DiskBuffer("<iddiiq")
         self.launches = DiskBuffer("<qdi?")
-        self.work = DiskBuffer("<qddii?")
+        self.work = DiskBuffer("<dqdii?")
         self.sums: dict[str, KernelSum] = {}
         self.spans: list[HostSpan] = []
         self.left_out = False
@@ -220,8 +220,8 @@ class Collected:
     def _work(self, work: Kernel | Copy, name: int, in_graph: bool) -> None:
         number = UNLINKED if work.correlation is None else work.correlation
         place = self.places.of((work.device, work.stream))
-        spent = work.duration_us
-        self.work.add(number, number, number, work.start_us, spent, name, place, in_graph)
+        start, spent = work.start_us, work.duration_us
+        self.work.add(start, start, start, number, spent, name, place, in_graph)
 
 
 PORTION = 8192

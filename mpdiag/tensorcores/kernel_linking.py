@@ -114,9 +114,9 @@ class _Linker:
         )
 
     def _link_portion(self, works: list[tuple[Any, ...]]) -> None:
-        launches = self._trace.launches_of({work[0] for work in works})
+        launches = self._trace.launches_of({work[1] for work in works})
         placed: list[tuple[int, float, int, float]] = []
-        for correlation, _, spent, name, _, in_graph in works:
+        for _, correlation, spent, name, _, in_graph in works:
             if name == COPY:
                 continue
             launch = launches.get(correlation)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from mpdiag.tensorcores.causes import is_collective
-from mpdiag.tensorcores.collected import DiskBuffer
+from mpdiag.tensorcores.collected import PORTION
 from mpdiag.tensorcores.kernels.classification import classify
 
 if TYPE_CHECKING:
@@ -50,19 +51,15 @@ def activities(trace: Collected, device: int | str | None) -> Iterator[Activity]
     names, places = trace.names.values, trace.places.values
     kinds = [COPY, *(kind_of(name) for name in names[1:])]
     here = {number for number, place in enumerate(places) if place[0] == device}
-    joined = DiskBuffer("<dddii")
-    try:
-        for portion in trace.work.portions():
-            launches = trace.launches_of({work[0] for work in portion})
-            for correlation, start, spent, name, place, _ in portion:
-                if place in here:
-                    launch = launches.get(correlation)
-                    at = math.nan if launch is None else launch[0]
-                    joined.add(start, start, start, start + spent, at, name, place)
-        for start, end, at, name, place in joined.in_order():
-            yield Activity(start, end, at, places[place][1], kinds[name], names[name])
-    finally:
-        joined.close()
+    works = trace.work.in_order()
+    while portion := list(islice(works, PORTION)):
+        launches = trace.launches_of({work[1] for work in portion})
+        for start, correlation, spent, name, place, _ in portion:
+            if place in here:
+                launch = launches.get(correlation)
+                at = math.nan if launch is None else launch[0]
+                stream, kind = places[place][1], kinds[name]
+                yield Activity(start, start + spent, at, stream, kind, names[name])
 
 
 def kind_of(name: str) -> str:
