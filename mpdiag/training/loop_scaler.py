@@ -129,7 +129,7 @@ class LoopScaler:
         update = functools.partial(
             updates.update_weights, context, chosen, self._guard, options=options
         )
-        with self._until_update(), context.wrapped.masters.updating(chosen):
+        with self._until_update(), context.masters.updating(chosen):
             stepping.prepare_gradients(context, chosen, self._regularizers)
             result = stepping.take_step(context, chosen, update)
         self._stepped.add(id(chosen[0]))

@@ -172,6 +172,7 @@ def set_up(
     )
     context = StepContext(
         wrapped,
+        wrapped.masters,
         Casting(wrapped, emulation, share),
         GradientScaling(scaler),
         monitor,

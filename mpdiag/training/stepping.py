@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from mpdiag.training.casting import Casting
     from mpdiag.training.monitor import StepMonitor
     from mpdiag.training.scaling import GradientScaling
+    from mpdiag.training.weights.masters import Masters
     from mpdiag.training.weights.wrapping import Wrapped
 
 Regularizer = Callable[[Mapping[str, Tensor]], Tensor]
@@ -61,7 +62,8 @@ class StepContext:
     """The parts of a trainer.
 
     Attributes:
-        wrapped: Models and optimizers, with their masters and the guard of their buffers.
+        wrapped: Models and optimizers, with the guard of their buffers.
+        masters: FP32 copies of half-precision weights.
         casting: The arithmetic of forward passes, backward passes and updates.
         scaling: The loss scale, and which gradients carry it.
         monitor: Counts steps, writes them down, raises alarms.
@@ -69,6 +71,7 @@ class StepContext:
     """
 
     wrapped: Wrapped
+    masters: Masters
     casting: Casting
     scaling: GradientScaling
     monitor: StepMonitor
@@ -168,9 +171,9 @@ def unscale_gradients(context: StepContext, optimizer: Optimizer) -> None:
     """Divide an optimizer's gradients by their scale ahead of the step, to look at or to change."""
     refuse_capture()
     if not context.scaling.is_unscaled(optimizer):
-        context.wrapped.masters.collect_gradients([optimizer])
+        context.masters.collect_gradients([optimizer])
         _unscale(context, optimizer)
-        context.wrapped.masters.show_gradients(parameters_of(optimizer))
+        context.masters.show_gradients(parameters_of(optimizer))
 
 
 def _unscale(context: StepContext, optimizer: Optimizer) -> None:
@@ -190,7 +193,7 @@ def prepare_gradients(
     context: StepContext, chosen: Sequence[Optimizer], regularizers: Sequence[Regularizer]
 ) -> None:
     """Leave unscaled gradients where the optimizers look for them, with those of regularisers."""
-    context.wrapped.masters.begin_update(chosen)
+    context.masters.begin_update(chosen)
     for optimizer in chosen:
         _unscale(context, optimizer)
     if regularizers and not context.scaling.are_penalized(chosen):
@@ -252,7 +255,7 @@ def take_step(
         known_bad=known_bad,
         inspect=context.monitor.inspect,
     )
-    step, misfits = context.wrapped.masters.device_answered(chosen)
+    step, misfits = context.masters.device_answered(chosen)
     stop_at_misfits(context.wrapped, misfits, step)
     loss = scaling.loss
     if not judged.finite:
@@ -366,7 +369,7 @@ def note_step(
         TrainingDiverged: If too many steps in a row were skipped.
     """
     context.wrapped.start.ended()
-    context.wrapped.masters.remember(chosen)
+    context.masters.remember(chosen)
     context.scaling.root = None
     if result.skipped:
         for optimizer in (one for o in chosen for one in inside(o)):

@@ -277,7 +277,7 @@ class MixedPrecision:
         if self.context.scaling.waiting:
             self.unscale()
         wrapped = self.context.wrapped
-        wrapped.masters.adopt()
+        self.context.masters.adopt()
         held = (p for o in wrapped.optimizers for p in parameters_of(o))
         return list(dict.fromkeys(held))
 
@@ -330,7 +330,7 @@ class MixedPrecision:
         context = self.context
         if batch is not None:
             self._capsules.check(batch)
-        with context.wrapped.masters.updating(chosen):
+        with context.masters.updating(chosen):
             if closure is not None:
                 result = self._step_with_closure(chosen, closure, clip)
             else:
@@ -356,7 +356,7 @@ class MixedPrecision:
             raise UsageError(message)
         (optimizer,) = chosen
         context = self.context
-        masters = context.wrapped.masters
+        masters = context.masters
         masters.begin_update(chosen)
         masters.device_answered(chosen)
 

@@ -162,7 +162,7 @@ def update_weights(
             undo.restore()
             return NonFinite(bad[0][0], bad[0][1], "weights")
     step = context.monitor.steps
-    stop_at_misfits(wrapped, wrapped.masters.give_weights_later_checked(held, step), step)
+    stop_at_misfits(wrapped, context.masters.give_weights_later_checked(held, step), step)
     return None
 
 
