@@ -357,6 +357,7 @@ class MixedPrecision:
         (optimizer,) = chosen
         context = self.context
         masters = context.masters
+        masters.settle()  # the evaluation below overwrites the model before any device was waited for
         masters.begin_update(chosen)
         masters.device_answered(chosen)
 
