@@ -71,11 +71,6 @@ class FloatFormat:
         return 1 + self.exponent_bits + self.mantissa_bits
 
     @property
-    def has_infinity(self) -> bool:
-        """Whether it has ±infinity: E4M3 has NaN alone."""
-        return self.specials == "ieee"
-
-    @property
     def saturates(self) -> bool:
         """Whether a value out of range becomes ±``max``, for lack of infinity and NaN."""
         return self.specials == "none"

@@ -49,11 +49,6 @@ class Coverage:
     activation_gradients_seen: int
 
     @property
-    def parameters_unseen(self) -> float:
-        """Share of the parameters' elements that were never counted, 0 to 1."""
-        return _unseen(self.parameters_seen, self.parameters)
-
-    @property
     def gradients_unseen(self) -> float:
         """Share of the trained elements whose gradient was never counted, 0 to 1."""
         return _unseen(self.gradients_seen, self.gradients)

@@ -1,11 +1,14 @@
-"""What a reader refuses: files that would keep it waiting, and operations that name nothing."""
+"""What a reader refuses: endless files, odd fields, pipes, and operations that name nothing."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from dataclasses import replace
 
+import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from made_runs import write_run
@@ -13,14 +16,57 @@ from made_runs import write_run
 from mpdiag.analysis.analyzer import analyze
 from mpdiag.errors import DamagedRun
 from mpdiag.runs.operations import encode
+from mpdiag.runs.reader import MOST_ROWS
 from mpdiag.runs.results import read_profile
 from mpdiag.runs.run import open_run
 from mpdiag.runs.training_log import read_log
 
 
+@pytest.fixture
+def run(tmp_path):
+    return write_run(tmp_path / "run")
+
+
+def assert_one_sentence(caught, *words):
+    message = str(caught.value)
+    assert "\n" not in message
+    assert all(word in message for word in words), message
+
+
+def test_a_part_of_endless_rows_is_refused_unread(run):
+    path = run / "stats" / "rank00000-000002.parquet"
+    pq.write_table(pa.table({"step": np.zeros(MOST_ROWS + 1, np.int8)}), path)
+    assert path.stat().st_size < 50_000
+    with pytest.raises(DamagedRun) as caught:
+        _ = open_run(run).records
+    assert_one_sentence(caught, "rank00000-000002.parquet", "rows")
+
+
+def test_the_table_of_modules_is_checked_likewise(run):
+    path = run / "modules" / "rank00000.parquet"
+    pq.write_table(pa.table({"name": pa.array(["a"] * (MOST_ROWS + 1)).dictionary_encode()}), path)
+    with pytest.raises(DamagedRun) as caught:
+        open_run(run).modules()
+    assert_one_sentence(caught, "modules", "rows")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *((field, [None]) for field in ("optimizers", "failures", "argv")),
+        ("optimizers", [{"type": "SGD", "steps_taken": "many"}]),
+    ],
+)
+def test_a_field_with_a_hole_or_of_another_type_is_named(run, field, value):
+    meta = json.loads((run / "meta.json").read_text(encoding="utf-8"))
+    (run / "meta.json").write_text(json.dumps({**meta, field: value}), encoding="utf-8")
+    with pytest.raises(DamagedRun) as caught:
+        open_run(run)
+    assert_one_sentence(caught, "meta.json", field)
+
+
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no pipes in folders")
-def test_a_pipe_in_a_run_keeps_nobody_waiting(tmp_path):
-    run = write_run(tmp_path / "run")
+def test_a_pipe_in_a_run_keeps_nobody_waiting(run):
     for place in (
         *("stats/rank00000-000009.parquet", "modules/rank00009.parquet", "training.jsonl"),
         *("ranks/rank00009.json", "operations/rank00000-000001.parquet", "profile.json"),
@@ -66,7 +112,4 @@ def test_an_operation_that_names_what_is_not_there_is_damage(root, tmp_path, cha
     pq.write_table(encode([change(op) if op.inputs else op for op in first]), part)
     with pytest.raises(DamagedRun) as caught:
         analyze(tmp_path / "run")
-    message = str(caught.value)
-    assert "\n" not in message
-    assert "rank00000-000001.parquet" in message
-    assert "remove it" in message
+    assert_one_sentence(caught, "rank00000-000001.parquet", "remove it")

@@ -195,19 +195,12 @@ def contradicting(folder):
     write(folder, rows.set_column(at, rows.schema.field(at), pa.array([b"\0"])))
 
 
-def newer(folder):
-    write(folder, table(0))
-    (folder / "meta.json").write_text('{"schema_version": 99, "state": "complete"}')
+def with_meta(content):
+    def write_meta(folder):
+        write(folder, table(0))
+        (folder / "meta.json").write_bytes(content)
 
-
-def no_schema(folder):
-    write(folder, table(0))
-    (folder / "meta.json").write_text('{"state": "complete"}')
-
-
-def half_meta(folder):
-    write(folder, table(0))
-    (folder / "meta.json").write_text('{"schema_version": 1, "sta')
+    return write_meta
 
 
 def no_meta(folder):
@@ -215,52 +208,27 @@ def no_meta(folder):
     (folder / "meta.json").unlink()
 
 
-def binary_meta(folder):
-    write(folder, table(0))
-    (folder / "meta.json").write_bytes(bytes(range(256)))
-
-
-def empty(folder):
-    write(folder)
-
-
-def without_rows(folder):
-    write(folder, schema().empty_table())
-
-
-def killed_in_the_first_step(folder):
-    write(folder, state="recording")
-
-
 def nothing_but_nan(folder):
     write(folder, *(table(step, values=[np.nan, np.inf]) for step in range(3)))
 
 
-def missing(folder):
-    pass
-
-
-def a_file(folder):
-    folder.write_text("no folder at all")
-
-
 BAD = {
-    truncated: "damaged",
-    cut_to_nothing: "damaged",
-    foreign: "lacks the column 'step'",
-    foreign_types: "damaged",
-    contradicting: "counts and means differ",
-    newer: "upgrade mpdiag",
-    no_schema: "states no schema_version",
-    half_meta: "damaged",
-    no_meta: "has no meta.json",
-    binary_meta: "damaged",
-    empty: "no step was recorded",
-    without_rows: "no step was recorded",
-    killed_in_the_first_step: "killed there",
-    nothing_but_nan: "fix it and record again",
-    missing: "there is no run",
-    a_file: "is a file, and a run is a folder",
+    "truncated": (truncated, "damaged"),
+    "cut to nothing": (cut_to_nothing, "damaged"),
+    "foreign": (foreign, "lacks the column 'step'"),
+    "foreign types": (foreign_types, "damaged"),
+    "contradicting": (contradicting, "counts and means differ"),
+    "newer": (with_meta(b'{"schema_version": 99, "state": "complete"}'), "upgrade mpdiag"),
+    "no schema": (with_meta(b'{"state": "complete"}'), "states no schema_version"),
+    "half meta": (with_meta(b'{"schema_version": 1, "sta'), "damaged"),
+    "binary meta": (with_meta(bytes(range(256))), "damaged"),
+    "no meta": (no_meta, "has no meta.json"),
+    "empty": (write, "no step was recorded"),
+    "without rows": (lambda run: write(run, schema().empty_table()), "no step was recorded"),
+    "killed": (lambda run: write(run, state="recording"), "killed there"),
+    "nothing but NaN": (nothing_but_nan, "fix it and record again"),
+    "missing": (lambda _: None, "there is no run"),
+    "a file": (lambda run: run.write_text("no folder"), "is a file, and a run is a folder"),
 }
 
 
@@ -281,8 +249,8 @@ def neighbours(tmp_path):
     return tmp_path
 
 
-@pytest.mark.parametrize("bad", BAD, ids=lambda f: f.__name__)
-def test_bad_input_is_one_sentence_and_exit_code_3(neighbours, analyze, bad):
+@pytest.mark.parametrize(("bad", "words"), BAD.values(), ids=BAD)
+def test_bad_input_is_one_sentence_and_exit_code_3(neighbours, analyze, bad, words):
     folder = neighbours / "bad"
     bad(folder)
     child = analyze(folder, "--json")
@@ -290,7 +258,7 @@ def test_bad_input_is_one_sentence_and_exit_code_3(neighbours, analyze, bad):
     assert json.loads(child.out)["error"]["exit_code"] == 3
     assert child.err.startswith("error: ")
     assert child.err.count("\n") == 1
-    assert BAD[bad] in child.err
+    assert words in child.err
     assert str(folder) in child.err
     # The neighbour is none the worse, and the listing survives.
     assert len(open_run(neighbours / "good").records) == 3

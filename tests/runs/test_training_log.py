@@ -24,57 +24,45 @@ steps = st.builds(
 )  # fmt: skip
 
 
+def written(folder, *entries):
+    """The log of some entries, as it is read again."""
+    log = LogWriter(folder)
+    for entry in entries:
+        log.append(entry)
+    log.close()
+    return read_log(folder)
+
+
 @given(
     st.lists(steps, min_size=1, max_size=5, unique_by=lambda s: s.step), st.floats(allow_nan=False)
 )
-def test_every_field_round_trips(tmp_path_factory, written, value):
-    folder = tmp_path_factory.mktemp("run")
-    log = LogWriter(folder)
-    for step in sorted(written, key=lambda s: s.step):
-        log.append(step)
-    log.append(Metric("m", value, higher_is_better=False))
-    log.close()
-    found = read_log(folder)
-    assert found.steps == tuple(sorted(written, key=lambda s: s.step))
-    assert found.metrics == (Metric("m", value, higher_is_better=False),)
+def test_every_field_round_trips(tmp_path_factory, entries, value):
+    entries, metric = sorted(entries, key=lambda s: s.step), Metric("m", value, False)
+    found = written(tmp_path_factory.mktemp("run"), *entries, metric)
+    assert (found.steps, found.metrics) == (tuple(entries), (metric,))
 
 
 def test_a_training_that_begins_anew_in_a_folder_replaces_what_lies_there(tmp_path):
-    log = LogWriter(tmp_path)
-    for i in range(5):
-        log.append(TrainingStep(i, 1.0, 1.0))
-    log.append(Metric("m", 1.0))
-    for i in range(2):
-        log.append(TrainingStep(i, 2.0, 1.0))
-    log.close()
-    found = read_log(tmp_path)
+    earlier = (*(TrainingStep(i, 1.0, 1.0) for i in range(5)), Metric("m", 1.0))
+    found = written(tmp_path, *earlier, *(TrainingStep(i, 2.0, 1.0) for i in range(2)))
     assert ([s.loss for s in found.steps], found.metrics) == ([2.0, 2.0], ())
 
 
 def test_what_is_not_finite_is_written_as_a_word(tmp_path):
-    log = LogWriter(tmp_path)
-    log.append(TrainingStep(0, math.nan, 1.0, gradient_norm=-math.inf))
-    log.close()
+    (step,) = written(tmp_path, TrainingStep(0, math.nan, 1.0, gradient_norm=-math.inf)).steps
     document = json.loads((tmp_path / "training.jsonl").read_text(), parse_constant=pytest.fail)
     assert (document["loss"], document["gradient_norm"]) == ("nan", "-inf")
-    (step,) = read_log(tmp_path).steps
     assert math.isnan(step.loss)
 
 
 def test_a_torn_last_line_is_passed_over_and_a_resumed_training_goes_on(tmp_path):
-    log = LogWriter(tmp_path)
-    for i in range(3):
-        log.append(TrainingStep(i, 1.0, 1.0))
-    log.close()
+    written(tmp_path, *(TrainingStep(i, 1.0, 1.0) for i in range(3)))
     path = tmp_path / "training.jsonl"
     whole = path.read_bytes()
     for cut in range(1, 40):
         path.write_bytes(whole[:-cut])
         assert len(read_log(tmp_path).steps) in (2, 3)
-        again = LogWriter(tmp_path)
-        again.append(TrainingStep(2, 7.0, 1.0))
-        again.close()
-        found = read_log(tmp_path).steps
+        found = written(tmp_path, TrainingStep(2, 7.0, 1.0)).steps
         assert [s.step for s in found] == [0, 1, 2]
         assert found[-1].loss == 7.0
 
