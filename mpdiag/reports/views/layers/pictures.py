@@ -24,7 +24,7 @@ from mpdiag.reports.picture import Picture, View
 from mpdiag.reports.receipts import Rows, loss_of_recording
 from mpdiag.reports.views.gradients.figure import window as range_of
 from mpdiag.reports.views.gradients.frame import time_frame
-from mpdiag.reports.views.layers import figure, steps_figure
+from mpdiag.reports.views.layers import figure
 from mpdiag.reports.views.layers import frame as tables
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ class Layer:
             f"{layer_name(self.name)} over time",
             f"Each column is a recorded step; between the lines lies {self.fmt.label}'s range "
             f"{self.scale}.",
-            steps_figure.over_time(self.over_steps, self.held, log=log),
+            figure.over_time(self.over_steps, self.held, log=log),
         )
 
     def ridges(self) -> Picture:
@@ -130,17 +130,17 @@ class Layer:
         return self._picture(
             "ridges",
             "Ridges, the first step at the top",
-            _moved(self.over_steps, steps_figure.RIDGES),
-            steps_figure.ridges(self.over_steps, self.held),
+            _moved(self.over_steps, figure.RIDGES),
+            figure.ridges(self.over_steps, self.held),
         )
 
     def film(self) -> Picture:
         """The histogram step by step, to be played."""
         steps = self.over_steps["step"].nunique()
-        shown = min(steps, steps_figure.FRAMES)
+        shown = min(steps, figure.FRAMES)
         some = "every recorded step" if shown == steps else f"{shown} of {steps} recorded steps"
         words = f"The slider has {some}; {self.fmt.label}'s range is drawn {self.scale}."
-        drawn = steps_figure.film(self.over_steps, self.held)
+        drawn = figure.film(self.over_steps, self.held)
         return self._picture("film", "Step by step", words if steps else "", drawn)
 
     def course(self) -> Picture:
