@@ -22,11 +22,11 @@ from mpdiag.display.wording import (
     sentence,
 )
 from mpdiag.numerics.formats import FORMATS, TARGETS
+from mpdiag.reports.views import layer_tables as tables
+from mpdiag.reports.views import layers as pictures
 from mpdiag.reports.views import sensitivity
 from mpdiag.reports.views.gradients.frame import SCALES, one_layer
 from mpdiag.reports.views.gradients.pictures import Gradients
-from mpdiag.reports.views.layers import frame as tables
-from mpdiag.reports.views.layers import pictures
 from mpdiag.runs.training_log import FILE
 
 if TYPE_CHECKING:

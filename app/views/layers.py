@@ -20,9 +20,9 @@ from mpdiag.display.wording import (
     percent,
     scale_text,
 )
+from mpdiag.reports.views import layer_tables as tables
+from mpdiag.reports.views import layers as pictures
 from mpdiag.reports.views.gradients.frame import layers_named
-from mpdiag.reports.views.layers import frame as tables
-from mpdiag.reports.views.layers import pictures
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from mpdiag.profiler import is_installed, part
 from mpdiag.reports.views import (
     compare,
+    layers,
     operations,
     overview,
     runs,
@@ -18,7 +19,6 @@ from mpdiag.reports.views import (
     verdict,
 )
 from mpdiag.reports.views.gradients import pictures as gradients
-from mpdiag.reports.views.layers import pictures as layers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -15,10 +15,10 @@ from mpdiag.analysis.analyzer import analyze
 from mpdiag.analysis.layer_history import explain_layer
 from mpdiag.display.wording import percent
 from mpdiag.numerics.formats import FP8_E4M3, FP16
+from mpdiag.reports.views import layer_tables as tables
+from mpdiag.reports.views import layers as pictures
 from mpdiag.reports.views.gradients.frame import in_model_order
-from mpdiag.reports.views.layers import frame as tables
-from mpdiag.reports.views.layers import pictures
-from mpdiag.reports.views.layers.figure import tree_figure
+from mpdiag.reports.views.layer_figures import tree_figure
 from mpdiag.runs.training_log import read_log
 
 KIND = "activation_grad"

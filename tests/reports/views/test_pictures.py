@@ -13,10 +13,10 @@ from mpdiag.analysis.scaling.replay import replay_run
 from mpdiag.display.wording import percent
 from mpdiag.numerics.formats import BF16, FP8_E4M3, FP8_E5M2, FP16
 from mpdiag.reports.views import compare, operations, training
+from mpdiag.reports.views import layer_tables as tables
 from mpdiag.reports.views.gradients.frame import in_model_order
 from mpdiag.reports.views.gradients.pictures import Gradients
-from mpdiag.reports.views.layers import frame as tables
-from mpdiag.reports.views.layers.pictures import Layer, module_tree, movement
+from mpdiag.reports.views.layers import Layer, module_tree, movement
 from mpdiag.reports.views.updates import Updates
 
 GRAD = "activation_grad"

@@ -29,7 +29,7 @@ from mpdiag.reports.views.gradients.figure import (
     matrix,
     shades,
 )
-from mpdiag.reports.views.layers.frame import evenly
+from mpdiag.reports.views.layer_tables import evenly
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -22,10 +22,10 @@ from mpdiag.display.wording import (
 )
 from mpdiag.reports.picture import Picture, View
 from mpdiag.reports.receipts import Rows, loss_of_recording
+from mpdiag.reports.views import layer_figures as figure
+from mpdiag.reports.views import layer_tables as tables
 from mpdiag.reports.views.gradients.figure import window as range_of
 from mpdiag.reports.views.gradients.frame import time_frame
-from mpdiag.reports.views.layers import figure
-from mpdiag.reports.views.layers import frame as tables
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
