@@ -1,4 +1,4 @@
-"""What every format would lose, overall and per layer, at the best power-of-two scale."""
+"""What every format would lose, overall and per layer; and the dtype to sum gradients over ranks in."""
 
 from __future__ import annotations
 

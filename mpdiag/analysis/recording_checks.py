@@ -1,4 +1,8 @@
-"""Whether a recording is one to rely on: FP32, of whole steps, enough of them, and complete."""
+"""Whether a recording is one to rely on: FP32, of whole steps, enough of them, and complete.
+
+Also whether it is of a training that a verdict can speak of, which ranks stopped early, and which
+ranks hold different weights.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Master weights: how many updates a 16-bit weight would swallow, as measured."""
+"""Master weights: how many updates a 16-bit weight would swallow; and the levels, with their memory."""
 
 from __future__ import annotations
 
@@ -139,7 +139,12 @@ which nobody else keeps; the others return their input's own memory."""
 def advise_levels(
     run: Run, evidence: RunStatistics, masters: MasterWeightsPlan
 ) -> tuple[LevelAdvice, ...]:
-    """The levels in the order to try them, each with its memory and the batch it allows."""
+    """The levels in the order to try them, each with its memory and the batch it allows.
+
+    The estimate counts bytes: a recording knows the size of every weight and of every module's output,
+    but not what the allocator adds, nor what autograd keeps of plain functions. A benchmark measures how
+    far off it is.
+    """
     weights = int((run.meta.get("model") or {}).get("parameters") or 0)
     stored = activations_per_step(run, evidence)
     if weights == 0:

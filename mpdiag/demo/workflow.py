@@ -384,7 +384,11 @@ class _SentBars:
 def train_at_once(
     train: Callable[..., Any], trainings: Sequence[tuple[Any, ...]], bars: Bars
 ) -> list[Any]:
-    """Run several trainings at the same time.
+    """Run several trainings at the same time, each in a process of its own on one thread.
+
+    The demo's models are small: two threads share one of their convolutions worse than two trainings
+    share two cores. A process starts afresh (``spawn``), since a fork of one that has computed with
+    threads may hang.
 
     Args:
         train: A function of a module, called with a training's words and, last, its ``Bars``.

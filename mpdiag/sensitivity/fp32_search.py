@@ -415,7 +415,16 @@ def find_smallest(
     good: Callable[[frozenset[T]], bool],
     on_better: Callable[[frozenset[T]], None] = lambda _: None,
 ) -> frozenset[T] | None:
-    """A good subset from which no element can be removed.
+    """A good subset from which no element can be removed, found with few tests.
+
+    A test is a whole training, so their number is what counts. Candidates come ranked, the most
+    suspicious first; if the ranking is right, the answer is a short prefix. Each needed candidate is
+    found by bisection: the last element of the shortest good prefix is always needed. So m needed
+    candidates among n cost about 2·m·log2(n) tests instead of n, and fewer if the ranking is good. This
+    is delta debugging that exploits the order.
+
+    Sources: Zeller and Hildebrandt, *Simplifying and Isolating Failure-Inducing Input* (2002), for
+    1-minimality; Junker, *QuickXplain* (2004), for required sets that grow.
 
     Args:
         ranked: Candidates without repetition, those most likely needed first.

@@ -79,21 +79,6 @@ class Sensitivity:
         errors = self.gradient_errors
         return max(errors, key=lambda name: errors[name][0]) if errors else None
 
-    def to_json(self) -> dict[str, Any]:
-        """The fields as plain values; non-finite numbers become None."""
-        return {
-            "module": self.module,
-            "op": self.op,
-            "calls": len(self.sites),
-            "format": self.format,
-            "part": self.part,
-            **{
-                name: plain(getattr(self, name))
-                for name in ("output_error", "loss_error", "gradient_error", "gradient_cosine")
-            },
-            "worst_gradient": self.worst_gradient,
-        }
-
 
 def plain(value: float) -> float | None:
     """A number for JSON: None if it is not finite."""
@@ -344,6 +329,13 @@ def measure_sensitivity(
     scale: float = 1.0,
 ) -> Sensitivities:
     """Measure every operation of a step in a narrow format, one after the other.
+
+    ::
+
+        mpdiag.measure_sensitivity(model, lambda: loss_fn(model(x), y), "runs/ssd", scale=64)
+
+    Each operation runs once in the narrow format while everything else stays in FP32, and one backward
+    pass estimates all of them at once. The dashboard's *Operations* view ranks operations by the result.
 
     Args:
         model: In FP32, in the mode it trains in; left as it was.

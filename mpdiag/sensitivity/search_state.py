@@ -1,4 +1,7 @@
-"""The state of a search, in one JSON file that is replaced atomically after each training."""
+"""The state of a search, in one JSON file that is replaced atomically after each training.
+
+And whether a training is as good as FP32, given the spread of FP32 over seeds.
+"""
 
 from __future__ import annotations
 

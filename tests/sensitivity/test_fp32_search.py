@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import signal
+import statistics
 import textwrap
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from support import constant
 from torch import nn
 
@@ -16,8 +20,9 @@ import mpdiag
 from mpdiag.errors import DamagedSearch, StateMismatch, UsageError
 from mpdiag.plan import PrecisionPlan
 from mpdiag.sensitivity import fp32_search as searching
-from mpdiag.sensitivity.fp32_search import search_fp32
+from mpdiag.sensitivity.fp32_search import find_smallest, search_fp32
 from mpdiag.sensitivity.loss_estimate import Fp32Candidate
+from mpdiag.sensitivity.search_state import spread_of
 from mpdiag.training.trainer import MixedPrecision
 
 SMALL = {"seeds": (0, 1), "probe_seeds": 1, "higher_is_better": False}
@@ -310,3 +315,102 @@ def test_the_ranking_changes_nothing_in_the_training():
     for a, b in zip(plain[0].parameters(), ranked[0].parameters(), strict=True):
         assert torch.equal(a, b)
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in ranked[0].modules())
+
+
+class Planted:
+    """Good is what contains one of the planted sets."""
+
+    def __init__(self, *sets):
+        self.sets = [frozenset(s) for s in sets]
+        self.asked = []
+
+    def __call__(self, subset):
+        self.asked.append(subset)
+        return any(s <= subset for s in self.sets)
+
+
+@st.composite
+def plantings(draw):
+    n = draw(st.integers(1, 40))
+    ranked = draw(st.permutations(range(n)))
+    sets = draw(st.lists(st.sets(st.integers(0, n - 1), max_size=5), min_size=1, max_size=3))
+    return ranked, sets
+
+
+@given(plantings())
+def test_nothing_can_be_taken_away_from_what_is_found(planting):
+    ranked, sets = planting
+    good = Planted(*sets)
+    better = []
+    found = find_smallest(ranked, good, better.append)
+    assert found is not None
+    assert good(found)
+    assert not any(good(found - {item}) for item in found)
+    assert all(good(b) for b in better)
+    assert better[-1] == found
+
+
+@given(plantings())
+def test_few_questions_are_asked(planting):
+    ranked, sets = planting
+    good = Planted(*sets[:1])
+    found = find_smallest(ranked, good)
+    assert found == frozenset(sets[0])
+    each = 2 * math.log2(len(ranked) + 1) + 2
+    assert len(set(good.asked)) <= (len(found) + 1) * each + len(found)
+
+
+@given(st.integers(1, 6), st.integers(8, 200))
+def test_a_good_ranking_makes_it_cheap(needed, n):
+    good = Planted(range(needed))
+    assert find_smallest(range(n), good) == frozenset(range(needed))
+    assert len(set(good.asked)) <= needed * (needed + 4)  # however many candidates
+
+
+def test_none_and_impossible():
+    good = Planted(())
+    assert find_smallest(range(9), good) == frozenset()
+    assert good.asked == [frozenset()]
+    assert find_smallest(range(9), Planted({99})) is None
+    assert find_smallest([], Planted({1})) is None
+    assert find_smallest([], Planted(())) == frozenset()
+
+
+def test_more_that_hurts_does_not_stay():
+    """Not everything is monotone: 3 hurts unless 7 is there as well."""
+
+    def good(subset):
+        return 5 in subset and (3 not in subset or 7 in subset)
+
+    found = find_smallest([3, 7, 5, 1], good)
+    assert found == frozenset({5})
+
+
+def test_the_bound_is_a_prediction_interval():
+    metrics = [0.90, 0.92, 0.91, 0.93, 0.89]
+    up = spread_of(metrics, higher_is_better=True)
+    # Student's t at 99 % with 4 degrees of freedom is 3.746947 (printed tables).
+    reach = 3.746947 * statistics.stdev(metrics) * math.sqrt(1 + 1 / 5)
+    assert up.bound == pytest.approx(0.91 - reach, rel=1e-5)
+    assert spread_of(metrics, higher_is_better=False).bound == pytest.approx(0.91 + reach, rel=1e-5)
+
+
+def test_only_worse_counts_and_what_is_not_finite_never_holds():
+    up = spread_of([1.0, 1.1], higher_is_better=True)
+    assert up.holds(1e9)
+    assert not up.holds(-1e9)
+    assert not any(map(up.holds, (math.nan, math.inf, -math.inf)))
+    down = spread_of([1.0, 1.1], higher_is_better=False)
+    assert down.holds(-1e9)
+    assert not down.holds(1e9)
+
+
+def test_seeds_that_agree_leave_one_per_cent():
+    assert spread_of([2.0, 2.0, 2.0], higher_is_better=True).bound == pytest.approx(1.98)
+    assert spread_of([-2.0, -2.0], higher_is_better=False).bound == pytest.approx(-1.98)
+
+
+@pytest.mark.parametrize("metrics", [[], [1.0], [1.0, math.nan], [1.0, math.inf]])
+def test_what_has_no_spread_is_refused(metrics):
+    with pytest.raises(UsageError):
+        spread_of(metrics, higher_is_better=True)

@@ -2,6 +2,7 @@
 
 Gradients shrink as a training goes on. Pooled over its later half, a last fifth that loses much may
 vanish among the larger gradients before it. Parts are cut by the training's steps, recorded or not.
+Beside them stand what each recorded step's gradients reached, and how that moves from step to step.
 """
 
 from __future__ import annotations

@@ -303,7 +303,10 @@ class ModelSizes:
 
 
 def model_sizes(rows: Sequence[Mapping[str, Any]], sizes: Sizes) -> ModelSizes:
-    """The sizes of a model, from the run's table of modules and parameters."""
+    """The sizes of a model, from the run's table of modules and parameters.
+
+    A module's settings say what its parameters' shapes do not: groups, heads, gates.
+    """
     model = ModelSizes(sizes)
     for row in rows:
         if row.get("what") == "parameter" and row.get("shape") is not None:

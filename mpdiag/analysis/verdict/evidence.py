@@ -1,4 +1,4 @@
-"""What a verdict rests on, and what was not looked at, in clauses."""
+"""What a verdict rests on: the steps and shares that were recorded, and what was not looked at."""
 
 from __future__ import annotations
 
