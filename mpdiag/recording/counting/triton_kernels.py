@@ -311,9 +311,9 @@ def one(address, n, counts, extremes, KIND: tl.constexpr, BLOCK: tl.constexpr): 
 def many(  # type: ignore[no-untyped-def]
     table, entries, counts, extremes, KIND: tl.constexpr, BLOCK: tl.constexpr, SECTION: tl.constexpr
 ):
-    """Table: int64 (entries, 4), of address, size, row and first program."""
+    """Table: int64 (entries, 4), of size, address, row and first program."""
     entry, section = _entry(table, entries, 4, 3)
-    address, n, row = tl.load(entry), tl.load(entry + 1), tl.load(entry + 2)
+    n, address, row = tl.load(entry), tl.load(entry + 1), tl.load(entry + 2)
     start = section * SECTION * BLOCK
     stop = tl.minimum(start + SECTION * BLOCK, n)
     counts += row * _RAW
@@ -333,9 +333,9 @@ def many_updates(  # type: ignore[no-untyped-def]
     BLOCK: tl.constexpr,
     SECTION: tl.constexpr,
 ):
-    """Table: int64 (entries, 6), of two addresses, size, row, row of facts and first program."""
+    """Table: int64 (entries, 6), of size, two addresses, row, row of facts and first program."""
     entry, section = _entry(table, entries, 6, 5)
-    before, after, n = tl.load(entry), tl.load(entry + 1), tl.load(entry + 2)
+    n, before, after = tl.load(entry), tl.load(entry + 1), tl.load(entry + 2)
     row, fact = tl.load(entry + 3), tl.load(entry + 4)
     start = section * SECTION * BLOCK
     stop = tl.minimum(start + SECTION * BLOCK, n)
@@ -373,53 +373,59 @@ def _count_many(
     counts: torch.Tensor,
     extremes: torch.Tensor,
 ) -> None:
-    tables: dict[int, list[list[int]]] = {}
+    entries: dict[int, list[list[int]]] = {}
     read = [_readable(v) for v in values]  # alive until all is launched
     for (kind, tensor), row in zip(read, rows, strict=True):
-        tables.setdefault(kind, []).append([tensor.data_ptr(), tensor.numel(), row])
-    for kind, entries in tables.items():
-        table, programs = _table(entries, 1, _SECTION * _BLOCK, counts.device)
-        with _on(counts.device):
-            many[(programs,)](
-                table,
-                len(entries),
-                counts,
-                extremes,
-                KIND=kind,
-                BLOCK=_BLOCK,
-                SECTION=_SECTION,
-                **_limits(kind),
-            )
+        entries.setdefault(kind, []).append([tensor.numel(), tensor.data_ptr(), row])
+    for kind, some in entries.items():
+        _launch(many, some, kind, _BLOCK, (counts, extremes), _limits(kind))
 
 
 def _count_many_updates(
     pairs: Sequence[tuple[torch.Tensor, torch.Tensor]],
     rows: Sequence[tuple[int, int]],
-    counts: torch.Tensor,
-    extremes: torch.Tensor,
-    facts: torch.Tensor,
-    ratios: torch.Tensor,
+    *into: torch.Tensor,
 ) -> None:
-    tables: dict[int, list[list[int]]] = {}
+    entries: dict[int, list[list[int]]] = {}
     read = [_readable_update(*pair) for pair in pairs]
-    for (kind, before, after), (row, fact) in zip(read, rows, strict=True):
-        entry = [before.data_ptr(), after.data_ptr(), before.numel(), row, fact]
-        tables.setdefault(kind, []).append(entry)
-    for kind, entries in tables.items():
-        table, programs = _table(entries, 2, _SECTION * _UPDATE_BLOCK, counts.device)
-        with _on(counts.device):
-            many_updates[(programs,)](
-                table,
-                len(entries),
-                counts,
-                extremes,
-                facts,
-                ratios,
-                KIND=kind,
-                BLOCK=_UPDATE_BLOCK,
-                SECTION=_SECTION,
-                **_limits(None),
-            )
+    for (kind, before, after), places in zip(read, rows, strict=True):
+        entry = [before.numel(), before.data_ptr(), after.data_ptr(), *places]
+        entries.setdefault(kind, []).append(entry)
+    for kind, some in entries.items():
+        _launch(many_updates, some, kind, _UPDATE_BLOCK, into, _limits(None))
+
+
+def _launch(
+    kernel: Any,
+    entries: list[list[int]],
+    kind: int,
+    block: int,
+    into: tuple[torch.Tensor, ...],
+    limits: dict[str, int],
+) -> None:
+    """Launch a kernel for many tensors of a type.
+
+    Torch keeps page-locked memory for further use, once the copy from it is done; so the copy of the
+    table waits for nothing and no buffer is overwritten under way.
+
+    Args:
+        kernel: ``many`` or ``many_updates``.
+        entries: What each tensor is, its size first, without its first program, which is added.
+        kind: Their type.
+        block: Values of a block.
+        into: Where counts go.
+        limits: Of the launch.
+    """
+    programs = 0
+    for entry in entries:
+        entry.append(programs)
+        programs += triton.cdiv(entry[0], _SECTION * block)
+    device = into[0].device
+    table = torch.tensor(entries, dtype=torch.int64, pin_memory=device.type == "cuda")
+    table = table.to(device, non_blocking=True)
+    options = {"KIND": kind, "BLOCK": block, "SECTION": _SECTION, **limits}
+    with _on(device):
+        kernel[(programs,)](table, len(entries), *into, **options)
 
 
 COUNTER = Counter("Triton", _count_values, _count_many, _count_many_updates)
@@ -452,28 +458,6 @@ def _readable_update(
     if before.dtype != after.dtype or KINDS.get(before.dtype, _WIDE) == _WIDE:
         before, after = before.float(), after.float()
     return KINDS[before.dtype], before, after
-
-
-def _table(
-    entries: list[list[int]], size: int, section: int, device: torch.device
-) -> tuple[torch.Tensor, int]:
-    """A table of tensors on their device, and how many programs serve it.
-
-    Torch keeps page-locked memory for further use, once the copy from it is done; so the copy waits
-    for nothing and no buffer is overwritten under way.
-
-    Args:
-        entries: What each tensor is, without its first program, which is added.
-        size: The column of sizes.
-        section: Values of a program.
-        device: Where the tensors are.
-    """
-    programs = 0
-    for entry in entries:
-        entry.append(programs)
-        programs += triton.cdiv(entry[size], section)
-    table = torch.tensor(entries, dtype=torch.int64, pin_memory=device.type == "cuda")
-    return table.to(device, non_blocking=True), programs
 
 
 @functools.cache
