@@ -324,7 +324,7 @@ class Ledger:
                 ratio_first=layout.RATIO_FIRST,
                 ratios=np.add.reduceat(raw.ratios[held], starts),
             )
-        histograms = raw.merged([e.rows for e in entries], occupied=True)
+        histograms = raw.merged([e.rows for e in entries])
         return encode(histograms, self._labels(entries), stack)
 
     def _labels(self, entries: list[_Entry]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -34,12 +34,13 @@ class RawRows:
     facts: NDArray[np.int64]
     ratios: NDArray[np.int64]
 
-    def merged(self, groups: list[list[int]], *, occupied: bool = False) -> ExponentHistogram:
+    def merged(self, groups: list[list[int]]) -> ExponentHistogram:
         """A stack of histograms, each the sum of the raw rows its group names.
+
+        Bins at either end that hold nothing in any of them are left out.
 
         Args:
             groups: Numbers of rows, at least one a group.
-            occupied: Whether bins may be left out that hold nothing in any of them.
         """
         rows = np.fromiter(itertools.chain.from_iterable(groups), np.int64)
         first, counts, sums, rest = _binned(self.counts[rows])
@@ -49,16 +50,7 @@ class RawRows:
             counts, sums, rest = (np.add.reduceat(a, starts) for a in (counts, sums, rest))
             highest = np.maximum.reduceat(highest, starts)
             lowest = np.minimum.reduceat(lowest, starts)
-        found = _histograms(first, counts, sums, rest, highest, lowest)
-        return found if occupied else _whole(found)
-
-
-def _whole(histograms: ExponentHistogram) -> ExponentHistogram:
-    """The same with all bins of FP32."""
-    first = histograms.first - MIN_EXPONENT
-    around = ((0, 0), (first, BINS - first - histograms.counts.shape[1]))
-    counts, sums = np.pad(histograms.counts, around), np.pad(histograms.sums, around)
-    return replace(histograms, first=MIN_EXPONENT, counts=counts, sums=sums)
+        return _histograms(first, counts, sums, rest, highest, lowest)
 
 
 _REST = range(layout.QUARTERS, layout.RAW)
