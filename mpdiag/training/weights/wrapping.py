@@ -96,7 +96,8 @@ class Wrapped:
                 self._choose(choice, names, whole, inner)
         prepare()
         for model in self.models:
-            hook = _BeforeForward(model, weakref.ref(self))
+            low = model if self.precision.low_precision_model else None
+            hook = _BeforeForward(low, weakref.ref(self))
             self._add(model.register_forward_pre_hook(hook, prepend=True).remove)
         if self.precision.level == "O0":
             return
@@ -295,7 +296,12 @@ class Wrapped:
 
 @uncompiled("_notice")
 class _BeforeForward:
-    """Tells before forward passes of a model; copies of the model tell nobody, and are FP32."""
+    """Tells before forward passes of a model; copies of the model tell nobody, and are FP32.
+
+    Args:
+        model: The model, if it holds half-precision weights.
+        wrapped: Who is told.
+    """
 
     def __init__(
         self, model: nn.Module | None = None, wrapped: weakref.ref[Wrapped] | None = None
@@ -312,8 +318,7 @@ class _BeforeForward:
             wrapped.before_forward(called)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _BeforeForward:
-        wrapped = None if self._wrapped is None else self._wrapped()
-        if self._model is not None and wrapped and wrapped.precision.low_precision_model:
+        if self._model is not None:
             lookout.copy_in_full(self._model, memo, lookout.in_full)
         return _BeforeForward()
 
