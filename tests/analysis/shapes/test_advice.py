@@ -13,6 +13,8 @@ import mpdiag
 from mpdiag.analysis.shapes.advice import advise_shapes, solve_run
 from mpdiag.analysis.shapes.recorded import from_operations
 from mpdiag.analysis.shapes.solution import Wanted, solve_sizes
+from studies.shapes import first_half, second_half
+from studies.shapes.trial import try_model
 
 
 class Grouped(nn.Module):
@@ -301,3 +303,22 @@ def test_the_layers_of_a_stream_are_tied_whatever_their_number(recorded, tmp_pat
     padded = sizes(advise(run))
     assert len(padded) == 600
     assert set(padded.values()) == {32}
+
+
+@pytest.mark.parametrize(
+    ("kind", "changed"),
+    [
+        (first_half.UNet, 12),
+        (first_half.GroupedQueries, 8),
+        (first_half.Recommender, 10),
+        (first_half.Residual, 15),
+        (second_half.Translator, 11),
+        (second_half.SqueezeExcite, 15),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*padding")
+def test_torch_trains_with_all_advised_sizes(kind, changed, tmp_path):
+    """A few of the thirty models of ``studies/awkward_shapes.py``, each made again with the sizes."""
+    for outcome in try_model(kind, tmp_path):
+        assert outcome.problems == []
+        assert outcome.worthwhile or len(outcome.advice) == changed
