@@ -7,7 +7,6 @@ small parts are decoded together.
 from __future__ import annotations
 
 from contextlib import contextmanager
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from mpdiag.errors import DamagedRun
@@ -142,9 +141,9 @@ def _as_expected(table: pa.Table) -> pa.Table:
     """The columns in today's order and types; those that were not read are null."""
     import pyarrow as pa
 
-    from mpdiag.runs.schema import upgraded
+    from mpdiag.runs.schema import schema, upgraded
 
-    expected = _schema()
+    expected = schema()
     table = upgraded(table)
     for name in _HISTOGRAMS:
         if name not in table.column_names:
@@ -152,13 +151,6 @@ def _as_expected(table: pa.Table) -> pa.Table:
             table = table.append_column(kind, pa.nulls(len(table), kind.type))
     table = table.select(expected.names)
     return table if table.schema.equals(expected) else table.cast(expected)
-
-
-@cache
-def _schema() -> pa.Schema:
-    from mpdiag.runs.schema import schema
-
-    return schema()
 
 
 def damaged(

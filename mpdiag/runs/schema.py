@@ -98,6 +98,7 @@ EARLIER: dict[str, tuple[FormatFact, str]] = {
 """The columns of schema 1 that each held a fact of a format."""
 
 
+@cache
 def schema() -> pa.Schema:
     """The Arrow schema of ``stats/*.parquet``, schema version 2."""
     import pyarrow as pa
@@ -202,41 +203,31 @@ def _binary_array(offsets: NDArray[np.int64], data: NDArray[np.uint8]) -> Any:
 
 def _update_columns(n: int, updates: UpdateStack | None) -> dict[str, Any]:
     """The columns of updates for n rows, null where a row is none."""
-    import pyarrow as pa
-
-    types = schema()
-    absent = np.ones(n, bool)
     if updates is None:
-        columns: dict[str, Any] = {
-            name: pa.nulls(n, types.field(name).type) for name in UPDATE_INTEGERS
-        }
-        return columns | {"ratio_counts": pa.nulls(n, types.field("ratio_counts").type)}
-    absent[updates.rows] = False
-    start, lengths_offsets, flat = _trimmed(updates.ratios)
-    known = dict(zip(UPDATE_FACTS, updates.facts.T, strict=True))
-    known["ratio_first_exponent"] = updates.ratio_first + start
-    columns = {}
-    for name in UPDATE_INTEGERS:
-        values = np.zeros(n, np.int64)
-        values[updates.rows] = known[name]
-        kind = types.field(name).type.to_pandas_dtype()
-        columns[name] = array_of(values.astype(kind), mask=absent)
-    lengths = np.zeros(n, np.int64)
-    lengths[updates.rows] = np.diff(lengths_offsets)
+        none = np.zeros((0, len(UPDATE_FACTS)), np.int64)
+        updates = UpdateStack(np.zeros(0, np.int64), none, 0, np.zeros((0, 1), np.int64))
     order = np.argsort(updates.rows, kind="stable")
-    pieces = [
-        updates.ratios.reshape(-1)[flat[lengths_offsets[i] : lengths_offsets[i + 1]]] for i in order
-    ]
-    values = np.concatenate([*pieces, np.zeros(0, np.int64)])
-    columns["ratio_counts"] = lists_of(
-        np.concatenate([[0], np.cumsum(lengths)]), values.astype(np.int64), mask=absent
-    )
+    rows, ratios = updates.rows[order], updates.ratios[order]
+    absent = np.ones(n, bool)
+    absent[rows] = False
+    start, offsets, flat = _trimmed(ratios)
+    known = dict(zip(UPDATE_FACTS, updates.facts[order].T, strict=True))
+    known["ratio_first_exponent"] = updates.ratio_first + start
+    columns: dict[str, Any] = {}
+    for name, kind in UPDATE_INTEGERS.items():
+        values = np.zeros(n, kind)
+        values[rows] = known[name]
+        columns[name] = array_of(values, mask=absent)
+    lengths = np.zeros(n, np.int64)
+    lengths[rows] = np.diff(offsets)
+    ends = np.concatenate([[0], np.cumsum(lengths)])
+    counts = ratios.reshape(-1)[flat].astype(np.int64)
+    columns["ratio_counts"] = lists_of(ends, counts, mask=absent)
     return columns
 
 
-_Columns = dict[
-    tuple[str, str], "NDArray[np.int64]"
-]  # by fact and format; -1 where it is not known
+_Columns = dict[tuple[str, str], "NDArray[np.int64]"]
+"""By fact and format; -1 where it is not known."""
 
 
 def _formats_array(overflow: NDArray[np.int64], updates: UpdateStack | None) -> Any:

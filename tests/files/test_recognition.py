@@ -14,45 +14,49 @@ from mpdiag.plan import PrecisionPlan
 from mpdiag.tensorcores.readers.recognition import read
 
 FILES = {
-    "plan.json": json.dumps({"schema_version": 1, "loss_scale": {}}),
-    "trace.json": json.dumps({"traceEvents": []}),
-    "ncu.csv": '"ID","Kernel Name"\n',
-    "rocprof.csv": '"Index","KernelName","gpu-id"\n',
-    "rocprofv3.json": json.dumps({"rocprofiler-sdk-tool": []}),
-    "report.html": "<!DOCTYPE html><p>",
-    "report.md": "# run",
-    "train.py": "import torch",
-    "analysis.json": json.dumps({"findings": [], "plan": {}, "loss_scale": {}}),
-    "profile.json": json.dumps({"kernels": [], "findings": []}),
-    "baseline.json": json.dumps({"kind": "x", "trainings": []}),
+    "plan.json": (
+        json.dumps({"schema_version": 1, "loss_scale": {}}),
+        "is a plan, not a run: train by it with mpdiag train --plan ",
+    ),
+    "trace.json": (json.dumps({"traceEvents": []}), "is a trace, not a run: use mpdiag profile "),
+    "ncu.csv": ('"ID","Kernel Name"\n', "is a trace, not a run: use mpdiag profile "),
+    "rocprof.csv": (
+        '"Index","KernelName","gpu-id"\n',
+        "is a trace, not a run: use mpdiag profile ",
+    ),
+    "rocprofv3.json": (
+        json.dumps({"rocprofiler-sdk-tool": []}),
+        "is a trace, not a run: use mpdiag profile ",
+    ),
+    "report.html": ("<!DOCTYPE html><p>", "is an HTML page, not a run: open it in a browser"),
+    "report.md": ("# run", "is a Markdown text, not a run: "),
+    "train.py": ("import torch", "is a script, not a run: to record it, use mpdiag record -- "),
+    "analysis.json": (
+        json.dumps({"findings": [], "plan": {}, "loss_scale": {}}),
+        "is the output of mpdiag analyze --json, not a run: give the run",
+    ),
+    "profile.json": (
+        json.dumps({"kernels": [], "findings": []}),
+        "is the output of mpdiag profile --json, not a run: give the trace",
+    ),
+    "baseline.json": (
+        json.dumps({"kind": "x", "trainings": []}),
+        "is a baseline, not a run: use mpdiag compare ",
+    ),
 }
+"""By name: what a file holds, and what it is called where a run is wanted."""
 
 
 @pytest.fixture
 def files(tmp_path):
-    for name, text in FILES.items():
+    for name, (text, _) in FILES.items():
         (tmp_path / name).write_text(text)
     return tmp_path
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("plan.json", "is a plan, not a run: train by it with mpdiag train --plan "),
-        ("trace.json", "is a trace, not a run: use mpdiag profile "),
-        ("ncu.csv", "is a trace, not a run: use mpdiag profile "),
-        ("rocprof.csv", "is a trace, not a run: use mpdiag profile "),
-        ("rocprofv3.json", "is a trace, not a run: use mpdiag profile "),
-        ("report.html", "is an HTML page, not a run: open it in a browser"),
-        ("report.md", "is a Markdown text, not a run: "),
-        ("train.py", "is a script, not a run: to record it, use mpdiag record -- "),
-        ("analysis.json", "is the output of mpdiag analyze --json, not a run: give the run"),
-        ("profile.json", "is the output of mpdiag profile --json, not a run: give the trace"),
-        ("baseline.json", "is a baseline, not a run: use mpdiag compare "),
-    ],
-)
-def test_each_kind_of_file_is_known(files, name, words):
-    assert f"{files / name} {words}" in named_instead(files / name, "run")
+@pytest.mark.parametrize("name", FILES)
+def test_each_kind_of_file_is_known(files, name):
+    assert f"{files / name} {FILES[name][1]}" in named_instead(files / name, "run")
 
 
 def test_what_is_unknown_or_right_is_not_named(files):
