@@ -173,8 +173,8 @@ def test_what_cannot_be_run_is_told(words, error, sentence):
 
 @pytest.mark.parametrize("prefix", [[], ["python"], ["python3.11", "-u"], [sys.executable]])
 def test_python_before_the_script_is_understood(prefix):
-    script = parse([*prefix, str(SCRIPTS / "gan.py"), "3"])
-    assert script.name == "gan"
+    script = parse([*prefix, str(SCRIPTS / "plain_loop.py"), "3"])
+    assert script.name == "plain_loop"
     assert script.arguments == ("3",)
 
 
