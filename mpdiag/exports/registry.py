@@ -6,6 +6,9 @@ A file has a head, which says what the framework can hold (``notes.Support``), a
     === notes       what else a user must know
     === text        the text itself; where the language is JSON, the settings are
 
+What a framework cannot hold of the plan becomes a note, so that nothing is dropped silently. If the
+language has comments, the text contains the notes, too.
+
 The sections are a Jinja template of facts of the plan, see ``_facts``; comments in the files name their
 sources. Those of the frameworks whose development has ended: NVIDIA, *Training with Mixed Precision User
 Guide* (sections on MXNet, Theano, the Cognitive Toolkit, NVCaffe and Caffe2); OpenSeq2Seq, *Mixed
@@ -18,27 +21,22 @@ from __future__ import annotations
 import json
 import math
 import re
+import textwrap
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from mpdiag.display.rendering import environment
 from mpdiag.display.wording import did_you_mean
 from mpdiag.errors import UsageError
-from mpdiag.exports.export import (
-    Export,
-    constant_scale,
-    format_of,
-    heading,
-    one_line,
-    scaling_of,
-)
 from mpdiag.exports.notes import Support, modules_in_fp32, shortfalls
+from mpdiag.numerics.formats import FP16, format_named
+from mpdiag.plan import NO_SCALE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from mpdiag.exports.export import Scaling
     from mpdiag.plan import LossScalePlan, PrecisionPlan
 
 _NAMES = (
@@ -53,6 +51,42 @@ NEVER = 2**31 - 1
 """A growth interval that no training reaches; GradScaler's counter is an int32."""
 ALMOST_ONE = 1 - 2**-53
 """A backoff factor below 1, as GradScaler demands, that leaves an FP32 scale unchanged."""
+
+
+TextLanguage = Literal["python", "json", "shell", "prototxt", "lua"]
+_COMMENT = {"python": "# ", "shell": "# ", "prototxt": "# ", "lua": "-- "}
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Export:
+    """A plan in a framework's own terms.
+
+    Attributes:
+        framework: The name given to ``--to``.
+        language: The language of the text.
+        text: The file's content, with the notes if the language has comments.
+        settings: The same decisions as plain values, under the framework's own names.
+        notes: What the framework cannot express, a sentence each.
+    """
+
+    framework: str
+    language: TextLanguage
+    text: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """The document of ``mpdiag export --json``."""
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "framework": self.framework,
+            "language": self.language,
+            "settings": dict(self.settings),
+            "notes": list(self.notes),
+            "text": self.text,
+        }
 
 
 def export_plan(plan: PrecisionPlan, framework: str) -> Export:
@@ -99,7 +133,7 @@ def _write(framework: str, plan: PrecisionPlan) -> Export:
     if language == "json":
         text = json.dumps(settings, indent=2) + "\n"
     else:
-        text = f"{heading(plan, support, notes, language)}\n{body.strip()}\n"
+        text = f"{_heading(plan, support, notes, language)}\n{body.strip()}\n"
     return Export(framework, language, text, settings, notes)
 
 
@@ -113,10 +147,98 @@ def _arguments(settings: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={value!r}" for name, value in settings.items())
 
 
+@dataclass(frozen=True)
+class _Scaling:
+    """The plan's loss scale, as frameworks know it.
+
+    Attributes:
+        kind: ``none``, ``constant`` or ``dynamic``.
+        scale: The constant scale, or the one to begin with.
+    """
+
+    kind: Literal["none", "constant", "dynamic"]
+    scale: float
+
+
+def _scaling_of(plan: PrecisionPlan) -> _Scaling:
+    """How a framework with constant and backoff scales would scale by this plan.
+
+    Where it has no such scaler it backs off from the plan's first scale; the notes say so.
+    """
+    scale = plan.loss_scale
+    if plan.level in ("O0", "O3") or scale.method == NO_SCALE:
+        return _Scaling("none", 1.0)
+    return _Scaling("dynamic" if scale.adaptive else "constant", scale.init_scale)
+
+
+def _constant_scale(plan: PrecisionPlan) -> float:
+    """The scale for a framework that has only constant scales; 1 means none."""
+    scaling = _scaling_of(plan)
+    return plan.loss_scale.recommended if scaling.kind == "dynamic" else scaling.scale
+
+
+def _format_of(plan: PrecisionPlan, support: Support) -> str:
+    """The format that the framework would compute in: ``fp16``, ``bf16``, an FP8 format or ``fp32``.
+
+    For a plan in FP8, a framework without FP8 uses FP16, the format in which FP8 training keeps what
+    is outside its matrix products; the plan's loss scale is FP16's.
+
+    Raises:
+        UsageError: If the framework has no such format, so that another plan is needed.
+    """
+    if plan.level == "O0":
+        return "fp32"
+    if plan.target in support.formats:
+        return plan.target
+    if format_named(plan.target).needs_tensor_scale and FP16.name in support.formats:
+        return FP16.name
+    message = (
+        f"{support.name} cannot train in {format_named(plan.target).label}: analyze with --target "
+        f"{support.formats[0] if support.formats else 'fp16'}, and export that plan"
+    )
+    raise UsageError(message)
+
+
+def _heading(
+    plan: PrecisionPlan, support: Support, notes: tuple[str, ...], language: TextLanguage
+) -> str:
+    """What an export is, and its notes, as comments of its language."""
+    mark = _COMMENT[language]
+    origin = f" of run {plan.run!r}" if plan.run else ""
+    paragraphs = [f"{support.name}, by the plan{origin}.", plan.verdict.text]
+    if notes:
+        paragraphs += ["", "Notes:"]
+    lines = [line for p in paragraphs for line in _wrapped(p, mark, "")]
+    lines += [line for note in notes for line in _wrapped(note, mark, "- ")]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _one_line(text: str) -> str:
+    """Text for a comment, without line breaks that would end it or control characters."""
+    words = " ".join(text.split())
+    return "".join(c if c.isprintable() else "\ufffd" for c in words)
+
+
+def _wrapped(text: str, mark: str, bullet: str) -> list[str]:
+    """A paragraph as comment lines."""
+    plain = _one_line(text)
+    if not plain:
+        return [mark.rstrip()] if text == "" and not bullet else []
+    wrapped = textwrap.wrap(
+        plain,
+        100 - len(mark),
+        initial_indent=bullet,
+        subsequent_indent=" " * len(bullet),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return [mark + line for line in wrapped]
+
+
 _FILTERS: dict[str, Callable[..., Any]] = {
     "tojson": json.dumps,  # in the order of the keys, which Jinja's own sorts
     "literal": repr,
-    "one_line": one_line,
+    "one_line": _one_line,
     "arguments": _arguments,
 }
 
@@ -129,7 +251,7 @@ def _facts(plan: PrecisionPlan, support: Support) -> dict[str, Any]:
     person writes it, ``power`` the nearest power of two, and ``scale`` the constant one of a framework
     that has no other.
     """
-    chosen, scaling, scale = format_of(plan, support), scaling_of(plan), plan.loss_scale
+    chosen, scaling, scale = _format_of(plan, support), _scaling_of(plan), plan.loss_scale
     dtype = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}.get(chosen, "bfloat16")
     return {
         "format": chosen,
@@ -140,7 +262,7 @@ def _facts(plan: PrecisionPlan, support: Support) -> dict[str, Any]:
         "first": float(scaling.scale),
         "start": f"{scaling.scale:g}",
         "power": round(math.log2(scaling.scale)),
-        "scale": constant_scale(plan),
+        "scale": _constant_scale(plan),
         "loss_scale": scale,
         "interval": scale.growth_interval,
         "reduction": plan.reduction,
@@ -150,7 +272,7 @@ def _facts(plan: PrecisionPlan, support: Support) -> dict[str, Any]:
     }
 
 
-def _grad_scaler(scaling: Scaling, scale: LossScalePlan) -> dict[str, Any]:
+def _grad_scaler(scaling: _Scaling, scale: LossScalePlan) -> dict[str, Any]:
     """The arguments of ``torch.amp.GradScaler`` except the device.
 
     A constant scale is checked as well: it never grows, and backing off leaves it unchanged.

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from mpdiag.analysis.analyzer import Analysis
-    from mpdiag.exports.export import Export
+    from mpdiag.exports.registry import Export
     from mpdiag.files.paths import AnyPath
     from mpdiag.plan import PrecisionPlan
     from mpdiag.runs.run import Listing
