@@ -96,11 +96,6 @@ class HostCalls:
 
 
 StepSource = Literal["profiler", "optimizer", ""]
-SOURCES = {
-    "profiler": "ProfilerStep annotations",
-    "optimizer": "calls of the optimizer's step",
-    "": "",
-}
 _NUMBER = re.compile(r"#(\d{1,15})$")
 
 
