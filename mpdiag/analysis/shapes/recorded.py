@@ -365,8 +365,6 @@ def _dimensions(
     names: tuple[str, ...] = next((n for key, n in _OF_WEIGHT.items() if key in settings), ())
     if "normalized_shape" in settings:
         names = ("normalized_shape",) * len(weight)
-    elif "Bilinear" in kind:
-        names = ("out_features", "in1_features", "in2_features")
     return tuple(zip(names, weight, strict=True)) if len(names) == len(weight) else ()
 
 

@@ -188,15 +188,6 @@ def _matmul(step: Step, op: Operation, inputs: list[Dims]) -> list[Dims] | None:
     return [result]
 
 
-def _vector(step: Step, op: Operation, inputs: list[Dims]) -> list[Dims] | None:
-    operands = _named(op, inputs, "self", "mat", "vec", "tensor")
-    operands = operands[1:] if op.op.startswith("addmv") else operands
-    if len(operands) != 2:
-        return None
-    step.equate(operands[0][-1], operands[1][-1])
-    return [operands[0][:-1]]
-
-
 def _convolution(step: Step, op: Operation, inputs: list[Dims]) -> list[Dims] | None:
     named = {t.argument: d for t, d in zip(op.inputs, inputs, strict=True)}
     x, w = named.get("input"), named.get("weight")
@@ -322,15 +313,13 @@ def _cat(step: Step, op: Operation, inputs: list[Dims]) -> list[Dims] | None:
 def _split(step: Step, op: Operation, inputs: list[Dims]) -> list[Dims] | None:
     base, shapes = inputs[0], [o.shape for o in op.outputs]
     odd = [i for i, d in enumerate(base) if any(s[i] != step.value(d) for s in shapes)]
-    if len(odd) != 1 or sum(s[odd[0]] for s in shapes) != step.value(base[odd[0]]):
+    if len(odd) != 1 or len(set(shapes)) != 1:
         return None
-    dim = odd[0]
-    if len({s[dim] for s in shapes}) == 1:
-        parts = step.tensors.split(base[dim], [len(shapes), shapes[0][dim]])[-1:] * len(shapes)
-    else:
-        parts = [step.tensors.sizes.new(s[dim]) for s in shapes]
-        step.equate(base[dim], sum(parts, Size()))
-    return [[*base[:dim], part, *base[dim + 1 :]] for part in parts]
+    dim, width = odd[0], shapes[0][odd[0]]
+    if len(shapes) * width != step.value(base[dim]):
+        return None
+    part = step.tensors.split(base[dim], [len(shapes), width])[-1]
+    return [[*base[:dim], part, *base[dim + 1 :]]] * len(shapes)
 
 
 def _reduce(step: Step, op: Operation, inputs: list[Dims]) -> list[Dims]:
@@ -398,7 +387,6 @@ def _class_loss(step: Step, op: Operation, inputs: list[Dims]) -> list[Dims]:
 
 _RULES: tuple[tuple[str, Rule], ...] = (
     ("mm|addmm|bmm|baddbmm", _matmul),
-    ("mv|addmv|dot", _vector),
     ("convolution(_overrideable)?|(cudnn|mkldnn)_convolution", _convolution),
     ("_scaled_dot_product_(flash|cudnn|efficient|fused)_attention.*", _attention),
     ("mkldnn_rnn_layer|_cudnn_rnn|miopen_rnn|lstm|gru|rnn_tanh|rnn_relu", _recurrent),

@@ -308,12 +308,14 @@ def test_the_layers_of_a_stream_are_tied_whatever_their_number(recorded, tmp_pat
 @pytest.mark.parametrize(
     ("kind", "changed"),
     [
-        (first_half.UNet, 12),
+        (first_half.DepthwiseCnn, 14),
         (first_half.GroupedQueries, 8),
         (first_half.Recommender, 10),
-        (first_half.Residual, 15),
-        (second_half.Translator, 11),
+        (first_half.UNet, 12),
+        (second_half.PositionedEncoder, 20),
+        (second_half.RotaryWindows, 12),
         (second_half.SqueezeExcite, 15),
+        (second_half.Translator, 11),
     ],
 )
 @pytest.mark.filterwarnings("ignore:.*padding")
