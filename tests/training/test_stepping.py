@@ -244,3 +244,40 @@ def test_a_step_without_masters_waits_a_second_time_to_undo_what_does_not_fit():
     assert seen[:2] == ["tolist", "__bool__"]
     after = model.weight.item(), optimizer.state[model.weight]["momentum_buffer"].item()
     assert after == before
+
+
+class Headless(nn.Module):
+    """A model for no classes."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Linear(16, 4), nn.Linear(4, 0)
+
+    def forward(self, x):
+        y = self.body(x)
+        return y.float().square().mean() + self.head(y).float().sum()
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+def test_a_parameter_without_elements_trains_at_o2():
+    model = Headless()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    mp = mpdiag.MixedPrecision(model, optimizer, constant(8.0), level="O2", overrides=BF16)
+    with mp.autocast():
+        loss = model(torch.ones(1, 16))
+    assert not mp.step(loss).skipped
+
+
+@pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("level", ["O0", "O1", "O2"])
+@pytest.mark.parametrize("how", ["trace", "script"])
+def test_a_torchscript_module_inside_a_model_trains(level, how):
+    inner = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    made = torch.jit.script(inner) if how == "script" else torch.jit.trace(inner, torch.ones(1, 4))
+    model = nn.Sequential(made, nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    overrides = BF16 if level != "O0" else mpdiag.PrecisionOverrides()
+    mp = mpdiag.MixedPrecision(model, optimizer, constant(8.0), level=level, overrides=overrides)
+    with mp.autocast():
+        loss = model(torch.ones(2, 4)).float().sum()
+    assert not mp.step(loss).skipped
