@@ -75,11 +75,16 @@ def test_a_package_that_does_not_load_is_a_problem_not_a_traceback(monkeypatch, 
     assert "cannot open [red]" in as_text(found)
 
 
-def test_a_machine_with_a_gpu(monkeypatch):
-    facts = SimpleNamespace(name="NVIDIA X[1]", major=9, minor=0, total_memory=80 * 2**30)
+def put_in(monkeypatch, facts):
+    """Let torch see a GPU."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: facts)
+
+
+def test_a_machine_with_a_gpu(monkeypatch):
+    facts = SimpleNamespace(name="NVIDIA X[1]", major=9, minor=0, total_memory=80 * 2**30)
+    put_in(monkeypatch, facts)
     found = machine.examine()
     assert found.devices == (machine.Device(0, "NVIDIA X[1]", "9.0", 80 * 2**30),)
     assert "NVIDIA X[1], compute capability 9.0, 80 GiB" in as_text(found)
@@ -111,9 +116,7 @@ def test_a_machine_without_a_gpu_is_honest(monkeypatch):
 def test_a_gpu_is_told_format_by_format(monkeypatch):
     facts = SimpleNamespace(name="NVIDIA A100-SXM4-40GB", major=8, minor=0, total_memory=2**35)
     gpu = DeviceFacts(facts.name, (8, 0), driver="550.54", throttling=("too hot",), power_watts=1.0)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: facts)
+    put_in(monkeypatch, facts)
     monkeypatch.setattr(machine.nvml, "read_nvml", lambda: NvmlReading((gpu,)))
     found = machine.examine()
     how = {a.format: a.how for a in found.abilities}

@@ -8,7 +8,8 @@ import axe_checks
 import made_runs as hand
 import pytest
 
-from mpdiag.reports.documents.write import write_report, write_trace_report
+from mpdiag.reports.documents.write import write_report
+from mpdiag.tensorcores.reports.trace_report import write_trace_report
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs Playwright")
 

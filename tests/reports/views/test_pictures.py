@@ -9,6 +9,7 @@ import pytest
 from plotly.utils import PlotlyJSONEncoder
 from receipt_checks import same_numbers
 
+from mpdiag.analysis.operations.rules import OperationFinding
 from mpdiag.analysis.scaling.replay import replay_run
 from mpdiag.display.wording import percent
 from mpdiag.numerics.formats import BF16, FP8_E4M3, FP8_E5M2, FP16
@@ -195,3 +196,28 @@ def test_updates_are_the_plan_s_and_their_captions_say_them(analysis):
         top = course.frame.loc[course.frame["fp16_share"].idxmax()]
         assert f"{percent(top['fp16_share'])}, at step {int(top['step']):,}" in course.caption
     assert shown.ratios("no such parameter").caption.startswith("Over all recorded steps. ")
+
+
+def test_the_outputs_that_overflow_are_counted(analysis):
+    picture = outputs(analysis)
+    over = int((picture.frame["overflow"] > 0).sum())
+    assert (f"{over} of" in picture.caption) == (over > 0)
+
+
+def test_operations_with_their_line(analysis):
+    found = OperationFinding(
+        code="overflow",
+        op="exp",
+        aten="aten::exp",
+        module="",
+        where="model.py:12",
+        text="x.exp()",
+        reason="it reaches 1e5",
+        fix="keep it in FP32",
+        without="infinite",
+    )
+    (row,) = operations.proven_frame(replace(analysis, operations=(found,))).to_dict("records")
+    assert (row["operation"], row["module"], row["line"]) == ("exp", "(the model)", "model.py:12")
+    assert operations.proven_frame(replace(analysis, operations=())).empty
+    table = operations.operations_frame(analysis)
+    assert len(table) == len(analysis.plan.fp32_operations)
