@@ -100,7 +100,7 @@ PROMISES: tuple[Promise, ...] = (
     ),
     Promise(
         "a-launches", "a-counting", "aim",
-        "A counted tensor takes one kernel launch, a counted update one, 300 tensors at once three.",
+        "A counted tensor takes one kernel launch, updates at once three, 300 tensors at once three.",
         "kernels, fills and copies seen by torch.profiler",
     ),
     # -- b -----------------------------------------------------------------------------------------
