@@ -15,7 +15,7 @@ Like cuDNN's, it is differentiable once; for a second derivative switch it off a
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,7 +28,10 @@ from mpdiag.emulation.mode import Emulation, unwatched
 from mpdiag.tracing.precision_share import note_low_products
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
+
+_AT_ONCE = 1 << 18
+"""Values of gates whose slopes are computed and held at once, so that memory stays bounded."""
 
 
 def applies(op: Any, args: tuple[Any, ...]) -> bool:
@@ -195,17 +198,15 @@ class _Layer(torch.autograd.Function):
             outs, held, tanh = out_grad.unbind(), cells.unbind(), tanhs.unbind()
             rows, parts = sums_grad.unbind(), _by_gate(sums_grad)
             i, f, g, o = _by_gate(gates)
-            for t in reversed(range(steps)):
-                y, wide_tanh = gates[t].float(), tanh[t].float()
-                y_g = y[:, 2 * hidden : 3 * hidden]
+            for t, slopes in _slopes(gates, tanhs):
                 state_grad = outs[t] + state_grad
-                cell_grad = cell_grad + _scaled(state_grad * o[t], 1 - wide_tanh * wide_tanh)
+                cell_grad = cell_grad + _scaled(state_grad * o[t], slopes.tanh)
                 torch.mul(cell_grad, g[t], out=parts[0][t])
                 torch.mul(cell_grad, held[t], out=parts[1][t])
                 torch.mul(cell_grad, i[t], out=parts[2][t])
                 torch.mul(state_grad, tanh[t], out=parts[3][t])
-                candidate = _scaled(parts[2][t], 1 - y_g * y_g)
-                rows[t].copy_(rows[t].float().mul_(1 - y).mul_(y))  # a sigmoid's slope
+                candidate = _scaled(parts[2][t], slopes.candidate)
+                rows[t].copy_(rows[t].float().mul_(slopes.rest).mul_(slopes.gates))
                 parts[2][t].copy_(candidate)
                 cell_grad = cell_grad * f[t]
                 state_grad = torch.mm(rows[t].float(), recurrent).half()
@@ -215,6 +216,35 @@ class _Layer(torch.autograd.Function):
             w_h_grad = torch.mm(flat.t(), states[:-1].reshape(-1, hidden).float()).half()
             b_grad = flat.sum(0).half() if ctx.biases else None
         return x_grad, state_grad, cell_grad, w_x_grad, w_h_grad, b_grad, b_grad
+
+
+class _Slopes(NamedTuple):
+    """What a step's gradients are multiplied by, in FP32.
+
+    Attributes:
+        gates: y of each gate, whose sigmoid has the derivative y · (1 - y).
+        rest: 1 - y.
+        candidate: 1 - y², the derivative of the candidate's tanh.
+        tanh: The same of the cell's.
+    """
+
+    gates: Tensor
+    rest: Tensor
+    candidate: Tensor
+    tanh: Tensor
+
+
+def _slopes(gates: Tensor, tanhs: Tensor) -> Iterator[tuple[int, _Slopes]]:
+    """Each step and its slopes, the last first; made for as many steps at once as are small."""
+    steps, hidden = len(tanhs), tanhs.shape[2]
+    block = max(1, _AT_ONCE // max(1, gates[0].numel()))
+    for stop in range(steps, 0, -block):
+        start = max(0, stop - block)
+        y, tanh = gates[start:stop].float(), tanhs[start:stop].float()
+        g = y[:, :, 2 * hidden : 3 * hidden]
+        made = [v.unbind() for v in (y, 1 - y, 1 - g * g, 1 - tanh * tanh)]
+        for t in reversed(range(stop - start)):
+            yield start + t, _Slopes(*[rows[t] for rows in made])
 
 
 def _scaled(gradient: Tensor, slope: Tensor) -> Tensor:
