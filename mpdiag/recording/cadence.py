@@ -51,7 +51,7 @@ STRATA = 50
 """Strata of a block, whose offsets are hashed together: 1,000 steps."""
 BUDGET = 0.02
 ALLOWANCE = 10.0
-"""Seconds that a recording may cost before anything is thinned: a short one delays nobody."""
+"""Seconds that a recording may cost after its first step before it is thinned: a short one delays nobody."""
 _WINDOW = 8
 _PLAIN_WINDOW = 32
 _LARGEST = 1 << 20
@@ -182,6 +182,7 @@ class Governor:
         self._began = 0.0
         self._step_began = clock()
         self._spent_before = 0.0
+        self._first = 0.0  # what recording took in the first step
         self._steps = 0
         self._plain: deque[float] = deque(maxlen=_PLAIN_WINDOW)
         self._recorded: deque[tuple[float, float]] = deque(maxlen=_WINDOW)
@@ -215,13 +216,15 @@ class Governor:
         self._step_began, self._spent_before = now, self.spent
         self._steps += 1
         self.elapsed += seconds
-        if self._steps == 1 or not ordinary:  # the first step compiles, imports and allocates
+        if self._steps == 1:  # it compiles, imports and allocates, once
+            self._first = own
+        if self._steps == 1 or not ordinary:
             return
         if not recorded:
             self._plain.append(seconds)
             return
         self._recorded.append((seconds, own))
-        if self._budget is not None and self.spent > ALLOWANCE:
+        if self._budget is not None and self.spent - self._first > ALLOWANCE:
             self._adjust(step, self._budget, waits)
 
     def to_json(self) -> dict[str, Any]:

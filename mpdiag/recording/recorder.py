@@ -96,8 +96,8 @@ def record(
         exclude: Regular expression: leave out those whose name it matches.
         max_steps: Record so many steps, then let training go on alone.
         budget: Share of step time that recording may take. The recorder measures itself, and once
-            it has cost 10 seconds it records 2, 4, 8 … times fewer steps if it takes more. With
-            None, or with ``every``, no step is left out.
+            it has cost 10 seconds after the first step it records 2, 4, 8 … times fewer steps if it
+            takes more. With None, or with ``every``, no step is left out.
         operations: In so many of the recorded steps (the first ones from steps 0, 10, 100 … on),
             record every operation too: what it reads and writes, its module, its line of code.
             Where several optimizers step one at a time, so many of each, and the first step from

@@ -143,8 +143,14 @@ def test_thinned_by_powers_of_two_until_the_budget_holds(cost, every):
 def test_nothing_is_thinned_before_the_allowance_is_spent():
     governor, recorded = govern(lambda step: 0.9, 2_000)
     first = governor.changes[0]["step"]
-    spent_then = 0.9 * sum(step < first for step in recorded)
+    spent_then = 0.9 * sum(0 < step < first for step in recorded)
     assert ALLOWANCE < spent_then <= ALLOWANCE + 0.9 + 1e-9
+
+
+def test_a_first_step_that_compiles_thins_nothing():
+    governor, recorded = govern(lambda step: 30.0 if step == 0 else 0.45, DENSE_STEPS)
+    assert recorded == list(range(DENSE_STEPS))
+    assert governor.spent > ALLOWANCE
 
 
 def test_an_extreme_cost_thins_the_dense_beginning_too():
