@@ -51,7 +51,7 @@ STRATA = 50
 """Strata of a block, whose offsets are hashed together: 1,000 steps."""
 BUDGET = 0.02
 ALLOWANCE = 10.0
-"""Seconds that a recording may cost after its first step before it is thinned: a short one delays nobody."""
+"""Seconds that a recording may cost after its first step before anything is thinned."""
 _WINDOW = 8
 _PLAIN_WINDOW = 32
 _LARGEST = 1 << 20
