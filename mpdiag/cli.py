@@ -10,9 +10,10 @@ from __future__ import annotations
 import os
 import re
 import sys
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import import_module
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -22,9 +23,6 @@ from mpdiag.commands.shared.options import PlainCommand
 from mpdiag.display.wording import did_you_mean
 from mpdiag.errors import ExitCode, MpdiagError
 from mpdiag.version import __version__
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 COMMANDS = (
     "demo", "search", "record", "train", "profile", "analyze", "why", "explain", "replay", "compare",

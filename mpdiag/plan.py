@@ -12,13 +12,14 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import os
 import sys
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from mpdiag.errors import DamagedPlan, NewerSchema, UsageError
 from mpdiag.files.documents import read_document
@@ -26,10 +27,6 @@ from mpdiag.files.recognition import named_instead
 from mpdiag.numerics.formats import FP16, FP32, TRAINABLE
 from mpdiag.numerics.loss_scalers import SCALERS, ConstantScale, Scaler
 from mpdiag.tracing.fingerprint import ModelFingerprint
-
-if TYPE_CHECKING:
-    import os
-    from collections.abc import Collection
 
 SCHEMA_VERSION = 1
 FILE = "plan.json"

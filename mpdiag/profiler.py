@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from importlib import import_module
 from importlib.util import find_spec
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from mpdiag.errors import UsageError
 
 if TYPE_CHECKING:
-    from types import ModuleType
-
     from torch import nn
 
     from mpdiag.tensorcores.step_profiler import StepProfiler

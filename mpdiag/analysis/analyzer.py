@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from mpdiag.analysis.figures import EMPTY, FigureTable, update_figures
-from mpdiag.analysis.findings import by_severity
+from mpdiag.analysis.findings import Finding, by_severity
 from mpdiag.analysis.format_advice import advise_layers, choose_reduction, summarise_formats
+from mpdiag.analysis.layers import Layers
 from mpdiag.analysis.operations.choice import (
     activation_findings,
     beyond_any_plan,
@@ -30,6 +33,7 @@ from mpdiag.analysis.operations.gradient_rules import run_again
 from mpdiag.analysis.operations.graph import split
 from mpdiag.analysis.operations.layer_effects import layer_evidence
 from mpdiag.analysis.operations.loss_change import loss_curve
+from mpdiag.analysis.operations.rules import OperationFinding
 from mpdiag.analysis.recording_checks import (
     period_findings,
     rank_findings,
@@ -37,7 +41,7 @@ from mpdiag.analysis.recording_checks import (
     require_finite_gradients,
     training_findings,
 )
-from mpdiag.analysis.run_statistics import read_statistics
+from mpdiag.analysis.run_statistics import RunStatistics, read_statistics
 from mpdiag.analysis.scaling.findings import gradient_findings
 from mpdiag.analysis.scaling.loss_scale import (
     LossScaleAnalysis,
@@ -49,23 +53,12 @@ from mpdiag.analysis.shapes.advice import advise_shapes, recorded_generation
 from mpdiag.analysis.shapes.solution import Wanted
 from mpdiag.analysis.verdict.evidence import Case, extent_of, narrowed
 from mpdiag.analysis.verdict.judgement import judge, unanswered
-from mpdiag.analysis.verdict.probe import probe_findings, with_probe
+from mpdiag.analysis.verdict.probe import Probe, probe_findings, with_probe
 from mpdiag.analysis.weight_updates import advise_levels, analyze_weight_updates
 from mpdiag.numerics.formats import FP16, FloatFormat, format_named, half_of
-from mpdiag.plan import MasterWeightsPlan, PrecisionPlan
+from mpdiag.plan import Fp32Choice, MasterWeightsPlan, PrecisionPlan, Verdict
 from mpdiag.runs.results import read_comparison
 from mpdiag.runs.run import Run, open_run
-
-if TYPE_CHECKING:
-    import os
-    from collections.abc import Mapping
-
-    from mpdiag.analysis.findings import Finding
-    from mpdiag.analysis.layers import Layers
-    from mpdiag.analysis.operations.rules import OperationFinding
-    from mpdiag.analysis.run_statistics import RunStatistics
-    from mpdiag.analysis.verdict.probe import Probe
-    from mpdiag.plan import Fp32Choice, Verdict
 
 SCHEMA_VERSION = 1
 

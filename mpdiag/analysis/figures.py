@@ -8,24 +8,22 @@ what is counted, where and at which scale, and sentences, reports and the dashbo
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from mpdiag.analysis.layers import share
+from mpdiag.analysis.layers import Layers, share
 from mpdiag.display.wording import layer_name, percent, scale_text
 from mpdiag.files.documents import finite
+from mpdiag.numerics.formats import FloatFormat
+from mpdiag.runs.schema import Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from mpdiag.analysis.layers import Layers
     from mpdiag.analysis.scaling.windows import Window
     from mpdiag.display.svg import Range
-    from mpdiag.numerics.formats import FloatFormat
     from mpdiag.plan import MasterWeightsPlan
-    from mpdiag.runs.schema import Kind
 
 Key = Literal[
     "layer-sum",

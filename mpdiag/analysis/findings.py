@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, cast, get_args
+from typing import Any, Literal, cast, get_args
 
 from mpdiag.display.explanations import command_for
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
 
 Severity = Literal["info", "warning", "error"]
 

@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mpdiag.analysis.layers import Layers, share
-from mpdiag.analysis.operations.layer_effects import LayerEvidence
+from mpdiag.analysis.operations.layer_effects import Effects, LayerEvidence
 from mpdiag.numerics.formats import FP16, FP32, TARGETS, FloatFormat
 from mpdiag.plan import LayerFormat, ReductionPlan
 from mpdiag.runs.schema import KINDS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from numpy.typing import NDArray
-
-    from mpdiag.analysis.layers import Layers
-    from mpdiag.analysis.operations.layer_effects import Effects
 
 CANDIDATES = tuple(sorted(TARGETS, key=lambda fmt: fmt.bits))
 """From narrow to wide."""

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import difflib
+import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mpdiag.analysis.analyzer import Analysis, analyze
+from mpdiag.analysis.figures import Figure
 from mpdiag.analysis.layers import Layers, countable_rows, share
 from mpdiag.analysis.scaling.necessity import MATTERS
 from mpdiag.display.wording import scale_text
@@ -17,15 +21,6 @@ from mpdiag.errors import LayerNotFound
 from mpdiag.files.documents import finite
 from mpdiag.numerics.formats import FORMATS, FP16
 from mpdiag.runs.run import Run, open_run
-
-if TYPE_CHECKING:
-    import os
-    from collections.abc import Iterator
-
-    from numpy.typing import NDArray
-
-    from mpdiag.analysis.figures import Figure
-
 
 SCHEMA_VERSION = 1
 

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mpdiag.numerics.formats import FP16
-from mpdiag.runs.records import Merger
-from mpdiag.runs.schema import TOTAL
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from numpy.typing import NDArray
-
-    from mpdiag.numerics.histograms import ExponentHistogram
-    from mpdiag.runs.records import Records
-    from mpdiag.runs.schema import Kind
+from mpdiag.numerics.histograms import ExponentHistogram
+from mpdiag.runs.records import Merger, Records
+from mpdiag.runs.schema import TOTAL, Kind
 
 
 @dataclass(frozen=True, eq=False)

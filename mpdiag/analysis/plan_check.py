@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mpdiag.analysis.findings import Finding
 from mpdiag.display.wording import scale_text
 from mpdiag.errors import InputError, UsageError
 from mpdiag.numerics.formats import FORMATS
-from mpdiag.plan import NO_SCALE
+from mpdiag.plan import NO_SCALE, Fp32Choice, LossScalePlan, PrecisionPlan
 from mpdiag.tracing.fingerprint import compare_models, other_model
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from mpdiag.plan import Fp32Choice, LossScalePlan, PrecisionPlan
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mpdiag.analysis.findings import Finding
 from mpdiag.display.wording import counted, percent
@@ -20,10 +22,6 @@ from mpdiag.numerics.periods import unseen_periods
 from mpdiag.runs.coverage import stepped_in
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from numpy.typing import NDArray
-
     from mpdiag.analysis.layers import Layers
     from mpdiag.runs.records import Records
     from mpdiag.runs.run import Run

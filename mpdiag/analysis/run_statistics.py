@@ -12,28 +12,23 @@ are integers and everything else is a maximum, so it makes no difference how the
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mpdiag.analysis.layers import Counting, Layers, LayerSums, countable_rows, keys_of
-from mpdiag.analysis.scaling.windows import late_windows, step_maxima
+from mpdiag.analysis.scaling.windows import Window, late_windows, step_maxima
 from mpdiag.numerics.formats import FP16, HALVES
-from mpdiag.runs.records import Merger
-from mpdiag.runs.schema import KINDS, SAMPLED, TEXT
+from mpdiag.numerics.histograms import ExponentHistogram
+from mpdiag.runs.records import Merger, Records
+from mpdiag.runs.schema import KINDS, SAMPLED, TEXT, FormatFact
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator
-
-    from numpy.typing import NDArray
-
-    from mpdiag.analysis.scaling.windows import Window
-    from mpdiag.numerics.histograms import ExponentHistogram
-    from mpdiag.runs.records import Records
     from mpdiag.runs.run import Run
-    from mpdiag.runs.schema import FormatFact
 
 STREAM_FROM = 2_000_000
 """Rows from which a run is streamed: so many take some 500 MB when they are held."""

@@ -5,20 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
-from mpdiag.analysis.layers import share
-from mpdiag.analysis.run_statistics import UPDATE_FIGURES
+from mpdiag.analysis.layers import Layers, share
+from mpdiag.analysis.run_statistics import UPDATE_FIGURES, RunStatistics
 from mpdiag.display.wording import counted, percent
-from mpdiag.numerics.formats import BF16, FP16, HALVES
+from mpdiag.numerics.formats import BF16, FP16, HALVES, FloatFormat
 from mpdiag.plan import LevelAdvice, MasterWeightsPlan
 from mpdiag.runs.schema import SAMPLED
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from mpdiag.analysis.layers import Layers
-    from mpdiag.analysis.run_statistics import RunStatistics
-    from mpdiag.numerics.formats import FloatFormat
     from mpdiag.runs.run import Run
 
 STALLED = 0.4

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from rich.console import Console, Group
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from mpdiag import workloads
 from mpdiag.analysis.analyzer import analyze
@@ -19,20 +23,10 @@ from mpdiag.plan import PrecisionPlan
 from mpdiag.recording.recorder import record
 from mpdiag.reports import terminal
 from mpdiag.runs.run import META
-from mpdiag.sensitivity.fp32_search import SearchResult, search_fp32
+from mpdiag.sensitivity.fp32_search import SearchResult, Train, search_fp32
 from mpdiag.sensitivity.measurement import measure_sensitivity
 from mpdiag.training.trainer import MixedPrecision
-from mpdiag.workloads.protocol import mixed_step, start
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from torch import Tensor, nn
-    from torch.optim import Optimizer
-
-    from mpdiag.sensitivity.fp32_search import Train
-    from mpdiag.workloads.protocol import Workload
+from mpdiag.workloads.protocol import Workload, mixed_step, start
 
 
 def run_search(

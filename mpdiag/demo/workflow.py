@@ -9,23 +9,26 @@ from __future__ import annotations
 import math
 import os
 import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from multiprocessing import get_context
+from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
 from mpdiag import workloads
-from mpdiag.analysis.analyzer import analyze
+from mpdiag.analysis.analyzer import Analysis, analyze
 from mpdiag.analysis.comparison.compare import DEFAULT_MARGIN
 from mpdiag.errors import TrainingDiverged, UsageError
+from mpdiag.plan import PrecisionPlan
 from mpdiag.recording.counting.host import prepare
 from mpdiag.recording.recorder import record
 from mpdiag.reports import terminal
@@ -35,18 +38,10 @@ from mpdiag.runs.run import free_name
 from mpdiag.runs.training_log import LogWriter, Metric, TrainingStep
 from mpdiag.training.options import PrecisionOverrides
 from mpdiag.training.trainer import MixedPrecision
-from mpdiag.workloads.protocol import mixed_step, start
+from mpdiag.workloads.protocol import Session, Workload, mixed_step, start
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
     from multiprocessing.queues import SimpleQueue
-    from pathlib import Path
-
-    from rich.console import RenderableType
-
-    from mpdiag.analysis.analyzer import Analysis
-    from mpdiag.plan import PrecisionPlan
-    from mpdiag.workloads.protocol import Session, Workload
 
 
 _WORTH_PROCESSES = 10.0

@@ -6,14 +6,13 @@ Each function returns ``Markup``, a string that is HTML already; any other text 
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mpdiag.display import svg
 from mpdiag.display.wording import scale_text
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
-
     from markupsafe import Markup
 
 _TEMPLATE = "display/templates/notebook.html.j2"

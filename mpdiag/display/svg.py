@@ -8,14 +8,11 @@ from __future__ import annotations
 import html
 import math
 import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from mpdiag.display.colors import BLUE, FATE_COLORS, GREEN, GREY
 from mpdiag.display.wording import percent, shortened, superscript
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
 
 FATES = {
     "lost": "becomes 0",

@@ -5,10 +5,7 @@ from __future__ import annotations
 import html
 import math
 import re
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 MODEL = "(the model)"
 # What a terminal would obey instead of showing: C0, DEL, C1, marks that turn the direction

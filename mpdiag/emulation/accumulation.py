@@ -15,14 +15,12 @@ inside a loss function keeps FP32: no gradient depends on it.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch._decomp import decomposition_table
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 DEPTH = 16
 """Products that one instruction adds before it rounds."""

@@ -9,7 +9,7 @@ that the emulation has seen in the forward pass before.
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, distributed
@@ -17,11 +17,9 @@ from torch.autograd.function import BackwardCFunction
 from torch.utils.hooks import RemovableHandle
 
 from mpdiag.emulation import linear, recurrent
+from mpdiag.emulation.mode import Emulation
 from mpdiag.numerics.autocast_lists import FP32
 from mpdiag.tracing.precision import HALF
-
-if TYPE_CHECKING:
-    from mpdiag.emulation.mode import Emulation
 
 MOST = 400
 """Nodes of a graph that are looked at; in a larger one little is small."""

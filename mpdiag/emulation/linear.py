@@ -11,19 +11,17 @@ forward-mode differentiation find the operations as they are.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch._compile import _disable_dynamo
 from torch.autograd import forward_ad
+from torch.library import Library
 
 from mpdiag.emulation.mode import alone, unwatched
 from mpdiag.emulation.recurrent import held_kernel
 from mpdiag.tracing.uncompiled import CAN_HIDE, compiler_looks_on, hide, unseen
-
-if TYPE_CHECKING:
-    from torch.library import Library
 
 _KINDS = frozenset({Tensor, torch.nn.Parameter})
 _torchs = torch.ops.aten.linear.default._op_dk

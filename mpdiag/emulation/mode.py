@@ -16,10 +16,11 @@ they are rounded), and what fused kernels keep in registers.
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -28,9 +29,6 @@ from mpdiag.emulation.accumulation import accumulates, product, reduces, reducti
 from mpdiag.tracing.dispatch import mapped, tensors_of
 from mpdiag.tracing.precision import HALF
 from mpdiag.tracing.uncompiled import CAN_HIDE, compiler_looks_on, hide, unseen
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 Dtypes = tuple[torch.dtype | None, ...]
 

@@ -20,9 +20,10 @@ import difflib
 import threading
 import warnings
 import weakref
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.library import Library
@@ -33,9 +34,6 @@ from mpdiag.errors import UsageError
 from mpdiag.numerics.autocast_lists import BANNED, LISTS, RECURRENT, Rule
 from mpdiag.tracing.dispatch import mapped
 from mpdiag.tracing.precision import HALF
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
 
 # Common name of an operation -> ATen's name.
 ALIASES = {

@@ -15,7 +15,8 @@ Like cuDNN's, it is differentiable once; for a second derivative switch it off a
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,9 +27,6 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from mpdiag.emulation.mode import Emulation, unwatched
 from mpdiag.tracing.precision_share import note_low_products
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
 
 _AT_ONCE = 1 << 18
 """Values of gates whose slopes are computed and held at once, so that memory stays bounded."""

@@ -17,14 +17,12 @@ Figures, for each argument and format (``error_of_self_fp16`` …):
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 
 from mpdiag.emulation.rounding import DTYPES
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 _SAMPLE = 1 << 16
 _WHOLE = 1 << 20

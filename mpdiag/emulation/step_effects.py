@@ -18,20 +18,16 @@ no recording.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from mpdiag.emulation.rounding import DTYPES
-from mpdiag.emulation.step_tape import BREAKS, FP8, StepReplay, StepTape
+from mpdiag.emulation.step_tape import BREAKS, FP8, Call, Effect, StepReplay, StepTape
 from mpdiag.numerics.autocast_lists import COMPOSITES, LISTS, MOVES, policy_name
 from mpdiag.tracing.dispatch import tensors_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from mpdiag.emulation.step_tape import Call, Effect
 
 Site = tuple[str | None, str]
 """A module's name, None outside of all, and an operation's."""

@@ -16,9 +16,10 @@ if their exponent had no end. Overflow and loss scales are judged by the histogr
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Hashable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
@@ -27,9 +28,6 @@ from mpdiag.emulation.rounding import DTYPES
 from mpdiag.numerics.formats import FP8_E4M3
 from mpdiag.tracing.dispatch import found_in, mapped, tensors_of, written
 from mpdiag.tracing.storages import WeakStorages
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Hashable, Iterator, Sequence
 
 LARGEST = 1 << 24
 """Elements of all values of a step together, beyond which it is not taped."""

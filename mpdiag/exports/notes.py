@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from mpdiag.numerics.formats import format_named
 from mpdiag.numerics.loss_scalers import Backoff, ConstantScale
-from mpdiag.plan import NO_SCALE
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from mpdiag.plan import Fp32Choice, LossScalePlan, PrecisionPlan
+from mpdiag.plan import NO_SCALE, Fp32Choice, LossScalePlan, PrecisionPlan
 
 MANY = 12
 """So many names are written out in a note."""

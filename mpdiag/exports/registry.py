@@ -22,22 +22,18 @@ import json
 import math
 import re
 import textwrap
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from mpdiag.display.rendering import environment
 from mpdiag.display.wording import did_you_mean
 from mpdiag.errors import UsageError
 from mpdiag.exports.notes import Support, modules_in_fp32, shortfalls
 from mpdiag.numerics.formats import FP16, format_named
-from mpdiag.plan import NO_SCALE
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from mpdiag.plan import LossScalePlan, PrecisionPlan
+from mpdiag.plan import NO_SCALE, LossScalePlan, PrecisionPlan
 
 _NAMES = (
     *("torch", "lightning", "huggingface", "accelerate", "deepspeed", "megatron"),

@@ -7,14 +7,11 @@ published columnar format has them: values, little-endian, and one bit each for 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from numpy.typing import DTypeLike, NDArray
+from numpy.typing import DTypeLike, NDArray
 
 
 def numbers(column: Any, dtype: DTypeLike, missing: float = 0) -> NDArray[Any]:

@@ -11,17 +11,13 @@ import json
 import os
 import tempfile
 import uuid
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mpdiag.errors import RunExists, UsageError
-from mpdiag.files.paths import is_remote
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from mpdiag.files.paths import AnyPath
+from mpdiag.files.paths import AnyPath, is_remote
 
 
 @contextmanager

@@ -12,13 +12,10 @@ import json
 import math
 import os
 import stat
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from mpdiag.errors import UsageError
-from mpdiag.files.paths import is_remote
-
-if TYPE_CHECKING:
-    from mpdiag.files.paths import AnyPath
+from mpdiag.files.paths import AnyPath, is_remote
 
 T = TypeVar("T")
 

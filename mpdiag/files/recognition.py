@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
-from mpdiag.files.paths import is_remote
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from mpdiag.files.paths import AnyPath
+from mpdiag.files.paths import AnyPath, is_remote
 
 HEAD = 1 << 16
 """Bytes by which a file is recognised."""

@@ -12,6 +12,7 @@ import io
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import wraps
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from upath.extensions import ProxyUPath
@@ -21,8 +22,6 @@ from mpdiag.files.secrets import without_secrets
 from mpdiag.installation.extras import EXTRAS
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from typing_extensions import Self
 
 

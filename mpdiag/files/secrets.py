@@ -8,10 +8,7 @@ number, a truth value, or another word beside them tells.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+from collections.abc import Iterable
 
 HIDDEN = "(hidden)"
 """What stands in a document for a token, a key or a password."""

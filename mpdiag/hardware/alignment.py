@@ -11,11 +11,8 @@ vocabulary).
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
 
 _DTYPES = (
     # (dtype, bytes of one value in memory, names of it in torch, its profiler and oneDNN)

@@ -10,12 +10,10 @@ FEAT_SME; Linux, ``arch/x86/include/asm/cpufeatures.h`` and *ARM64 ELF hwcaps*.
 from __future__ import annotations
 
 import platform
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from typing import Any
 
 _FROM_LINUX = {
     "avx512f": "avx512_f",

@@ -6,17 +6,14 @@ why it is throttled, its power and its driver. Nothing here changes a setting.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mpdiag.hardware import alignment, peaks
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from mpdiag.hardware.peaks import Peaks
+from mpdiag.hardware.peaks import Peaks
 
 _THROTTLE = (
     # (bit, its meaning in words); bits as in nvml.h, nvmlClocksEventReason*

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,8 +15,6 @@ from typing import TYPE_CHECKING, Any
 from mpdiag.hardware.tables import read_table
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from mpdiag.hardware.cpu_instructions import CpuInstructions
 
 _TABLE = Path(__file__).with_name("flags.tsv")

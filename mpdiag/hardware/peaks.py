@@ -13,16 +13,13 @@ per clock, and a test verifies that for every row.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from mpdiag.hardware.alignment import CDNA, generation, is_amd
 from mpdiag.hardware.tables import read_table
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 _DTYPES = ("fp64", "fp32", "fp16", "bf16", "int8")
 _TABLE = Path(__file__).with_name("peaks.tsv")

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
 
 from mpdiag.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 class MissingExtra(UsageError, ImportError):

@@ -12,7 +12,7 @@ All models and optimizers of a training belong into one call of ``prepare``.
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 
@@ -27,14 +27,13 @@ with EXTRAS["accelerate"].imports("mpdiag.integrations.accelerate"):
     from accelerate.optimizer import AcceleratedOptimizer
     from accelerate.utils import convert_outputs_to_fp32
 
-if TYPE_CHECKING:
-    import os
-    from collections.abc import Iterable, Iterator
+import os
+from collections.abc import Iterable, Iterator
 
-    from torch import Tensor, nn
-    from torch.optim import Optimizer
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
-    from mpdiag.training.results import StepResult
+from mpdiag.training.results import StepResult
 
 
 def apply_plan(

@@ -7,27 +7,23 @@ themselves all but the largest bin would be one bar. Scalars are what a person w
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mpdiag.analysis.layers import countable_rows, share
 from mpdiag.errors import RunNotFound, UsageError
 from mpdiag.installation.extras import EXTRAS
 from mpdiag.numerics.formats import FP16
+from mpdiag.numerics.histograms import ExponentHistogram
+from mpdiag.runs.records import Records
 from mpdiag.runs.run import Run, open_run
 from mpdiag.runs.training_log import read_log
-
-if TYPE_CHECKING:
-    import os
-    from collections.abc import Iterator
-
-    from numpy.typing import NDArray
-
-    from mpdiag.numerics.histograms import ExponentHistogram
-    from mpdiag.runs.records import Records
 
 _SCALARS = ("loss", "scale", "gradient_norm", "seconds")
 

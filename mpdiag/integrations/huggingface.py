@@ -26,11 +26,12 @@ with EXTRAS["huggingface"].imports("mpdiag.integrations.huggingface"):
 
     from mpdiag.integrations.accelerate import PlanAccelerator, apply_plan
 
-if TYPE_CHECKING:
-    import os
-    from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Iterator, Mapping
 
-    from mpdiag.plan import PrecisionPlan
+from mpdiag.plan import PrecisionPlan
+
+if TYPE_CHECKING:
     from mpdiag.training.trainer import MixedPrecision
 
 STATE_FILE = "mpdiag.pt"

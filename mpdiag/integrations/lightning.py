@@ -13,7 +13,7 @@ under the names they have there, and the plan's level must be O1 (or O0).
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch.optim import LBFGS, SGD, Optimizer
 
@@ -28,13 +28,12 @@ with EXTRAS["lightning"].imports("mpdiag.integrations.lightning"):
     from lightning.pytorch import Callback
     from lightning.pytorch.plugins import Precision
 
-if TYPE_CHECKING:
-    import os
-    from collections.abc import Callable, Iterator, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping
 
-    from torch import Tensor, nn
+from torch import Tensor, nn
 
-    from mpdiag.training.results import StepResult
+from mpdiag.training.results import StepResult
 
 
 class RecordCallback(Recording, Callback):

@@ -6,17 +6,16 @@ and, where the model holds half-precision weights, their FP32 masters.
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from mpdiag.errors import StateMismatch, UsageError
+from mpdiag.numerics.loss_scalers import Scaler
 from mpdiag.training import checkpoint
 
 if TYPE_CHECKING:
-    import os
-    from collections.abc import Mapping
-
-    from mpdiag.numerics.loss_scalers import Scaler
     from mpdiag.recording.recorder import Optimizers, Recorder
     from mpdiag.tracing.names import Models
     from mpdiag.training.trainer import MixedPrecision

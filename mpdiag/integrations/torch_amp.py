@@ -19,17 +19,14 @@ them; ``mpdiag.MixedPrecision`` applies the plan to these, too.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch.optim import Optimizer
 
 from mpdiag.integrations.shared import dump_scaler, load_scaler
+from mpdiag.plan import PrecisionPlan
 from mpdiag.training import levels
-
-if TYPE_CHECKING:
-    from torch.optim import Optimizer
-
-    from mpdiag.plan import PrecisionPlan
 
 
 def autocast_arguments(plan: PrecisionPlan, device_type: str = "cuda") -> dict[str, Any]:

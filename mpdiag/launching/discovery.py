@@ -13,9 +13,10 @@ import gc
 import sys
 import threading
 import weakref
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import ModuleType
-from typing import TYPE_CHECKING, Any, Protocol
+from types import FrameType, ModuleType
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -24,10 +25,6 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from mpdiag.tracing.dispatch import in_backward, is_traced
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-    from types import FrameType
 
 MAX_MODELS = 32
 """Models adopted in one process; a search that makes hundreds must not keep them all alive."""

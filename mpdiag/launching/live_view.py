@@ -23,6 +23,7 @@ import os
 import sys
 import time
 from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -32,8 +33,6 @@ from rich.text import Text
 from mpdiag.display.wording import counted, percent, scale_text, spoken_layer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
     import pyarrow as pa
 
     from mpdiag.analysis.layers import Layers

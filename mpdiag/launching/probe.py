@@ -14,19 +14,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from mpdiag.analysis.verdict.probe import Probe
 from mpdiag.errors import InputError, MpdiagError
-from mpdiag.plan import LossScalePlan
+from mpdiag.plan import LossScalePlan, PrecisionPlan
 from mpdiag.runs.training_log import FILE, TrainingStep, read_log
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from mpdiag.plan import PrecisionPlan
 
 STEPS = 50
 SECONDS = 600.0

@@ -9,16 +9,14 @@ import multiprocessing.process
 import os
 import sys
 import time
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mpdiag.errors import ExitCode, RunExists
 from mpdiag.files.paths import AnyPath, is_remote
 from mpdiag.runs.run import META, free_name
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 
 def announced_ranks() -> tuple[int, int]:

@@ -8,6 +8,7 @@ import re
 import signal
 import sys
 import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,8 +22,6 @@ from mpdiag.recording.lifecycle import carry_through
 from mpdiag.runs.run import META
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from torch import nn
     from torch.optim import Optimizer
 

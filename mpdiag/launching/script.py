@@ -15,18 +15,14 @@ import re
 import shutil
 import sys
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.machinery import PathFinder, SourceFileLoader
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
-from types import ModuleType, TracebackType
-from typing import TYPE_CHECKING, Any
+from types import CodeType, ModuleType, TracebackType
+from typing import Any
 
 from mpdiag.errors import InputError, MpdiagError, UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from importlib.machinery import ModuleSpec
-    from types import CodeType
 
 _PYTHON = re.compile(r"python(\d+(\.\d+)*)?w?(\.exe)?", re.IGNORECASE)
 _OURS = str(Path(__file__).resolve().parent.parent)

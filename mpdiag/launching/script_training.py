@@ -8,6 +8,7 @@ the trainer's.
 from __future__ import annotations
 
 import types
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -15,16 +16,14 @@ from weakref import WeakKeyDictionary, WeakSet
 
 from mpdiag.display.wording import counted, scale_text
 from mpdiag.errors import MpdiagError
+from mpdiag.files.paths import AnyPath
 from mpdiag.launching import processes
 from mpdiag.launching.patching.gradient_calls import GradientCalls, tell
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from torch import Tensor, nn
     from torch.optim import Optimizer
 
-    from mpdiag.files.paths import AnyPath
     from mpdiag.launching.discovery import Discovered, Discovery
     from mpdiag.launching.patching.parameter_operations import ParameterOperations
     from mpdiag.launching.patching.patches import Patches

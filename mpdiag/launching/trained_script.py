@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,8 +27,6 @@ from mpdiag.runs.run import META, open_run
 from mpdiag.runs.training_log import FILE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from mpdiag.training.options import Backend
 
 

@@ -23,18 +23,16 @@ What is exact, what is bounded:
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from mpdiag.numerics.formats import FP16, FloatFormat
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from numpy.typing import ArrayLike, NDArray
-
     Ints = NDArray[np.int64]
     Floats = NDArray[np.float64]
 

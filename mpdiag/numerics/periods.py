@@ -7,10 +7,7 @@ its phases. Steps that are multiples of N miss phases of all periods that share 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+from collections.abc import Iterable
 
 LARGEST_PERIOD = 16
 

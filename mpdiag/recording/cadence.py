@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -30,21 +31,18 @@ from typing import TYPE_CHECKING, Any
 from mpdiag.display.wording import percent
 from mpdiag.errors import UsageError
 from mpdiag.numerics.periods import covers_periods
-from mpdiag.recording.step_clock import StepListener
+from mpdiag.recording.step_clock import Step, StepListener
 from mpdiag.runs.operations import encode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
     from torch.optim import Optimizer
 
     from mpdiag.recording.ledger import Ledger
     from mpdiag.recording.operations import OperationWatch
-    from mpdiag.recording.step_clock import Step
     from mpdiag.runs.writer import RunWriter
 
-    Seconds = Callable[[], float]
 
+Seconds = Callable[[], float]
 DENSE_STEPS = 20
 SPARSE_EVERY = 20
 STRATA = 50

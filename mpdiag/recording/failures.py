@@ -6,14 +6,13 @@ import functools
 import sys
 import threading
 import warnings
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from contextlib import AbstractContextManager
-
     from mpdiag.files.paths import AnyPath
     from mpdiag.recording.operations import OperationWatch
     from mpdiag.recording.step_clock import StepClock

@@ -9,19 +9,16 @@ from __future__ import annotations
 
 import functools
 import gc
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.optim import Optimizer
 
-from mpdiag.recording.step_clock import StepListener
+from mpdiag.recording.step_clock import Step, StepClock, StepListener
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from torch.optim import Optimizer
-
     from mpdiag.recording.ledger import Ledger
-    from mpdiag.recording.step_clock import Step, StepClock
 
 
 class ScalerWatch(StepListener):

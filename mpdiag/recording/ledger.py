@@ -8,25 +8,23 @@ device, or for the disk, except ``drain`` and ``flush``.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import torch
 
 from mpdiag.files.arrow_columns import array_from, array_of, numbers
 from mpdiag.recording.counting import layout
 from mpdiag.recording.counting.host import rows_on
-from mpdiag.runs.schema import TOTAL, UpdateStack, encode
+from mpdiag.recording.counting.rows import RawRows, Rows
+from mpdiag.recording.counting.tensors import Countable
+from mpdiag.runs.schema import TOTAL, Kind, Placement, Stage, UpdateStack, encode
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import pyarrow as pa
-    import torch
 
-    from mpdiag.recording.counting.rows import RawRows, Rows
-    from mpdiag.recording.counting.tensors import Countable
-    from mpdiag.runs.schema import Kind, Placement, Stage
     from mpdiag.runs.writer import RunWriter
 
 _DRAIN_ROWS = 1024

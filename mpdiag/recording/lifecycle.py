@@ -5,10 +5,8 @@ from __future__ import annotations
 import atexit
 import os
 import sys
-from typing import TYPE_CHECKING, Protocol
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from collections.abc import Callable
+from typing import Protocol
 
 TRIES = 3
 """After so many interrupts the last one is raised at once: the disk may hang."""

@@ -15,23 +15,20 @@ import functools
 import sys
 import threading
 import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.optim import Optimizer
 
-from mpdiag.files.paths import is_remote
+from mpdiag.files.paths import AnyPath, is_remote
 from mpdiag.runs.training_log import RECORDED, LogWriter, Metric, TrainingStep, announce, withdraw
 from mpdiag.tracing.autograd_graph import loss_of
 from mpdiag.tracing.dispatch import in_backward, is_traced
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from contextlib import AbstractContextManager
-
-    from torch.optim import Optimizer
-
-    from mpdiag.files.paths import AnyPath
     from mpdiag.recording.step_clock import StepClock
 
 MANY = 1_000

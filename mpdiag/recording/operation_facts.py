@@ -16,16 +16,14 @@ What rounding its inputs does to any operation's result is measured in ``emulati
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch.utils.flop_counter import flop_registry
 
 from mpdiag.emulation.rounding import DTYPES
 from mpdiag.recording.counting.tensors import tensors_in
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 # What moves values without computing: their results have the histogram of what they were given.
 COPIES = frozenset({"clone", "_unsafe_view", "alias_copy", "contiguous", "lift_fresh"})

@@ -7,23 +7,22 @@ output of an earlier operation, its producer. Counts lie on the device until ``d
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 
+from mpdiag.numerics.histograms import ExponentHistogram
 from mpdiag.recording.counting.host import rows_on
+from mpdiag.recording.counting.rows import Rows
 from mpdiag.recording.counting.tensors import Countable, countable, sum_of_bits
 from mpdiag.runs.operations import NONE, TensorRecord
 from mpdiag.tracing.dispatch import tensors_of
 from mpdiag.tracing.storages import WeakStorages
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from mpdiag.numerics.histograms import ExponentHistogram
-    from mpdiag.recording.counting.rows import Rows
     from mpdiag.tracing.conversions import Alias
 
 _DRAIN_ROWS = 512

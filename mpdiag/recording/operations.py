@@ -19,14 +19,18 @@ both carry the same sequence number.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from types import FrameType
+from typing import Any
 
 import torch
+from torch import nn
 
 from mpdiag.emulation.rounding_effect import measure_rounding
 from mpdiag.emulation.step_effects import StepEffects
+from mpdiag.emulation.step_tape import Call
 from mpdiag.numerics.autocast_lists import COMPOSITES, NO_HALF_FUNCTIONS
 from mpdiag.recording import operation_facts
 from mpdiag.recording.operation_tensors import OperationTensors, SeenTensor
@@ -36,14 +40,6 @@ from mpdiag.tracing.autograd_graph import BackwardPasses, holds_any
 from mpdiag.tracing.dispatch import by_name, in_backward, is_traced, written
 from mpdiag.tracing.source_lines import SourceLine, SourceLines
 from mpdiag.tracing.tap import OperationTap
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-    from types import FrameType
-
-    from torch import nn
-
-    from mpdiag.emulation.step_tape import Call
 
 DEFAULT = 3
 _MAX_OPERATIONS = 50_000

@@ -16,16 +16,18 @@ The recorder puts the parts together, starts them and ends them::
 from __future__ import annotations
 
 import logging
+import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from types import TracebackType
+from typing import Any
 
 import torch
 from torch.optim import Optimizer
 
 from mpdiag.errors import RunExists, UsageError
-from mpdiag.files.paths import place
+from mpdiag.files.paths import AnyPath, place
 from mpdiag.recording.cadence import (
     BUDGET,
     SPARSE_EVERY,
@@ -33,6 +35,7 @@ from mpdiag.recording.cadence import (
     GovernedPace,
     Governor,
     OperationSteps,
+    Seconds,
 )
 from mpdiag.recording.failures import Failures, HookGuard
 from mpdiag.recording.grad_scaler import ScalerWatch
@@ -41,7 +44,7 @@ from mpdiag.recording.lifecycle import carry_through, live
 from mpdiag.recording.losses import LossLog
 from mpdiag.recording.observer import Observer
 from mpdiag.recording.operations import DEFAULT, OperationWatch
-from mpdiag.recording.run_folder import Described, RecordingOptions, RunFolder
+from mpdiag.recording.run_folder import Audience, Described, RecordingOptions, RunFolder
 from mpdiag.recording.step_clock import StepClock
 from mpdiag.recording.weights import CopiedParameters, WeightCopies, WeightObserver
 from mpdiag.runs import provenance
@@ -49,15 +52,6 @@ from mpdiag.runs.writer import RunWriter
 from mpdiag.tracing.dispatch import after_backward, in_backward
 from mpdiag.tracing.names import Models, Subjects, subjects
 from mpdiag.tracing.precision import PrecisionWatch
-
-if TYPE_CHECKING:
-    import os
-    from collections.abc import Mapping
-    from types import TracebackType
-
-    from mpdiag.files.paths import AnyPath
-    from mpdiag.recording.cadence import Seconds
-    from mpdiag.recording.run_folder import Audience
 
 logger = logging.getLogger("mpdiag")
 

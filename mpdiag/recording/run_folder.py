@@ -9,36 +9,31 @@ from __future__ import annotations
 import math
 import re
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+from torch import nn
+from torch.optim import Optimizer
 
 from mpdiag.errors import RunExists
-from mpdiag.files.paths import is_remote
-from mpdiag.recording.failures import WRITING
-from mpdiag.recording.step_clock import StepListener
+from mpdiag.files.paths import AnyPath, is_remote
+from mpdiag.recording.failures import WRITING, Failures
+from mpdiag.recording.step_clock import Step, StepClock, StepListener
 from mpdiag.runs import provenance
 from mpdiag.runs.run import META, now
-from mpdiag.tracing.names import type_name
+from mpdiag.tracing.names import Subjects, type_name
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import pyarrow as pa
-    from torch import nn
-    from torch.optim import Optimizer
 
-    from mpdiag.files.paths import AnyPath
     from mpdiag.recording.cadence import Cadence, Governor, OperationSteps
-    from mpdiag.recording.failures import Failures
     from mpdiag.recording.grad_scaler import ScalerWatch
     from mpdiag.recording.ledger import Ledger
     from mpdiag.recording.losses import LossLog
-    from mpdiag.recording.step_clock import Step, StepClock
     from mpdiag.runs.training_log import TrainingStep
     from mpdiag.runs.writer import RunWriter
-    from mpdiag.tracing.names import Subjects
     from mpdiag.tracing.precision import PrecisionWatch
 
 WRITE_SECONDS = 5.0

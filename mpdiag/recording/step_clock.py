@@ -30,14 +30,11 @@ Nothing here needs torch: what to ask about backward passes is handed in.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, Protocol
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from contextlib import AbstractContextManager
-
+from typing import Any, Protocol
 
 _LONGEST_ROUND = 8
 """Steps after which an optimizer is not waited for: a critic often has five to its generator's one."""

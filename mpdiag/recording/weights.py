@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Callable, Container, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,25 +21,18 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
 from mpdiag.errors import UsageError
 from mpdiag.recording.counting.tensors import Countable, beside_sharded, countable
-from mpdiag.recording.failures import guarded
-from mpdiag.recording.ledger import ParameterUpdate
-from mpdiag.recording.step_clock import StepListener
-from mpdiag.runs.schema import TOTAL
+from mpdiag.recording.failures import HookGuard, guarded
+from mpdiag.recording.ledger import Ledger, ParameterUpdate
+from mpdiag.recording.step_clock import Step, StepClock, StepListener
+from mpdiag.runs.schema import TOTAL, Stage
 from mpdiag.tracing.dispatch import is_traced
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterable, Sequence
-
-    from torch.optim import Optimizer
-
-    from mpdiag.recording.failures import HookGuard
-    from mpdiag.recording.ledger import Ledger
     from mpdiag.recording.operations import OperationWatch
-    from mpdiag.recording.step_clock import Step, StepClock
-    from mpdiag.runs.schema import Stage
     from mpdiag.tracing.names import NamedParameter, Subjects
 
 

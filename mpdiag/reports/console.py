@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NoReturn
+from collections.abc import Iterator
+from typing import NoReturn
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
 from mpdiag.display.wording import shown
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from rich.console import ConsoleOptions, RenderableType
 
 
 class Terminal(Console):

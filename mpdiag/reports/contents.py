@@ -5,24 +5,27 @@ Views draw what they are given: this is where the reports read files.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mpdiag.errors import RunNotFound
+from mpdiag.files.paths import AnyPath
 from mpdiag.plan import PrecisionPlan
-from mpdiag.runs.results import read_profile, read_search, read_sensitivities
+from mpdiag.runs.results import (
+    Sensitivities,
+    StoredSearch,
+    read_profile,
+    read_search,
+    read_sensitivities,
+)
 from mpdiag.runs.run import open_run
-from mpdiag.runs.training_log import FILE, read_log
+from mpdiag.runs.training_log import FILE, TrainingLog, read_log
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
     from mpdiag.analysis.analyzer import Analysis
-    from mpdiag.files.paths import AnyPath
     from mpdiag.runs.operations import Operation
-    from mpdiag.runs.results import Sensitivities, StoredSearch
-    from mpdiag.runs.training_log import TrainingLog
 
 
 @dataclass(frozen=True, eq=False)

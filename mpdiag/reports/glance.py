@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import math
 import stat
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from mpdiag.errors import MpdiagError
 from mpdiag.files.documents import read_document
@@ -18,13 +20,7 @@ from mpdiag.plan import FILE as PLAN
 from mpdiag.plan import PrecisionPlan, Verdict
 from mpdiag.runs.results import PROFILE, read_comparison
 from mpdiag.runs.training_log import FILE as LOG
-from mpdiag.runs.training_log import Metric, read_log
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-    from pathlib import Path
-
-    from mpdiag.runs.training_log import TrainingLog
+from mpdiag.runs.training_log import Metric, TrainingLog, read_log
 
 POINTS = 60
 """Losses that a sparkline is drawn from."""

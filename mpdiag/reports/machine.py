@@ -11,7 +11,8 @@ import platform
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import Any
 
 from mpdiag.hardware import capabilities as able
 from mpdiag.hardware import devices as nvml
@@ -19,10 +20,6 @@ from mpdiag.hardware.cpu_instructions import cpu_name, read_instructions
 from mpdiag.hardware.flags import Flag, read_flags
 from mpdiag.installation.extras import EXTRAS
 from mpdiag.version import __version__
-
-if TYPE_CHECKING:
-    from types import ModuleType
-
 
 SCHEMA_VERSION = 1
 

@@ -7,25 +7,22 @@ rows, a script that is still there, an optional package) is looked up here, befo
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mpdiag.errors import MpdiagError
-from mpdiag.files.paths import is_remote
+from mpdiag.files.paths import AnyPath, is_remote
 from mpdiag.installation.extras import EXTRAS
 from mpdiag.numerics.formats import BF16, TRAINABLE
 from mpdiag.plan import FILE as PLAN
-from mpdiag.runs.run import META, Run, list_runs, open_run
+from mpdiag.plan import PrecisionPlan
+from mpdiag.runs.run import META, Listing, Run, list_runs, open_run
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from mpdiag.analysis.analyzer import Analysis
     from mpdiag.exports.registry import Export
-    from mpdiag.files.paths import AnyPath
-    from mpdiag.plan import PrecisionPlan
-    from mpdiag.runs.run import Listing
 
 Words = tuple[object, ...]
 NOTHING: Words = ()

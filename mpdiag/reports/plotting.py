@@ -8,15 +8,13 @@ is transparent, so that light and dark pages show through.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
 
 from mpdiag.display.wording import in_figure
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 GRID = "rgba(128, 136, 150, 0.22)"
 LINE = "rgba(128, 136, 150, 0.6)"

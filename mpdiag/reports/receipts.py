@@ -9,16 +9,14 @@ estimates, as they are in the tables.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from mpdiag.numerics.formats import FP16
+from mpdiag.numerics.formats import FP16, FloatFormat
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
-
     from mpdiag.analysis.scaling.windows import Window
-    from mpdiag.numerics.formats import FloatFormat
 
 _ROWS = """\
 import numpy as np

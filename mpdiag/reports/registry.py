@@ -5,9 +5,11 @@ A view is a file in ``reports/views``, a page of the same name in ``app/views``,
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from mpdiag.profiler import is_installed, part
+from mpdiag.reports.picture import Picture
 from mpdiag.reports.views import (
     compare,
     layers,
@@ -21,10 +23,7 @@ from mpdiag.reports.views import (
 from mpdiag.reports.views.gradients import pictures as gradients
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from mpdiag.reports.contents import RunContents
-    from mpdiag.reports.picture import Picture
 
 VIEWS = (
     runs.VIEW,

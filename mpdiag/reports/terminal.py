@@ -6,14 +6,13 @@ import json
 import os
 import shlex
 import sys
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from mpdiag.display.wording import shown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
     from rich.console import RenderableType
 
 

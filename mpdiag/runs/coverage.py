@@ -7,12 +7,11 @@ of activations.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
     from mpdiag.runs.run import Run
 
 FROZEN = "frozen: it has neither gradient nor update"

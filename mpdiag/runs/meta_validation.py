@@ -8,10 +8,8 @@ needs no library for it. What other documents hold is checked by ``documents.con
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 COUNT = "count"
 LARGEST = 1 << 53

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -20,8 +21,6 @@ from mpdiag.files.arrow_columns import array_from
 from mpdiag.numerics.histograms import BINS, MIN_EXPONENT, ExponentHistogram
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
     import pyarrow as pa
 
 Phase = Literal["forward", "backward", "update"]

@@ -6,14 +6,13 @@ small parts are decoded together.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from mpdiag.errors import DamagedRun
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Sequence
-
     import pyarrow as pa
     from numpy.typing import NDArray
 

@@ -8,23 +8,21 @@ of integers: neither the portions nor the order of rows, parts or ranks changes 
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mpdiag.files.arrow_columns import lists, numbers, octets, one_array, present, texts
 from mpdiag.numerics.formats import FORMATS, FP16
 from mpdiag.numerics.histograms import BINS, MAX_EXPONENT, MIN_EXPONENT, ExponentHistogram
-from mpdiag.runs.schema import FACTS, FLOATS, INTEGERS, KINDS, SAMPLED, TEXT, UPDATE_INTEGERS
+from mpdiag.runs.schema import FACTS, FLOATS, INTEGERS, KINDS, SAMPLED, TEXT, UPDATE_INTEGERS, Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
-
     import pyarrow as pa
-    from numpy.typing import NDArray
 
-    from mpdiag.runs.schema import Kind
 
 PORTION = 16_384
 """Rows merged at a time: temporaries stay at some ten MB."""

@@ -23,17 +23,14 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mpdiag.errors import DamagedRun, DamagedSearch, NewerSchema, RunNotFound
 from mpdiag.files.atomic import write_json
 from mpdiag.files.documents import converted, read_document
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from mpdiag.files.paths import AnyPath
+from mpdiag.files.paths import AnyPath
 
 COMPARISON, PROFILE = "comparison.json", "profile.json"
 SEARCH, SENSITIVITY = "search.json", "sensitivity.json"

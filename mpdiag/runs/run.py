@@ -17,16 +17,19 @@ system that fsspec knows, see ``files/paths.py``; there a file is sent whole.
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from difflib import get_close_matches
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from mpdiag.errors import DamagedRun, MpdiagError, NewerSchema, RunNotFound
 from mpdiag.files.documents import read_document
-from mpdiag.files.paths import Copies, is_remote, place
+from mpdiag.files.paths import AnyPath, Copies, is_remote, place
 from mpdiag.files.recognition import named_instead
 from mpdiag.files.secrets import HIDDEN
 from mpdiag.runs.meta_validation import refuse_odd_meta, refuse_odd_modules
@@ -34,14 +37,9 @@ from mpdiag.runs.reader import damaged, part_of, records_of, tables_of
 from mpdiag.tracing.fingerprint import ModelFingerprint, fingerprint
 
 if TYPE_CHECKING:
-    import os
-    from collections.abc import Collection, Iterator, Mapping, Sequence
-    from pathlib import Path
-
     import pandas as pd
     import pyarrow as pa
 
-    from mpdiag.files.paths import AnyPath
     from mpdiag.runs.operations import Operation
     from mpdiag.runs.records import Records
     from mpdiag.runs.schema import Kind

@@ -19,20 +19,19 @@ in place of the map; ``upgraded`` turns its tables into today's.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mpdiag.files.arrow_columns import array_from, array_of, lists_of, numbers
 from mpdiag.numerics.formats import BF16, FP16
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
     import pyarrow as pa
-    from numpy.typing import NDArray
 
     from mpdiag.numerics.histograms import ExponentHistogram
 

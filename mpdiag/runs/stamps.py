@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from pathlib import Path
 
 from mpdiag.runs.results import COMPARISON, PROFILE, SEARCH, SENSITIVITY
 from mpdiag.runs.run import META
 from mpdiag.runs.training_log import FILE
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
 
 Stamp = tuple[tuple[str, int, int], ...]
 

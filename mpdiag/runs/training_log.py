@@ -17,18 +17,14 @@ import json
 import math
 import os
 import warnings
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field, fields
 from itertools import chain
-from typing import IO, TYPE_CHECKING, Any, Protocol
+from typing import IO, Any, Protocol
 
 from mpdiag.errors import DamagedRun, RunNotFound
 from mpdiag.files.documents import converted
-from mpdiag.files.paths import is_remote, place
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
-    from mpdiag.files.paths import AnyPath
+from mpdiag.files.paths import AnyPath, is_remote, place
 
 FILE = "training.jsonl"
 RECORDED = {"source": "recording"}

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from mpdiag.errors import RunExists
 from mpdiag.files.arrow_columns import array_from
 from mpdiag.files.atomic import atomic_path, json_text, write_json
-from mpdiag.files.paths import is_remote, place
+from mpdiag.files.paths import AnyPath, is_remote, place
 from mpdiag.runs.run import META, SCHEMA_VERSION, modules_schema
 from mpdiag.runs.schema import repeating_columns
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
     import pyarrow as pa
-
-    from mpdiag.files.paths import AnyPath
 
 
 _MADE = (

@@ -26,11 +26,15 @@ seed ranks the operations. Then a few emulated trainings at the plan's loss scal
 from __future__ import annotations
 
 import math
+import os
 import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from torch import nn
+from torch.optim import Optimizer
 
 from mpdiag.errors import TrainingDiverged, UsageError
 from mpdiag.files.paths import place
@@ -38,17 +42,10 @@ from mpdiag.numerics.autocast_lists import LISTS
 from mpdiag.plan import Fp32Choice, PrecisionPlan
 from mpdiag.sensitivity.loss_estimate import Fp32Candidate, RankingTrainer, candidates_of
 from mpdiag.sensitivity.search_state import Probe, SearchState, SeedSpread, load_state, spread_of
-from mpdiag.training.options import PrecisionOverrides
+from mpdiag.training.options import Backend, PrecisionOverrides
 from mpdiag.training.trainer import MixedPrecision
 
 if TYPE_CHECKING:
-    import os
-
-    from torch import nn
-    from torch.optim import Optimizer
-
-    from mpdiag.training.options import Backend
-
     Build = Callable[[int], tuple[nn.Module, Optimizer, "Train"]]
 
 Train = Callable[[MixedPrecision], float]

@@ -13,30 +13,24 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.utils._pytree import tree_map
 
 from mpdiag.emulation.rounding import round_to
 from mpdiag.errors import UsageError
 from mpdiag.numerics.autocast_lists import LISTS
 from mpdiag.numerics.formats import FP16, FloatFormat, format_named
+from mpdiag.plan import PrecisionPlan
 from mpdiag.tracing.operation_calls import OUTSIDE, Site, Sites, floats
 from mpdiag.tracing.source_lines import present_number
 from mpdiag.training.trainer import MixedPrecision
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from contextlib import AbstractContextManager
-
-    from torch import nn
-    from torch.optim import Optimizer
-
-    from mpdiag.plan import PrecisionPlan
 
 
 @dataclass(frozen=True)

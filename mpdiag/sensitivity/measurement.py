@@ -13,11 +13,13 @@ pass of an operation is what autograd runs for it.
 from __future__ import annotations
 
 import math
+import os
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from mpdiag.emulation.rounding import round_to
@@ -33,12 +35,6 @@ from mpdiag.sensitivity.loss_estimate import (
     untouched,
 )
 from mpdiag.tracing.operation_calls import Site, Sites, floats
-
-if TYPE_CHECKING:
-    import os
-    from collections.abc import Callable, Collection, Mapping
-
-    from torch import nn
 
 NarrowPasses = Literal["forward", "backward", "both"]
 

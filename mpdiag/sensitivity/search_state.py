@@ -8,19 +8,16 @@ from __future__ import annotations
 import json
 import math
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mpdiag.errors import DamagedSearch, StateMismatch, UsageError
 from mpdiag.files.atomic import write_json
 from mpdiag.files.documents import converted, read_document
+from mpdiag.files.paths import AnyPath
 from mpdiag.numerics.students_t import t_quantile
 from mpdiag.sensitivity.loss_estimate import Fp32Candidate
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from mpdiag.files.paths import AnyPath
 
 VERSION = 1
 

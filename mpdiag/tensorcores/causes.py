@@ -22,11 +22,13 @@ The causes, in the order in which they are checked:
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from mpdiag.files.documents import finite
 from mpdiag.hardware import alignment as shapes
+from mpdiag.hardware.alignment import Fault
 from mpdiag.hardware.devices import DeviceFacts
 from mpdiag.tensorcores.eligibility import (
     has_matrix_shape,
@@ -46,9 +48,6 @@ from mpdiag.tensorcores.roofline import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from mpdiag.hardware.alignment import Fault
     from mpdiag.tensorcores.work.products import MatrixWork
     from mpdiag.tensorcores.work.traced_operation import OperationTime
 

@@ -11,12 +11,14 @@ import math
 import struct
 import tempfile
 from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 from mpdiag.tensorcores.events import (
     Copy,
+    Event,
     HostOperation,
     HostSpan,
     Kernel,
@@ -24,12 +26,6 @@ from mpdiag.tensorcores.events import (
     ModuleSpan,
     host_span_kind,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
-    from mpdiag.tensorcores.events import Event
-
 
 MOST_SPANS = 200_000
 """Spans of the host that are kept; of a longer trace the rest are left out, which is said."""

@@ -13,12 +13,17 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from mpdiag.tensorcores.collected import BACKWARD, COPY, MODULE, OPERATION, KernelSum
-
-if TYPE_CHECKING:
-    from mpdiag.tensorcores.collected import Collected, Signature
+from mpdiag.tensorcores.collected import (
+    BACKWARD,
+    COPY,
+    MODULE,
+    OPERATION,
+    Collected,
+    KernelSum,
+    Signature,
+)
 
 REMEMBERED = 100_000
 """Forward operations remembered until their backward runs; the oldest are dropped first."""

@@ -9,24 +9,21 @@ from __future__ import annotations
 
 import heapq
 import math
+import os
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from mpdiag.tensorcores.events import Copy, Kernel
 from mpdiag.tensorcores.readers.recognition import read
 from mpdiag.tensorcores.timeline.activity import COPY, kind_of
+from mpdiag.tensorcores.timeline.host_spans import Gap
 from mpdiag.tensorcores.timeline.ranks import compare_ranks
+from mpdiag.tensorcores.timeline.sweep import Timeline, Window
 from mpdiag.tensorcores.trace_analysis import profile_trace
-
-if TYPE_CHECKING:
-    import os
-    from collections.abc import Mapping, Sequence
-
-    from mpdiag.tensorcores.timeline.host_spans import Gap
-    from mpdiag.tensorcores.timeline.sweep import Timeline, Window
 
 ENDINGS = (
     *("json", "gz", "sqlite", "db", "csv", "pb", "txt", "jsonl", "jsonlines", "pt"),

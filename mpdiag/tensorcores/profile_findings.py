@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mpdiag.display.explanations import command_for
 from mpdiag.display.wording import counted
 from mpdiag.files.documents import finite
+from mpdiag.hardware.devices import DeviceFacts
 from mpdiag.tensorcores import kernel_evidence
-from mpdiag.tensorcores.causes import TF32
-from mpdiag.tensorcores.kernels.counters import ADVICE
+from mpdiag.tensorcores.causes import TF32, JudgedOperation
+from mpdiag.tensorcores.kernels.counters import ADVICE, Vendor
 from mpdiag.tensorcores.roofline import speedup
 from mpdiag.tensorcores.summary import percent
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from mpdiag.hardware.devices import DeviceFacts
-    from mpdiag.tensorcores.causes import JudgedOperation
     from mpdiag.tensorcores.events import TraceReader
     from mpdiag.tensorcores.kernel_linking import Linked
-    from mpdiag.tensorcores.kernels.counters import Vendor
     from mpdiag.tensorcores.timeline.sweep import Timeline
     from mpdiag.tensorcores.trace_profile import KernelTimes
 

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,8 +22,6 @@ from mpdiag.launching.processes import launcher_of
 from mpdiag.launching.script import AfterTorch, parse, run
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from mpdiag.tensorcores.step_profiler import StepProfiler
 
 _MODULE = "mpdiag.tensorcores.profiled_script"  # run as a program in the child

@@ -21,10 +21,13 @@ import json
 import re
 import tempfile
 import threading
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import TracebackType
+from typing import Any
 
 import torch
+from torch import nn
 from torch.nn.modules import module as module_hooks
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
@@ -37,12 +40,6 @@ from mpdiag.tensorcores.cpu.operators import MODULE, operator_times
 from mpdiag.tensorcores.trace_analysis import profile_trace
 from mpdiag.tracing.dispatch import is_traced
 from mpdiag.tracing.names import type_name
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from types import TracebackType
-
-    from torch import nn
 
 
 class StepProfiler:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +13,6 @@ from mpdiag.files.documents import finite
 from mpdiag.tensorcores.timeline.host_spans import GAP_CAUSES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
     from mpdiag.tensorcores.causes import JudgedOperation, Worth
     from mpdiag.tensorcores.roofline import AchievedRate
     from mpdiag.tensorcores.timeline.sweep import Timeline, Window

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import tempfile
 from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mpdiag.display.wording import counted
 from mpdiag.errors import DamagedTrace, InputError, UsageError
@@ -16,31 +18,20 @@ from mpdiag.files.recognition import run_instead
 from mpdiag.hardware.devices import DeviceFacts
 from mpdiag.tensorcores import kernel_evidence
 from mpdiag.tensorcores.causes import judge, worth
-from mpdiag.tensorcores.collected import Collected
-from mpdiag.tensorcores.kernel_evidence import code_of, read_code
-from mpdiag.tensorcores.kernel_linking import link
-from mpdiag.tensorcores.kernels.classification import classify, native_generations
+from mpdiag.tensorcores.collected import Collected, KernelSum, Signature
+from mpdiag.tensorcores.events import Kernel, TraceReader
+from mpdiag.tensorcores.kernel_evidence import KernelEvidence, code_of, read_code
+from mpdiag.tensorcores.kernel_linking import KernelOrigin, Linked, link
+from mpdiag.tensorcores.kernels.classification import KernelFacts, classify, native_generations
 from mpdiag.tensorcores.profile_comparison import ProfileComparison, compare_profiles
 from mpdiag.tensorcores.profile_findings import profile_findings
 from mpdiag.tensorcores.readers.recognition import read
 from mpdiag.tensorcores.timeline.activity import activities
-from mpdiag.tensorcores.timeline.ranks import compare_ranks
-from mpdiag.tensorcores.timeline.sweep import make_timeline
+from mpdiag.tensorcores.timeline.ranks import RankComparison, compare_ranks
+from mpdiag.tensorcores.timeline.sweep import Timeline, make_timeline
 from mpdiag.tensorcores.trace_profile import KernelTime, KernelTimes, Profile
+from mpdiag.tensorcores.work.products import MatrixWork
 from mpdiag.tensorcores.work.traced_operation import OperationTime, matrix_work
-
-if TYPE_CHECKING:
-    import os
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from mpdiag.tensorcores.collected import KernelSum, Signature
-    from mpdiag.tensorcores.events import Kernel, TraceReader
-    from mpdiag.tensorcores.kernel_evidence import KernelEvidence
-    from mpdiag.tensorcores.kernel_linking import KernelOrigin, Linked
-    from mpdiag.tensorcores.kernels.classification import KernelFacts
-    from mpdiag.tensorcores.timeline.ranks import RankComparison
-    from mpdiag.tensorcores.timeline.sweep import Timeline
-    from mpdiag.tensorcores.work.products import MatrixWork
 
 STDIN = "-"
 """The path that stands for standard input."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from mpdiag.display.wording import percent
 from mpdiag.tensorcores import kernel_evidence
-from mpdiag.tensorcores.kernels.classification import VERDICTS
-from mpdiag.tensorcores.kernels.rules import TABLE_VERSION
+from mpdiag.tensorcores.kernel_evidence import KernelEvidence
+from mpdiag.tensorcores.kernels.classification import VERDICTS, KernelFacts
+from mpdiag.tensorcores.kernels.rules import TABLE_VERSION, KernelVerdict
 from mpdiag.tensorcores.summary import (
     CauseGroup,
     Eligibility,
@@ -18,13 +20,8 @@ from mpdiag.tensorcores.summary import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from mpdiag.hardware.devices import DeviceFacts
     from mpdiag.tensorcores.causes import JudgedOperation, Worth
-    from mpdiag.tensorcores.kernel_evidence import KernelEvidence
-    from mpdiag.tensorcores.kernels.classification import KernelFacts
-    from mpdiag.tensorcores.kernels.rules import KernelVerdict
     from mpdiag.tensorcores.timeline.sweep import Timeline
 
 

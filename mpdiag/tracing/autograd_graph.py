@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Container, Iterable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
+from torch import Tensor
 from torch.autograd.function import BackwardCFunction
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterable, Iterator
-    from contextlib import AbstractContextManager
-
-    from torch import Tensor
-
 
 _AUTOGRAD: Any = torch.autograd  # its backward() and grad() look the engine up by this name
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
 import torch
 
 from mpdiag.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 _WITH_CUDA = torch.backends.cuda.is_built()  # torch without it raises where it is asked
 

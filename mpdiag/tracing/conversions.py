@@ -14,15 +14,13 @@ import re
 import sys
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from types import CodeType, FrameType
+from typing import Any, Literal, Protocol
 
 import torch
 
 from mpdiag.tracing.dispatch import in_backward, is_traced
 from mpdiag.tracing.tap import FunctionTap
-
-if TYPE_CHECKING:
-    from types import CodeType, FrameType
 
 Argument = Literal["float32", "attribute", "name", "other"]
 """How a dtype is written: ``torch.float32``, ``z.dtype``, a variable, anything else."""

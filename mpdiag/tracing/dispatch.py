@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def in_backward() -> bool:

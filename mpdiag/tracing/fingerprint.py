@@ -13,13 +13,11 @@ prefix under which most layers meet is found, and named.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mpdiag.display.wording import layer_name
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
 
 Shape = tuple[int, ...]
 """Sizes of a parameter."""

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
 from mpdiag.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 Models = nn.Module | Sequence[nn.Module] | Mapping[str, nn.Module]
 

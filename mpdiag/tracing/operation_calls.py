@@ -13,21 +13,18 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from mpdiag.numerics.autocast_lists import LOW, policy_name
 from mpdiag.tracing.dispatch import in_backward, tensors_of
 from mpdiag.tracing.source_lines import ModuleCalls
 from mpdiag.tracing.tap import FunctionTap, OperationTap
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from torch import Tensor, nn
 
 OUTSIDE = "(outside)"
 """Stands for the module of what is computed outside of all modules, such as a loss function."""

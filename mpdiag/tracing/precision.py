@@ -8,13 +8,11 @@ were not there. Its ``GradScaler`` may stay, for it multiplies and divides by po
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
 
 HALF = frozenset({torch.float16, torch.bfloat16})
 _DEVICE_TYPES = ("cpu", "cuda", "xpu", "mps", "hpu", "xla", "mtia", "privateuseone")

@@ -9,9 +9,10 @@ microseconds each, so it is at work in the first steps and then in one step of e
 from __future__ import annotations
 
 import zlib
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
@@ -19,10 +20,6 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from mpdiag.tracing.dispatch import compiler_in_use, in_backward, tensors_of
 from mpdiag.tracing.precision import HALF
 from mpdiag.tracing.tap import OperationTap
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from contextlib import AbstractContextManager
 
 DENSE = 8
 """Every one of the first steps is counted."""

@@ -5,18 +5,15 @@ from __future__ import annotations
 import linecache
 import os
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from types import CodeType, FrameType
+from typing import Any, Generic, TypeVar
 
 import torch
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from types import CodeType, FrameType
-
-    from torch import nn
+from torch import nn
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep  # noqa: PTH120 - compared with co_filename
 _PACKAGE = str(Path(__file__).resolve().parent.parent) + os.sep

@@ -8,14 +8,12 @@ context a tap lies above the modes that are there already.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 class OperationListener(Protocol):

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, ContextDecorator
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch._compile import _disable_dynamo
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 try:
     from torch._C._dynamo.eval_frame import (

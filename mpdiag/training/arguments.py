@@ -6,15 +6,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 from torch.optim import Optimizer
 
 from mpdiag.emulation import policy
 from mpdiag.errors import UsageError
+from mpdiag.numerics.autocast_lists import Rule
 
 if TYPE_CHECKING:
-    from torch import nn
-
-    from mpdiag.numerics.autocast_lists import Rule
     from mpdiag.training.levels import Precision
 
 

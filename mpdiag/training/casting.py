@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,15 +12,12 @@ from torch.utils._pytree import tree_map
 
 from mpdiag.emulation import policy
 from mpdiag.emulation.backward import Watch
+from mpdiag.emulation.mode import Emulation
 from mpdiag.tracing.capture import refuse_capture
 from mpdiag.tracing.precision import HALF
+from mpdiag.tracing.precision_share import PrecisionShare
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from contextlib import AbstractContextManager
-
-    from mpdiag.emulation.mode import Emulation
-    from mpdiag.tracing.precision_share import PrecisionShare
     from mpdiag.training.weights.wrapping import Wrapped
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import copy
 import dataclasses
 import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from mpdiag.errors import DamagedPlan, StateMismatch, UsageError
 from mpdiag.numerics.loss_scalers import SCALERS, Scaler, resumed
@@ -19,10 +21,6 @@ from mpdiag.training.skips.step_start import dump_random, load_random
 from mpdiag.training.weights.given import same
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from torch import Tensor
-
     from mpdiag.training.levels import Precision
     from mpdiag.training.weights.wrapping import Wrapped
 

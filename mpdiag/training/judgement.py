@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, distributed
 
 from mpdiag.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
 
 LARGEST = torch.finfo(torch.float32).max
 

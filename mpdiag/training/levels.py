@@ -15,7 +15,7 @@ O3    low precision   no               low precision    none            1
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 
@@ -29,12 +29,8 @@ from mpdiag.numerics.loss_scalers import (
     scaler_class,
     scaler_named,
 )
-from mpdiag.plan import NO_SCALE
-from mpdiag.training.options import AS_PLANNED
-
-if TYPE_CHECKING:
-    from mpdiag.plan import LossScalePlan, PrecisionPlan
-    from mpdiag.training.options import PrecisionOverrides
+from mpdiag.plan import NO_SCALE, LossScalePlan, PrecisionPlan
+from mpdiag.training.options import AS_PLANNED, PrecisionOverrides
 
 Level = Literal["O0", "O1", "O2", "O3"]
 LEVELS: tuple[Level, ...] = ("O0", "O1", "O2", "O3")

@@ -22,27 +22,25 @@ from __future__ import annotations
 
 import functools
 import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from mpdiag.errors import StateMismatch, UsageError
 from mpdiag.tracing.uncompiled import uncompiled
 from mpdiag.training import stepping, updates
+from mpdiag.training.results import StepResult
+from mpdiag.training.stepping import Regularizer, StepContext
+from mpdiag.training.updates import StepGuard
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    from torch.optim import Optimizer
-
     from mpdiag.numerics.loss_scalers import Scaler
     from mpdiag.training.casting import Casting
-    from mpdiag.training.results import StepResult
-    from mpdiag.training.stepping import Regularizer, StepContext
-    from mpdiag.training.updates import StepGuard
 
 
 def refuse_shared_parameters(optimizers: Sequence[Optimizer]) -> None:

@@ -12,10 +12,12 @@ from __future__ import annotations
 import math
 import warnings
 from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from mpdiag.display.wording import percent
 from mpdiag.errors import TrainingDiverged
@@ -23,10 +25,6 @@ from mpdiag.training.callers import loop_stacklevel
 from mpdiag.training.judgement import norms, values_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    from torch import Tensor
-
     from mpdiag.plan import PrecisionPlan
     from mpdiag.tracing.precision_share import PrecisionShare
     from mpdiag.training.results import StepResult

@@ -5,14 +5,13 @@ No torch here, so the command line reads these types without loading it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from mpdiag.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import torch
 
 Backend = Literal["auto", "native", "emulated"]

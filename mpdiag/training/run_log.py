@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 import warnings
@@ -19,8 +20,6 @@ from mpdiag.runs.training_log import FILE, LogWriter, Metric, TrainingStep, anno
 from mpdiag.training.callers import loop_stacklevel
 
 if TYPE_CHECKING:
-    import os
-
     from mpdiag.plan import PrecisionPlan
     from mpdiag.tracing.precision_share import PrecisionShare
     from mpdiag.training.levels import Precision

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor
+from torch.optim import Optimizer
 
 from mpdiag.numerics.formats import FP16
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from torch.optim import Optimizer
-
     from mpdiag.numerics.loss_scalers import Scaler
 
 

@@ -9,21 +9,18 @@ finite is remembered: a script that clips by value would hide it.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from mpdiag.tracing.precision import HALF
 from mpdiag.training.judgement import divided, multiply, norms, unscale, values_of
 from mpdiag.training.scaling import parameters_of
 from mpdiag.training.weights.held import HeldTensor, hold_wide
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    from torch import Tensor, nn
-    from torch.optim import Optimizer
 
 
 class ScriptGradients:

@@ -8,36 +8,29 @@ steps are those of ``MixedPrecision``; gradients are unscaled right after each b
 
 from __future__ import annotations
 
+import os
 import weakref
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
+from mpdiag.plan import PrecisionPlan
 from mpdiag.tracing.autograd_graph import loss_of
-from mpdiag.tracing.nonfinite import find_nonfinite
+from mpdiag.tracing.nonfinite import NonfiniteTrace, Producer, find_nonfinite
 from mpdiag.training import setup, stepping, updates
 from mpdiag.training.casting import widened
 from mpdiag.training.judgement import divided, judge_without_gradients, world_size
-from mpdiag.training.options import TrainerOptions
+from mpdiag.training.options import Backend, TrainerOptions
+from mpdiag.training.results import StepResult
 from mpdiag.training.scaling import parameters_of
 from mpdiag.training.script_gradients import ScriptGradients
 from mpdiag.training.skips.diagnosis import FailedStep
 from mpdiag.training.weights.wrapping import names_in
-
-if TYPE_CHECKING:
-    import os
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-    from contextlib import AbstractContextManager
-
-    from torch.optim import Optimizer
-
-    from mpdiag.plan import PrecisionPlan
-    from mpdiag.tracing.nonfinite import NonfiniteTrace, Producer
-    from mpdiag.training.options import Backend
-    from mpdiag.training.results import StepResult
 
 ADVICE = (
     "record this very script in FP32 (mpdiag record), analyze, and train by that plan; if FP32 is "

@@ -3,46 +3,44 @@
 from __future__ import annotations
 
 import logging
+import os
 import warnings
 import weakref
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from torch import distributed, nn
+from torch import Tensor, distributed, nn
 from torch.nn.parameter import UninitializedParameter
+from torch.optim import Optimizer
 
 from mpdiag.emulation import linear, recurrent
 from mpdiag.emulation.mode import Emulation
 from mpdiag.errors import UsageError
-from mpdiag.tracing.fingerprint import compare_models, fingerprint, other_model, some_of
+from mpdiag.plan import PrecisionPlan, ReductionPlan
+from mpdiag.tracing.fingerprint import (
+    ModelFingerprint,
+    compare_models,
+    fingerprint,
+    other_model,
+    some_of,
+)
 from mpdiag.tracing.precision_share import PrecisionShare
 from mpdiag.tracing.uncompiled import prepare
 from mpdiag.training import arguments, levels
 from mpdiag.training.callers import loop_stacklevel
 from mpdiag.training.casting import Casting
 from mpdiag.training.judgement import Ranks, rank
-from mpdiag.training.levels import DTYPES
+from mpdiag.training.levels import DTYPES, Precision
 from mpdiag.training.monitor import DriftWatch, StepMonitor
-from mpdiag.training.options import AS_PLANNED, DEFAULT_OPTIONS
+from mpdiag.training.options import AS_PLANNED, DEFAULT_OPTIONS, PrecisionOverrides, TrainerOptions
 from mpdiag.training.run_log import RunLog
 from mpdiag.training.scaling import GradientScaling
 from mpdiag.training.stepping import StepContext
 from mpdiag.training.tensor_core_check import check_for
 from mpdiag.training.weights.masters import refuse_low_precision
 from mpdiag.training.weights.wrapping import Wrapped
-
-if TYPE_CHECKING:
-    import os
-    from collections.abc import Callable, Sequence
-
-    from torch import Tensor
-    from torch.optim import Optimizer
-
-    from mpdiag.plan import PrecisionPlan, ReductionPlan
-    from mpdiag.tracing.fingerprint import ModelFingerprint
-    from mpdiag.training.levels import Precision
-    from mpdiag.training.options import PrecisionOverrides, TrainerOptions
 
 logger = logging.getLogger("mpdiag")
 

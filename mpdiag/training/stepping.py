@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from mpdiag.errors import TrainingDiverged, UsageError
 from mpdiag.tracing.capture import refuse_capture
@@ -38,15 +39,12 @@ from mpdiag.training.judgement import (
     values_of,
 )
 from mpdiag.training.results import NonFinite, StepResult
-from mpdiag.training.scaling import parameters_of
+from mpdiag.training.scaling import GradientScaling, parameters_of
 from mpdiag.training.skips.diagnosis import FailedStep, diagnose
 
 if TYPE_CHECKING:
-    from torch.optim import Optimizer
-
     from mpdiag.training.casting import Casting
     from mpdiag.training.monitor import StepMonitor
-    from mpdiag.training.scaling import GradientScaling
     from mpdiag.training.weights.masters import Masters
     from mpdiag.training.weights.wrapping import Wrapped
 

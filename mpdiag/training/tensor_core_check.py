@@ -10,15 +10,13 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import nn
 
 from mpdiag.display.wording import percent
 from mpdiag.profiler import is_installed, profile
-
-if TYPE_CHECKING:
-    from torch import nn
 
 FIRST = 5
 """Steps to let pass: by then cuDNN has chosen its algorithms and caches are filled."""

@@ -15,44 +15,39 @@ Training* (sections 3.1 and 3.2); OpenSeq2Seq, *Mixed Precision Training* (regul
 from __future__ import annotations
 
 import functools
+import os
 import weakref
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from mpdiag.errors import UsageError
+from mpdiag.numerics.loss_scalers import Scaler
 from mpdiag.plan import PrecisionPlan
 from mpdiag.tracing.capture import refuse_capture
 from mpdiag.tracing.uncompiled import UncompiledContext, uncompiled
 from mpdiag.training import arguments, checkpoint, setup, stepping, updates
 from mpdiag.training.judgement import NO_CLIP, Clip
 from mpdiag.training.loop_scaler import LoopScaler, refuse_shared_parameters
+from mpdiag.training.monitor import Alarm
 from mpdiag.training.options import (
     AS_PLANNED,
     DEFAULT_OPTIONS,
+    Backend,
     PrecisionOverrides,
     TrainerOptions,
 )
+from mpdiag.training.results import StepResult
 from mpdiag.training.scaling import parameters_of
 from mpdiag.training.setup import apply_reduction
 from mpdiag.training.skips.capsule import CapsuleWriter
+from mpdiag.training.stepping import Regularizer
+from mpdiag.training.tensor_core_check import TensorCoreUse
 from mpdiag.training.updates import StepGuard
-
-if TYPE_CHECKING:
-    import os
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-    from contextlib import AbstractContextManager
-
-    from torch.optim import Optimizer
-
-    from mpdiag.numerics.loss_scalers import Scaler
-    from mpdiag.training.monitor import Alarm
-    from mpdiag.training.options import Backend
-    from mpdiag.training.results import StepResult
-    from mpdiag.training.stepping import Regularizer
-    from mpdiag.training.tensor_core_check import TensorCoreUse
 
 _ADVICE = "pass replay= to step() to learn whether the scale or the model is at fault"
 

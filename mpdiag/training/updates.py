@@ -5,30 +5,31 @@ from __future__ import annotations
 import copy
 import math
 import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
 from mpdiag.training.arguments import inside
 from mpdiag.training.callers import loop_stacklevel
 from mpdiag.training.judgement import NO_CLIP, Clip, JudgedGradients, norms, values_of
-from mpdiag.training.results import NonFinite, StepResult
+from mpdiag.training.results import NonFinite, NonFiniteKind, StepResult
 from mpdiag.training.scaling import parameters_of
 from mpdiag.training.skips.diagnosis import FailedStep, non_finite
-from mpdiag.training.stepping import gradients_held, judge, skip_step, stop_at_misfits, taken_step
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    from torch.optim import Optimizer
-
-    from mpdiag.training.results import NonFiniteKind
-    from mpdiag.training.stepping import StepContext
+from mpdiag.training.stepping import (
+    StepContext,
+    gradients_held,
+    judge,
+    skip_step,
+    stop_at_misfits,
+    taken_step,
+)
 
 NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
 

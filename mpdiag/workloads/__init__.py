@@ -23,6 +23,7 @@ from importlib import import_module
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from mpdiag.display.wording import did_you_mean
@@ -31,8 +32,6 @@ from mpdiag.installation.bundled import studied_workloads
 from mpdiag.installation.extras import EXTRAS
 
 if TYPE_CHECKING:
-    from types import ModuleType
-
     from mpdiag.workloads.protocol import Workload
 
 __all__ = ["BadOption", "DamagedWorkload", "UnknownWorkload", "load", "names"]

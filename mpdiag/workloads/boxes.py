@@ -9,15 +9,11 @@ MultiBox Detector" (Liu et al., 2016), and the average precision is that of PASC
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 
 # Offsets are divided by these, so that the regression's targets have a spread of about 1. SSD
 # calls them variances.

@@ -8,9 +8,10 @@ kind, trained with SGD and momentum: the family that, in the paper, needs no los
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, ClassVar, Literal, cast
+from typing import ClassVar, Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -19,10 +20,6 @@ from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 
 from mpdiag.workloads.protocol import Batch, DataSplit, Workload
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 
 SIZES = {"small": 16, "large": 256}  # width
 

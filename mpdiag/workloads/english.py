@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 import sysconfig
 from collections import Counter
+from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,8 +23,6 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from mpdiag.workloads.protocol import DataSplit
 
 

@@ -7,8 +7,9 @@ on the characters of the English that ships with Python (`english.py`).
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal, cast
+from typing import ClassVar, Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -18,10 +19,6 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 
 from mpdiag.workloads import english
 from mpdiag.workloads.protocol import Batch, Workload
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 
 CHARACTERS = 97
 TEST_WINDOWS = 200

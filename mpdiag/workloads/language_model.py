@@ -19,8 +19,9 @@ lost, and only the gradient that pushes the right word up remains.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -29,10 +30,6 @@ from torch.optim import Adagrad, Adam, Optimizer
 
 from mpdiag.workloads import english
 from mpdiag.workloads.protocol import Batch, Workload
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 
 LENGTH = 20  # consecutive words to predict
 TEST_WINDOWS = 400

@@ -31,9 +31,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 if TYPE_CHECKING:
-    from torch.optim import Optimizer
     from torch.optim.lr_scheduler import LRScheduler
 
     from mpdiag.training.trainer import MixedPrecision

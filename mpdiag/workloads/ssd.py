@@ -20,9 +20,10 @@ but the sum of two ordinary habits.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, ClassVar, Literal, cast
+from typing import ClassVar, Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -32,10 +33,6 @@ from torch.optim import Adam, Optimizer
 from mpdiag.workloads.boxes import average_precision, decode, encode, grid_anchors, match, nms
 from mpdiag.workloads.protocol import Batch, Workload
 from mpdiag.workloads.scenes import SLOTS, Scenes, draw_scenes
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 
 CLASSES = 11  # the background, then the digits 0 to 9
 TEST_SCENES = 200

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import os
 import statistics
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mpdiag.analysis.comparison.comparison_findings import (
     Curve,
@@ -20,21 +21,16 @@ from mpdiag.analysis.comparison.equivalence import (
     judge_equivalence,
     judge_family,
 )
-from mpdiag.analysis.comparison.groups import SeedGroup, read_group
+from mpdiag.analysis.comparison.groups import SeedGroup, SeedTraining, read_group
 from mpdiag.analysis.comparison.margins import Margin, default_margin, given_margin
 from mpdiag.analysis.comparison.models import ModelRelation, relate_models
 from mpdiag.analysis.comparison.rates import RateComparison, compare_rates
+from mpdiag.analysis.findings import Finding
 from mpdiag.analysis.notebook import comparison_html
 from mpdiag.errors import InputError, UsageError
 from mpdiag.files.documents import finite
 from mpdiag.files.paths import place
 from mpdiag.runs.run import META, list_runs, open_run
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
-
-    from mpdiag.analysis.comparison.groups import SeedTraining
-    from mpdiag.analysis.findings import Finding
 
 SCHEMA_VERSION = 1
 DEFAULT_MARGIN = 0.02

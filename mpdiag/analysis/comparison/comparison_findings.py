@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,8 +12,6 @@ from mpdiag.analysis.findings import Finding, by_severity
 from mpdiag.display.wording import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from mpdiag.analysis.comparison.equivalence import Equivalence
     from mpdiag.analysis.comparison.groups import SeedGroup
     from mpdiag.analysis.comparison.margins import Margin

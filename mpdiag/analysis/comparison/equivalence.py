@@ -18,14 +18,12 @@ from __future__ import annotations
 import bisect
 import math
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from mpdiag.errors import UsageError
 from mpdiag.numerics.students_t import t_cdf, t_quantile
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 EquivalenceVerdict = Literal["equivalent", "different", "inconclusive"]
 POWER = 0.8

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -13,17 +15,10 @@ from mpdiag.analysis.run_statistics import read_statistics
 from mpdiag.errors import DamagedRun, NewerSchema, RunNotFound
 from mpdiag.files.atomic import write_json
 from mpdiag.files.documents import read_document
-from mpdiag.files.paths import place
+from mpdiag.files.paths import AnyPath, place
 from mpdiag.runs.run import META, Run, list_runs, open_run
-from mpdiag.runs.training_log import FILE, read_log
+from mpdiag.runs.training_log import FILE, TrainingLog, read_log
 from mpdiag.tracing.fingerprint import ModelFingerprint
-
-if TYPE_CHECKING:
-    import os
-    from collections.abc import Mapping
-
-    from mpdiag.files.paths import AnyPath
-    from mpdiag.runs.training_log import TrainingLog
 
 BASELINE_VERSION = 1
 KIND = "mpdiag baseline"

@@ -16,14 +16,12 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from mpdiag.display.wording import did_you_mean
 from mpdiag.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
 
 MetricKind = Literal["score", "error rate", "loss", "decibel", "unknown"]
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from mpdiag.display.wording import counted
-from mpdiag.tracing.fingerprint import compare_models, some_of
+from mpdiag.tracing.fingerprint import ModelFingerprint, compare_models, some_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from mpdiag.runs.run import Run
-    from mpdiag.tracing.fingerprint import ModelFingerprint
 
 
 @dataclass(frozen=True)

@@ -17,14 +17,12 @@ import bisect
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mpdiag.numerics.students_t import incomplete_beta
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 POWER = 0.8
 CONFIDENCE = 0.95

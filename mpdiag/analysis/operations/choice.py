@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mpdiag.analysis.findings import Finding
-from mpdiag.analysis.operations.graph import stored_low
+from mpdiag.analysis.operations.graph import StepGraph, stored_low
 from mpdiag.analysis.operations.layer_effects import within
-from mpdiag.analysis.operations.rules import called
+from mpdiag.analysis.operations.rules import OperationFinding, called
 from mpdiag.analysis.operations.sources import is_product
 from mpdiag.display.wording import counted
+from mpdiag.numerics.formats import FloatFormat
 from mpdiag.plan import Fp32Choice
+from mpdiag.runs.operations import Operation
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
     from mpdiag.analysis.layers import Layers
-    from mpdiag.analysis.operations.graph import StepGraph
-    from mpdiag.analysis.operations.rules import OperationFinding
-    from mpdiag.numerics.formats import FloatFormat
-    from mpdiag.runs.operations import Operation
 
 NORMS = ("BatchNorm", "SyncBatchNorm", "LayerNorm", "GroupNorm", "InstanceNorm", "RMSNorm")
 EXPONENTIALS = ("Softmax", "LogSoftmax", "Softmax2d", "Softmin", "Softplus")

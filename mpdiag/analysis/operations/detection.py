@@ -8,6 +8,7 @@ or only because its inputs, such as a batch of data, are FP32 at O1.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -28,23 +29,24 @@ from mpdiag.analysis.operations.graph import (
     split,
     store,
 )
-from mpdiag.analysis.operations.loss_change import NO_CURVE
+from mpdiag.analysis.operations.loss_change import NO_CURVE, LossCurve
 from mpdiag.analysis.operations.precision_rules import PERSISTENT
 from mpdiag.analysis.operations.precision_rules import RULES as PRECISION_RULES
-from mpdiag.analysis.operations.rules import RULES, called, finding_of, gradients
+from mpdiag.analysis.operations.rules import (
+    RULES,
+    CoveredBy,
+    OperationFinding,
+    called,
+    finding_of,
+    gradients,
+)
 from mpdiag.analysis.operations.sources import without_followers, written_in_place
 from mpdiag.display.wording import counted
 from mpdiag.numerics.autocast_lists import BANNED, COMPOSITES, LISTS, policy_name
-from mpdiag.numerics.formats import BF16
+from mpdiag.numerics.formats import BF16, FloatFormat
+from mpdiag.runs.operations import Operation
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
-    from mpdiag.analysis.operations.loss_change import LossCurve
-    from mpdiag.analysis.operations.rules import CoveredBy, OperationFinding
-    from mpdiag.numerics.formats import FloatFormat
-    from mpdiag.runs.operations import Operation
-
     ForwardRule = Callable[[StoredStep], Iterator[tuple[int, OperationFinding]]]
 
 _WARNINGS = SUSPICIONS | {"gradient-error"}

@@ -20,19 +20,20 @@ The last recorded step decides: errors matter more as a loss falls.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from mpdiag.analysis.operations.rules import called, finding_of, indexed
+from mpdiag.analysis.operations.graph import StepGraph, StoredStep
+from mpdiag.analysis.operations.rules import (
+    IndexedFinding,
+    OperationFinding,
+    called,
+    finding_of,
+    indexed,
+)
 from mpdiag.analysis.operations.sources import is_product
 from mpdiag.display.wording import counted, percent
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    from mpdiag.analysis.operations.graph import StepGraph, StoredStep
-    from mpdiag.analysis.operations.rules import IndexedFinding, OperationFinding
-    from mpdiag.numerics.formats import FloatFormat
-    from mpdiag.runs.operations import Operation
+from mpdiag.numerics.formats import FloatFormat
+from mpdiag.runs.operations import Operation
 
 Site = tuple[str, str | None, str]
 """An operation's name as a plan has it, its module and its line."""

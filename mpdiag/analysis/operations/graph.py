@@ -11,19 +11,14 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 from mpdiag.analysis.operations.loss_change import NO_CURVE, LossChange, LossCurve
 from mpdiag.numerics.autocast_lists import COMPOSITES, FP32, LISTS, policy_name
-from mpdiag.runs.operations import NONE
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    from mpdiag.numerics.formats import FloatFormat
-    from mpdiag.runs.operations import Operation, TensorRecord
+from mpdiag.numerics.formats import FloatFormat
+from mpdiag.runs.operations import NONE, Operation, TensorRecord
 
 _FLOATS = frozenset({"float16", "bfloat16", "float32"})
 _PASSING = frozenset(

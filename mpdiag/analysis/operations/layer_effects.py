@@ -11,26 +11,22 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 from mpdiag.analysis.operations.gradient_rules import GRADIENT, MOVES, effect, matters
-from mpdiag.analysis.operations.graph import split
+from mpdiag.analysis.operations.graph import StepGraph, split
 from mpdiag.analysis.operations.loss_change import NO_CURVE, LossCurve
 from mpdiag.analysis.operations.rules import called
 from mpdiag.numerics.autocast_lists import MOVES as MOVERS
-from mpdiag.numerics.formats import FP8_E4M3, HALVES
-from mpdiag.runs.operations import NONE
+from mpdiag.numerics.formats import FP8_E4M3, HALVES, FloatFormat
+from mpdiag.numerics.histograms import ExponentHistogram
+from mpdiag.runs.operations import NONE, Operation
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    from mpdiag.analysis.operations.graph import StepGraph
-    from mpdiag.numerics.formats import FloatFormat
-    from mpdiag.numerics.histograms import ExponentHistogram
     from mpdiag.plan import Fp32Choice
-    from mpdiag.runs.operations import Operation
 
 OF_END = 0.25
 """Change of the loss, beside the loss at the end of the training, from which a format is too coarse.

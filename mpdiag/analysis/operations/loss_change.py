@@ -16,19 +16,17 @@ A change of the loss means little by itself. Two things are moved anyway:
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mpdiag.errors import MpdiagError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from numpy.typing import NDArray
-
     from mpdiag.numerics.formats import FloatFormat
     from mpdiag.numerics.histograms import ExponentHistogram
     from mpdiag.runs.operations import Operation, TensorRecord

@@ -18,10 +18,17 @@ the format, and which operations made it so?
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
 
-from mpdiag.analysis.operations.graph import low_composite
-from mpdiag.analysis.operations.rules import WRONG, finding_of, indexed, singular_argument
+from mpdiag.analysis.operations.graph import StepGraph, StoredStep, low_composite
+from mpdiag.analysis.operations.rules import (
+    WRONG,
+    Code,
+    IndexedFinding,
+    finding_of,
+    indexed,
+    singular_argument,
+)
 from mpdiag.analysis.operations.sources import is_product
 from mpdiag.display.wording import percent
 from mpdiag.numerics.autocast_lists import (
@@ -32,14 +39,8 @@ from mpdiag.numerics.autocast_lists import (
     NO_HALF_FUNCTIONS,
     policy_name,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from mpdiag.analysis.operations.graph import StepGraph, StoredStep
-    from mpdiag.analysis.operations.rules import Code, IndexedFinding
-    from mpdiag.numerics.formats import FloatFormat
-    from mpdiag.runs.operations import Operation, TensorRecord
+from mpdiag.numerics.formats import FloatFormat
+from mpdiag.runs.operations import Operation, TensorRecord
 
 NOISE = 0.05
 """Rounding error beside a feature's spread from which the feature counts as destroyed."""

@@ -10,23 +10,17 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mpdiag.numerics.autocast_lists import policy_name
-from mpdiag.numerics.histograms import stack
-from mpdiag.runs.operations import NONE
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
-    from mpdiag.numerics.formats import FloatFormat
-    from mpdiag.numerics.histograms import ExponentHistogram
-    from mpdiag.runs.operations import Operation
+from mpdiag.numerics.formats import FloatFormat
+from mpdiag.numerics.histograms import ExponentHistogram, stack
+from mpdiag.runs.operations import NONE, Operation
 
 # Operations that pass on values that were rounded before, or create none.
 _MOVES = frozenset(

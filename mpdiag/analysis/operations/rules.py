@@ -17,8 +17,9 @@ be.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -26,12 +27,8 @@ from mpdiag.analysis.operations.graph import FP32_LIMIT, StepGraph, StoredStep, 
 from mpdiag.analysis.operations.sources import before_difference
 from mpdiag.display.wording import percent
 from mpdiag.numerics.autocast_lists import LISTS, NO_HALF_FUNCTIONS, policy_name
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from mpdiag.numerics.formats import FloatFormat
-    from mpdiag.runs.operations import Operation, TensorRecord
+from mpdiag.numerics.formats import FloatFormat
+from mpdiag.runs.operations import Operation, TensorRecord
 
 Code = Literal[
     "overflow", "mask-fill", "vanishing", "cancellation", "swallowed", "gradient-overflow",

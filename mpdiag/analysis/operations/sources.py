@@ -6,16 +6,11 @@ it. So a value is kept wide where it was made narrow, and nowhere else.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection
 
-from mpdiag.analysis.operations.graph import low_composite, stored_low
+from mpdiag.analysis.operations.graph import StepGraph, StoredStep, low_composite, stored_low
 from mpdiag.numerics.autocast_lists import LISTS, policy_name
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
-
-    from mpdiag.analysis.operations.graph import StepGraph, StoredStep
-    from mpdiag.runs.operations import Operation, TensorRecord
+from mpdiag.runs.operations import Operation, TensorRecord
 
 _DEPTH = 8
 _SUMS = frozenset({"add", "add_", "sub", "sub_", "rsub"})

@@ -7,12 +7,15 @@ and sufficient when what stays below FP16's range no longer matters, see ``neces
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from mpdiag.analysis.figures import EMPTY, Figure, FigureTable, layer_figures, pooled_figure
+from mpdiag.analysis.figures import EMPTY, Figure, FigureTable, Key, layer_figures, pooled_figure
+from mpdiag.analysis.layers import Layers
 from mpdiag.analysis.scaling.bounds import CONFIDENCE, largest_share
 from mpdiag.analysis.scaling.method import (
     TOLERATED_SKIPS,
@@ -34,7 +37,7 @@ from mpdiag.analysis.scaling.necessity import (
     weights_lost,
 )
 from mpdiag.analysis.scaling.replay import play
-from mpdiag.analysis.scaling.windows import Headroom, headroom, overflows_at, whole_window
+from mpdiag.analysis.scaling.windows import Headroom, Window, headroom, overflows_at, whole_window
 from mpdiag.display.wording import spoken_layer
 from mpdiag.files.documents import finite
 from mpdiag.numerics.formats import FP16, FloatFormat
@@ -42,14 +45,7 @@ from mpdiag.numerics.loss_scalers import LARGEST_SCALE, ScaleRange
 from mpdiag.plan import LossScalePlan
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from numpy.typing import NDArray
-
-    from mpdiag.analysis.figures import Key
-    from mpdiag.analysis.layers import Layers
     from mpdiag.analysis.run_statistics import RunStatistics
-    from mpdiag.analysis.scaling.windows import Window
 
 
 @dataclass(frozen=True)

@@ -8,27 +8,21 @@ where gradients have been shrinking, every method is replayed on over steps that
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mpdiag.analysis.layers import share
 from mpdiag.analysis.scaling.replay import play
-from mpdiag.analysis.scaling.windows import late_windows
+from mpdiag.analysis.scaling.windows import Window, late_windows
 from mpdiag.display.wording import counted, percent, scale_text, spoken_layer
-from mpdiag.numerics.loss_scalers import SCALERS, ConstantScale
+from mpdiag.numerics.formats import FloatFormat
+from mpdiag.numerics.histograms import ExponentHistogram
+from mpdiag.numerics.loss_scalers import SCALERS, ConstantScale, Scaler, ScaleRange
 from mpdiag.plan import NO_SCALE
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from numpy.typing import NDArray
-
-    from mpdiag.analysis.scaling.windows import Window
-    from mpdiag.numerics.formats import FloatFormat
-    from mpdiag.numerics.histograms import ExponentHistogram
-    from mpdiag.numerics.loss_scalers import Scaler, ScaleRange
 
 TOLERATED_SKIPS = 0.01
 """Share of the replayed steps a method may skip; ``Backoff`` at its defaults skips 0.0005."""

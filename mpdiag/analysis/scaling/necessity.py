@@ -6,24 +6,22 @@ What "matters" is calibrated against trainings that were run both ways, see ``NE
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mpdiag.analysis.layers import Layers, share
 from mpdiag.display.wording import spoken_layer
 from mpdiag.numerics.formats import FP16, FloatFormat
+from mpdiag.numerics.histograms import ExponentHistogram
 from mpdiag.numerics.loss_scalers import LARGEST_SCALE
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
     from mpdiag.analysis.figures import FigureTable
     from mpdiag.analysis.scaling.windows import Window
-    from mpdiag.numerics.histograms import ExponentHistogram
     from mpdiag.plan import LossScaleNeed
 
 NEEDED = 0.25

@@ -9,25 +9,21 @@ so that one recorded spike stays one.
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mpdiag.analysis.layers import countable_rows, share
 from mpdiag.analysis.scaling.windows import by_step, step_maxima
 from mpdiag.errors import DamagedRun
 from mpdiag.numerics.formats import FP16, FloatFormat
 from mpdiag.numerics.loss_scalers import Scaler, scaler_class, scaler_named
+from mpdiag.runs.records import Records
 from mpdiag.runs.run import Run, open_run
-
-if TYPE_CHECKING:
-    import os
-
-    from numpy.typing import NDArray
-
-    from mpdiag.runs.records import Records
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,14 +12,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mpdiag.display.wording import counted
-from mpdiag.numerics.formats import FP16
+from mpdiag.numerics.formats import FP16, FloatFormat
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from mpdiag.numerics.formats import FloatFormat
     from mpdiag.numerics.histograms import ExponentHistogram
     from mpdiag.runs.records import Records
 

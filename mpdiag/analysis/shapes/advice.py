@@ -10,10 +10,17 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mpdiag.analysis.findings import Finding
-from mpdiag.analysis.shapes.recorded import from_modules, from_operations, module_work
+from mpdiag.analysis.shapes.recorded import (
+    Dimension,
+    ModuleWork,
+    from_modules,
+    from_operations,
+    module_work,
+)
 from mpdiag.analysis.shapes.sizes import (
     BATCH_NORM,
     CLASSES,
@@ -26,7 +33,7 @@ from mpdiag.analysis.shapes.sizes import (
     SOFTMAX,
     TRANSPOSED,
 )
-from mpdiag.analysis.shapes.solution import Wanted, solve_sizes
+from mpdiag.analysis.shapes.solution import Solved, Wanted, solve_sizes
 from mpdiag.display.wording import counted, percent
 from mpdiag.hardware.alignment import (
     BYTES,
@@ -39,10 +46,6 @@ from mpdiag.hardware.alignment import (
 from mpdiag.plan import ShapeAdvice
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from mpdiag.analysis.shapes.recorded import Dimension, ModuleWork
-    from mpdiag.analysis.shapes.solution import Solved
     from mpdiag.runs.run import Run
 
 _FEW_CHANNELS = 4  # cuDNN has special kernels for images: up to four channels are padded to four

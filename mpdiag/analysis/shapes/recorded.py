@@ -5,19 +5,15 @@ from __future__ import annotations
 import json
 import math
 from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mpdiag.analysis.shapes.rules import Product, Step
 from mpdiag.analysis.shapes.sizes import COMPUTED, DATA, KEYS, SOFTMAX, Size, Sizes, number
-from mpdiag.analysis.shapes.tensors import Tensors
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from mpdiag.analysis.shapes.tensors import Dims
-    from mpdiag.runs.operations import Operation
+from mpdiag.analysis.shapes.tensors import Dims, Tensors
+from mpdiag.runs.operations import Operation
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -27,8 +28,6 @@ from mpdiag.analysis.shapes.sizes import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from mpdiag.analysis.shapes.tensors import Dims, Tensors
     from mpdiag.runs.operations import Operation
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -11,8 +12,6 @@ from typing import TYPE_CHECKING
 from mpdiag.hardware.alignment import multiple_for, padded
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from mpdiag.analysis.shapes.recorded import SizedModel
     from mpdiag.analysis.shapes.rules import Product
     from mpdiag.analysis.shapes.sizes import Size

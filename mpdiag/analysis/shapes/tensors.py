@@ -9,18 +9,13 @@ dimensions of the tensor: ``(B, T, 3·H·D)`` seen as ``(B, H, T, D)`` has the p
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from mpdiag.analysis.shapes.sizes import COMPUTED, DATA, MADE, Size, number, product_of
-from mpdiag.runs.operations import NONE
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from mpdiag.analysis.shapes.sizes import Sizes
-    from mpdiag.runs.operations import Operation, TensorRecord
+from mpdiag.analysis.shapes.sizes import COMPUTED, DATA, MADE, Size, Sizes, number, product_of
+from mpdiag.runs.operations import NONE, Operation, TensorRecord
 
 Dims = list[Size]
 

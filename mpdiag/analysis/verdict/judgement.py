@@ -8,6 +8,7 @@ plan shows more.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from mpdiag.analysis.recording_checks import FEW_STEPS, NOT_FP32, WIDER_THAN_FP32
@@ -24,8 +25,6 @@ from mpdiag.plan import NO_SCALE, Verdict
 from mpdiag.runs.coverage import stepped_in
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
     from mpdiag.runs.results import StoredComparison
 
 

@@ -12,19 +12,17 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
+from pathlib import Path
 from threading import Thread
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mpdiag.errors import UsageError
 from mpdiag.installation.bundled import app_folder, sample_runs
 from mpdiag.installation.extras import EXTRAS
 from mpdiag.runs.run import META, list_runs
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-    from pathlib import Path
 
 FOLDER_VARIABLE = "MPDIAG_RUNS"
 """The environment variable that names the app's folder of runs."""

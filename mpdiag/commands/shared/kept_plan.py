@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from mpdiag.errors import MpdiagError, UsageError
 from mpdiag.files.atomic import atomic_path
-from mpdiag.files.paths import is_remote
+from mpdiag.files.paths import AnyPath, is_remote
 from mpdiag.plan import FILE as PLAN
 from mpdiag.plan import PrecisionPlan
 from mpdiag.runs.results import SEARCH
-from mpdiag.runs.run import META, open_run
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from mpdiag.files.paths import AnyPath
-    from mpdiag.runs.run import Run
+from mpdiag.runs.run import META, Run, open_run
 
 
 def keep_plan(run: Run, plan: PrecisionPlan) -> str | None:

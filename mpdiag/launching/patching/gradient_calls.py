@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from mpdiag.launching import processes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
     from torch import Tensor
 
     from mpdiag.training.script_trainer import ScriptTrainer

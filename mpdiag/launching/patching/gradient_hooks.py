@@ -13,6 +13,7 @@ from __future__ import annotations
 import copy
 import functools
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,8 +27,6 @@ from mpdiag.training.judgement import divided
 from mpdiag.training.weights.given import same
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from mpdiag.launching.patching.gradient_calls import GradientCalls
 
 _INSIDE = ("torch", "mpdiag")

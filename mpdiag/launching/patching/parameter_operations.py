@@ -9,21 +9,18 @@ autocast is on there.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from types import FrameType
+from typing import Any, Protocol, cast
 
 import torch
+from torch import nn
 from torch.overrides import _push_mode
 
 from mpdiag.numerics.autocast_lists import LOW
 from mpdiag.tracing.dispatch import is_traced
 from mpdiag.tracing.tap import FunctionTap
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-    from types import FrameType
-
-    from torch import nn
 
 _PRODUCTS = (LOW - {"convolution"}) | {
     "__matmul__", "__rmatmul__", "multi_head_attention_forward", "bilinear", "tensordot",

@@ -7,6 +7,7 @@ precision has an ``autocast`` and a ``GradScaler`` of its own, which must not sc
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,8 +15,6 @@ import torch
 from mpdiag.launching.patching.gradient_hooks import from_inside, replace_hooks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from mpdiag.launching.patching.gradient_calls import GradientCalls
 
 _OURS = "mpdiag"

@@ -6,8 +6,9 @@ Sources: NVIDIA, *Training with Mixed Precision User Guide* (dynamic scaling); O
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from mpdiag.errors import UsageError
 from mpdiag.numerics.loss_scalers.protocol import (
@@ -19,9 +20,6 @@ from mpdiag.numerics.loss_scalers.protocol import (
     overflows,
     state,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 INTERVALS = (2000, 1000, 500, 200, 100, 50, 20)
 """Growth intervals proposed, ``torch.amp.GradScaler``'s first: the longer, the fewer skips."""

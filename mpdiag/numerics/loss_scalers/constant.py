@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from mpdiag.numerics.loss_scalers.protocol import (
     LARGEST_SCALE,
@@ -12,9 +13,6 @@ from mpdiag.numerics.loss_scalers.protocol import (
     ScaleRange,
     check_positive,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 @dataclass(frozen=True)

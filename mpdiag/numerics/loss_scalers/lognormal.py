@@ -6,8 +6,9 @@ Source: OpenSeq2Seq, *Mixed Precision Training* (LogMax, there).
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from mpdiag.errors import UsageError
 from mpdiag.numerics.formats import FP16
@@ -19,9 +20,6 @@ from mpdiag.numerics.loss_scalers.protocol import (
     overflows,
     state,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 LARGEST_LOG = math.log2(FP16.max)
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -19,8 +20,6 @@ from mpdiag.errors import UsageError
 from mpdiag.numerics.formats import FP16
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
     from typing_extensions import Self
 
 T = TypeVar("T")

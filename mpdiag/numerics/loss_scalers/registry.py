@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mpdiag.display.wording import did_you_mean
 from mpdiag.errors import UsageError
 from mpdiag.numerics.loss_scalers.backoff import Backoff
 from mpdiag.numerics.loss_scalers.constant import ConstantScale
 from mpdiag.numerics.loss_scalers.lognormal import LogNormal
-
-if TYPE_CHECKING:
-    from mpdiag.numerics.loss_scalers.protocol import Scaler
+from mpdiag.numerics.loss_scalers.protocol import Scaler
 
 # The simplest first: the analysis proposes them in this order and takes the first that does.
 SCALERS: dict[str, type[Scaler]] = {kind.name: kind for kind in (ConstantScale, Backoff, LogNormal)}

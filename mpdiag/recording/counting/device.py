@@ -9,20 +9,15 @@ from __future__ import annotations
 import functools
 import importlib.util
 import logging
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from mpdiag.recording.counting import layout, torch_operations
 from mpdiag.recording.counting.rows import RawRows
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
-    from mpdiag.recording.counting.torch_operations import Counter
+from mpdiag.recording.counting.torch_operations import Counter
 
 logger = logging.getLogger("mpdiag")
 

@@ -10,20 +10,16 @@ from __future__ import annotations
 import itertools
 import math
 import os
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from mpdiag.recording.counting import layout, numba_kernels
 from mpdiag.recording.counting.rows import RawRows, Rows
 from mpdiag.recording.counting.tensors import KINDS
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
 
 
 def rows_on(device: torch.device) -> Rows:

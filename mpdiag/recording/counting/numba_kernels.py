@@ -15,10 +15,11 @@ to the last entry, and infinities and NaNs fall into known ones, from which the 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from llvmlite import ir
@@ -48,9 +49,6 @@ from mpdiag.recording.counting.layout import (
     VANISHED_FP16,
     ZEROS,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 intrinsic: Any = extending.intrinsic  # numba's own types know no arguments of what it makes
 

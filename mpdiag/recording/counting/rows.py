@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mpdiag.numerics.histograms import BINS, MIN_EXPONENT, ExponentHistogram
 from mpdiag.recording.counting import layout
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import torch
-    from numpy.typing import NDArray
 
 
 @dataclass(frozen=True, eq=False)

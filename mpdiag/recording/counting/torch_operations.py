@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
 from mpdiag.recording.counting import layout
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 NO_LOWEST = 0x7FF0000000000000
 """The smallest magnitude of a row that has none: infinity, as float64."""

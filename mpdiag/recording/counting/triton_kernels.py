@@ -19,7 +19,8 @@ which would take some six.
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 import triton
@@ -28,9 +29,6 @@ import triton.language as tl
 from mpdiag.recording.counting import layout
 from mpdiag.recording.counting.tensors import KINDS
 from mpdiag.recording.counting.torch_operations import Counter
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 _FLOAT32, _BFLOAT16 = tl.constexpr(layout.FLOAT32), tl.constexpr(layout.BFLOAT16)
 _FLOAT64 = tl.constexpr(layout.FLOAT64)

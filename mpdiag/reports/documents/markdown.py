@@ -8,26 +8,23 @@ from __future__ import annotations
 
 import html
 import re
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from rich.console import Console
 
-from mpdiag.analysis.figures import gradients_svg
+from mpdiag.analysis.figures import Key, gradients_svg
 from mpdiag.display.wording import counted, layer_name, percent, sentence
 from mpdiag.numerics.formats import FORMATS, half_of
-from mpdiag.reports.documents.page import frame_table
+from mpdiag.reports.documents.page import PageTable, frame_table
 from mpdiag.reports.documents.run_report import next_command, reasons
 from mpdiag.reports.text.analysis import gradients_picture
 from mpdiag.reports.views.operations import operations_frame
 from mpdiag.reports.views.verdict import facts, formats_frame, formats_note, grounds, levels_frame
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from mpdiag.analysis.analyzer import Analysis
-    from mpdiag.analysis.figures import Key
-    from mpdiag.reports.documents.page import PageTable
 
 TOP = 8
 """Layers and shapes shown; the plan has them all."""

@@ -7,6 +7,7 @@ figure's data can end its script.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,14 +17,12 @@ from mpdiag.display.explanations import meaning_of
 from mpdiag.display.rendering import render
 from mpdiag.display.wording import counted, sentence
 from mpdiag.files.atomic import atomic_path, writing
+from mpdiag.files.paths import AnyPath
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     import pandas as pd
     from markupsafe import Markup
 
-    from mpdiag.files.paths import AnyPath
     from mpdiag.reports.picture import Picture
 
 

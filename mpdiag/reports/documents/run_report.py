@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpdiag.analysis.figures import at_scale
+from mpdiag.analysis.figures import Key, at_scale
 from mpdiag.display.wording import counted, percent, sentence
 from mpdiag.files.paths import is_remote
 from mpdiag.numerics.formats import half_of
 from mpdiag.reports.documents.page import figure_data, findings, frame_table, page
+from mpdiag.reports.picture import Picture
 from mpdiag.reports.registry import reported_pictures
 from mpdiag.reports.text.analysis import after_analysis
 from mpdiag.reports.views.gradients.frame import in_model_order
@@ -23,14 +25,10 @@ from mpdiag.reports.views.operations import operations_frame
 from mpdiag.reports.views.verdict import facts, formats_frame, formats_note, grounds, levels_frame
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from markupsafe import Markup
 
     from mpdiag.analysis.analyzer import Analysis
-    from mpdiag.analysis.figures import Key
     from mpdiag.reports.contents import RunContents
-    from mpdiag.reports.picture import Picture
 
 KEY = "heat-map"
 """Of the picture that the report's other figures leave out, as it stands here."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import os
+from pathlib import Path
 
 from mpdiag.analysis.analyzer import analyze
 from mpdiag.files.paths import AnyPath, place
@@ -10,10 +11,6 @@ from mpdiag.reports.contents import read_contents
 from mpdiag.reports.documents.markdown import run_markdown, run_picture
 from mpdiag.reports.documents.page import save
 from mpdiag.reports.documents.run_report import run_page
-
-if TYPE_CHECKING:
-    import os
-    from pathlib import Path
 
 REPORT = "report.html"
 

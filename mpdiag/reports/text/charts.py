@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import ArrayLike
 from rich.text import Text
 
 from mpdiag.display.wording import percent
 
 if TYPE_CHECKING:
-    from numpy.typing import ArrayLike
     from rich.console import Console, ConsoleOptions, RenderResult
 
     from mpdiag.numerics.formats import FloatFormat

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from rich.console import Group
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from mpdiag.installation.extras import EXTRAS
-from mpdiag.reports.machine import REQUIRED
+from mpdiag.reports.machine import REQUIRED, Environment
 from mpdiag.reports.text.tables import Fitted
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-    from mpdiag.reports.machine import Environment
 
 
 def environment_text(environment: Environment, *, verbose: bool = False) -> RenderableType:

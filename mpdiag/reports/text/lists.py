@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Group
+from rich.console import Group, RenderableType
 from rich.constrain import Constrain
 from rich.markdown import Markdown
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from mpdiag.display.explanations import listing
+from mpdiag.display.explanations import Explanation, listing
 from mpdiag.reports.text.tables import COLOURS, Fitted
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from rich.console import RenderableType
-
-    from mpdiag.display.explanations import Explanation
     from mpdiag.runs.run import Listing
 
 SCHEMA_VERSION = 1

@@ -6,6 +6,7 @@ the columns that matter least are left out first, and then each row becomes a fe
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -15,8 +16,6 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 
     from mpdiag.analysis.findings import Finding

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Group
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from mpdiag.analysis.figures import at_scale
+from mpdiag.analysis.layers import Layers
 from mpdiag.display.wording import (
     KIND_NAMES,
     counted,
@@ -22,10 +23,7 @@ from mpdiag.reports.text.charts import Histogram, Sparkline
 from mpdiag.reports.text.tables import Fitted
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from mpdiag.analysis.layer_history import LayerHistory
-    from mpdiag.analysis.layers import Layers
     from mpdiag.analysis.scaling.replay import Replay
 
 

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
+import plotly.graph_objects as go
 
-from mpdiag.analysis.comparison.comparison_findings import mean_of_finite
+from mpdiag.analysis.comparison.comparison_findings import MetricComparison, mean_of_finite
 from mpdiag.display.colors import BLUE, GREEN, GREY, ORANGE, SERIES, VERMILION
 from mpdiag.display.wording import KIND_NAMES, counted, in_figure, sentence
 from mpdiag.reports import receipts
 from mpdiag.reports.picture import Picture, View
 from mpdiag.reports.plotting import (
+    Drawing,
     empty,
     exponent_axis,
     figure,
@@ -24,15 +27,9 @@ from mpdiag.reports.plotting import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    import plotly.graph_objects as go
-
     from mpdiag.analysis.comparison.compare import Comparison
-    from mpdiag.analysis.comparison.comparison_findings import MetricComparison
     from mpdiag.analysis.comparison.groups import SeedGroup
     from mpdiag.analysis.layers import Layers
-    from mpdiag.reports.plotting import Drawing
     from mpdiag.runs.schema import Kind
 
 _MEASURES = ["absmax", "underflow", "overflow"]

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
 
 from mpdiag.display import svg
 from mpdiag.display.colors import BLUE, FATE_COLORS, GREEN, GREY, ORANGE, PURPLE, VERMILION
 from mpdiag.display.wording import in_figure, layer_name, magnitude, percent
+from mpdiag.numerics.formats import FloatFormat
 from mpdiag.reports.plotting import (
     GRID,
     LINE,
+    Drawing,
     empty,
     exponent_axis,
     figure,
@@ -30,13 +34,6 @@ from mpdiag.reports.views.gradients.figure import (
     shades,
 )
 from mpdiag.reports.views.layer_tables import evenly
-
-if TYPE_CHECKING:
-    import pandas as pd
-    import plotly.graph_objects as go
-
-    from mpdiag.numerics.formats import FloatFormat
-    from mpdiag.reports.plotting import Drawing
 
 WORDS_GROUND = "rgba(255, 255, 255, 0.75)"
 """Behind words that lie on cells, in dark as in light; their ink is ``WORDS_INK``."""

@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
+from plotly.graph_objects import Figure
 
 from mpdiag.analysis.figures import at_scale
 from mpdiag.analysis.scaling.necessity import MATTERS
+from mpdiag.analysis.scaling.windows import Window
+from mpdiag.display.svg import Range
 from mpdiag.display.wording import (
     KIND_NAMES,
     counted,
@@ -20,21 +23,17 @@ from mpdiag.display.wording import (
     sentence,
     spoken_layer,
 )
+from mpdiag.numerics.formats import FloatFormat
 from mpdiag.reports.picture import Picture, View
 from mpdiag.reports.receipts import Rows, loss_of_recording
 from mpdiag.reports.views import layer_figures as figure
 from mpdiag.reports.views import layer_tables as tables
 from mpdiag.reports.views.gradients.figure import window as range_of
 from mpdiag.reports.views.gradients.frame import time_frame
+from mpdiag.runs.records import Records
+from mpdiag.runs.schema import Kind
 
 if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
-
-    from mpdiag.analysis.scaling.windows import Window
-    from mpdiag.display.svg import Range
-    from mpdiag.numerics.formats import FloatFormat
-    from mpdiag.runs.records import Records
-    from mpdiag.runs.schema import Kind
     from mpdiag.runs.training_log import TrainingLog
 
 

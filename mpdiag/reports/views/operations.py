@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
+import plotly.graph_objects as go
 
+from mpdiag.analysis.layers import Layers
 from mpdiag.display.colors import BLUE, PURPLE, VERMILION
 from mpdiag.display.wording import counted, in_figure, layer_name
-from mpdiag.numerics.formats import FORMATS, FP16
+from mpdiag.numerics.formats import FORMATS, FP16, FloatFormat
 from mpdiag.reports.picture import Picture, View
 from mpdiag.reports.plotting import (
     empty,
@@ -24,13 +27,7 @@ from mpdiag.reports.views.gradients.frame import in_model_order
 from mpdiag.reports.views.sensitivity import ranking, sensitivity
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    import plotly.graph_objects as go
-
     from mpdiag.analysis.analyzer import Analysis
-    from mpdiag.analysis.layers import Layers
-    from mpdiag.numerics.formats import FloatFormat
     from mpdiag.reports.contents import RunContents
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import shlex
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,27 +16,23 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpdiag.analysis.findings import Finding
+from mpdiag.analysis.layers import Layers
 from mpdiag.display.wording import counted, percent, scale_text, sentence, spoken_layer
 from mpdiag.numerics.formats import FP16
 from mpdiag.plan import FILE as PLAN
 from mpdiag.reports import next_commands
-from mpdiag.reports.picture import View
+from mpdiag.reports.picture import Picture, View
 from mpdiag.reports.plotting import MARK
 from mpdiag.reports.text.analysis import after_analysis, settling_command
 from mpdiag.reports.views import training
 from mpdiag.reports.views.gradients.frame import scale_frame, some_layers, summary
-from mpdiag.reports.views.gradients.pictures import share_axis
+from mpdiag.reports.views.gradients.pictures import Gradients, share_axis
 from mpdiag.runs.coverage import coverage_of
+from mpdiag.runs.run import Run
+from mpdiag.runs.training_log import TrainingLog
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
     from mpdiag.analysis.analyzer import Analysis
-    from mpdiag.analysis.layers import Layers
-    from mpdiag.reports.picture import Picture
-    from mpdiag.reports.views.gradients.pictures import Gradients
-    from mpdiag.runs.run import Run
-    from mpdiag.runs.training_log import TrainingLog
 
 MOST_LAYERS = 28
 """Rows of a small heat map."""

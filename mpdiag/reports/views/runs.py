@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,8 +16,6 @@ from mpdiag.reports.picture import View
 from mpdiag.reports.views.training import family, root_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from mpdiag.runs.run import Listing
 
 Kind = Literal["recording", "training", "profile", "unreadable"]

@@ -8,32 +8,28 @@ trainings decided), and the recording itself (what rounding its values costs).
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pandas as pd
+import plotly.graph_objects as go
 
 from mpdiag.analysis.figures import at_scale
 from mpdiag.analysis.operations.rounding_error import operation_errors, rounding_error
 from mpdiag.display.colors import BLUE, PURPLE, VERMILION
 from mpdiag.display.wording import in_figure, layer_name
 from mpdiag.numerics.autocast_lists import CALLED_AS, LISTS, policy_name
-from mpdiag.numerics.formats import FORMATS, FP16
+from mpdiag.numerics.formats import FORMATS, FP16, FloatFormat
 from mpdiag.reports import receipts
 from mpdiag.reports.picture import Picture
 from mpdiag.reports.plotting import empty, figure, layer_axis, log10_axis, row_height
-from mpdiag.runs.results import MAY, MUST, by_weight
+from mpdiag.runs.operations import Operation
+from mpdiag.runs.results import MAY, MUST, Sensitivities, by_weight
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    import plotly.graph_objects as go
-
-    from mpdiag.numerics.formats import FloatFormat
     from mpdiag.reports.contents import RunContents
-    from mpdiag.runs.operations import Operation
-    from mpdiag.runs.results import Sensitivities
 
 OUTSIDE = "(outside)"
 """How ``tracing`` names the module of what is computed outside of every module."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +15,6 @@ from mpdiag.numerics.formats import FORMATS, half_of
 from mpdiag.reports.picture import View
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from mpdiag.analysis.analyzer import Analysis
     from mpdiag.plan import PrecisionPlan, Verdict
 

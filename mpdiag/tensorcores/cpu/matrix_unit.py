@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +20,6 @@ from mpdiag.tensorcores.cpu.operation import (
 from mpdiag.tensorcores.profile_findings import note
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from mpdiag.tensorcores.cpu.onednn import OnednnLog, Primitive
     from mpdiag.tensorcores.work.traced_operation import OperationTime
 

@@ -22,15 +22,12 @@ import os
 import re
 import sys
 import tempfile
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import IO, Literal
 
 from mpdiag.hardware.alignment import dtype_name
 from mpdiag.tensorcores.work.products import Direction, MatrixWork, convolution, matmul, recurrent
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from typing import IO
 
 ExecutionUnit = Literal["matrix", "vector", "unknown"]
 

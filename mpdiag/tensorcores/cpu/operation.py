@@ -8,6 +8,7 @@ unknown, unless the matrix unit cannot have computed it: FP32 products go to MKL
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +18,6 @@ from mpdiag.tensorcores.causes import TILE, misaligned
 from mpdiag.tensorcores.roofline import speedup
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from mpdiag.hardware.cpu_instructions import CpuInstructions
     from mpdiag.tensorcores.cpu.onednn import Primitive
     from mpdiag.tensorcores.work.products import MatrixWork

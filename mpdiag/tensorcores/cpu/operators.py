@@ -8,8 +8,9 @@ operators. Such a trace is short and is read into memory.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mpdiag.tensorcores.work.traced_operation import (
     MatrixWork,
@@ -17,9 +18,6 @@ from mpdiag.tensorcores.work.traced_operation import (
     TracePhase,
     matrix_work,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
 
 MODULE = "nn.Module: "
 """The prefix of a module's span in a trace; the module's name follows."""

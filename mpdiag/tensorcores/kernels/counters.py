@@ -23,15 +23,13 @@ with the paths that it has. Sources, besides the profilers' own lists of metrics
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from mpdiag.hardware.tables import read_table
 from mpdiag.tensorcores.kernels.rules import DATA
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 Vendor = Literal["nvidia", "amd"]
 

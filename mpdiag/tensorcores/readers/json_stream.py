@@ -10,10 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from typing import TextIO
+from typing import Any, TextIO
 
 WINDOW = 1 << 18
 """Characters read at a time."""

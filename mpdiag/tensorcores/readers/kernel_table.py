@@ -8,18 +8,15 @@ counters, the runs of one kernel are added up while reading.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from mpdiag.display.wording import counted
 from mpdiag.errors import DamagedTrace
 from mpdiag.hardware.devices import DeviceFacts
 from mpdiag.tensorcores.events import Event, Kernel, TraceReader
 from mpdiag.tensorcores.readers.tables import microseconds, number, rows
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-    from pathlib import Path
 
 _UNIT = re.compile(r"[(\[]([^)\]]*)[)\]]\s*$")
 _SUFFIX = re.compile(r"\s*(?:\[clone \.kd\]|\(\.kd\)|\.kd)$")

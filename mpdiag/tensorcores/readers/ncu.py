@@ -5,17 +5,14 @@ Also ``ncu --csv --page raw``, with a column for each metric and a row of units.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from mpdiag.display.wording import counted
 from mpdiag.errors import DamagedTrace
 from mpdiag.hardware.devices import DeviceFacts
 from mpdiag.tensorcores.events import Event, Kernel, TraceReader
 from mpdiag.tensorcores.readers.tables import microseconds, number, rows
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
 _DURATIONS = ("gpu__time_duration.sum", "gpu__time_duration.avg", "Duration")
 _HEAD = ("ID", "Kernel Name")

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from mpdiag.display.wording import counted
 from mpdiag.errors import DamagedTrace
 from mpdiag.hardware.devices import DeviceFacts
 from mpdiag.tensorcores.events import Copy, Event, HostSpan, Kernel, Launch, TraceReader
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 LONGEST = 1 << 24
 """The longest value, in bytes; anything longer counts as damaged."""

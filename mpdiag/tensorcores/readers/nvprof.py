@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from mpdiag.display.wording import counted
 from mpdiag.errors import DamagedTrace
 from mpdiag.tensorcores.events import Event, Kernel, TraceReader
 from mpdiag.tensorcores.readers.kernel_table import named_device
 from mpdiag.tensorcores.readers.tables import lines, microseconds, number, open_text, rows
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
 _TIME = r"([\d.]+)([mun]?s)"
 PRINTED = re.compile(

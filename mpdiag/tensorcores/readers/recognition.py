@@ -7,13 +7,17 @@ large it is.
 from __future__ import annotations
 
 import gzip
+import os
 import re
+from collections.abc import Iterator
+from io import BufferedReader
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from mpdiag.errors import DamagedTrace, InputError
 from mpdiag.files.recognition import named_instead, run_instead
+from mpdiag.tensorcores.events import TraceReader
 from mpdiag.tensorcores.readers import kernel_table, ncu, nvprof
 from mpdiag.tensorcores.readers.kernel_table import KernelTableTrace
 from mpdiag.tensorcores.readers.ncu import NcuTrace
@@ -22,13 +26,6 @@ from mpdiag.tensorcores.readers.nvprof import PRINTED, NvprofSummary, NvprofTrac
 from mpdiag.tensorcores.readers.rocprof_json import ROOT, RocprofJsonTrace
 from mpdiag.tensorcores.readers.tables import DELIMITERS, GZIP, encoding, parsed
 from mpdiag.tensorcores.readers.torch_trace import TorchTrace
-
-if TYPE_CHECKING:
-    import os
-    from collections.abc import Iterator
-    from io import BufferedReader
-
-    from mpdiag.tensorcores.events import TraceReader
 
 HEAD = 1 << 16
 """Bytes that tell most kinds of file."""

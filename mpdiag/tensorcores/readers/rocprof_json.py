@@ -8,8 +8,10 @@ three by number. Names may follow the records, so runs are added up by number fi
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from mpdiag.display.wording import counted
 from mpdiag.errors import DamagedTrace
@@ -17,10 +19,6 @@ from mpdiag.hardware.devices import DeviceFacts
 from mpdiag.tensorcores.events import Event, Kernel, TraceReader
 from mpdiag.tensorcores.readers.json_stream import Damaged, JsonStream
 from mpdiag.tensorcores.readers.tables import open_text
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 ROOT = "rocprofiler-sdk-tool"
 _GFX = re.compile(r"gfx(\d+)([0-9a-f])([0-9a-f])$")

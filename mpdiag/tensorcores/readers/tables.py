@@ -6,13 +6,10 @@ import csv
 import gzip
 import io
 import re
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, cast
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-    from typing import TextIO
+from pathlib import Path
+from typing import TextIO, cast
 
 GZIP = b"\x1f\x8b"
 DELIMITERS = ",;\t"

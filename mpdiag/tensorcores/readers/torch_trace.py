@@ -12,8 +12,10 @@ import gzip
 import io
 import math
 import re
+from collections.abc import Callable, Iterator
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, cast
+from pathlib import Path
+from typing import Any, cast
 
 from mpdiag.display.wording import counted
 from mpdiag.errors import DamagedTrace
@@ -30,10 +32,6 @@ from mpdiag.tensorcores.events import (
     host_span_kind,
 )
 from mpdiag.tensorcores.readers.json_stream import Damaged, JsonStream
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 MODULE = "nn.Module: "
 LARGEST = 1e18

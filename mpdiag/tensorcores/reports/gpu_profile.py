@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Group
+from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
@@ -18,6 +19,7 @@ from mpdiag.tensorcores.summary import (
     MANY,
     SHORT,
     STEPS,
+    CauseGroup,
     gap_rows,
     percent,
     rate_text,
@@ -26,13 +28,8 @@ from mpdiag.tensorcores.summary import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from rich.console import RenderableType
-
     from mpdiag.tensorcores.causes import JudgedOperation
     from mpdiag.tensorcores.profile_comparison import ProfileComparison
-    from mpdiag.tensorcores.summary import CauseGroup
     from mpdiag.tensorcores.timeline.sweep import Timeline
     from mpdiag.tensorcores.trace_profile import KernelTime, Profile
     from mpdiag.tensorcores.work.traced_operation import OperationTime

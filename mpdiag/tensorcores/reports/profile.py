@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Group
+from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
@@ -16,10 +17,6 @@ from mpdiag.tensorcores.summary import milliseconds, percent
 from mpdiag.tensorcores.trace_profile import Profile
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from rich.console import RenderableType
-
     from mpdiag.tensorcores.cpu.matrix_unit import CpuProfile
     from mpdiag.tensorcores.profile_comparison import ProfileComparison
     from mpdiag.tensorcores.timeline.ranks import RankComparison

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from mpdiag.display.wording import sentence
+from mpdiag.files.paths import AnyPath
 from mpdiag.reports import terminal
 from mpdiag.reports.documents import markdown
-from mpdiag.reports.documents.page import page, save, text_table
+from mpdiag.reports.documents.page import PageTable, page, save, text_table
 from mpdiag.tensorcores.reports.profile import LEGEND, RANKS, rank_rows
+from mpdiag.tensorcores.timeline.ranks import RankComparison
 from mpdiag.tensorcores.trace_analysis import profile_ranks, traces_in
 from mpdiag.tensorcores.views.timeline import ranks
 from mpdiag.version import __version__
-
-if TYPE_CHECKING:
-    from mpdiag.files.paths import AnyPath
-    from mpdiag.reports.documents.page import PageTable
-    from mpdiag.tensorcores.timeline.ranks import RankComparison
 
 
 def rank_page(folder: Path, found: RankComparison) -> str:

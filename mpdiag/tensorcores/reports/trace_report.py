@@ -6,31 +6,27 @@ gains most, the kernels, and what changed since an earlier trace.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mpdiag.display import svg
 from mpdiag.display.colors import VERDICT_COLORS
 from mpdiag.display.wording import percent, sentence
+from mpdiag.files.paths import AnyPath
 from mpdiag.reports import terminal
 from mpdiag.reports.documents import markdown
 from mpdiag.reports.documents.page import PageTable, findings, page, save, text_table
 from mpdiag.reports.documents.write import picture_beside
 from mpdiag.reports.views.verdict import Fact
+from mpdiag.tensorcores.profile_comparison import ProfileComparison
 from mpdiag.tensorcores.reports import gpu_profile as text
-from mpdiag.tensorcores.summary import GAPS, STEPS, gap_rows, step_rows
+from mpdiag.tensorcores.summary import GAPS, STEPS, CauseGroup, gap_rows, step_rows
 from mpdiag.tensorcores.trace_analysis import STDIN, compare_traces, profile_trace
+from mpdiag.tensorcores.trace_profile import Profile
 from mpdiag.tensorcores.views.tensor_cores import headline, pictures, unit_names, verdict_frame
 from mpdiag.version import __version__
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from mpdiag.files.paths import AnyPath
-    from mpdiag.tensorcores.profile_comparison import ProfileComparison
-    from mpdiag.tensorcores.summary import CauseGroup
-    from mpdiag.tensorcores.trace_profile import Profile
 
 SHOWN = 30
 """Rows of a table; ``mpdiag profile --json`` has them all."""

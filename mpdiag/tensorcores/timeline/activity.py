@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from itertools import islice
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from mpdiag.tensorcores.causes import is_collective
-from mpdiag.tensorcores.collected import PORTION
+from mpdiag.tensorcores.collected import PORTION, Collected
 from mpdiag.tensorcores.kernels.classification import classify
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from mpdiag.tensorcores.collected import Collected
-
 
 COPY, COLLECTIVE = "copy", "collective"
 """Kinds of activity besides the verdicts of kernels."""

@@ -8,6 +8,7 @@ wait for it inside of theirs.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -18,8 +19,6 @@ from mpdiag.files.documents import finite
 from mpdiag.tensorcores.summary import milliseconds
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from mpdiag.tensorcores.timeline.sweep import Timeline, Window
     from mpdiag.tensorcores.trace_profile import Profile
 

@@ -5,21 +5,23 @@ from __future__ import annotations
 import heapq
 import math
 from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mpdiag.files.documents import finite
+from mpdiag.tensorcores.events import HostSpan
 from mpdiag.tensorcores.roofline import speedup
-from mpdiag.tensorcores.timeline.activity import COLLECTIVE, COPY
-from mpdiag.tensorcores.timeline.host_spans import GAP_CAUSES, Gap, HostCalls, StepMarks, find_steps
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from mpdiag.tensorcores.events import HostSpan
-    from mpdiag.tensorcores.timeline.activity import Activity
-    from mpdiag.tensorcores.timeline.host_spans import GapCause
+from mpdiag.tensorcores.timeline.activity import COLLECTIVE, COPY, Activity
+from mpdiag.tensorcores.timeline.host_spans import (
+    GAP_CAUSES,
+    Gap,
+    GapCause,
+    HostCalls,
+    StepMarks,
+    find_steps,
+)
 
 LONGEST = 10
 """Gaps that are listed."""

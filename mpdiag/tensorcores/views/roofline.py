@@ -9,24 +9,19 @@ Winograd's or an FFT's shortcut may stand above a roof, and one that reads twice
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
+import plotly.graph_objects as go
 
 from mpdiag.display.colors import GREEN, GREY, VERDICT_COLORS, VERMILION
 from mpdiag.display.wording import beginning, counted, in_figure, percent
 from mpdiag.reports.picture import Picture
-from mpdiag.reports.plotting import GRID, empty, figure
+from mpdiag.reports.plotting import GRID, Drawing, empty, figure
 from mpdiag.tensorcores.views.tensor_core_use import table_receipt
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
-
-    import plotly.graph_objects as go
-
-    from mpdiag.reports.plotting import Drawing
 
 Unit = Literal["tensor", "cuda"]
 _WORDS = ["op", "module", "phase", "kernel", "dtype", "verdict"]

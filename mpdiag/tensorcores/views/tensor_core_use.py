@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
 
 import pandas as pd
+import plotly.graph_objects as go
 
 from mpdiag.display.colors import GREY, PURPLE, SKY, VERDICT_COLORS, YELLOW
 from mpdiag.display.wording import beginning, counted, in_figure, percent
@@ -13,11 +15,6 @@ from mpdiag.reports.picture import Picture
 from mpdiag.reports.plotting import empty, figure, layer_axis, row_height
 from mpdiag.tensorcores.summary import CAUSES, IDLE, milliseconds
 from mpdiag.tensorcores.summary import percent as one_decimal
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
-
-    import plotly.graph_objects as go
 
 MOST = 15
 """Operations in the figure; the table has all of them."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
+import plotly.graph_objects as go
 
 from mpdiag.display.colors import VERDICT_COLORS
 from mpdiag.display.wording import beginning, counted, in_figure, kernel_label, percent
@@ -21,10 +23,6 @@ from mpdiag.tensorcores.views.tensor_core_use import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
-
-    import plotly.graph_objects as go
-
     from mpdiag.reports.contents import RunContents
 
 LABEL = 44

@@ -11,14 +11,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
-from mpdiag.tensorcores.work.products import attention
-from mpdiag.tensorcores.work.traced_call import UnclearArguments
-
-if TYPE_CHECKING:
-    from mpdiag.tensorcores.work.products import MatrixWork, Shape
-    from mpdiag.tensorcores.work.traced_call import TracedCall
+from mpdiag.tensorcores.work.products import MatrixWork, Shape, attention
+from mpdiag.tensorcores.work.traced_call import TracedCall, UnclearArguments
 
 
 @dataclass(frozen=True)

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from mpdiag.tensorcores.work.products import Direction, MatrixWork, convolution
-from mpdiag.tensorcores.work.traced_call import UnclearArguments
-
-if TYPE_CHECKING:
-    from mpdiag.tensorcores.work.products import Shape
-    from mpdiag.tensorcores.work.traced_call import TracedCall
+from mpdiag.tensorcores.work.products import Direction, MatrixWork, Shape, convolution
+from mpdiag.tensorcores.work.traced_call import TracedCall, UnclearArguments
 
 
 def _output_pixels(

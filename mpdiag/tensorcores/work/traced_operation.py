@@ -8,21 +8,17 @@ implausible shape gives None, never an exception.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from mpdiag.hardware.tables import read_table
 from mpdiag.tensorcores.work import convolutions
 from mpdiag.tensorcores.work.attention_calls import AttentionArguments, attention_call
-from mpdiag.tensorcores.work.products import MatrixWork, matmul, recurrent
+from mpdiag.tensorcores.work.products import MatrixWork, Shape, matmul, recurrent
 from mpdiag.tensorcores.work.traced_call import TracedCall, UnclearArguments
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from mpdiag.tensorcores.work.products import Shape
 
 __all__ = ["MatrixWork", "OperationTime", "TracePhase", "matrix_work"]
 

@@ -18,6 +18,7 @@ where ``function()`` returns the model, and a function of model and batch that r
 from __future__ import annotations
 
 import math
+import os
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -29,13 +30,10 @@ from torch import Tensor
 from mpdiag.errors import DamagedCapsule, NewerSchema, UsageError
 from mpdiag.files.atomic import atomic_path, write_json
 from mpdiag.files.documents import read_document
-from mpdiag.files.paths import is_remote, place
+from mpdiag.files.paths import AnyPath, is_remote, place
 from mpdiag.training.callers import loop_stacklevel
 
 if TYPE_CHECKING:
-    import os
-
-    from mpdiag.files.paths import AnyPath
     from mpdiag.training.results import StepResult
     from mpdiag.training.run_log import RunLog
     from mpdiag.training.weights.wrapping import Wrapped

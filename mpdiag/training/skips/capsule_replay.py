@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,16 +17,10 @@ from torch import Tensor, nn
 from mpdiag.errors import DamagedCapsule, DamagedPlan, UsageError
 from mpdiag.plan import PrecisionPlan
 from mpdiag.tracing.nonfinite import Producer, find_nonfinite
-from mpdiag.training.options import PrecisionOverrides
+from mpdiag.training.options import Backend, PrecisionOverrides
 from mpdiag.training.skips.capsule import Capsule, load_capsule
 from mpdiag.training.skips.step_start import random_as_before
 from mpdiag.training.trainer import MixedPrecision
-
-if TYPE_CHECKING:
-    import os
-    from collections.abc import Iterator
-
-    from mpdiag.training.options import Backend
 
 Builder = Callable[[], tuple[nn.Module, Callable[[nn.Module, Any], Tensor]]]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -11,16 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from mpdiag.tracing.nonfinite import find_nonfinite
+from mpdiag.tracing.nonfinite import Producer, find_nonfinite
 from mpdiag.training.judgement import rank, values_of
 from mpdiag.training.results import NonFinite, NonFiniteKind, SkipCause
 from mpdiag.training.skips.step_start import random_as_before
 from mpdiag.training.weights.held import HeldParameter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from mpdiag.tracing.nonfinite import Producer
     from mpdiag.training.casting import Casting
     from mpdiag.training.weights.wrapping import Wrapped
 

@@ -7,20 +7,18 @@ takes nothing else along. A deep copy of a model in half precision is of FP32 we
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
+from torch import nn
 from torch.utils._pytree import tree_map
+from torch.utils.hooks import RemovableHandle
 
 from mpdiag.tracing.precision import HALF
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from torch import nn
-    from torch.utils.hooks import RemovableHandle
-
     from mpdiag.emulation.policy import Policy
 
 

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 from torch.optim.swa_utils import AveragedModel
+from torch.utils.hooks import RemovableHandle
 
 from mpdiag.tracing.precision import HALF
 from mpdiag.training.weights.fp32_regions import IN_FULL
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    from torch import Tensor
-    from torch.utils.hooks import RemovableHandle
-
     from mpdiag.training.weights.masters import Masters
 
 

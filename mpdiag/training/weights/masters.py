@@ -8,11 +8,13 @@ the master, too: 1e-4 · 1e-4 is zero in FP16.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from mpdiag.errors import UsageError
 from mpdiag.tracing.precision import HALF
@@ -21,10 +23,6 @@ from mpdiag.training.weights.given import Weight, answers_late
 from mpdiag.training.weights.held import drop_own_gradient, hold, let_go, own_gradient
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
-    from torch.optim import Optimizer
-
     from mpdiag.training.levels import Precision
 
 BATCH_NORMS = (nn.modules.batchnorm._BatchNorm,)

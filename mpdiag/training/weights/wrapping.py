@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from mpdiag.emulation import policy
 from mpdiag.emulation.mode import unwatched
 from mpdiag.errors import UsageError
-from mpdiag.numerics.autocast_lists import CALLED_AS, LISTS
+from mpdiag.numerics.autocast_lists import CALLED_AS, LISTS, Rule
 from mpdiag.tracing.capture import is_captured, refuse_capture, refuse_captured
 from mpdiag.tracing.dispatch import in_backward
 from mpdiag.tracing.precision import HALF
@@ -23,11 +25,6 @@ from mpdiag.training.weights.held import drop_own_gradient
 from mpdiag.training.weights.masters import Masters
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from torch.optim import Optimizer
-
-    from mpdiag.numerics.autocast_lists import Rule
     from mpdiag.plan import Fp32Choice, PrecisionPlan
     from mpdiag.training.levels import Precision
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import plotly.graph_objects as go
 
 from mpdiag.display import svg
 from mpdiag.display.colors import BLUE, FATE_COLORS
@@ -13,6 +15,7 @@ from mpdiag.display.wording import in_figure, percent, shortened
 from mpdiag.reports.plotting import (
     LABEL,
     MARK,
+    Drawing,
     empty,
     exponent_axis,
     figure,
@@ -22,13 +25,9 @@ from mpdiag.reports.plotting import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     import pandas as pd
-    import plotly.graph_objects as go
 
     from mpdiag.numerics.formats import FloatFormat
-    from mpdiag.reports.plotting import Drawing
 
 VALUES = "value before scaling"
 DECADES = 6

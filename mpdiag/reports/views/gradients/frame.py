@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,15 +14,13 @@ from mpdiag.analysis.operations.rounding_error import rounding_error
 from mpdiag.analysis.scaling.necessity import lost_by_scale
 from mpdiag.analysis.scaling.windows import by_step
 from mpdiag.display.wording import layer_name
+from mpdiag.numerics.formats import FloatFormat
+from mpdiag.numerics.histograms import ExponentHistogram
+from mpdiag.runs.records import Records
+from mpdiag.runs.schema import Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from mpdiag.numerics.formats import FloatFormat
-    from mpdiag.numerics.histograms import ExponentHistogram
     from mpdiag.plan import LossScalePlan
-    from mpdiag.runs.records import Records
-    from mpdiag.runs.schema import Kind
 
 SCALES = range(-10, 25)
 """Exponents of the loss scales that tables over scales show."""

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pandas as pd
 
 from mpdiag.analysis.figures import at_scale
+from mpdiag.analysis.layers import Layers
+from mpdiag.analysis.scaling.windows import Window
 from mpdiag.display.wording import (
     KIND_NAMES,
     counted,
@@ -18,24 +22,17 @@ from mpdiag.display.wording import (
     sentence,
     spoken_layer,
 )
-from mpdiag.numerics.formats import FP16
+from mpdiag.numerics.formats import FP16, FloatFormat
 from mpdiag.reports.picture import Picture, View
 from mpdiag.reports.plotting import exponent_axis
 from mpdiag.reports.receipts import Rows
 from mpdiag.reports.views.gradients import figure, scales
 from mpdiag.reports.views.gradients import frame as tables
+from mpdiag.runs.schema import Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    import pandas as pd
-
-    from mpdiag.analysis.layers import Layers
-    from mpdiag.analysis.scaling.windows import Window
-    from mpdiag.numerics.formats import FloatFormat
     from mpdiag.plan import LossScalePlan
     from mpdiag.reports.contents import RunContents
-    from mpdiag.runs.schema import Kind
 
 SCALED = ("activation_grad", "weight_grad")
 """What a loss scale multiplies."""

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
 
 from mpdiag.analysis.scaling.necessity import LARGEST_EXPONENT, MATTERS, NEGLIGIBLE
 from mpdiag.display.colors import BLUE, FATE_COLORS, GREEN, ORANGE, PURPLE, VERMILION
 from mpdiag.display.wording import in_figure, percent, scale_text, spoken_layer, superscript
+from mpdiag.numerics.formats import FloatFormat
 from mpdiag.reports.plotting import (
     MARK,
+    Drawing,
     empty,
     exponent_axis,
     figure,
@@ -21,14 +26,7 @@ from mpdiag.reports.views.gradients.figure import fixed_rows
 from mpdiag.reports.views.gradients.frame import SCALES, recommended_interval
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    import pandas as pd
-    import plotly.graph_objects as go
-
-    from mpdiag.numerics.formats import FloatFormat
     from mpdiag.plan import LossScalePlan
-    from mpdiag.reports.plotting import Drawing
 
 MOST = 24
 """Layers in a figure of the worst of them."""
