@@ -494,9 +494,7 @@ def _turn_back_clocks(rng: random.Random) -> None:
     run.now = lambda: f"20{rng.randint(10, 99)}-01-01T00:00:00.000+00:00"  # type: ignore[assignment]
     run_folder.now = run.now
     cadence.Governor.__init__.__defaults__ = (time.perf_counter,)  # type: ignore[attr-defined]
-    Recorder.__init__.__kwdefaults__ = None
-    defaults = list(Recorder.__init__.__defaults__ or ())
-    Recorder.__init__.__defaults__ = (*defaults[:-1], time.perf_counter)
+    Recorder.__init__.__kwdefaults__["clock"] = time.perf_counter  # type: ignore[index]
 
 
 def show(promise: Promise) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from importlib import import_module
+from importlib.util import find_spec
 
 import pytest
 
@@ -75,3 +77,21 @@ def test_type_checkers_see_the_same_names(root):
 def test_an_unknown_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="module 'mpdiag' has no attribute 'recrod'"):
         mpdiag.recrod  # noqa: B018 - the look-up is the test
+
+
+def _imports(path):
+    """Each name that a script takes from the package, as (module, name); the name may be a module."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "mpdiag":
+            yield from ((node.module, alias.name) for alias in node.names)
+
+
+@pytest.mark.parametrize("folder", ["studies", "benchmarks", "examples", "sample_runs", "app"])
+def test_scripts_import_what_is_there(root, folder):
+    missing = [
+        f"{path.relative_to(root)}: {module}.{name}"
+        for path in sorted((root / folder).rglob("*.py"))
+        for module, name in _imports(path)
+        if not hasattr(import_module(module), name) and find_spec(f"{module}.{name}") is None
+    ]
+    assert missing == []

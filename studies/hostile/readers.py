@@ -227,8 +227,8 @@ def _read_trace(folder: Path) -> Any:
 
 
 def _show_trace(folder: Path) -> object:
-    from mpdiag.reports.documents.write import write_trace_report
     from mpdiag.tensorcores.reports.gpu_profile import profile_text
+    from mpdiag.tensorcores.reports.trace_report import write_trace_report
 
     profile = _read_trace(folder)
     document = profile.to_json()

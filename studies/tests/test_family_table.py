@@ -8,6 +8,7 @@ import math
 import numpy as np
 import pytest
 from rich.console import Console
+from row_buffer import write_rows
 
 from mpdiag.analysis.analyzer import analyze
 from mpdiag.plan import Fp32Choice, PrecisionPlan
@@ -15,7 +16,7 @@ from mpdiag.reports import terminal
 from mpdiag.runs.run import open_run
 from studies import family_table
 from studies.family_table import Family, Underflow, WayResult, compare_way
-from tests.analysis.test_analyzer import gradients, write_run
+from tests.analysis.test_analyzer import gradients
 
 
 def row(**changes):
@@ -133,7 +134,7 @@ def test_what_a_plan_keeps_in_fp32_is_named_once():
 def test_the_onset_is_where_the_gradients_would_have_to_move(tmp_path):
     def run(name, exponent):
         rows = [(s, "activation_grad", "layer", gradients(exponent, seed=s)) for s in range(30)]
-        return analyze(write_run(tmp_path / name, rows))
+        return analyze(write_rows(tmp_path / name, rows))
 
     high, low = run("high", -20.0), run("low", -34.0)
     assert family_table.onset(low) == 1
@@ -147,10 +148,10 @@ def test_underflow_predicted_and_observed(tmp_path):
     rng = np.random.default_rng(0)
     wide = [np.exp2(rng.uniform(-30, -10, 1000)).astype(np.float32) for _ in range(4)]
     rows = [(s, "activation_grad", "a", g) for s, g in enumerate(wide)]
-    fp32 = open_run(write_run(tmp_path / "fp32", rows))
+    fp32 = open_run(write_rows(tmp_path / "fp32", rows))
     narrow = [(s, k, n, np.float32(np.float16(g * 4))) for s, k, n, g in rows]
     extra = (0, "activation_grad", "b", np.ones(10, np.float32))  # FP32 did not record it
-    fp16 = open_run(write_run(tmp_path / "fp16", [*narrow, extra]))
+    fp16 = open_run(write_rows(tmp_path / "fp16", [*narrow, extra]))
     found = family_table.underflow(fp32, fp16, 4.0)
     truth = np.mean(np.concatenate([n[3] for n in narrow]) == 0)
     assert found.predicted == pytest.approx(truth)
