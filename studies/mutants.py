@@ -47,8 +47,7 @@ LIMIT_S = 240
 KERNELS = re.compile(
     r"^ *(from|import) (numba|triton|llvmlite|mpdiag\S*\.compiled)\b", re.MULTILINE
 )
-LEFT_OUT = ("tests/app/test_browser", "tests/benchmarks", "tests/studies", "tests/docs",
-            "tests/conformance/test_peers")  # fmt: skip
+LEFT_OUT = ("tests/app/test_browser", "tests/reports/documents/test_in_a_browser", "tests/docs")
 
 COMPARISONS = {"Lt": "<=", "LtE": "<", "Gt": ">=", "GtE": ">", "Eq": "!=", "NotEq": "==",
                "Is": "is not", "IsNot": "is", "In": "not in", "NotIn": "in"}  # fmt: skip
