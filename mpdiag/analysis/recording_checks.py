@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
@@ -62,58 +62,54 @@ def recording_findings(run: Run, layers: Layers) -> list[Finding]:
     ]
 
 
-def _loop_findings(run: Run, layers: Layers) -> list[Finding]:
+def _loop_findings(run: Run, layers: Layers) -> Iterator[Finding]:
     """A loop without optimizer steps, or whose weights are not FP32."""
-    found = []
     seen = int(run.meta.get("steps_seen") or 0)
     stepped = len(layers.of_kind("update")) > 0
     if run.meta.get("optimizers") and len(layers) and seen <= 1 and not stepped:
-        found.append(
-            Finding(
-                severity="warning",
-                code="no-optimizer-step",
-                message="no optimizer step was seen, so the whole recording counts as one step",
-                evidence={"steps_seen": seen},
-                fix="call optimizer.step() after backward(), and record again",
-            )
+        yield Finding(
+            severity="warning",
+            code="no-optimizer-step",
+            message="no optimizer step was seen, so the whole recording counts as one step",
+            evidence={"steps_seen": seen},
+            fix="call optimizer.step() after backward(), and record again",
         )
     unseen = [optimizer.kind for optimizer in stepped_in(run) if optimizer.unseen]
     if unseen:
-        found.append(
-            Finding(
-                severity="warning",
-                code="optimizer-not-recorded",
-                message=f"no step of {counted(len(unseen), 'optimizer')} was recorded "
-                f"({' and '.join(unseen)}): the recorded steps are all steps of others",
-                evidence={"optimizers": unseen},
-                fix="record without --every and --max-steps, or with another --every: the first steps "
-                "of each optimizer are recorded, and those that step in turn have steps of their own",
-            )
+        yield Finding(
+            severity="warning",
+            code="optimizer-not-recorded",
+            message=f"no step of {counted(len(unseen), 'optimizer')} was recorded "
+            f"({' and '.join(unseen)}): the recorded steps are all steps of others",
+            evidence={"optimizers": unseen},
+            fix="record without --every and --max-steps, or with another --every: the first steps "
+            "of each optimizer are recorded, and those that step in turn have steps of their own",
         )
-    return found
 
 
-def _precision_findings(run: Run) -> list[Finding]:
+def _precision_findings(run: Run) -> Iterator[Finding]:
     """What of the training was not FP32: then advice describes what it does already."""
     precision = run.meta.get("precision") or {}
-    found = _narrow_weights(run)
+    found = list(_narrow_weights(run))
+    yield from found
     if precision.get("autocast"):
-        found.append(_autocast_finding(precision))
-    elif precision.get("half_modules") and not found:
-        found.append(
-            Finding(
-                severity="warning",
-                code=NOT_FP32,
-                message=f"{counted(precision['half_modules'], 'module')} returned half precision: "
-                "what that rounded away cannot be seen in this recording",
-                evidence={"half_modules": precision["half_modules"]},
-                fix=_NO_CASTS,
-            )
+        yield _autocast_finding(precision)
+    elif found:
+        return
+    elif precision.get("half_modules"):
+        yield Finding(
+            severity="warning",
+            code=NOT_FP32,
+            message=f"{counted(precision['half_modules'], 'module')} returned half precision: "
+            "what that rounded away cannot be seen in this recording",
+            evidence={"half_modules": precision["half_modules"]},
+            fix=_NO_CASTS,
         )
-    return found or _narrow_products(run)
+    else:
+        yield from _narrow_products(run)
 
 
-def _narrow_products(run: Run) -> list[Finding]:
+def _narrow_products(run: Run) -> Iterator[Finding]:
     """Products that the training's own code computes in half precision, forward and backward.
 
     A frozen half-precision model inside of an FP32 training has no backward pass of its own.
@@ -125,22 +121,20 @@ def _narrow_products(run: Run) -> list[Finding]:
         for dtype in {t.dtype for t in op.outputs} & _HALF
     }
     if not narrow:
-        return []
+        return
     dtypes = " and ".join(sorted(set(narrow.values())))
     places = sorted(narrow)
-    return [
-        Finding(
-            severity="warning",
-            code=NOT_FP32,
-            message=f"the training's own code computes products in {dtypes} (at {places[0]}), so this "
-            f"is not a recording of FP32 training: what {dtypes} rounded away cannot be seen",
-            evidence={"half_products": places},
-            fix=_NO_CASTS,
-        )
-    ]
+    yield Finding(
+        severity="warning",
+        code=NOT_FP32,
+        message=f"the training's own code computes products in {dtypes} (at {places[0]}), so this "
+        f"is not a recording of FP32 training: what {dtypes} rounded away cannot be seen",
+        evidence={"half_products": places},
+        fix=_NO_CASTS,
+    )
 
 
-def _narrow_weights(run: Run) -> list[Finding]:
+def _narrow_weights(run: Run) -> Iterator[Finding]:
     sizes: dict[str, int] = {}
     for row in run.modules():
         if row["what"] == "parameter":
@@ -148,7 +142,7 @@ def _narrow_weights(run: Run) -> list[Finding]:
     halves = _HALF & set(sizes)
     others = set(sizes) if "float32" not in sizes else set()
     if not halves and not others:
-        return []
+        return
     kinds = sorted(halves or others)
     dtypes = " and ".join(kinds)
     share = sum(sizes[kind] for kind in kinds) / max(1, sum(sizes.values()))
@@ -158,15 +152,13 @@ def _narrow_weights(run: Run) -> list[Finding]:
     if not halves and set(kinds) <= WIDER_THAN_FP32:
         missing = "whether FP32 suffices for it was not seen, and no plan trains it as it is"
         fix = "make model and inputs FP32, see that it still trains, and record that"
-    return [
-        Finding(
-            severity="warning",
-            code=NOT_FP32,
-            message=f"{which} are {dtypes}, so this is not a recording of FP32 training: {missing}",
-            evidence={"dtypes": kinds, "share": share},
-            fix=fix,
-        )
-    ]
+    yield Finding(
+        severity="warning",
+        code=NOT_FP32,
+        message=f"{which} are {dtypes}, so this is not a recording of FP32 training: {missing}",
+        evidence={"dtypes": kinds, "share": share},
+        fix=fix,
+    )
 
 
 def _autocast_finding(precision: Mapping[str, Any]) -> Finding:
@@ -183,38 +175,33 @@ def _autocast_finding(precision: Mapping[str, Any]) -> Finding:
     )
 
 
-def _length_findings(run: Run) -> list[Finding]:
+def _length_findings(run: Run) -> Iterator[Finding]:
     steps = int(run.meta.get("steps_recorded") or 0)
-    if not 0 < steps < FEW_STEPS:
-        return []
-    return [
-        Finding(
+    if 0 < steps < FEW_STEPS:
+        yield Finding(
             severity="info",
             code="few-steps",
             message=f"the analysis is based on only {counted(steps, 'recorded step')}",
             evidence={"steps_recorded": steps},
             fix="record a few hundred steps: gradients shrink as training proceeds",
         )
-    ]
 
 
-def _failure_findings(run: Run) -> list[Finding]:
+def _failure_findings(run: Run) -> Iterator[Finding]:
     failures = run.meta.get("failures") or []
     if not failures:
-        return []
+        return
     times = "" if len(failures) == 1 else f"{len(failures)} times, first "
-    return [
-        Finding(
-            severity="warning",
-            code="recording-failed",
-            message=f"recording failed {times}in {failures[0].get('where')}",
-            evidence={"failures": failures},
-            fix="the recording is incomplete: see the evidence, and record again",
-        )
-    ]
+    yield Finding(
+        severity="warning",
+        code="recording-failed",
+        message=f"recording failed {times}in {failures[0].get('where')}",
+        evidence={"failures": failures},
+        fix="the recording is incomplete: see the evidence, and record again",
+    )
 
 
-def _coverage_findings(run: Run) -> list[Finding]:
+def _coverage_findings(run: Run) -> Iterator[Finding]:
     coverage = run.meta.get("coverage") or {}
     missing = [
         item
@@ -222,17 +209,15 @@ def _coverage_findings(run: Run) -> list[Finding]:
         if item.get("what") == "module" and "compiled" in str(item.get("reason"))
     ]
     if not missing:
-        return []
-    return [
-        Finding(
-            severity="warning",
-            code="modules-not-recorded",
-            message=f"{counted(len(missing), 'module')} ran under torch.compile and "
-            f"{'was' if len(missing) == 1 else 'were'} not recorded",
-            evidence={"modules": [item.get("name") for item in missing]},
-            fix="record the eager model, then compile it",
-        )
-    ]
+        return
+    yield Finding(
+        severity="warning",
+        code="modules-not-recorded",
+        message=f"{counted(len(missing), 'module')} ran under torch.compile and "
+        f"{'was' if len(missing) == 1 else 'were'} not recorded",
+        evidence={"modules": [item.get("name") for item in missing]},
+        fix="record the eager model, then compile it",
+    )
 
 
 def unseen_periods_sentence(unseen: Iterable[int]) -> str:
@@ -240,7 +225,7 @@ def unseen_periods_sentence(unseen: Iterable[int]) -> str:
     return f"some phases of what repeats every {_ranges(sorted(unseen))} steps were not recorded"
 
 
-def period_findings(run: Run, recorded: Sequence[int]) -> list[Finding]:
+def period_findings(run: Run, recorded: Sequence[int]) -> Iterator[Finding]:
     """Periods of which the recording holds only some phases.
 
     Args:
@@ -250,25 +235,23 @@ def period_findings(run: Run, recorded: Sequence[int]) -> list[Finding]:
     steps = int(run.meta.get("steps_seen") or 0)
     unseen = unseen_periods(recorded, steps)
     if not unseen:
-        return []
+        return
     every = (run.meta.get("cadence") or {}).get("every")
-    return [
-        Finding(
-            severity="info",
-            code="periods-not-seen",
-            message=f"{len(recorded)} of {counted(steps, 'step')} were recorded: "
-            f"{unseen_periods_sentence(unseen)}",
-            evidence={
-                "steps_recorded": len(recorded),
-                "steps_seen": steps,
-                "every": every,
-                "unseen": {str(period): list(phases) for period, phases in unseen.items()},
-            },
-            fix="record more steps, or without every=, or with every=1"
-            if every
-            else "record more steps, or all of them with every=1",
-        )
-    ]
+    yield Finding(
+        severity="info",
+        code="periods-not-seen",
+        message=f"{len(recorded)} of {counted(steps, 'step')} were recorded: "
+        f"{unseen_periods_sentence(unseen)}",
+        evidence={
+            "steps_recorded": len(recorded),
+            "steps_seen": steps,
+            "every": every,
+            "unseen": {str(period): list(phases) for period, phases in unseen.items()},
+        },
+        fix="record more steps, or without every=, or with every=1"
+        if every
+        else "record more steps, or all of them with every=1",
+    )
 
 
 def _ranges(numbers: Sequence[int]) -> str:
@@ -291,31 +274,29 @@ COMPARED_STEPS = 64
 """Number of steps at which copies are compared in a long run: once different, they stay different."""
 
 
-def rank_findings(run: Run) -> list[Finding]:
+def rank_findings(run: Run) -> Iterator[Finding]:
     """Findings about ranks that stopped early, left no recording, or hold different weights."""
     world = int(run.meta.get("world_size") or 1)
     if world < 2:
-        return []
+        return
     metas = run.rank_metas()
-    found = [*_stopped(run, metas, world), *_disagreeing(run)]
+    yield from _stopped(run, metas, world)
+    yield from _disagreeing(run)
     silent = [r for r in range(world) if r not in metas]
     if silent:
-        found.append(
-            Finding(
-                severity="warning",
-                code="rank-missing",
-                message=f"{_ranks(silent)} of {world} left no recording",
-                evidence={"ranks": silent, "world_size": world},
-                fix="check that they trained at all, and that they could write to the run folder",
-            )
+        yield Finding(
+            severity="warning",
+            code="rank-missing",
+            message=f"{_ranks(silent)} of {world} left no recording",
+            evidence={"ranks": silent, "world_size": world},
+            fix="check that they trained at all, and that they could write to the run folder",
         )
-    return found
 
 
-def _stopped(run: Run, metas: Mapping[int, Mapping[str, Any]], world: int) -> list[Finding]:
+def _stopped(run: Run, metas: Mapping[int, Mapping[str, Any]], world: int) -> Iterator[Finding]:
     """Ranks that were killed or failed while others continued."""
     if all(m.get("state") == "recording" for m in metas.values()) and _is_live(metas):
-        return []
+        return
     last: dict[int, int] = {}
     for piece in _pieces(run, histograms=False):
         for rank in np.unique(piece.rank).tolist():
@@ -328,7 +309,6 @@ def _stopped(run: Run, metas: Mapping[int, Mapping[str, Any]], world: int) -> li
     killed = [r for r, m in metas.items() if m.get("state") == "recording"]
     short = [r for r in metas if r not in killed and steps[r] < max(steps.values())]
     failed = [r for r in short if metas[r].get("state") != "complete"]
-    found = []
     for rank in sorted(killed) or sorted(failed):
         others = [steps[r] for r in metas if r != rank]
         went_on = f"; the others went on to step {max(others)}" if others else ""
@@ -341,17 +321,14 @@ def _stopped(run: Run, metas: Mapping[int, Mapping[str, Any]], world: int) -> li
             "updated": updated,
             "steps_of_ranks": {str(r): count for r, count in steps.items()},
         }
-        found.append(
-            Finding(
-                severity="warning",
-                code="rank-stopped",
-                message=f"rank {rank} of {world} {how} after {steps[rank]} steps (last update "
-                f"{updated}){went_on}",
-                evidence=evidence,
-                fix="check that rank's log; what all ranks recorded until then is sound",
-            )
+        yield Finding(
+            severity="warning",
+            code="rank-stopped",
+            message=f"rank {rank} of {world} {how} after {steps[rank]} steps (last update "
+            f"{updated}){went_on}",
+            evidence=evidence,
+            fix="check that rank's log; what all ranks recorded until then is sound",
         )
-    return found
 
 
 def _is_live(metas: Mapping[int, Mapping[str, Any]]) -> bool:
@@ -376,7 +353,7 @@ def _pieces(run: Run, *, histograms: bool) -> Iterable[Records]:
     return run.pieces(histograms=histograms)
 
 
-def _disagreeing(run: Run) -> list[Finding]:
+def _disagreeing(run: Run) -> Iterator[Finding]:
     """Replicated weights that differ between ranks, judging by their histograms."""
     seen: set[int] = set()
     for piece in _pieces(run, histograms=False):
@@ -398,28 +375,23 @@ def _disagreeing(run: Run) -> list[Finding]:
                     ranks |= {rank, other}
                 differing[name] = first, ranks
     if not differing:
-        return []
+        return
     name, (step, ranks) = min(differing.items(), key=lambda item: (item[1][0], item[0]))
     others = f", and of {len(differing) - 1} other parameters" if len(differing) > 1 else ""
-    return [
-        Finding(
-            severity="warning",
-            code="ranks-disagree",
-            message=f"{_ranks(sorted(ranks))} hold different copies of {name} at step {step}{others}",
-            evidence={"parameters": sorted(differing), "first_step": step, "ranks": sorted(ranks)},
-            fix="give every rank the same initial weights and the same steps: seed before "
-            "creating the model, and let DDP wrap the model that the optimizer updates",
-        )
-    ]
+    yield Finding(
+        severity="warning",
+        code="ranks-disagree",
+        message=f"{_ranks(sorted(ranks))} hold different copies of {name} at step {step}{others}",
+        evidence={"parameters": sorted(differing), "first_step": step, "ranks": sorted(ranks)},
+        fix="give every rank the same initial weights and the same steps: seed before "
+        "creating the model, and let DDP wrap the model that the optimizer updates",
+    )
 
 
 def _copies(piece: Records) -> NDArray[np.bool_]:
     """Which rows are copies of weights."""
-    placements = piece.words["placement"]
-    if "replicated" not in placements:
-        return np.zeros(len(piece.step), np.bool_)
-    found: NDArray[np.bool_] = piece.placement == placements.index("replicated")
-    return piece.of_kind("weight") & found
+    replicated: NDArray[np.bool_] = piece.placement == piece.code("placement", "replicated")
+    return piece.of_kind("weight") & replicated
 
 
 def _spread(steps: list[int]) -> list[int]:
@@ -449,57 +421,51 @@ def training_findings(run: Run, layers: Layers) -> list[Finding]:
     return [*_optimizer_findings(run, layers), *_search_findings(run), *_loss_findings(run)]
 
 
-def _optimizer_findings(run: Run, layers: Layers) -> list[Finding]:
+def _optimizer_findings(run: Run, layers: Layers) -> Iterator[Finding]:
     if run.meta.get("optimizers") != [] or len(layers.of_kind("update")):
-        return []
-    return [
-        Finding(
-            severity="warning",
-            code="no-optimizer",
-            message="no optimizer was recorded, so no weight update was seen",
-            evidence={"optimizers": 0},
-            fix="hand the optimizer to mpdiag.record, too, and record again",
-        )
-    ]
+        return
+    yield Finding(
+        severity="warning",
+        code="no-optimizer",
+        message="no optimizer was recorded, so no weight update was seen",
+        evidence={"optimizers": 0},
+        fix="hand the optimizer to mpdiag.record, too, and record again",
+    )
 
 
-def _search_findings(run: Run) -> list[Finding]:
+def _search_findings(run: Run) -> Iterator[Finding]:
     """Optimizers that go by differences which a recording of FP32 does not show rounded."""
-    return [
-        Finding(
-            severity="warning",
-            code="optimizer-searches",
-            message=f"{one.kind} evaluated its loss {counted(one.evaluations, 'time')} in "
-            f"{counted(one.taken, 'step')}, and goes by differences between the evaluations: where its "
-            "search ends in half precision, which rounds them, cannot be seen here",
-            evidence={
-                "optimizer": one.kind,
-                "steps": one.taken,
-                "evaluations": one.evaluations,
-            },
-            fix="train by the plan and compare with FP32, or train this phase in FP32",
-        )
-        for one in stepped_in(run)
-        if one.searches
-    ]
+    for one in stepped_in(run):
+        if one.searches:
+            yield Finding(
+                severity="warning",
+                code="optimizer-searches",
+                message=f"{one.kind} evaluated its loss {counted(one.evaluations, 'time')} in "
+                f"{counted(one.taken, 'step')}, and goes by differences between the evaluations: "
+                "where its search ends in half precision, which rounds them, cannot be seen here",
+                evidence={
+                    "optimizer": one.kind,
+                    "steps": one.taken,
+                    "evaluations": one.evaluations,
+                },
+                fix="train by the plan and compare with FP32, or train this phase in FP32",
+            )
 
 
-def _loss_findings(run: Run) -> list[Finding]:
+def _loss_findings(run: Run) -> Iterator[Finding]:
     """Losses of the FP32 training that are not finite; all its steps have one, recorded or not."""
     try:
         steps = run.recorded_steps()
     except MpdiagError:  # other commands say what is wrong with the log
-        return []
+        return
     bad = [s.step for s in steps if s.loss is not None and not math.isfinite(s.loss)]
     if not bad:
-        return []
-    return [
-        Finding(
-            severity="error",
-            code="non-finite-losses",
-            message=f"the loss of the FP32 training was infinite or NaN in {counted(len(bad), 'step')}"
-            f", first in step {bad[0]}",
-            evidence={"steps": len(bad), "first": bad[0]},
-            fix="fix the FP32 training first; a loss scale cannot help",
-        )
-    ]
+        return
+    yield Finding(
+        severity="error",
+        code="non-finite-losses",
+        message=f"the loss of the FP32 training was infinite or NaN in {counted(len(bad), 'step')}"
+        f", first in step {bad[0]}",
+        evidence={"steps": len(bad), "first": bad[0]},
+        fix="fix the FP32 training first; a loss scale cannot help",
+    )

@@ -22,7 +22,7 @@ from mpdiag.runs.writer import RunWriter
 
 def found(recorded, steps, **cadence):
     run = SimpleNamespace(meta={"steps_seen": steps, "cadence": cadence})
-    return period_findings(run, list(recorded))
+    return list(period_findings(run, list(recorded)))
 
 
 def test_every_n_names_the_periods_that_it_cannot_see():
@@ -163,7 +163,7 @@ def fleet(tmp_path):
             writer.append(table_of(rows))
             meta = {"rank": rank, "world_size": world or len(ranks), "state": state}
             writer.write_meta({**meta, "steps_seen": len(weights), "updated": updated})
-        return rank_findings(open_run(tmp_path / "run"))
+        return list(rank_findings(open_run(tmp_path / "run")))
 
     return write
 

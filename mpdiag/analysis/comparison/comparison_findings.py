@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mpdiag.analysis.findings import Finding, by_severity
 from mpdiag.display.wording import counted
@@ -32,17 +32,17 @@ def comparison_findings(
     sides: tuple[SeedGroup, SeedGroup],
 ) -> tuple[Finding, ...]:
     """All findings: different models first, then the most severe."""
-    named = _model_findings(models, sides)
-    found = [
-        *_divergence_findings(divergence, sides),
-        *(f for m in metrics if (f := _metric_finding(m)) is not None),
-        *_margin_findings(metrics),
-        *_shift_findings(shifts),
-        *_length_findings(*sides),
-    ]
-    first = [f for f in named if f.code == "different-models"]
-    rest = [f for f in named if f.code != "different-models"]
-    return (*first, *by_severity([*found, *rest]))
+    found = by_severity(
+        [
+            *_divergence_findings(divergence, sides),
+            *(f for m in metrics if (f := _metric_finding(m)) is not None),
+            *_margin_findings(metrics),
+            *_shift_findings(shifts),
+            *_length_findings(*sides),
+            *_model_findings(models, sides),
+        ]
+    )
+    return tuple(sorted(found, key=lambda f: f.code != "different-models"))
 
 
 def same_sides(name: str) -> Finding:
@@ -58,22 +58,20 @@ def same_sides(name: str) -> Finding:
 
 def _model_findings(
     models: ModelRelation | None, sides: tuple[SeedGroup, SeedGroup]
-) -> list[Finding]:
+) -> Iterator[Finding]:
     if models is None or not models.words:
-        return []
+        return
     if models.different:
-        return [
-            Finding(
-                severity="warning",
-                code="different-models",
-                message=f"{sides[0].name} and {sides[1].name} are trainings of two different models: "
-                + models.words,
-                evidence=models.evidence,
-                fix="compare trainings of one model: what differs here need not be the precision",
-            )
-        ]
-    return [
-        Finding(
+        yield Finding(
+            severity="warning",
+            code="different-models",
+            message=f"{sides[0].name} and {sides[1].name} are trainings of two different models: "
+            + models.words,
+            evidence=models.evidence,
+            fix="compare trainings of one model: what differs here need not be the precision",
+        )
+    else:
+        yield Finding(
             severity="info",
             code="models-differ",
             message=f"the model of {sides[1].name} is an edited one of {sides[0].name}: "
@@ -81,7 +79,6 @@ def _model_findings(
             evidence=models.evidence,
             fix="what differs between the two trainings need not be the precision",
         )
-    ]
 
 
 def rate_words(divergence: RateComparison, sides: tuple[SeedGroup, SeedGroup]) -> str:
@@ -101,10 +98,10 @@ def _whole(rate: float) -> str:
 
 def _divergence_findings(
     divergence: RateComparison, sides: tuple[SeedGroup, SeedGroup]
-) -> list[Finding]:
+) -> Iterator[Finding]:
     """One where any training diverged; an error where b's diverged more often, proved or not."""
     if not divergence.any:
-        return []
+        return
     (a, b), (n, m) = divergence.diverged, divergence.seeds
     shown = divergence.verdict == "different"
     equal = a * m == b * n
@@ -123,51 +120,45 @@ def _divergence_findings(
     else:
         fix = "the metrics are those of the trainings that did not diverge"
     more_in_a = not equal and not divergence.more_in_b
-    return [
-        Finding(
-            severity="error"
-            if divergence.more_in_b
-            else "warning"
-            if a == n or (shown and more_in_a)
-            else "info",
-            code="diverges-more" if divergence.more_in_b else "trainings-diverged",
-            message=f"{rate_words(divergence, sides)}, {proof}",
-            evidence=divergence.to_json(),
-            fix=fix,
-        )
-    ]
+    yield Finding(
+        severity="error"
+        if divergence.more_in_b
+        else "warning"
+        if a == n or (shown and more_in_a)
+        else "info",
+        code="diverges-more" if divergence.more_in_b else "trainings-diverged",
+        message=f"{rate_words(divergence, sides)}, {proof}",
+        evidence=divergence.to_json(),
+        fix=fix,
+    )
 
 
 def _metric_finding(m: MetricComparison) -> Finding | None:
     r = m.result
-    evidence = {"metric": m.metric, "a": list(m.a), "b": list(m.b), "margin": r.margin}
     if math.isnan(r.difference):
-        return _nothing_finite(m)
+        if any(map(math.isfinite, [*m.a, *m.b])):
+            return None  # one side alone is the rates' finding
+        return Finding(
+            severity="warning",
+            code="metric-inconclusive",
+            message=f"{m.metric} is not finite on either side: all trainings diverged",
+            evidence=_values(m),
+            fix="check the data, the learning rate and the loss: the reference itself does not train",
+        )
     if r.verdict == "different":
         return Finding(
             severity="error" if m.worse else "warning",
             code="metric-different",
             message=f"{m.metric} differs by {r.difference:+.4g}, more than the margin "
             f"{r.margin:.3g}",
-            evidence=evidence,
+            evidence=_values(m),
             fix="train by a plan: mpdiag analyze the FP32 run, then MixedPrecision with its plan",
         )
-    if r.verdict == "inconclusive":
-        return _undecided(m)
-    return None
+    return _undecided(m) if r.verdict == "inconclusive" else None
 
 
-def _nothing_finite(m: MetricComparison) -> Finding | None:
-    """Where no training of a side has the metric; one side alone is the rates' finding."""
-    if any(map(math.isfinite, [*m.a, *m.b])):
-        return None
-    return Finding(
-        severity="warning",
-        code="metric-inconclusive",
-        message=f"{m.metric} is not finite on either side: all trainings diverged",
-        evidence={"metric": m.metric, "a": list(m.a), "b": list(m.b), "margin": m.result.margin},
-        fix="check the data, the learning rate and the loss: the reference itself does not train",
-    )
+def _values(m: MetricComparison) -> dict[str, Any]:
+    return {"metric": m.metric, "a": list(m.a), "b": list(m.b), "margin": m.result.margin}
 
 
 def _undecided(m: MetricComparison) -> Finding:
@@ -195,16 +186,16 @@ def _undecided(m: MetricComparison) -> Finding:
         severity="warning" if beyond else "info",
         code="metric-inconclusive",
         message=message,
-        evidence={"metric": m.metric, "a": list(m.a), "b": list(m.b), "margin": r.margin},
+        evidence=_values(m),
         fix=fix,
     )
 
 
-def _margin_findings(metrics: Sequence[MetricComparison]) -> list[Finding]:
+def _margin_findings(metrics: Sequence[MetricComparison]) -> Iterator[Finding]:
     """Metrics of which nobody has said how much does not matter."""
     unknown = [m for m in metrics if m.margin.provisional and math.isfinite(m.result.difference)]
-    return [
-        Finding(
+    for m in unknown:
+        yield Finding(
             severity="info",
             code="margin-unknown",
             message=f"how much of a difference in {m.metric} does not matter is not known: until it "
@@ -213,58 +204,46 @@ def _margin_findings(metrics: Sequence[MetricComparison]) -> list[Finding]:
             evidence={"metric": m.metric, "margin": m.result.margin},
             fix=f"say how much does not matter: --margin '{m.metric}=VALUE'",
         )
-        for m in unknown
-    ]
 
 
-def _shift_findings(shifts: Sequence[LayerShift]) -> list[Finding]:
-    found = []
+def _shift_findings(shifts: Sequence[LayerShift]) -> Iterator[Finding]:
     for shift in shifts:
         if abs(shift.octaves) < OCTAVES:
             continue
         direction = "overflow" if shift.octaves > 0 else "underflow"
-        found.append(
-            Finding(
-                severity="warning",
-                code=f"layer-towards-{direction}",
-                message=f"the largest {shift.kind.replace('_', ' ')} of "
-                f"{shift.name or 'the model'} moved {abs(shift.octaves):.1f} octaves "
-                f"towards {direction}",
-                evidence={"kind": shift.kind, "name": shift.name, "octaves": shift.octaves},
-                fix="analyze the new run: its loss scale and FP32 operations may have changed",
-            )
+        yield Finding(
+            severity="warning",
+            code=f"layer-towards-{direction}",
+            message=f"the largest {shift.kind.replace('_', ' ')} of "
+            f"{shift.name or 'the model'} moved {abs(shift.octaves):.1f} octaves "
+            f"towards {direction}",
+            evidence={"kind": shift.kind, "name": shift.name, "octaves": shift.octaves},
+            fix="analyze the new run: its loss scale and FP32 operations may have changed",
         )
-    return found
 
 
-def _length_findings(a: SeedGroup, b: SeedGroup) -> list[Finding]:
+def _length_findings(a: SeedGroup, b: SeedGroup) -> Iterator[Finding]:
     """Sides that trained for another number of steps, or skipped more of them."""
-    found = []
     lengths = [
         max((max(t.losses) + 1 for t in side.trainings if t.losses), default=0) for side in (a, b)
     ]
     if min(lengths) and min(lengths) < LENGTHS_ALIKE * max(lengths):
-        found.append(
-            Finding(
-                severity="warning",
-                code="lengths-differ",
-                message=f"{b.name} trained {lengths[1]} steps and {a.name} {lengths[0]}",
-                evidence={"a": lengths[0], "b": lengths[1]},
-                fix="compare trainings of the same length",
-            )
+        yield Finding(
+            severity="warning",
+            code="lengths-differ",
+            message=f"{b.name} trained {lengths[1]} steps and {a.name} {lengths[0]}",
+            evidence={"a": lengths[0], "b": lengths[1]},
+            fix="compare trainings of the same length",
         )
     skipped = [sum(t.skipped for t in side.trainings) for side in (a, b)]
     if skipped[1] > skipped[0]:
-        found.append(
-            Finding(
-                severity="info",
-                code="more-skips",
-                message=f"{skipped[1]} steps were skipped; the reference skipped {skipped[0]}",
-                evidence={"a": skipped[0], "b": skipped[1]},
-                fix="see the reasons in training.jsonl",
-            )
+        yield Finding(
+            severity="info",
+            code="more-skips",
+            message=f"{skipped[1]} steps were skipped; the reference skipped {skipped[0]}",
+            evidence={"a": skipped[0], "b": skipped[1]},
+            fix="see the reasons in training.jsonl",
         )
-    return found
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -174,7 +174,7 @@ def _can_be_kept(f: OperationFinding) -> bool:
 
 def activation_findings(
     layers: Layers, target: FloatFormat, modules: Sequence[Fp32Choice]
-) -> list[Finding]:
+) -> Iterator[Finding]:
     """Modules whose outputs leave a format's range, or come close to its end.
 
     Args:
@@ -182,22 +182,18 @@ def activation_findings(
         target: The format to train in.
         modules: The plan's choices by module.
     """
-    found = []
     activations = layers.of_kind("activation")
     named = {c.module: c for c in modules if c.evidence.get("overflow")}
     if named:
         worst = max(named.values(), key=lambda c: float(c.evidence["absmax"]))
-        found.append(
-            Finding(
-                severity="error",
-                code="activation-overflow",
-                message=f"{counted(len(named), 'module')} output values beyond {target.label}'s "
-                f"range; the largest is {worst.evidence['absmax']:.3g} in "
-                f"{worst.module or 'the model'}",
-                evidence={"modules": sorted(named), "absmax": worst.evidence["absmax"]},
-                fix="keep them in FP32 (the plan does), or train in BF16; "
-                "a loss scale does not help",
-            )
+        yield Finding(
+            severity="error",
+            code="activation-overflow",
+            message=f"{counted(len(named), 'module')} output values beyond {target.label}'s "
+            f"range; the largest is {worst.evidence['absmax']:.3g} in "
+            f"{worst.module or 'the model'}",
+            evidence={"modules": sorted(named), "absmax": worst.evidence["absmax"]},
+            fix="keep them in FP32 (the plan does), or train in BF16; a loss scale does not help",
         )
     close = [
         (str(name), float(top))
@@ -206,14 +202,11 @@ def activation_findings(
     ]
     if close:
         name, top = max(close, key=lambda item: item[1])
-        found.append(
-            Finding(
-                severity="warning",
-                code="activation-close-to-overflow",
-                message=f"the output of {name or 'the model'} reaches {top:.3g}, within {CLOSE:g}× "
-                f"of {target.label}'s largest value",
-                evidence={"modules": [n for n, _ in close], "absmax": top},
-                fix="a longer training may overflow there; keeping it in FP32 or BF16 is safe",
-            )
+        yield Finding(
+            severity="warning",
+            code="activation-close-to-overflow",
+            message=f"the output of {name or 'the model'} reaches {top:.3g}, within {CLOSE:g}× "
+            f"of {target.label}'s largest value",
+            evidence={"modules": [n for n, _ in close], "absmax": top},
+            fix="a longer training may overflow there; keeping it in FP32 or BF16 is safe",
         )
-    return found

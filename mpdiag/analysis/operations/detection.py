@@ -224,31 +224,29 @@ def operation_findings(operations: Iterable[OperationFinding]) -> list[Finding]:
 
 def bf16_findings(
     operations: Iterable[Operation], target: FloatFormat, curve: LossCurve = NO_CURVE
-) -> list[Finding]:
+) -> Iterator[Finding]:
     """What BF16, with 8 significant bits, would lose where another format is the target."""
     if target == BF16:
-        return []
+        return
     found = [f for f in find_operations(operations, BF16, curve=curve) if not f.covered]
     if not found:
-        return []
+        return
     first = found[0]
-    return [
-        Finding(
-            severity="info",
-            code="bf16-precision",
-            message=f"BF16 would need FP32 in {counted(len(found), 'operation')}, too: {first.op} in "
-            f"{first.place}: {first.reason}",
-            evidence={
-                "operations": [
-                    {"op": f.op, "module": f.module, "line": f.where, "rule": f.code} for f in found
-                ]
-            },
-            fix="analyze with --target bf16 for a plan of its own",
-        )
-    ]
+    yield Finding(
+        severity="info",
+        code="bf16-precision",
+        message=f"BF16 would need FP32 in {counted(len(found), 'operation')}, too: {first.op} in "
+        f"{first.place}: {first.reason}",
+        evidence={
+            "operations": [
+                {"op": f.op, "module": f.module, "line": f.where, "rule": f.code} for f in found
+            ]
+        },
+        fix="analyze with --target bf16 for a plan of its own",
+    )
 
 
-def refused_findings(operations: Iterable[Operation]) -> list[Finding]:
+def refused_findings(operations: Iterable[Operation]) -> Iterator[Finding]:
     """Losses on probabilities, at which torch's autocast ends a training on CUDA.
 
     Whatever dtype they read: where autocast is on, the call alone raises.
@@ -256,8 +254,8 @@ def refused_findings(operations: Iterable[Operation]) -> list[Finding]:
     found = {
         o.where or o.module: o for o in operations if not o.node and policy_name(o.op) in BANNED
     }
-    return [
-        Finding(
+    for place, op in found.items():
+        yield Finding(
             severity="warning",
             code="refused-by-autocast",
             message=f"torch.autocast refuses {op.op} on CUDA (at {place}): a training that calls it "
@@ -266,8 +264,6 @@ def refused_findings(operations: Iterable[Operation]) -> list[Finding]:
             fix="leave out the sigmoid and call binary_cross_entropy_with_logits, or call it outside "
             "autocast, on FP32",
         )
-        for place, op in found.items()
-    ]
 
 
 def is_low(op: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from mpdiag.analysis.findings import Finding
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 def gradient_findings(
     layers: Layers, target: FloatFormat, scale: LossScaleAnalysis
-) -> list[Finding]:
+) -> Iterator[Finding]:
     """What the recorded gradients say about training in a format.
 
     Args:
@@ -23,33 +24,27 @@ def gradient_findings(
         target: The format to train in.
         scale: The loss scale chosen for it.
     """
-    found = []
     if len(layers.of_kind("activation_grad")) == 0:
-        found.append(
-            Finding(
-                severity="warning",
-                code="no-activation-gradients",
-                message="no activation gradients were recorded, so the loss scale cannot be determined",
-                evidence={"layers": len(layers)},
-                fix="record a loop that runs the model and the backward pass inside the recorder",
-            )
+        yield Finding(
+            severity="warning",
+            code="no-activation-gradients",
+            message="no activation gradients were recorded, so the loss scale cannot be determined",
+            evidence={"layers": len(layers)},
+            fix="record a loop that runs the model and the backward pass inside the recorder",
         )
     h = layers.of_kind("activation_grad", "weight_grad").histograms
     bad = int(h.infs.sum() + h.nans.sum())
     if bad:
-        found.append(_non_finite(scale, bad))
+        yield _non_finite(scale, bad)
     elif scale.diverges and len(h.numel):
-        found.append(
-            Finding(
-                severity="error",
-                code="exploding-gradients",
-                message=scale.void,
-                evidence={"absmax": float(h.absmax.max(initial=0.0))},
-                fix="fix the FP32 training first; no loss scale brings such gradients into range",
-            )
+        yield Finding(
+            severity="error",
+            code="exploding-gradients",
+            message=scale.void,
+            evidence={"absmax": float(h.absmax.max(initial=0.0))},
+            fix="fix the FP32 training first; no loss scale brings such gradients into range",
         )
-    found += _scale_findings(target, scale)
-    return found
+    yield from _scale_findings(target, scale)
 
 
 def _non_finite(scale: LossScaleAnalysis, values: int) -> Finding:
@@ -74,38 +69,28 @@ def _non_finite(scale: LossScaleAnalysis, values: int) -> Finding:
     )
 
 
-def _scale_findings(target: FloatFormat, scale: LossScaleAnalysis) -> list[Finding]:
+def _scale_findings(target: FloatFormat, scale: LossScaleAnalysis) -> Iterator[Finding]:
     plan = scale.plan
     if not scale.fits:
-        return [
-            Finding(
-                severity="error",
-                code="no-loss-scale-fits",
-                message=f"no loss scale fits {target.label}: {_lower_end(scale)} "
-                f"needs at least {scale_text(plan.lower)}, {spoken_layer(scale.limiting_layer)} allows "
-                f"at most {scale_text(plan.upper)}",
-                evidence={
-                    "lower": plan.lower,
-                    "upper": plan.upper,
-                    "layer": scale.limiting_layer,
-                },
-                fix=f"train in BF16, or keep {spoken_layer(scale.limiting_layer)} in FP32",
-            )
-        ]
-    if scale.tight:
-        return [_tight(target, scale)]
-    if plan.need in ("not needed", "unknown"):
-        return []
-    needed = plan.need == "needed"
-    return [
-        Finding(
-            severity="warning" if needed else "info",
-            code="loss-scale-needed" if needed else "loss-scale-advisable",
+        yield Finding(
+            severity="error",
+            code="no-loss-scale-fits",
+            message=f"no loss scale fits {target.label}: {_lower_end(scale)} "
+            f"needs at least {scale_text(plan.lower)}, {spoken_layer(scale.limiting_layer)} allows "
+            f"at most {scale_text(plan.upper)}",
+            evidence={"lower": plan.lower, "upper": plan.upper, "layer": scale.limiting_layer},
+            fix=f"train in BF16, or keep {spoken_layer(scale.limiting_layer)} in FP32",
+        )
+    elif scale.tight:
+        yield _tight(target, scale)
+    elif plan.need in ("needed", "advisable"):
+        yield Finding(
+            severity="warning" if plan.need == "needed" else "info",
+            code="loss-scale-needed" if plan.need == "needed" else "loss-scale-advisable",
             message=plan.reason,
             evidence=plan.evidence,
             fix=f"scale the loss by {scale_text(plan.recommended)} ({plan.method})",
         )
-    ]
 
 
 def _tight(target: FloatFormat, scale: LossScaleAnalysis) -> Finding:

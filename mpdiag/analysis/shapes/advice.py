@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mpdiag.analysis.findings import Finding
@@ -54,14 +54,14 @@ _MOST_NAMED = 50  # sizes that one entry names, or a plan would grow as the squa
 _WORTH = 0.05  # share of a model's matrix work from which there is a finding
 
 
-def advise_shapes(run: Run, wanted: Wanted) -> tuple[tuple[ShapeAdvice, ...], list[Finding]]:
+def advise_shapes(run: Run, wanted: Wanted) -> tuple[tuple[ShapeAdvice, ...], tuple[Finding, ...]]:
     """The dimensions to pad, one set that fits together, and findings about a model's shapes.
 
     Those with the most matrix work come first.
     """
     works = module_work(run.modules())
     solved = solve_run(run, wanted)
-    return _advice(solved, works), _findings(solved, works)
+    return _advice(solved, works), tuple(_findings(solved, works))
 
 
 def solve_run(run: Run, wanted: Wanted) -> Solved:
@@ -71,53 +71,49 @@ def solve_run(run: Run, wanted: Wanted) -> Solved:
     return solve_sizes(model, wanted)
 
 
-def _findings(solved: Solved, works: Sequence[ModuleWork]) -> list[Finding]:
+def _findings(solved: Solved, works: Sequence[ModuleWork]) -> Iterator[Finding]:
     total = sum(w.flops + w.scores for w in works) or 1
     # Layout matters from two dimensions on, and not for depthwise ones, which memory limits.
     images = [w for w in works if w.kind == "convolution" and w.type.startswith(("Conv2", "Conv3"))]
     share = sum(w.flops for w in images) / total
-    found = []
     if images and share >= _WORTH:
-        found.append(
-            Finding(
-                severity="info",
-                code="channels-last",
-                message=f"{percent(share)} of the matrix work is convolutions; Tensor Cores compute "
-                "them in channels_last, and any other layout is converted back and forth",
-                evidence={"share_of_flops": share, "modules": [w.module for w in images]},
-                fix="use model.to(memory_format=torch.channels_last), and the same for the images",
-            )
+        yield Finding(
+            severity="info",
+            code="channels-last",
+            message=f"{percent(share)} of the matrix work is convolutions; Tensor Cores compute "
+            "them in channels_last, and any other layout is converted back and forth",
+            evidence={"share_of_flops": share, "modules": [w.module for w in images]},
+            fix="use model.to(memory_format=torch.channels_last), and the same for the images",
         )
     changed = [d for d in solved.model.dimensions if solved.new(d.size) != solved.old(d.size)]
     touched = {d.module for d in changed if d.module}
     share = sum(solved.shares.get(name, 0.0) for name in touched)
     if touched and share >= _WORTH:
         fits = all(_proved(solved, d) for d in changed)
-        found.append(
-            Finding(
-                severity="info",
-                code="shapes-to-pad",
-                message=f"{counted(len(touched), 'layer')} ({percent(share)} of the matrix work) "
-                f"{'has' if len(touched) == 1 else 'have'} sizes that Tensor Cores cannot read at "
-                "full width",
-                evidence={
-                    "share_of_flops": share,
-                    "modules": sorted(touched),
-                    "added_flops": solved.cost,
-                    "expected_time": solved.expected_time,
-                },
-                fix="pad them as plan.shapes says, all of them"
-                + (
-                    ": the recorded operations fit together with these sizes"
-                    if fits
-                    else "; that the new sizes fit together is not proved"
-                ),
-            )
+        yield Finding(
+            severity="info",
+            code="shapes-to-pad",
+            message=f"{counted(len(touched), 'layer')} ({percent(share)} of the matrix work) "
+            f"{'has' if len(touched) == 1 else 'have'} sizes that Tensor Cores cannot read at "
+            "full width",
+            evidence={
+                "share_of_flops": share,
+                "modules": sorted(touched),
+                "added_flops": solved.cost,
+                "expected_time": solved.expected_time,
+            },
+            fix="pad them as plan.shapes says, all of them"
+            + (
+                ": the recorded operations fit together with these sizes"
+                if fits
+                else "; that the new sizes fit together is not proved"
+            ),
         )
-    return [*found, *_left_alone(solved), *_undivided_heads(solved)]
+    yield from _left_alone(solved)
+    yield from _undivided_heads(solved)
 
 
-def _undivided_heads(solved: Solved) -> list[Finding]:
+def _undivided_heads(solved: Solved) -> Iterator[Finding]:
     """Attention whose heads tensor parallelism cannot share out: a shard takes whole heads."""
     shards = solved.wanted.shards
     heads: dict[str, set[int]] = {}
@@ -133,28 +129,26 @@ def _undivided_heads(solved: Solved) -> list[Finding]:
         if any(n % shards for n in counts)
     }
     if not odd:
-        return []
+        return
     most = math.gcd(*(n for counts in heads.values() for n in counts))
     fewer = f", or parts that divide {most}" if most > 1 else ""
     numbers = " and ".join(map(str, sorted({n for counts in odd.values() for n in counts})))
-    return [
-        Finding(
-            severity="warning",
-            code="heads-not-divisible",
-            message=f"{counted(len(odd), 'attention layer')} cannot be split into {shards} "
-            f"tensor-parallel parts: {numbers} heads, and each part takes whole heads",
-            evidence={"shards": shards, "heads": odd},
-            fix=f"use a number of heads that is a multiple of {shards}{fewer}",
-        )
-    ]
+    yield Finding(
+        severity="warning",
+        code="heads-not-divisible",
+        message=f"{counted(len(odd), 'attention layer')} cannot be split into {shards} "
+        f"tensor-parallel parts: {numbers} heads, and each part takes whole heads",
+        evidence={"shards": shards, "heads": odd},
+        fix=f"use a number of heads that is a multiple of {shards}{fewer}",
+    )
 
 
-def _left_alone(solved: Solved) -> list[Finding]:
+def _left_alone(solved: Solved) -> Iterator[Finding]:
     """The sizes that no padding is advised for, if much of the work has them."""
     left = solved.misaligned
     share = sum(solved.shares.get(name, 0.0) for name in {name for name, _ in left})
     if not left or share < _WORTH:
-        return []
+        return
     multiple = solved.wanted.multiple
     sizes = [
         {
@@ -168,17 +162,15 @@ def _left_alone(solved: Solved) -> list[Finding]:
         }
         for module, size in left
     ]
-    return [
-        Finding(
-            severity="info",
-            code="shapes-left-alone",
-            message=f"{counted(len(sizes), 'size')} that {'is no' if len(sizes) == 1 else 'are no'} "
-            f"{'multiple' if len(sizes) == 1 else 'multiples'} of {multiple} should stay: to pad "
-            "costs more work than it is expected to save, or other sizes do not allow it",
-            evidence={"share_of_flops": share, "sizes": sizes},
-            fix=_other_heads(solved),
-        )
-    ]
+    yield Finding(
+        severity="info",
+        code="shapes-left-alone",
+        message=f"{counted(len(sizes), 'size')} that {'is no' if len(sizes) == 1 else 'are no'} "
+        f"{'multiple' if len(sizes) == 1 else 'multiples'} of {multiple} should stay: to pad "
+        "costs more work than it is expected to save, or other sizes do not allow it",
+        evidence={"share_of_flops": share, "sizes": sizes},
+        fix=_other_heads(solved),
+    )
 
 
 def _other_heads(solved: Solved) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -119,19 +120,17 @@ def with_probe(verdict: Verdict, probe: Probe) -> Verdict:
     return replace(told, text=f"{verdict.text} {said}")
 
 
-def probe_findings(probe: Probe) -> tuple[Finding, ...]:
+def probe_findings(probe: Probe) -> Iterator[Finding]:
     """A finding where the probe speaks against the plan."""
     if probe.outcome not in ("diverges", "differs"):
-        return ()
+        return
     fails = probe.outcome == "diverges"
-    return (
-        Finding(
-            severity="error" if fails else "warning",
-            code="probe-diverges" if fails else "probe-differs",
-            message=probe.describe(),
-            evidence=probe.to_json(),
-            fix="find what must stay in FP32, or analyze for another format (--target)"
-            if fails
-            else "train by the plan to the end, and compare",
-        ),
+    yield Finding(
+        severity="error" if fails else "warning",
+        code="probe-diverges" if fails else "probe-differs",
+        message=probe.describe(),
+        evidence=probe.to_json(),
+        fix="find what must stay in FP32, or analyze for another format (--target)"
+        if fails
+        else "train by the plan to the end, and compare",
     )
