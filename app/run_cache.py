@@ -12,7 +12,7 @@ from mpdiag.analysis.analyzer import Analysis, analyze
 from mpdiag.analysis.comparison.models import KnownModel
 from mpdiag.errors import InputError, RunNotFound
 from mpdiag.numerics.formats import FP16
-from mpdiag.reports.contents import RunContents, read_contents, read_plans
+from mpdiag.reports.contents import RunContents, read_contents
 from mpdiag.reports.glance import Glance, PlanGlance, read_glance
 from mpdiag.reports.views.gradients.frame import in_model_order
 from mpdiag.runs.results import read_profile
@@ -48,16 +48,6 @@ def analysis(listing: Listing, target: str = FP16.name) -> Analysis:
     return found
 
 
-@st.cache_resource(max_entries=16, show_spinner=False)
-def _log(run: str, moment: str) -> TrainingLog:
-    return read_log(run)
-
-
-def log(listing: Listing) -> TrainingLog:
-    """A run's training log, read once for each state of its files."""
-    return _log(str(listing.folder), str(stamp_of_run(listing.folder)))
-
-
 @st.cache_resource(max_entries=1024, show_spinner=False)
 def _glance(run: str, moment: str, _listing: Listing) -> Glance:
     return read_glance(_listing.folder)
@@ -78,19 +68,7 @@ def glance(listing: Listing) -> Glance:
     return found
 
 
-@st.cache_resource(max_entries=12, show_spinner=False)
-def _layers(run: str, kind: Kind, moment: str, _analysis: Analysis) -> Layers:
-    return in_model_order(_analysis.layers.of_kind(kind), _analysis.run.modules())
-
-
-def layers(listing: Listing, kind: Kind) -> Layers:
-    """A run's layers of one kind, in the model's order."""
-    return _layers(
-        str(listing.folder), kind, str(stamp_of_run(listing.folder)), _analysis=analysis(listing)
-    )
-
-
-@st.cache_resource(max_entries=40, show_spinner=False)
+@st.cache_resource(max_entries=68, show_spinner=False)
 def _once(run: str, moment: str, key: tuple[object, ...], _make: Callable[[], Any]) -> Any:
     return _make()
 
@@ -98,6 +76,22 @@ def _once(run: str, moment: str, key: tuple[object, ...], _make: Callable[[], An
 def once(listing: Listing, *key: object, make: Callable[[], Any]) -> Any:
     """What ``make`` returns, made once for each key and each state of the run's files."""
     return _once(str(listing.folder), str(stamp_of_run(listing.folder)), key, make)
+
+
+def log(listing: Listing) -> TrainingLog:
+    """A run's training log."""
+    found: TrainingLog = once(listing, "log", make=lambda: read_log(listing.folder))
+    return found
+
+
+def layers(listing: Listing, kind: Kind) -> Layers:
+    """A run's layers of one kind, in the model's order."""
+    of_run = analysis(listing)
+    found: Layers = once(
+        *(listing, "layers", kind),
+        make=lambda: in_model_order(of_run.layers.of_kind(kind), of_run.run.modules()),
+    )
+    return found
 
 
 def late_layers(listing: Listing) -> Layers:
@@ -138,8 +132,3 @@ def profile(listing: Listing) -> Mapping[str, Any]:
         InputError: If there is none, or it cannot be read.
     """
     return read_profile(run_folder.opened(listing).folder)
-
-
-def plans(listings: Mapping[str, Listing]) -> dict[str, Any]:
-    """The plans that trainings followed."""
-    return read_plans({name: item.folder for name, item in listings.items()})

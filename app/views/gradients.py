@@ -10,7 +10,6 @@ import run_cache
 import run_folder
 import streamlit as st
 import widgets
-from figure_card import figure_card
 
 from mpdiag.display.wording import (
     KIND_NAMES,
@@ -62,7 +61,7 @@ def view() -> None:
             widgets.show(shown.every_scale(exponent, plan))
     with left:  # sent after the others: drawn by Plotly from nothing, it holds the browser up
         heat = shown.heat_map(exponent, log=log, height=HEIGHT, clickable=True)
-        points = figure_card(heat, selectable=True)
+        points = widgets.show(heat, selectable=True)
         st.caption(in_markdown(shown.facts(exponent)))
     if points:
         layer_links.open_layer(str(points[0]["customdata"]), kind, fmt, exponent)

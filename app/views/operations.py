@@ -8,7 +8,7 @@ import streamlit as st
 import widgets
 
 from mpdiag.analysis.figures import at_scale
-from mpdiag.reports.views import operations, sensitivity
+from mpdiag.reports.views import operations
 
 chosen = run_folder.current()
 widgets.heading("Operations", chosen)
@@ -30,9 +30,9 @@ if len(proven):
     widgets.table(proven)
 
 contents = run_cache.contents(chosen)
-found = run_cache.once(chosen, "ranking", make=lambda: sensitivity.ranking(contents))
-widgets.show(sensitivity.sensitivity(run, found))
-widgets.table(sensitivity.shown(found))
+found = run_cache.once(chosen, "ranking", make=lambda: operations.ranking(contents))
+widgets.show(operations.sensitivity(run, found))
+widgets.table(operations.shown(found))
 widgets.show(operations.output_ranges(run, run_cache.layers(chosen, "activation")))
 st.header("The narrowest format that would hold each layer", anchor=False)
 scaled = at_scale(analysis.plan.loss_scale.recommended)

@@ -10,7 +10,6 @@ import run_cache
 import run_folder
 import streamlit as st
 import widgets
-from figure_card import figure_card
 
 from mpdiag.analysis.comparison.compare import unused_precision
 from mpdiag.display.wording import in_markdown, percent, sentence
@@ -104,7 +103,7 @@ def side_by_side(
     columns = st.columns(len(pictures), gap="medium")
     for place, (column, picture) in enumerate(zip(columns, pictures, strict=True)):
         with column:
-            points = figure_card(picture, selectable=picture.key in clickable)
+            points = widgets.show(picture, selectable=picture.key in clickable)
         if points:
             found = place, str(points[0]["customdata"])
     return found

@@ -11,6 +11,7 @@ from mpdiag.analysis.comparison.compare import unused_precision
 from mpdiag.analysis.scaling.replay import replay_run
 from mpdiag.display.wording import in_markdown, scale_text
 from mpdiag.numerics.loss_scalers import SCALERS, Backoff, scaler_class
+from mpdiag.reports.contents import read_plans
 from mpdiag.reports.views import training
 
 chosen = run_folder.current()
@@ -51,7 +52,7 @@ with curves:
             widgets.show(shown.drift())
         if len(shown.alarms):
             widgets.table(shown.alarms)
-        plans = run_cache.plans({name: logged[name] for name in names})
+        plans = read_plans({name: logged[name].folder for name in names})
         plans, others = training.followed(plans, logs)
         expected = training.predictions_frame(plans, logs)
         if len(expected):

@@ -139,6 +139,12 @@ class FigureTable:
         found = self.find(key, layer)
         return percent(float("nan")) if found is None else found.said
 
+    @property
+    def all_steps(self) -> str:
+        """All recorded steps, as a phrase."""
+        found = self.find("all-values")
+        return "over all recorded steps" if found is None else found.where
+
     def of_layer(self, layer: str) -> tuple[Figure, ...]:
         """All figures of a layer."""
         return tuple(f for f in self.figures if f.layer == layer)

@@ -55,11 +55,6 @@ def _as_text(value: Any) -> Any:
     return "'" + value if isinstance(value, str) and value.startswith(_FORMULA) else value
 
 
-def _none(contents: RunContents) -> Iterator[Picture]:
-    del contents
-    return iter(())
-
-
 @dataclass(frozen=True)
 class View:
     """A page of the dashboard, and the pictures of it that the HTML report shows.
@@ -74,4 +69,4 @@ class View:
     name: str
     title: str
     icon: str
-    pictures: Callable[[RunContents], Iterator[Picture]] = _none
+    pictures: Callable[[RunContents], Iterator[Picture]] = lambda _: iter(())

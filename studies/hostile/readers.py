@@ -162,7 +162,7 @@ def _read_sensitivities(folder: Path) -> Any:
 def _show_sensitivities(folder: Path) -> object:
     from mpdiag.analysis.analyzer import analyze
     from mpdiag.reports.contents import read_contents
-    from mpdiag.reports.views.sensitivity import ranking, sensitivity, shown
+    from mpdiag.reports.views.operations import ranking, sensitivity, shown
 
     found = ranking(read_contents(analyze(folder / "run")))
     return shown(found), sensitivity("run", found)

@@ -170,18 +170,15 @@ def test_no_scale_multiplies_activations(opened, root):
 
 def test_what_is_drawn_at_once_is_sent_before_the_heat_map(opened, monkeypatch):
     """The browser's one thread draws in the order of arrival, and the heat map takes longest."""
-    import figure_card
+    import widgets
 
-    sent, before = [], figure_card.figure_card
+    sent, before = [], widgets.show
 
     def noted(picture, **options):
         sent.append(picture.key)
         return before(picture, **options)
 
-    import widgets
-
-    monkeypatch.setattr(widgets, "figure_card", noted)
-    monkeypatch.setattr(figure_card, "figure_card", noted)
+    monkeypatch.setattr(widgets, "show", noted)
     opened(view="gradients", run="ssd", scale="3")
     assert sent == ["layer-scales", "consequences", "every-scale", "heat-map"]
 

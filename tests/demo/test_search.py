@@ -13,7 +13,7 @@ from mpdiag.demo.search import answer_sentence, show_search
 from mpdiag.errors import ExitCode
 from mpdiag.plan import PrecisionPlan
 from mpdiag.reports.contents import read_contents
-from mpdiag.reports.views.sensitivity import ranking
+from mpdiag.reports.views.operations import ranking
 from mpdiag.runs.results import MUST
 from mpdiag.sensitivity.fp32_search import SearchResult
 from mpdiag.sensitivity.loss_estimate import Fp32Candidate

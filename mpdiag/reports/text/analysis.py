@@ -353,7 +353,9 @@ def gradients_picture(analysis: Analysis) -> list[RenderableType]:
     if len(gradients) == 0:
         return []
     scale = analysis.plan.loss_scale.recommended
-    words = f"Activation gradients of all layers {_window(analysis)}, counts on a log scale"
+    words = (
+        f"Activation gradients of all layers {analysis.figures.all_steps}, counts on a log scale"
+    )
     title = Text(words, style="bold")
     fmt = FP16 if analysis.target.needs_tensor_scale else analysis.target
     drawing = Histogram(gradients.histograms.merged(), fmt, scale)
@@ -424,7 +426,7 @@ def _operations(analysis: Analysis) -> RenderableType:
 
 
 def _formats(analysis: Analysis) -> RenderableType:
-    title = f"Values lost by format, {_window(analysis)}"
+    title = f"Values lost by format, {analysis.figures.all_steps}"
     table = Table(title=title, title_justify="left", title_style="bold")
     table.add_column("format")
     kinds = ("activation", "activation_grad", "weight", "weight_grad")
@@ -445,9 +447,3 @@ def _formats(analysis: Analysis) -> RenderableType:
     scale = at_scale(analysis.plan.loss_scale.recommended)
     table.caption = f"FP16 gradients {scale}; FP8 with a scale per layer"
     return table
-
-
-def _window(analysis: Analysis) -> str:
-    """All recorded steps, as a phrase."""
-    found = analysis.figures.find("all-values")
-    return "over all recorded steps" if found is None else found.where

@@ -31,7 +31,7 @@ def layer_text(story: LayerHistory) -> RenderableType:
     """The report of ``mpdiag why``."""
     parts: list[RenderableType] = [Text(layer_name(story.name), style="bold")]
     numbers = ("elements", "zeros", "|x| min", "|x| max", "values lost", "overflow")
-    steps = _steps(story)
+    steps = story.analysis.figures.all_steps
     table = Fitted(
         ("tensor", *numbers),
         caption=f"lost, overflow: in FP16 without a loss scale, {steps}",
@@ -74,12 +74,6 @@ def _item(mark: str, words: str, style: str = "") -> Table:
     grid = Table.grid(padding=(0, 1))
     grid.add_row(Text(mark, style), Text(words, style))
     return grid
-
-
-def _steps(story: LayerHistory) -> str:
-    """All recorded steps, as a phrase."""
-    found = story.analysis.figures.find("all-values")
-    return "over all recorded steps" if found is None else found.where
 
 
 def _over_time(story: LayerHistory) -> list[RenderableType]:

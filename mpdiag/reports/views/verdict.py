@@ -49,7 +49,7 @@ def facts(analysis: Analysis) -> tuple[Fact, ...]:
     label = half_of(analysis.target).label
     before = analysis.figures.find("all-values")
     after = analysis.figures.find("all-values-scaled") or before
-    where = "over all recorded steps" if before is None else before.where
+    where = analysis.figures.all_steps
     ends = [
         f"2{superscript(round(math.log2(end)))}" if end else "∞" for end in (plan.lower, plan.upper)
     ]
@@ -105,9 +105,7 @@ def levels_frame(plan: PrecisionPlan) -> pd.DataFrame:
 
 def formats_note(analysis: Analysis) -> str:
     """What the table of formats is of: its steps and scales."""
-    found = analysis.figures.find("all-values")
-    where = "over all recorded steps" if found is None else found.where
-    scale = at_scale(analysis.plan.loss_scale.recommended)
+    where, scale = analysis.figures.all_steps, at_scale(analysis.plan.loss_scale.recommended)
     return f"Values lost {where}; FP16 gradients {scale}; FP8 with a scale for each layer."
 
 

@@ -15,7 +15,7 @@ from mpdiag.analysis.analyzer import analyze
 from mpdiag.errors import DamagedRun, DamagedSearch
 from mpdiag.plan import Fp32Choice
 from mpdiag.reports.contents import read_contents
-from mpdiag.reports.views.sensitivity import ranking, sensitivity, shown
+from mpdiag.reports.views.operations import ranking, sensitivity, shown
 from mpdiag.runs.results import (
     MAY,
     MUST,
