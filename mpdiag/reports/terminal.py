@@ -8,24 +8,40 @@ import shlex
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any, NoReturn
+
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+from rich.text import Text
 
 from mpdiag.display.wording import shown
 
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-
 PIPE_WIDTH = 120
 """Width of tables where stdout is not a terminal and COLUMNS is not set."""
+
+
+class Terminal(Console):
+    """A console that shows names from files as text, whatever characters they hold."""
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterator[Segment]:
+        """As rich does, with control characters made visible."""
+        for segment in super().render(renderable, options):
+            if segment.control or (segment.text.isascii() and segment.text.isprintable()):
+                yield segment
+            else:
+                yield Segment(shown(segment.text), segment.style)
+
+    def on_broken_pipe(self) -> NoReturn:
+        """Let the error pass: rich would exit with 1, which means findings."""
+        raise  # noqa: PLE0704
 
 
 def show(*renderables: RenderableType) -> None:
     """Print data to stdout for a person; characters that its encoding lacks become question marks."""
     if getattr(sys.stdout, "errors", None) == "strict" and hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")
-    from mpdiag.reports.console import Terminal
-
     console = Terminal()
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = PIPE_WIDTH
@@ -35,8 +51,6 @@ def show(*renderables: RenderableType) -> None:
 
 def height() -> int | None:
     """Lines of the terminal that stdout is; None where it is a file or a pipe."""
-    from mpdiag.reports.console import Terminal
-
     console = Terminal()
     return console.size.height if console.is_terminal else None
 
@@ -50,10 +64,6 @@ def show_json(document: Mapping[str, Any]) -> None:
 @contextmanager
 def waiting(what: str) -> Iterator[None]:
     """Show on stderr what is running, as long as it runs; nothing where stderr is not a terminal."""
-    from rich.text import Text
-
-    from mpdiag.reports.console import Terminal
-
     with Terminal(stderr=True).status(Text(what)):
         yield
 
@@ -78,20 +88,7 @@ def complain(message: str) -> None:
     _tell("error: ", "bold red", " ".join(message.splitlines()))
 
 
-_COLOURS = ("FORCE_COLOR", "TTY_COMPATIBLE")
-"""Variables that make rich write colours where there is no terminal."""
-
-
 def _tell(label: str, style: str, line: str) -> None:
-    """Print a line on stderr; in colours, which rich makes, where they can be seen."""
-    if sys.stderr is None:
-        return
-    if not sys.stderr.isatty() and not any(os.environ.get(name) for name in _COLOURS):
-        sys.stderr.write(shown(f"{label}{line}".expandtabs(8)) + "\n")
-        sys.stderr.flush()
-        return
-    from rich.text import Text
-
-    from mpdiag.reports.console import Terminal
-
-    Terminal(stderr=True).print(Text.assemble((label, style), line), soft_wrap=True)
+    """Print a line on stderr, which is not there in a program without a console."""
+    if sys.stderr is not None:
+        Terminal(stderr=True).print(Text.assemble((label, style), line), soft_wrap=True)
