@@ -38,7 +38,7 @@ def report(
         refuse_suffix(output, "a report", (".html", ".htm", ".md"))
     traces = part("trace_analysis") if is_installed() and not is_remote(run) else None
     if traces is not None and against is None and traces.holds_traces(run):
-        written = part("reports.rank_report").write_rank_report(run, output)
+        written = part("reports.trace_report").write_rank_report(run, output)
         terminal.show(str(written))
         terminal.name_next(*next_commands.after_report(run))
     elif traces is not None and traces.is_trace(run):

@@ -17,6 +17,12 @@ The causes, in the order in which they are checked:
 ``dtype``             a dtype for which this GPU has no Tensor Core instruction, or FP32 on Volta
 ``library_choice``    none of these: the library chose another kernel
 ====================  ==============================================================================
+
+An operation is eligible for Tensor Cores if it is a matrix product (or a convolution, an RNN, an
+attention) of a shape with more than one row and column, in a dtype that the GPU's Tensor Cores take, or
+in FP32, which TF32 or mixed precision brings there. Depthwise convolutions and products with a vector
+are not. An operation that ran on Tensor Cores is eligible, whatever else is known of it. What a trace
+does not say stays unknown: a product whose shapes were not recorded, a kernel whose name does not tell.
 """
 
 from __future__ import annotations
@@ -24,18 +30,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from mpdiag.files.documents import finite
 from mpdiag.hardware import alignment as shapes
 from mpdiag.hardware.alignment import Fault
 from mpdiag.hardware.devices import DeviceFacts
-from mpdiag.tensorcores.eligibility import (
-    has_matrix_shape,
-    has_no_instruction,
-    is_eligible,
-    is_used,
-)
+from mpdiag.hardware.tables import read_table
+from mpdiag.tensorcores import kernel_evidence
 from mpdiag.tensorcores.roofline import (
     AchievedRate,
     RooflinePoint,
@@ -383,20 +386,8 @@ def _affected(o: OperationTime, cause: CauseCode) -> float:
 
 _COLLECTIVES = ("nccl", "record_param_comms", "c10d", "allreduce", "all_reduce", "allgather")
 
-_PLAIN = {
-    "none": "",
-    "outside": "torch.compile fuses what runs outside matrix products",
-    "unknown": "the kernels' names do not say what ran: measure hardware counters with ncu",
-    "no_tensor_cores": "this GPU has no Tensor Cores: half precision saves memory, not time",
-    "layout": "keep model and input in channels_last: model.to(memory_format=torch.channels_last)",
-    "depthwise": "Tensor Cores gain little here: use channels_last, or fewer groups and more channels",
-    "memory_bound": "a larger batch or wider layers raise its intensity; torch.compile fuses its "
-    "neighbours",
-    "tf32_off": 'allow TF32 with torch.set_float32_matmul_precision("high"), or run it in FP16 or '
-    "BF16",
-    "library_choice": "the library chose a kernel without Tensor Cores: try channels_last, "
-    "cudnn.benchmark with constant shapes, or torch.compile(mode='max-autotune')",
-}
+_FIXES = {row["cause"]: row["fix"] for row in read_table(Path(__file__).with_name("causes.tsv"))}
+"""Of causes whose fix is always the same."""
 
 
 def fix_for(cause: str, o: OperationTime, faults: tuple[Fault, ...], generation: str | None) -> str:
@@ -411,7 +402,7 @@ def fix_for(cause: str, o: OperationTime, faults: tuple[Fault, ...], generation:
         return _more_at_once(o, cause)
     if cause == "tf32_off" and _is_cudnns(o):
         return "allow TF32 with torch.backends.cudnn.allow_tf32 = True, or run it in FP16 or BF16"
-    return _PLAIN[cause]
+    return _FIXES[cause]
 
 
 def is_collective(op: str) -> bool:
@@ -460,3 +451,70 @@ def _more_at_once(o: OperationTime, cause: str) -> str:
     if cause == "matrix_vector":
         return "multiply several vectors at once: a larger batch, or concatenated time steps"
     return "merge several products: concatenate gates or time steps, or use a larger batch"
+
+
+# -- eligible and used -----------------------------------------------------------------------------
+
+
+NARROW = 8
+"""Channels per group below which a convolution has too little arithmetic for Tensor Cores."""
+_LACKING = {
+    "volta": {"bf16", "tf32", "int8", "fp64", "fp8", "fp8_e4m3", "fp8_e5m2", "fp4"},
+    "turing": {"bf16", "tf32", "fp64", "fp8", "fp8_e4m3", "fp8_e5m2", "fp4"},
+    "ampere": {"fp8", "fp8_e4m3", "fp8_e5m2", "fp4"},
+    "ada": {"fp4"},
+    "hopper": {"fp4"},
+}
+_DOUBLE = {(8, 0), (9, 0), (10, 0)}
+"""Capabilities with FP64 on Tensor Cores at more than a trickle (CUDA Programming Guide)."""
+
+
+def has_no_instruction(dtype: str, device: DeviceFacts) -> bool:
+    """Whether a GPU's Tensor Cores are known not to take a dtype."""
+    if device.peaks is not None:
+        return device.peaks.tensor_rate(dtype) is None
+    return dtype in _LACKING.get(device.generation or "", set())
+
+
+def has_matrix_shape(work: MatrixWork) -> bool:
+    """Whether a product's shape gives Tensor Cores something to do."""
+    if work.depthwise or (work.groups > 1 and min(work.n, work.k) < NARROW):
+        return False
+    return not (work.kind == "matmul" and min(work.m, work.n) == 1)
+
+
+def is_eligible(o: OperationTime, device: DeviceFacts) -> bool | None:
+    """Whether an operation could use Tensor Cores; None where the trace does not tell."""
+    if o.tensor_core_us > 0 or is_used(o, device):
+        return True
+    if device.has_tensor_cores is False:
+        return False
+    if o.work is None:
+        return None if o.cuda_core_us > 0 or o.unknown_us > o.time_us / 2 else False
+    if not has_matrix_shape(o.work):
+        return False
+    dtype = o.dtype or o.work.dtype
+    if dtype is None or device.generation is None:
+        return None
+    return _takes(dtype, device)
+
+
+def _takes(dtype: str, device: DeviceFacts) -> bool | None:
+    """Whether Tensor Cores take a dtype, FP32 by way of TF32 or mixed precision."""
+    if dtype in ("fp32", "tf32"):
+        return True
+    if dtype == "fp64" and device.peaks is None:
+        return device.capability in _DOUBLE
+    if dtype.startswith("complex"):
+        return None
+    return not has_no_instruction(dtype, device)
+
+
+def is_used(o: OperationTime, device: DeviceFacts) -> bool | None:
+    """Whether an operation used Tensor Cores, by names and rates; None where neither says."""
+    if o.verdict == "tensor_core":
+        return True
+    proof = kernel_evidence.by_rate(o, device.peaks_at_most)
+    if o.verdict in ("cuda_core", "unknown") and proof is not None:
+        return True
+    return None if o.verdict == "unknown" else False

@@ -19,10 +19,9 @@ from typing import Any, NamedTuple
 
 from mpdiag.tensorcores.events import Copy, Kernel
 from mpdiag.tensorcores.readers.recognition import read
-from mpdiag.tensorcores.timeline.activity import COPY, kind_of
 from mpdiag.tensorcores.timeline.host_spans import Gap
 from mpdiag.tensorcores.timeline.ranks import compare_ranks
-from mpdiag.tensorcores.timeline.sweep import Timeline, Window
+from mpdiag.tensorcores.timeline.sweep import COPY, Timeline, Window, kind_of
 from mpdiag.tensorcores.trace_analysis import profile_trace
 
 ENDINGS = (

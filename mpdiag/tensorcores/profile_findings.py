@@ -13,7 +13,7 @@ from mpdiag.tensorcores import kernel_evidence
 from mpdiag.tensorcores.causes import TF32, JudgedOperation
 from mpdiag.tensorcores.kernels.counters import ADVICE, Vendor
 from mpdiag.tensorcores.roofline import speedup
-from mpdiag.tensorcores.summary import percent
+from mpdiag.tensorcores.summary import IDLE_CAUSES, percent
 
 if TYPE_CHECKING:
     from mpdiag.tensorcores.events import TraceReader
@@ -110,29 +110,13 @@ def _idle(timeline: Timeline | None) -> Iterator[dict[str, Any]]:
         "info",
         "gpu-idle",
         f"the GPU was idle for {percent(whole.idle_fraction)} of the recorded time, "
-        f"{percent(share)} because {_IDLE[cause]}; recording itself slows the host down",
-        _BUSY[cause],
+        f"{percent(share)} because {IDLE_CAUSES[cause]['because']}; "
+        "recording itself slows the host down",
+        IDLE_CAUSES[cause]["fix"],
         fraction=whole.idle_fraction,
         causes={c: spent / whole.wall_us for c, spent in whole.gaps.items() if spent},
         amdahl_bound=finite(speedup(whole.idle_fraction)),
     )
-
-
-_IDLE = {
-    "host": "the host launched the next kernel too late",
-    "wait": "the host had waited for the GPU and nothing was queued",
-    "loader": "the host waited for the next batch",
-    "queued": "queued work had to wait on the device",
-    "unknown": "of something the trace does not show",
-}
-_BUSY = {
-    "host": "use larger batches, torch.compile(mode='reduce-overhead') or CUDA graphs, and fused "
-    "optimizers",
-    "wait": "remove .item(), print and .cpu() from the loop, or call them every few steps",
-    "loader": "give the DataLoader more workers, pin_memory=True and prefetch_factor",
-    "queued": "look at the longest gaps (--json: timeline.longest_gaps): another stream, or a copy",
-    "unknown": "record with ProfilerActivity.CPU, so that the launches are in the trace",
-}
 
 
 def note(severity: str, code: str, message: str, fix: str, **evidence: Any) -> dict[str, Any]:

@@ -48,6 +48,7 @@ class StepProfiler:
     Attributes:
         steps, warmup: Number of steps to measure, and of steps before them.
         seen: Number of steps so far.
+        measured: How many whole steps were measured.
 
     Args:
         model: The model whose modules are named in the result; if None, each outermost module that
@@ -77,7 +78,7 @@ class StepProfiler:
         self._on_done = on_done
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
         self._window: _Window | None = None
-        self._measured = 0
+        self.measured = 0
         self._counts_itself = True
         self._optimizer: int | None = None
         self._hook: Any = None
@@ -96,7 +97,7 @@ class StepProfiler:
     @property
     def done(self) -> bool:
         """Whether all requested steps have been measured."""
-        return self._measured >= self.steps
+        return self.measured >= self.steps
 
     def _after_optimizer(self, optimizer: Any, *_: Any) -> None:
         if not self._counts_itself:
@@ -110,7 +111,7 @@ class StepProfiler:
     def _advance(self) -> None:
         self.seen += 1
         if self._window is not None:
-            self._measured += 1
+            self.measured += 1
             if self.done:
                 self._close()
                 if self._on_done is not None:
@@ -151,16 +152,11 @@ class StepProfiler:
         self._hook.remove()
         try:
             self._close()
-            if self._temporary is not None and kind is None and self._measured:
-                self._result = read_capture(self._folder or Path(), self._measured)
+            if self._temporary is not None and kind is None and self.measured:
+                self._result = read_capture(self._folder or Path(), self.measured)
         finally:
             if self._temporary is not None:
                 self._temporary.cleanup()
-
-    @property
-    def measured(self) -> int:
-        """How many whole steps were measured."""
-        return self._measured
 
     @property
     def result(self) -> Any:

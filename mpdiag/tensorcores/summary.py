@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mpdiag.display import wording
 from mpdiag.display.wording import counted
 from mpdiag.files.documents import finite
+from mpdiag.hardware.tables import read_table
 from mpdiag.tensorcores.timeline.host_spans import GAP_CAUSES
 
 if TYPE_CHECKING:
@@ -25,41 +27,14 @@ LEAST = 0.01
 """Share of the time below which something is left out of a sentence."""
 LITTLE = 0.0005
 """The same of a part of a whole that is told by its parts."""
-CAUSES = {
-    "tf32_off": "TF32 off",
-    "dtype": "dtype without Tensor Cores",
-    "alignment": "sizes not aligned to 16 bytes",
-    "layout": "layout conversions",
-    "depthwise": "depthwise or narrow groups",
-    "matrix_vector": "matrix times vector",
-    "latency_limited": "too small for the device",
-    "memory_bound": "bound by memory",
-    "library_choice": "library's choice of kernel",
-    "outside": "not matrix work",
-    "unknown": "unknown",
-    "no_tensor_cores": "no Tensor Cores on this GPU",
-    "none": "on Tensor Cores",
-}
+_CAUSES = read_table(Path(__file__).with_name("causes.tsv"))
+CAUSES = {row["cause"]: row["label"] for row in _CAUSES}
 """What each cause is called."""
-SHORT = CAUSES | {
-    "dtype": "dtype",
-    "alignment": "misaligned",
-    "layout": "layout",
-    "depthwise": "depthwise",
-    "matrix_vector": "matrix × vector",
-    "latency_limited": "too small",
-    "memory_bound": "memory bound",
-    "library_choice": "library's choice",
-    "no_tensor_cores": "no Tensor Cores",
-}
+SHORT = {row["cause"]: row["short"] for row in _CAUSES}
 """The same in a table."""
-IDLE = {
-    "host": "launched late",
-    "wait": "after a wait for the GPU",
-    "loader": "waiting for data",
-    "queued": "queued work that waited",
-    "unknown": "cause unknown",
-}
+IDLE_CAUSES = {row["cause"]: row for row in read_table(Path(__file__).with_name("idle_causes.tsv"))}
+"""What is said of idle time, by its cause."""
+IDLE = {cause: row["label"] for cause, row in IDLE_CAUSES.items()}
 _KERNELS = (
     ("tensor_core", "on Tensor Cores"),
     ("cuda_core", "matrix work on CUDA cores"),

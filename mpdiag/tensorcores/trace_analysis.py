@@ -26,9 +26,8 @@ from mpdiag.tensorcores.kernels.classification import KernelFacts, classify, nat
 from mpdiag.tensorcores.profile_comparison import ProfileComparison, compare_profiles
 from mpdiag.tensorcores.profile_findings import profile_findings
 from mpdiag.tensorcores.readers.recognition import read
-from mpdiag.tensorcores.timeline.activity import activities
 from mpdiag.tensorcores.timeline.ranks import RankComparison, compare_ranks
-from mpdiag.tensorcores.timeline.sweep import Timeline, make_timeline
+from mpdiag.tensorcores.timeline.sweep import Timeline, activities, make_timeline
 from mpdiag.tensorcores.trace_profile import KernelTime, KernelTimes, Profile
 from mpdiag.tensorcores.work.products import MatrixWork
 from mpdiag.tensorcores.work.traced_operation import OperationTime, matrix_work

@@ -17,8 +17,7 @@ from tensorcores.traces import (
 )
 
 from mpdiag.hardware.devices import DeviceFacts
-from mpdiag.tensorcores.causes import judge
-from mpdiag.tensorcores.eligibility import is_eligible, is_used
+from mpdiag.tensorcores.causes import is_eligible, is_used, judge
 from mpdiag.tensorcores.roofline import AchievedRate, achieved_rate
 from mpdiag.tensorcores.summary import cause_groups, eligible_sentence, rate_text, sum_eligibility
 from mpdiag.tensorcores.trace_analysis import profile_trace

@@ -10,6 +10,7 @@ import gzip
 import os
 import re
 from collections.abc import Iterator
+from functools import cache
 from io import BufferedReader
 from itertools import islice
 from pathlib import Path
@@ -17,12 +18,17 @@ from typing import cast
 
 from mpdiag.errors import DamagedTrace, InputError
 from mpdiag.files.recognition import named_instead, run_instead
+from mpdiag.hardware.tables import read_table
 from mpdiag.tensorcores.events import TraceReader
-from mpdiag.tensorcores.readers import kernel_table, ncu, nvprof
-from mpdiag.tensorcores.readers.kernel_table import KernelTableTrace
+from mpdiag.tensorcores.readers import kernel_table, ncu
+from mpdiag.tensorcores.readers.kernel_table import (
+    PRINTED,
+    KernelTableTrace,
+    NvprofSummary,
+    NvprofTrace,
+)
 from mpdiag.tensorcores.readers.ncu import NcuTrace
 from mpdiag.tensorcores.readers.nsys import NsysTrace
-from mpdiag.tensorcores.readers.nvprof import PRINTED, NvprofSummary, NvprofTrace
 from mpdiag.tensorcores.readers.rocprof_json import ROOT, RocprofJsonTrace
 from mpdiag.tensorcores.readers.tables import DELIMITERS, GZIP, encoding, parsed
 from mpdiag.tensorcores.readers.torch_trace import TorchTrace
@@ -99,7 +105,8 @@ def _by_content(place: Path, head: bytes, rest: BufferedReader) -> TraceReader |
 
 
 def _json(place: Path, text: bytes, rest: BufferedReader) -> TraceReader | None:
-    if any(pattern.search(text) for pattern, _ in _OTHER_JSON):
+    other = (row["pattern"].encode() for row in _not_read() if row["where"] == "json")
+    if any(re.search(pattern, text) for pattern in other):
         return None
     if f'"{ROOT}"'.encode() in text:
         return RocprofJsonTrace(place)
@@ -122,7 +129,7 @@ def _table(place: Path, text: str) -> TraceReader | None:
             at = kernel_table.columns(row)
             if at is not None:
                 return KernelTableTrace(place, at.source, delimiter)
-            if nvprof.is_header(row):
+            if kernel_table.is_nvprof_header(row):
                 return NvprofTrace(place, delimiter)
     if PRINTED.search(text):
         return NvprofSummary(place)
@@ -142,86 +149,13 @@ def _headers(text: str) -> Iterator[str]:
 # -- what is not read ------------------------------------------------------------------------------
 
 
-_STACKS = re.compile(rb"\A(?:[^;\r\n]+(?:;[^;\r\n]+)+ \d+\r?\n){2}")
-_CHROME = "write the trace with export_chrome_trace"
-_NSYS = "use nsys stats --report cuda_gpu_kern_sum --format csv, or nsys export --type sqlite"
-_ROCPROF = "give its kernel_trace.csv (rocprofv3 --kernel-trace --output-format csv)"
-_ROCPROFV3 = "record with rocprofv3 --kernel-trace --output-format csv"
 _NCU_PRINTED = re.compile(r"Context \d+, Stream \d+")
-_XLA = (
-    "is a profile of JAX or TensorFlow, which is not read: record the program with nsys profile "
-    "--trace=cuda, then nsys export --type sqlite"
-)
-_FILES: tuple[tuple[tuple[bytes, ...], tuple[str, ...], str], ...] = (
-    (
-        (b"NVIDIA Nsight",),
-        (".nsys-rep", ".qdrep"),
-        "is an nsys report: convert it with nsys export --type sqlite",
-    ),
-    ((b"NVR\0",), (".ncu-rep",), "is an ncu report: convert it with ncu --import FILE --csv"),
-    (
-        (
-            b"PK\3\4",
-            b"\x28\xb5\x2f\xfd",
-            b"\xfd7zXZ\0",
-            b"BZh",
-            b"7z\xbc\xaf",
-            b"SQLite format 3\0",
-        ),
-        (),
-        "is compressed: unpack it first (only gzip is read directly)",
-    ),
-    ((), (".xplane.pb", ".xplane.pb.gz"), _XLA),
-    (
-        (),
-        (".pftrace", ".perfetto-trace"),
-        "is a trace for Perfetto: record with rocprofv3 --output-format json",
-    ),
-)
-"""How a file begins, how its name ends, and what it then is; a database here is one in gzip."""
-_OTHER_JSON = (
-    (re.compile(rb'"name"\s*:\s*"/device:(?:GPU|TPU):\d'), _XLA),
-    (
-        re.compile(rb'"name"\s*:\s*"(?:\d+ )?GPU\d+"'),
-        f"is a trace of rocprof, which is not read: {_ROCPROFV3}",
-    ),
-    (
-        re.compile(rb'\A\s*\{"data"\s*:\s*\[|"(?:CudaEvent|TraceProcessEvent)"\s*:'),
-        "is an nsys export in JSON lines, which is not read: use nsys export --type sqlite",
-    ),
-)
-"""What is in JSON of other programs, and what it then is."""
-_TEXTS = (
-    *_OTHER_JSON,
-    (re.compile(rb"\A\n[^\n]{0,400}/(?:device:|host:CPU)"), _XLA),
-    (
-        re.compile(rb"kernel_?name[^\n]*gpu[-_]id|gpu[-_]id[^\n]*kernel_?name", re.IGNORECASE),
-        f"is a table of rocprof or rocprofiler-compute, which is not read: {_ROCPROFV3}",
-    ),
-    (
-        re.compile(_NCU_PRINTED.pattern.encode()),
-        "is what ncu prints, which is not read: use ncu --import FILE --csv, or record with ncu --csv",
-    ),
-    (
-        re.compile(rb"Self C(?:PU|UDA) %"),
-        f"is a table printed by key_averages(), which has no single kernels: {_CHROME}",
-    ),
-    (_STACKS, f"is the output of export_stacks, which has no kernels: {_CHROME}"),
-    (re.compile(rb"Num Calls"), f"is a summary of API calls by nsys stats: {_NSYS}"),
-    (re.compile(rb"Total Time \(ns\)"), f"is a summary by nsys stats: {_NSYS}"),
-    (re.compile(rb'"?Domain"?,"?Function"?'), f"is a trace of API calls by rocprof: {_ROCPROF}"),
-    (re.compile(rb'"?Kind"?,"?Direction"?'), f"is a trace of copies by rocprofv3: {_ROCPROF}"),
-    (re.compile(rb'"Agent_Type"'), f"is a list of devices by rocprofv3: {_ROCPROF}"),
-    (
-        re.compile(rb'"?Invocations"?,"?Metric Name"?'),
-        "is a table of nvprof's metrics, which has no times: record with nvprof --csv",
-    ),
-    (
-        re.compile(rb'"?Address"?,"?Source"?'),
-        "is the source page of ncu: export the raw page with ncu --import FILE --page raw --csv",
-    ),
-)
-"""What is in a text, and what the text then is; the first that fits."""
+
+
+@cache
+def _not_read() -> list[dict[str, str]]:
+    """What tells files of other kinds, and what each then is; the first row that fits counts."""
+    return read_table(Path(__file__).with_name("not_read.tsv"))
 
 
 def _what_it_is(place: Path, head: bytes, *, packed: bool = False) -> str:
@@ -234,14 +168,11 @@ def _what_it_is(place: Path, head: bytes, *, packed: bool = False) -> str:
     """
     if not head.strip():
         return "is damaged: it cannot be unpacked" if packed else "is empty: record it again"
-    for beginnings, endings, words in _FILES:
-        if head.startswith(beginnings) or place.name.endswith(endings):
-            return words
-    if place.suffix == ".py":
-        return f"is a script: to run and measure it, use mpdiag profile -- {place}"
-    for pattern, words in _TEXTS:
-        if pattern.search(head):
-            return words
+    for row in _not_read():
+        text = place.name.encode() if row["where"] == "name" else head
+        find = re.match if row["where"] == "begin" else re.search
+        if find(row["pattern"].encode(), text):
+            return row["words"].replace("{file}", str(place))
     if head.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b"["):
         return (
             "is JSON but no trace: name the file that export_chrome_trace wrote, or that of "

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from mpdiag.reports import next_commands, terminal
 from mpdiag.reports.text.tables import COLOURS, EXPLAIN, Fitted
-from mpdiag.tensorcores.cpu.operation import UNITS
+from mpdiag.tensorcores.cpu.matrix_unit import UNITS
 from mpdiag.tensorcores.reports.gpu_profile import change_text, profile_text
 from mpdiag.tensorcores.summary import milliseconds, percent
 from mpdiag.tensorcores.trace_profile import Profile

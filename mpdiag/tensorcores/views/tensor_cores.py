@@ -170,15 +170,12 @@ def headline(profile: Mapping[str, Any]) -> tuple[tuple[str, float], ...]:
         return float(value) if isinstance(value, (int, float)) else float(shares[verdict])
 
     words, cpu = unit_names(profile), is_cpu(profile)
-    third = (
-        ("Not matrix work", "", "other")
-        if cpu
-        else ("Layout conversion", "layout_fraction", "layout")
-    )
     cells = (
         (f"On {words['tensor_core']}", "tensor_core_fraction", "tensor_core"),
         (f"Matrix work on {words['cuda_core']}", "matrix_cuda_core_fraction", "cuda_core"),
-        ("Not matrix work", "", "other") if cpu else third,
+        ("Not matrix work", "", "other")
+        if cpu
+        else ("Layout conversion", "layout_fraction", "layout"),
         ("Unknown" if cpu else "Unknown kernels", "unknown_fraction", "unknown"),
     )
     return tuple((label, known(name, verdict)) for label, name, verdict in cells)

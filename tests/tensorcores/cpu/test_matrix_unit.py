@@ -11,9 +11,8 @@ import pytest
 from mpdiag.hardware.cpu_instructions import CpuInstructions
 from mpdiag.hardware.tables import read_table
 from mpdiag.tensorcores.cpu import onednn
-from mpdiag.tensorcores.cpu.matrix_unit import join
+from mpdiag.tensorcores.cpu.matrix_unit import CpuFacts, join
 from mpdiag.tensorcores.cpu.onednn import StdoutCapture, read_log
-from mpdiag.tensorcores.cpu.operation import CpuFacts
 from mpdiag.tensorcores.cpu.operators import operator_times
 from mpdiag.tensorcores.work.products import convolution, matmul, recurrent
 from mpdiag.tensorcores.work.traced_operation import OperationTime

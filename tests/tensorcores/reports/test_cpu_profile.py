@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from mpdiag.tensorcores.cpu.matrix_unit import CpuProfile
-from mpdiag.tensorcores.cpu.operation import CpuFacts
+from mpdiag.tensorcores.cpu.matrix_unit import CpuFacts, CpuProfile
 from mpdiag.tensorcores.reports.profile import cpu_profile_text
 
 

@@ -12,9 +12,8 @@ from tensorcores.traces import ADD, SGEMM, TENSOR, kernel, launch, op, real, ste
 
 from mpdiag.tensorcores.collected import PORTION, DiskBuffer
 from mpdiag.tensorcores.events import HostSpan
-from mpdiag.tensorcores.timeline.activity import Activity
 from mpdiag.tensorcores.timeline.host_spans import find_steps
-from mpdiag.tensorcores.timeline.sweep import make_timeline
+from mpdiag.tensorcores.timeline.sweep import Activity, make_timeline
 from mpdiag.tensorcores.trace_analysis import profile_trace
 
 LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
