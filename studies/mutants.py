@@ -1,7 +1,7 @@
 """How much do the tests protect? Drawn mutants of the package, each run against the tests that reach it.
 
     python studies/mutants.py draw                    # once: 40 places in each of five folders, seed 28
-    python studies/mutants.py run [--tree FOLDER] [--only FOLDER] [--workers N]
+    python studies/mutants.py run [--tree CHECKOUT] [--name NAME] [--only FOLDER] [--workers N]
     python studies/mutants.py table
 
 A mutant changes one place: a comparison, an arithmetic or logical operator, a constant, a condition, a
@@ -450,12 +450,13 @@ def serve(copy: Path, part: str, result: Path) -> None:
             file.write(json.dumps({**mutant, **outcome}) + "\n")
 
 
-def run(tree: Path, name: str, workers: int) -> None:
-    """Try every mutant in a tree; the outcomes are kept under a name."""
+def run(tree: Path, name: str, workers: int, only: str | None) -> None:
+    """Try every mutant in a tree, or those of a folder; the outcomes are kept under a name."""
     copy = Path(tempfile.mkdtemp(prefix="mutants-"))
     mutants = build(tree, copy)
     tests = reached(copy, workers)
-    work = [(asdict(mutants[n]), tests.get(n, [])) for n in sorted(mutants)]
+    chosen = [n for n in sorted(mutants) if only in (None, mutants[n].folder)]
+    work = [(asdict(mutants[n]), tests.get(n, [])) for n in chosen]
     result = copy / "outcomes.jsonl"
     environment = {**os.environ, "PYTHONPATH": str(copy), "OMP_NUM_THREADS": "1"}
     children = []
@@ -465,10 +466,11 @@ def run(tree: Path, name: str, workers: int) -> None:
         children.append(subprocess.Popen([*command, str(result)], env=environment))
     for child in children:
         child.wait()
-    rows = sorted(map(json.loads, result.read_text().splitlines()), key=lambda r: r["number"])
-    kept = json.loads(OUTCOMES.read_text()) if OUTCOMES.is_file() else {}
-    kept[name] = rows
-    OUTCOMES.write_text(json.dumps(kept, indent=1) + "\n")
+    outcomes = json.loads(OUTCOMES.read_text()) if OUTCOMES.is_file() else {}
+    new = {row["number"]: row for row in map(json.loads, result.read_text().splitlines())}
+    known = {row["number"]: row for row in outcomes.get(name, [])} | new
+    outcomes[name] = [known[n] for n in sorted(known)]
+    OUTCOMES.write_text(json.dumps(outcomes, indent=1) + "\n")
     shutil.rmtree(copy)
     table()
 
@@ -491,12 +493,13 @@ def main() -> None:
     parser.add_argument("words", nargs="*")
     parser.add_argument("--tree", type=Path, default=ROOT)
     parser.add_argument("--name", default="now")
+    parser.add_argument("--only", choices=FOLDERS)
     parser.add_argument("--workers", type=int, default=os.cpu_count())
     options = parser.parse_args()
     if options.what == "draw":
         draw()
     elif options.what == "run":
-        run(options.tree.resolve(), options.name, options.workers)
+        run(options.tree.resolve(), options.name, options.workers, options.only)
     elif options.what == "table":
         table()
     else:
