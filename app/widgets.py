@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 import run_cache
 import run_folder
 import streamlit as st
+from layer_links import unless_set
 
 from mpdiag.analysis.verdict.evidence import failure_of
 from mpdiag.display.explanations import command_for, explanation
 from mpdiag.display.wording import (
+    KIND_NAMES,
     counted,
     in_markdown,
     layer_name,
@@ -20,6 +22,7 @@ from mpdiag.display.wording import (
     sentence,
 )
 from mpdiag.errors import MpdiagError, RunNotFound
+from mpdiag.numerics.formats import FORMATS, TARGETS
 from mpdiag.reports.picture import csv_text
 from mpdiag.reports.views.runs import kind_of
 from mpdiag.reports.views.training import root_of
@@ -32,8 +35,10 @@ if TYPE_CHECKING:
 
     from mpdiag.analysis.analyzer import Analysis
     from mpdiag.analysis.findings import Finding
+    from mpdiag.numerics.formats import FloatFormat
     from mpdiag.reports.picture import Picture
     from mpdiag.runs.run import Listing, Run
+    from mpdiag.runs.schema import Kind
 
 ALL = "(all together)"
 # Streamlit's own block of code loads 1.6 MB of JavaScript that colours programs, and runs it before the
@@ -87,6 +92,28 @@ def sidebar() -> Listing | None:
         )
     st.sidebar.caption(in_markdown(f"Runs in {run_folder.folder()}"))
     return choose_run(place)
+
+
+def choose_kind(place: Any, kinds: Sequence[Kind]) -> Kind:
+    """A select box of kinds of tensors."""
+    kind: Kind = place.selectbox(
+        "Tensors", kinds, format_func=KIND_NAMES.get, key="kind", bind="query-params"
+    )
+    return kind
+
+
+def choose_format(place: Any, usual: FloatFormat) -> FloatFormat:
+    """The formats to train in beside each other; the usual one, unless the session holds another."""
+    name = place.segmented_control(
+        "Format",
+        [fmt.name for fmt in TARGETS],
+        **unless_set("format", default=usual.name),
+        required=True,
+        format_func=lambda name: FORMATS[name].label.replace("FP8 ", ""),
+        key="format",
+        bind="query-params",
+    )
+    return FORMATS[name or usual.name]
 
 
 def complain(error: MpdiagError, listing: Listing | None) -> None:

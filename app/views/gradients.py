@@ -19,7 +19,7 @@ from mpdiag.display.wording import (
     percent,
     scale_text,
 )
-from mpdiag.numerics.formats import FORMATS, FP16, TARGETS
+from mpdiag.numerics.formats import FP16
 from mpdiag.reports.views.gradients.frame import SCALES, layers_named, scale_frame
 from mpdiag.reports.views.gradients.pictures import SCALED, Gradients
 
@@ -82,27 +82,13 @@ def gradients(kind: Kind, fmt: FloatFormat, text: str, window: Window | None) ->
 def _settings() -> tuple[Kind, FloatFormat, str, bool]:
     """The row of controls."""
     first, second, third, fourth = st.columns([1.3, 1.9, 1.3, 0.9], vertical_alignment="bottom")
-    kind = first.selectbox(
-        "Tensors",
-        [k for k in KIND_NAMES if k in set(analysis.layers.kinds)],
-        format_func=lambda k: KIND_NAMES[k],
-        key="kind",
-        bind="query-params",
-    )
-    name = second.segmented_control(
-        "Format",
-        [fmt.name for fmt in TARGETS],
-        default=FP16.name,
-        required=True,
-        format_func=lambda f: FORMATS[f].label.replace("FP8 ", ""),
-        key="format",
-        bind="query-params",
-    )
+    kind = widgets.choose_kind(first, [k for k in KIND_NAMES if k in set(analysis.layers.kinds)])
+    fmt = widgets.choose_format(second, FP16)
     text = third.text_input(
         "Find layers", key="find", placeholder="part of a name", bind="query-params"
     )
     log = fourth.toggle("Log counts", value=True, key="log", bind="query-params")
-    return kind, FORMATS[name or FP16.name], text or "", log
+    return kind, fmt, text or "", log
 
 
 def _scale(kind: Kind) -> tuple[int, Window | None]:

@@ -24,7 +24,6 @@ from mpdiag.display.wording import (
     scale_text,
     sentence,
 )
-from mpdiag.numerics.formats import FORMATS, TARGETS
 from mpdiag.reports.views import layer_tables as tables
 from mpdiag.reports.views import layers as pictures
 from mpdiag.reports.views import operations
@@ -63,13 +62,7 @@ def view() -> None:
         bind="query-params",
         placeholder="type a part of its name",
     )
-    kind: Kind = first.selectbox(
-        "Tensors",
-        kinds,
-        format_func=lambda k: KIND_NAMES[k],
-        key="kind",
-        bind="query-params",
-    )
+    kind = widgets.choose_kind(first, kinds)
     if label is not None:
         show_layer(known[label], kind)
         return
@@ -228,15 +221,7 @@ def _described(name: str) -> None:
 
 def _controls(kind: Kind) -> tuple[FloatFormat, int]:
     left, right = st.columns([1, 1.4], vertical_alignment="bottom")
-    name = left.segmented_control(
-        "Format",
-        [fmt.name for fmt in TARGETS],
-        **unless_set("format", default=analysis.target.name),
-        required=True,
-        format_func=lambda f: FORMATS[f].label.replace("FP8 ", ""),
-        key="format",
-        bind="query-params",
-    )
+    fmt = widgets.choose_format(left, analysis.target)
     plan = analysis.plan.loss_scale
     exponent = right.slider(
         "Loss scale",
@@ -249,7 +234,7 @@ def _controls(kind: Kind) -> tuple[FloatFormat, int]:
         disabled=not kind.endswith("grad"),
         help=f"The plan's: {scale_text(plan.recommended)}. It multiplies gradients.",
     )
-    return FORMATS[name or analysis.target.name], exponent if kind.endswith("grad") else 0
+    return fmt, exponent if kind.endswith("grad") else 0
 
 
 def _figures(name: str, kind: Kind) -> None:

@@ -11,7 +11,8 @@ import streamlit as st
 import widgets
 
 from mpdiag.display.wording import counted, in_markdown, percent, sentence
-from mpdiag.reports.views.verdict import facts, formats_frame, formats_note, grounds, levels_frame
+from mpdiag.reports.text.analysis import grounds
+from mpdiag.reports.views.verdict import facts, formats_frame, formats_note, levels_frame
 
 chosen = run_folder.current()
 widgets.heading("Verdict", chosen)

@@ -6,7 +6,7 @@ sentence, and the sections of ``SECTIONS``.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -57,14 +57,7 @@ class Explanation:
 
     def to_json(self) -> dict[str, Any]:
         """The page as plain values."""
-        return {
-            "code": self.code,
-            "severity": self.severity,
-            "about": self.about,
-            "command": self.command,
-            "summary": self.summary,
-            "sections": dict(self.sections),
-        }
+        return asdict(self)
 
 
 def command_for(code: str) -> str:

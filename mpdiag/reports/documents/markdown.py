@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from rich.console import Console
@@ -19,9 +19,9 @@ from mpdiag.display.wording import counted, layer_name, percent, sentence
 from mpdiag.numerics.formats import FORMATS, half_of
 from mpdiag.reports.documents.page import PageTable, frame_table
 from mpdiag.reports.documents.run_report import next_command, reasons
-from mpdiag.reports.text.analysis import gradients_picture
+from mpdiag.reports.text.analysis import gradients_picture, grounds
 from mpdiag.reports.views.operations import operations_frame
-from mpdiag.reports.views.verdict import facts, formats_frame, formats_note, grounds, levels_frame
+from mpdiag.reports.views.verdict import facts, formats_frame, formats_note, levels_frame
 
 if TYPE_CHECKING:
     from mpdiag.analysis.analyzer import Analysis
@@ -86,12 +86,13 @@ def folded(words: str, content: str) -> str:
     return f"<details><summary>{html.escape(words)}</summary>\n\n{content}\n\n</details>"
 
 
-def findings_list(found: Sequence[tuple[str, str, str, str]]) -> str:
-    """Findings, each its severity, message, fix and code."""
-    return "\n".join(
-        f"- **{severity}** {escaped(message)}{f' → {escaped(fix)}' if fix else ''} ({code(name)})"
-        for severity, message, fix, name in found
-    )
+def findings_list(found: Iterable[Mapping[str, Any]]) -> str:
+    """Findings, each as ``Finding.to_json`` has it."""
+    lines = []
+    for f in found:
+        fix = f" → {escaped(f['fix'])}" if f["fix"] else ""
+        lines.append(f"- **{f['severity']}** {escaped(f['message'])}{fix} ({code(f['code'])})")
+    return "\n".join(lines)
 
 
 def run_picture(analysis: Analysis) -> str:
@@ -125,7 +126,7 @@ def _parts(analysis: Analysis, picture: str) -> Iterator[str]:
         yield f"**{title}.** {escaped(sentence(clauses))}"
     if analysis.findings:
         yield "### Findings"
-        yield findings_list([(f.severity, f.message, f.fix, f.code) for f in analysis.findings])
+        yield findings_list(f.to_json() for f in analysis.findings)
     for title, words in reasons(analysis):
         yield f"**{title}.** {escaped(words)}"
     yield from _layers(analysis)

@@ -7,7 +7,7 @@ figure's data can end its script.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -79,21 +79,17 @@ def figure_data(picture: Picture) -> Markup:
     return htmlsafe_json_dumps(document, cls=PlotlyJSONEncoder, allow_nan=False)
 
 
-def findings(found: Iterable[tuple[str, str, str, str]]) -> list[dict[str, str]]:
-    """Findings for a template.
-
-    Args:
-        found: Severity, message, fix and code of each.
-    """
+def findings(found: Iterable[Mapping[str, Any]]) -> list[dict[str, str]]:
+    """Findings for a template, each as ``Finding.to_json`` has it."""
     return [
         {
-            "severity": severity,
-            "message": sentence(message),
-            "fix": sentence(fix),
-            "code": code,
-            "meaning": meaning_of(code),
+            "severity": f["severity"],
+            "message": sentence(f["message"]),
+            "fix": sentence(f["fix"]),
+            "code": f["code"],
+            "meaning": meaning_of(f["code"]),
         }
-        for severity, message, fix, code in found
+        for f in found
     ]
 
 

@@ -18,11 +18,11 @@ from mpdiag.numerics.formats import half_of
 from mpdiag.reports.documents.page import figure_data, findings, frame_table, page
 from mpdiag.reports.picture import Picture
 from mpdiag.reports.registry import reported_pictures
-from mpdiag.reports.text.analysis import after_analysis
+from mpdiag.reports.text.analysis import after_analysis, grounds
 from mpdiag.reports.views.gradients.frame import in_model_order
 from mpdiag.reports.views.gradients.pictures import Gradients, share_axis
 from mpdiag.reports.views.operations import operations_frame
-from mpdiag.reports.views.verdict import facts, formats_frame, formats_note, grounds, levels_frame
+from mpdiag.reports.views.verdict import facts, formats_frame, formats_note, levels_frame
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -67,7 +67,7 @@ def run_page(contents: RunContents) -> str:
         grounds=[(title, sentence(clauses)) for title, clauses in grounds(analysis.verdict)],
         facts=facts(analysis),
         why=reasons(analysis),
-        findings=findings((f.severity, f.message, f.fix, f.code) for f in analysis.findings),
+        findings=findings(f.to_json() for f in analysis.findings),
         operations=frame_table(operations_frame(analysis)),
         levels=frame_table(levels_frame(analysis.plan)),
         formats=frame_table(formats_frame(analysis.formats).map(percent).reset_index()),

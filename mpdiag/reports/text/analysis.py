@@ -21,7 +21,7 @@ from mpdiag.analysis.figures import FigureTable, at_scale
 from mpdiag.display.wording import counted, layer_name, magnitude, percent, scale_text, spoken_layer
 from mpdiag.files.paths import AnyPath
 from mpdiag.numerics.formats import BF16, FORMATS, FP16
-from mpdiag.plan import PrecisionPlan, ShapeAdvice
+from mpdiag.plan import PrecisionPlan, ShapeAdvice, Verdict
 from mpdiag.reports import next_commands
 from mpdiag.reports.text.charts import Histogram
 from mpdiag.reports.text.tables import COLOURS, EXPLAIN, Clipped, Fitted, finding_lines
@@ -235,16 +235,18 @@ def _titled() -> Table:
     return grid
 
 
+def grounds(verdict: Verdict) -> tuple[tuple[str, str], ...]:
+    """What a verdict rests on and what was not looked at: titles and clauses; empty ones left out."""
+    parts = (("Rests on", verdict.evidence), ("Not looked at", verdict.not_examined))
+    return tuple((title, "; ".join(clauses)) for title, clauses in parts if clauses)
+
+
 def _grounds(analysis: Analysis) -> list[RenderableType]:
     """What the verdict rests on, what was not looked at, and the check that would settle it."""
     verdict = analysis.verdict
     grid = _titled()
-    for title, clauses in (
-        ("Rests on", verdict.evidence),
-        ("Not looked at", verdict.not_examined),
-    ):
-        if clauses:
-            grid.add_row(title, escape("; ".join(clauses)))
+    for title, clauses in grounds(verdict):
+        grid.add_row(title, escape(clauses))
     if verdict.level == "expected":
         grid.add_row("To settle it", escape(" ".join(map(str, settling_command(analysis.run)))))
     return [Text(""), grid]

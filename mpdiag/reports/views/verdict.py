@@ -16,7 +16,7 @@ from mpdiag.reports.picture import View
 
 if TYPE_CHECKING:
     from mpdiag.analysis.analyzer import Analysis
-    from mpdiag.plan import PrecisionPlan, Verdict
+    from mpdiag.plan import PrecisionPlan
 
 
 UNKNOWN = "–"
@@ -31,12 +31,6 @@ class Fact:
     value: str
     note: str
     meaning: str
-
-
-def grounds(verdict: Verdict) -> tuple[tuple[str, str], ...]:
-    """What a verdict rests on and what was not looked at: titles and clauses; empty ones left out."""
-    parts = (("Rests on", verdict.evidence), ("Not looked at", verdict.not_examined))
-    return tuple((title, "; ".join(clauses)) for title, clauses in parts if clauses)
 
 
 def facts(analysis: Analysis) -> tuple[Fact, ...]:

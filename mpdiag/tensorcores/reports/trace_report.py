@@ -7,7 +7,7 @@ Of several ranks: who is slowest, and what each rank did.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,8 +68,8 @@ def trace_page(profile: Profile, since: Since | None = None) -> str:
         change=None if since is None else _change(since),
         summary=[sentence(words) for words in document["summary"]],
         causes=[_cause(profile, group) for group in profile.cause_groups],
-        findings=findings(map(_finding, stands_alone)),
-        said=findings(_finding(f) for f in profile.findings if f not in stands_alone),
+        findings=findings(stands_alone),
+        said=findings(f for f in profile.findings if f not in stands_alone),
         open_tables=[],
         tables=list(_tables(profile)),
         provenance=_provenance(profile),
@@ -96,10 +96,6 @@ def trace_picture(profile: Profile) -> str:
         for row in frame[frame["time_us"] > 0].to_dict("records")
     ]
     return svg.shares("Kernel time by verdict", parts, ground=markdown.WHITE) if parts else ""
-
-
-def _finding(f: Mapping[str, Any]) -> tuple[str, str, str, str]:
-    return f["severity"], f["message"], f["fix"], f["code"]
 
 
 def _cause(profile: Profile, group: CauseGroup) -> dict[str, Any]:
@@ -181,7 +177,7 @@ def _paragraphs(profile: Profile, since: Since | None, picture: str) -> Iterator
         yield markdown.folded(words, markdown.page_table(table))
     if profile.findings:
         yield "### Findings"
-        yield markdown.findings_list(list(map(_finding, profile.findings)))
+        yield markdown.findings_list(profile.findings)
     for title, table in _tables(profile):
         yield markdown.folded(f"{title}: {table.extent}", markdown.page_table(table))
     yield escaped(f"{_provenance(profile)}.")

@@ -89,7 +89,7 @@ def test_a_finding_without_a_fix_has_no_arrow(root: Path):
     bare = replace(analysis.findings[0], fix="", code="shapes-left-alone")
     shown = replace(analysis, findings=(bare,))
     console = [_printed(*summary_text(shown)), _printed(*finding_lines([bare]))]
-    texts = [*console, findings_list([(bare.severity, bare.message, bare.fix, bare.code)])]
+    texts = [*console, findings_list([bare.to_json()])]
     for text in texts:
         assert "→" not in text
         assert "shapes-left-alone" in text
