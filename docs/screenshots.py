@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mpdiag.commands.shared.dashboard_server import FOLDER_VARIABLE, server_command
+from mpdiag.commands.dashboard import FOLDER_VARIABLE, server_command
 from mpdiag.installation.bundled import sample_runs
 
 if TYPE_CHECKING:

@@ -1,8 +1,10 @@
-"""The dashboard's pages in a browser: opening one, and waiting until it is whole."""
+"""A browser for tests, and the dashboard's pages in it: opening one, waiting until it is whole."""
 
 from __future__ import annotations
 
 import shutil
+
+import pytest
 
 CHROMIUM = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
@@ -18,3 +20,14 @@ def open_view(page, address, view, **query):
 
 def at_rest(page):
     page.wait_for_function('!document.querySelector(\'[data-testid="stApp"] [data-stale="true"]\')')
+
+
+@pytest.fixture(scope="module")
+def browser():
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs Playwright")
+    if CHROMIUM is None:
+        pytest.skip("needs Chromium: apt-get install chromium")
+    with playwright.sync_playwright() as driver:
+        chromium = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield chromium
+        chromium.close()

@@ -17,8 +17,7 @@ def doctor(
 ) -> None:
     """Say what is installed here, which devices, what is missing."""
     from mpdiag.reports import next_commands, terminal
-    from mpdiag.reports.machine import examine
-    from mpdiag.reports.text.doctor import environment_text
+    from mpdiag.reports.machine import environment_text, examine
 
     environment = examine()
     if as_json:

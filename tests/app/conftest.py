@@ -13,7 +13,9 @@ import urllib.request
 
 import made_runs as hand
 import pytest
-from browsing import CHROMIUM, PATIENCE
+from browsing import PATIENCE, browser
+
+__all__ = ["browser"]
 
 
 @pytest.fixture
@@ -71,17 +73,6 @@ def address(browser, runs, root):
     finally:
         os.killpg(server.pid, signal.SIGTERM)
         server.wait(20)
-
-
-@pytest.fixture(scope="module")
-def browser():
-    playwright = pytest.importorskip("playwright.sync_api", reason="needs Playwright")
-    if CHROMIUM is None:
-        pytest.skip("needs Chromium: apt-get install chromium")
-    with playwright.sync_playwright() as driver:
-        chromium = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield chromium
-        chromium.close()
 
 
 @pytest.fixture

@@ -22,21 +22,6 @@ def read(picture):
     return found, words
 
 
-@pytest.mark.parametrize(
-    ("exponent", "fate"),
-    [
-        (-26, "lost"),
-        (-25, "subnormal"),
-        (-15, "subnormal"),
-        (-14, "kept"),
-        (15, "kept"),
-        (16, "overflow"),
-    ],
-)
-def test_a_range_at_its_ends(exponent, fate):
-    assert FP16.fate(exponent) == fate
-
-
 def test_a_cell_for_each_occupied_power_of_two_in_the_colour_of_its_fate():
     picture = svg.heat_maps(["a", "b"], [[0, 3, 0, 5], [1, 0, 0, 0]], -27, [FP16])
     found, words = read(picture)

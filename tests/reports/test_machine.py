@@ -12,7 +12,7 @@ from rich.console import Console
 
 from mpdiag.hardware.devices import DeviceFacts, NvmlReading
 from mpdiag.reports import machine
-from mpdiag.reports.text.doctor import environment_text
+from mpdiag.reports.machine import environment_text
 
 
 def as_text(environment):

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from mpdiag.analysis.analyzer import analyze
 from mpdiag.cli import app
-from mpdiag.commands.shared import dashboard_server as dashboard
+from mpdiag.commands import dashboard
 from mpdiag.exports.registry import export_plan
 from mpdiag.installation import extras
 from mpdiag.plan import PrecisionPlan

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import shutil
-
 import axe_checks
 import made_runs as hand
 import pytest
+from browsing import PATIENCE, browser
 
 from mpdiag.reports.documents.write import write_report
 from mpdiag.tensorcores.reports.trace_report import write_trace_report
 
-playwright = pytest.importorskip("playwright.sync_api", reason="needs Playwright")
-
-CHROMIUM = next(
-    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
-)
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: apt-get install chromium")
+__all__ = ["browser"]
 PHONE, DESK = {"width": 390, "height": 844}, {"width": 1400, "height": 900}
 TALLEST = 3000
 """Pixels of a trace's report on a desk, before anything is opened."""
@@ -37,18 +31,10 @@ def pages(root, tmp_path_factory):
     return {name: path.as_uri() for name, path in written.items()}
 
 
-@pytest.fixture(scope="module")
-def browser():
-    with playwright.sync_playwright() as driver:
-        opened = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield opened
-        opened.close()
-
-
 @pytest.fixture
 def page(browser):
     opened = browser.new_page(viewport=DESK)
-    opened.set_default_timeout(60_000)
+    opened.set_default_timeout(PATIENCE)
     wrong = []
     opened.on("pageerror", lambda error: wrong.append(str(error)))
     yield opened

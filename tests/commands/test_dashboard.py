@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from mpdiag.cli import app
-from mpdiag.commands.shared import dashboard_server as dashboard
+from mpdiag.commands import dashboard
 from mpdiag.installation import bundled, extras
 
 
@@ -72,7 +72,7 @@ time.sleep(60)
 """
 PARENT = """
 import sys
-from mpdiag.commands.shared.dashboard_server import run_server
+from mpdiag.commands.dashboard import run_server
 sys.exit(run_server([sys.executable, "-c", sys.argv[2], sys.argv[1]], None))
 """
 
@@ -175,7 +175,7 @@ def test_what_cannot_be_imported_is_left_to_the_page(monkeypatch):
 
 def test_every_name_exists_and_torch_is_not_among_what_they_load(root):
     code = (
-        "import sys; from mpdiag.commands.shared.dashboard_server import *; "
+        "import sys; from mpdiag.commands.dashboard import *; "
         "[import_module(name) for name in PAGES_NEED]; assert 'torch' not in sys.modules"
     )
     done = subprocess.run(
