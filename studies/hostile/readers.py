@@ -286,7 +286,7 @@ def _show_profile(folder: Path) -> object:
 
 def _shown(renderable: object) -> str:
     """What a terminal would get; a control character from a file must not reach it."""
-    from mpdiag.reports.console import Terminal
+    from mpdiag.reports.terminal import Terminal
 
     out = io.StringIO()
     Terminal(file=out, width=120, force_terminal=False).print(renderable)
