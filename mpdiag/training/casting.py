@@ -89,13 +89,11 @@ class Casting:
             self._share.counting() if self._share.is_active else _NOTHING,
         )
 
-    @contextmanager
-    def recomputation(self) -> Iterator[None]:
+    def recomputation(self) -> AbstractContextManager[object]:
         """A forward pass that checkpointing runs again inside a backward pass."""
-        with ExitStack() as stack:
-            if self._precision.operation_casts:
-                stack.enter_context(torch.autocast(self._device_type, self._precision.dtype))
-            yield
+        precision = self._precision
+        casts = precision.operation_casts
+        return torch.autocast(self._device_type, precision.dtype) if casts else _NOTHING
 
     def update(self) -> AbstractContextManager[object]:
         """Updates of weights; FP32 ones need no emulation, which looks at every small operation."""

@@ -72,14 +72,14 @@ class ForwardPass:
     Attributes:
         losses: One number each, on their devices.
         sizes: Norms of buffers, on their devices.
-        spoiled: Whether the step made a buffer infinite, asked where a size is not finite: it may have
-            been so before.
+        spoiled: The buffers that the step made infinite, asked for where a size is not finite: it may
+            have been so before.
         note_losses: Called with the values of the losses, once they are known.
     """
 
     losses: Sequence[Tensor] = ()
     sizes: Sequence[Tensor] = ()
-    spoiled: Callable[[], bool] = lambda: True
+    spoiled: Callable[[], object] = lambda: True
     note_losses: Callable[[Sequence[float]], None] = lambda _values: None
 
 
@@ -131,20 +131,19 @@ def judge_gradients(
     """
     if not gradients:
         agree(RankVerdict.NO_GRADIENT, scale, ranks)
-    measured = measure(gradients, forward, absmax=absmax)
-    finite = math.isfinite(measured.norm) and not known_bad
+    norm, largest, forward_finite = measure(gradients, forward, absmax=absmax)
+    finite = math.isfinite(norm) and not known_bad
     verdict = RankVerdict.FINITE if finite else RankVerdict.GRADIENTS
-    verdicts = agree(verdict if measured.forward_finite else RankVerdict.FORWARD, scale, ranks)
+    verdicts = agree(verdict if forward_finite else RankVerdict.FORWARD, scale, ranks)
     bad_ranks = tuple(i for i, v in enumerate(verdicts) if v in BAD)
     if not bad_ranks:
         if inspect is not None:
             inspect(gradients)
         if clip.norm is not None:
-            multiply(gradients, clip_factor(measured.norm, clip.norm))
+            multiply(gradients, clip_factor(norm, clip.norm))
         if clip.value is not None:
             clamp(gradients, clip.value)
     forward_failed = RankVerdict.FORWARD in verdicts
-    norm, largest = measured.norm, measured.absmax
     return JudgedGradients(not bad_ranks, norm, largest, bad_ranks, forward_failed)
 
 
@@ -242,31 +241,20 @@ _NO_GRADIENT = "step() found no gradient: call step(loss), or backward(loss) fir
 # -- one reading -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Measured:
-    """What one reading of all gradients says.
-
-    Attributes:
-        norm: Euclidean norm over all gradients; infinite or NaN where one is, or where it leaves
-            FP32's range.
-        absmax: Largest |gradient|; NaN if it was not asked for.
-        forward_finite: Whether losses and buffers are.
-    """
-
-    norm: float
-    absmax: float = math.nan
-    forward_finite: bool = True
-
-
 def measure(
-    gradients: Sequence[Tensor], forward: ForwardPass = NOTHING_ELSE, *, absmax: bool = False
-) -> Measured:
+    gradients: Sequence[Tensor], forward: ForwardPass, *, absmax: bool
+) -> tuple[float, float, bool]:
     """Read all gradients once (twice with ``absmax``); one synchronisation with the device.
 
     Args:
         gradients: At least one; of sharded ones every rank must call, for the norm is of the whole.
         forward: What else is read.
         absmax: Whether the largest |gradient| is wanted.
+
+    Returns:
+        The Euclidean norm over all gradients, infinite or NaN where one is, or where it leaves FP32's
+        range; the largest |gradient|, NaN if it was not asked for; whether losses and buffers are
+        finite.
     """
     values = [values_of(g) for g in gradients]
     total = _total(gradients, norms(values, 2.0))
@@ -282,7 +270,7 @@ def measure(
         forward.note_losses(losses)
     buffers_finite = all(map(math.isfinite, read[begin:end])) or not forward.spoiled()
     finite = all(map(math.isfinite, losses)) and buffers_finite
-    return Measured(read[0], read[1] if absmax else math.nan, finite)
+    return read[0], read[1] if absmax else math.nan, finite
 
 
 def values_of(gradient: Tensor) -> Tensor:

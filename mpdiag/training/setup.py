@@ -177,23 +177,19 @@ def set_up(
         Ranks(device, options.process_group),
     )
     prepare()
-    wrapped.masters.note_written = WrittenWeights(wrapped, monitor)
+    wrapped.masters.note_written = _noting_once(wrapped, monitor)
     return Setup(plan, precision, chosen, context)
 
 
-class WrittenWeights:
-    """Says once in the log that a script writes into half-precision weights."""
+def _noting_once(wrapped: Wrapped, monitor: StepMonitor) -> Callable[[Sequence[Tensor]], None]:
+    """Says once in the log that a script writes into half-precision weights, and which."""
+    noted = False
 
-    def __init__(self, wrapped: Wrapped, monitor: StepMonitor) -> None:
-        self._wrapped, self._monitor = wrapped, monitor
-        self._said = False
-
-    def __call__(self, parameters: Sequence[Tensor]) -> None:
-        """Say which parameters were written, the first time."""
-        if self._said:
+    def note(parameters: Sequence[Tensor]) -> None:
+        nonlocal noted
+        if noted:
             return
-        self._said = True
-        wrapped, monitor = self._wrapped, self._monitor
+        noted = True
         names = wrapped.names_of([wrapped.masters.master(p) for p in parameters])
         message = (
             f"weights were written into the model ({some_of(names)}) before step {monitor.steps}: what "
@@ -202,6 +198,8 @@ class WrittenWeights:
         logger.info("%s", message)
         if monitor.log is not None:
             monitor.log.note({"written": names, "before_step": monitor.steps, "message": message})
+
+    return note
 
 
 # -- whether the plan is of this model -------------------------------------------------------------

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -51,8 +50,6 @@ if TYPE_CHECKING:
 Regularizer = Callable[[Mapping[str, Tensor]], Tensor]
 Update = Callable[[Sequence[Tensor]], NonFinite | None]
 """Steps optimizers, given the parameters that have gradients; returns what did not fit its format."""
-
-NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True, eq=False)
@@ -291,7 +288,7 @@ def judge(
     buffers = context.wrapped.buffers
     return judge_gradients(
         gradients,
-        ForwardPass(losses, buffers.sizes(), buffers.are_spoiled, context.scaling.note_values),
+        ForwardPass(losses, buffers.sizes(), buffers.spoiled, context.scaling.note_values),
         scale=scale,
         ranks=context.ranks,
         absmax=context.scaling.scaler.needs_absmax,

@@ -21,7 +21,7 @@ from mpdiag.training.callers import loop_stacklevel
 from mpdiag.training.judgement import NO_CLIP, Clip, JudgedGradients, norms, values_of
 from mpdiag.training.results import NonFinite, NonFiniteKind, StepResult
 from mpdiag.training.scaling import parameters_of
-from mpdiag.training.skips.diagnosis import FailedStep, non_finite
+from mpdiag.training.skips.diagnosis import FailedStep, kind_of, non_finite
 from mpdiag.training.stepping import (
     StepContext,
     gradients_held,
@@ -108,14 +108,13 @@ class Transaction:
         self, names_of: Callable[[Sequence[Tensor]], list[str]]
     ) -> list[tuple[str, NonFiniteKind]]:
         """Parameters whose optimizer state is not finite, each with ``NaN`` or ``Inf``."""
-        found: list[tuple[str, NonFiniteKind]] = []
-        for optimizer in self._optimizers:
-            for parameter, state in optimizer.state.items():
-                for value in tree_leaves(dict(state)):
-                    if isinstance(value, Tensor) and not bool(torch.isfinite(value).all()):
-                        name = names_of([parameter])[0]
-                        found.append((name, "NaN" if bool(torch.isnan(value).any()) else "Inf"))
-        return found
+        return [
+            (names_of([parameter])[0], kind)
+            for optimizer in self._optimizers
+            for parameter, state in optimizer.state.items()
+            for value in tree_leaves(dict(state))
+            if isinstance(value, Tensor) and (kind := kind_of(value))
+        ]
 
 
 def _copied(state: Any) -> Any:

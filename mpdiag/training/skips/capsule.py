@@ -193,7 +193,7 @@ class CapsuleWriter:
             message = "step(batch=…) writes capsules of one model, and this trainer has several"
             raise UsageError(message)
         if not self._checked:  # batches are of one form
-            refuse_odd_batch(batch)
+            _pack(batch, {})
             self._checked = True
 
     def write(self, batch: Any, result: StepResult) -> None:
@@ -229,17 +229,12 @@ class CapsuleWriter:
 # -- the batch's form ------------------------------------------------------------------------------
 
 
-def refuse_odd_batch(batch: Any) -> None:
-    """Refuse a batch that a capsule cannot hold.
+def _pack(value: Any, tensors: dict[str, Tensor], depth: int = 0) -> Any:
+    """A nest as JSON, its tensors taken out.
 
     Raises:
-        UsageError: Naming what it holds.
+        UsageError: Naming what a capsule cannot hold.
     """
-    _pack(batch, {})
-
-
-def _pack(value: Any, tensors: dict[str, Tensor], depth: int = 0) -> Any:
-    """A nest as JSON, its tensors taken out."""
     if isinstance(value, Tensor):
         name = f"batch.{sum(n.startswith('batch.') for n in tensors)}"
         tensors[name] = value

@@ -141,12 +141,16 @@ def non_finite(names: Sequence[str], tensors: Sequence[Tensor]) -> list[tuple[st
     """Names of the tensors that are not finite, each with ``NaN`` or ``Inf``."""
     found: list[tuple[str, NonFiniteKind]] = []
     for name, tensor in zip(names, tensors, strict=True):
-        values = values_of(tensor)
-        if bool(torch.isnan(values).any()):
-            found.append((name, "NaN"))
-        elif bool(torch.isinf(values).any()):
-            found.append((name, "Inf"))
+        if kind := kind_of(values_of(tensor)):
+            found.append((name, kind))
     return found
+
+
+def kind_of(tensor: Tensor) -> NonFiniteKind | None:
+    """``NaN``, ``Inf``, or None where all is finite."""
+    if bool(torch.isnan(tensor).any()):
+        return "NaN"
+    return "Inf" if bool(torch.isinf(tensor).any()) else None
 
 
 def backward_order(root: Any, limit: int = 1_000_000) -> dict[int, int]:
@@ -225,16 +229,16 @@ def run_again(
         for p in parameters:
             p.grad = None
             p.data = wrapped.masters.master(p).detach().float()
-        plain = run_trial(wrapped.models, loss_of, _plain_backward, wrapped.start.random)
+        plain = run_trial(wrapped.models, loss_of, Tensor.backward, wrapped.start.random)
     finally:
         wrapped.switch.on = True
         for p, (value, gradient) in zip(parameters, values, strict=True):
             p.data, p.grad = value, None
             p.grad = gradient
         wrapped.buffers.restore()
-    if not plain.finite:
-        return "model", plain.found
-    return ("scale", []) if mixed.finite else ("format", mixed.found)
+    if plain:
+        return "model", plain
+    return ("format", mixed) if mixed else ("scale", [])
 
 
 def find_operation(
@@ -257,41 +261,7 @@ def find_operation(
     return trace.first
 
 
-def _plain_backward(loss: Tensor) -> None:
-    loss.backward()
-
-
 # -- one repetition of a failed step ---------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Trial:
-    """One repetition of a failed step.
-
-    Attributes:
-        forward: What was not finite first in the forward pass, if anything.
-        backward: What was not finite first in the backward pass, if anything.
-    """
-
-    forward: NonFinite | None
-    backward: NonFinite | None
-
-    @property
-    def finite(self) -> bool:
-        """Whether the whole step was finite."""
-        return not self.found
-
-    @property
-    def found(self) -> list[NonFinite]:
-        """What was not finite first, the forward pass before the backward pass."""
-        return [f for f in (self.forward, self.backward) if f is not None]
-
-
-def kind_of(tensor: Tensor) -> NonFiniteKind | None:
-    """``NaN``, ``Inf``, or None where all is finite."""
-    if bool(torch.isnan(tensor).any()):
-        return "NaN"
-    return "Inf" if bool(torch.isinf(tensor).any()) else None
 
 
 class NonFiniteWatch:
@@ -324,7 +294,7 @@ def run_trial(
     loss_of: Callable[[], Tensor],
     backward: Callable[[Tensor], None],
     random: Mapping[str, Tensor],
-) -> Trial:
+) -> list[NonFinite]:
     """Run a forward and a backward pass and watch every module.
 
     Gradients and the random state are restored afterwards.
@@ -334,6 +304,9 @@ def run_trial(
         loss_of: Runs the forward pass.
         backward: Runs the backward pass of a loss.
         random: Torch's random state before the step: dropout draws the same again.
+
+    Returns:
+        What was not finite first, the forward pass before the backward pass.
     """
     watch = NonFiniteWatch()
     named = {p: n for m in models for n, p in m.named_parameters()}
@@ -359,4 +332,4 @@ def run_trial(
                 fits = gradient is not None and gradient.dtype == p.dtype
                 if fits or isinstance(p, HeldParameter):
                     p.grad = gradient
-    return Trial(watch.first.get("forward"), watch.first.get("backward"))
+    return [watch.first[where] for where in ("forward", "backward") if where in watch.first]

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from mpdiag.training.judgement import by_kind, norms, values_of
+from mpdiag.training.weights.given import same
 
 
 class _Phase(Enum):
@@ -49,11 +50,6 @@ class StepStart:
         self._saved_in = 0
         self._drawn = False  # whether a forward pass has run since the buffers were saved
         self.random: dict[str, Tensor] = {}
-
-    @property
-    def between(self) -> bool:
-        """Whether no forward pass of the next step has run yet."""
-        return self._phase is _Phase.BETWEEN
 
     def ended(self) -> None:
         """A step is over; what comes belongs to the next."""
@@ -189,10 +185,6 @@ class BufferGuard:
                 self._bad_before.add(id(saved.buffer))
         return found
 
-    def are_spoiled(self) -> bool:
-        """Whether there are such."""
-        return bool(self.spoiled())
-
     def names_of(self, buffers: Sequence[Tensor]) -> list[str]:
         """Their names as PyTorch gives them."""
         names = {id(b): n for model in self._models for n, b in model.named_buffers()}
@@ -206,8 +198,10 @@ class BufferGuard:
                 del module._buffers[name]
             module._buffers.update(before)
         for saved in self._saved.values():
-            if saved.copy is not saved.buffer and not _same(saved.buffer, saved.copy):
-                saved.buffer.copy_(saved.copy)
+            buffer, copy = saved.buffer, saved.copy
+            unchanged = copy is buffer or (_alike(buffer, copy) and bool(same(buffer, copy).all()))
+            if not unchanged:
+                buffer.copy_(copy)
 
 
 def _is_plain(buffer: Tensor) -> bool:
@@ -243,13 +237,6 @@ def _finite(tensor: Tensor) -> bool:
 
 def _norm(tensor: Tensor) -> float:
     return float(norms([values_of(tensor)], 2.0)[0])
-
-
-def _same(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors hold the same, NaN counted as itself."""
-    if not _alike(a, b):
-        return False
-    return bool(((a == b) | ((a != a) & (b != b))).all())
 
 
 # -- random state ----------------------------------------------------------------------------------

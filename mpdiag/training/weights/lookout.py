@@ -49,9 +49,7 @@ class Additions:
         """Cast what is FP32 and should not be."""
         grown = False
         for module, children in self._known.items():
-            for parameter in module._parameters.values():
-                if parameter is not None and parameter.dtype is torch.float32:
-                    self._cast(parameter)
+            self._cast_parameters(module)
             inside = module._modules
             if len(inside) != len(children) or any(
                 a is not b for a, b in zip(inside.values(), children, strict=True)
@@ -68,35 +66,34 @@ class Additions:
         return [m for m in self._known if m not in before]
 
     def _cast_module(self, module: nn.Module) -> None:
-        for parameter in module._parameters.values():
-            if parameter is not None and parameter.dtype is torch.float32:
-                self._cast(parameter)
+        self._cast_parameters(module)
         for name, buffer in module._buffers.items():
             if buffer is not None and buffer.dtype is torch.float32:
                 module._buffers[name] = buffer.to(self._dtype)
                 self._note_buffer(module, name, buffer)
 
-    def _cast(self, parameter: Tensor) -> None:
-        if isinstance(parameter, UninitializedParameter):
-            return
-        value = parameter.data
-        parameter.data = value.to(self._dtype)
-        if parameter.grad is not None and parameter.grad.dtype != self._dtype:
-            parameter.grad = None
-        self._note_parameter(parameter, value)
+    def _cast_parameters(self, module: nn.Module) -> None:
+        for parameter in module._parameters.values():
+            if parameter is None or parameter.dtype is not torch.float32:
+                continue
+            if isinstance(parameter, UninitializedParameter):
+                continue
+            value = parameter.data
+            parameter.data = value.to(self._dtype)
+            if parameter.grad is not None and parameter.grad.dtype != self._dtype:
+                parameter.grad = None
+            self._note_parameter(parameter, value)
 
 
-class _Inert:
+class _BeforeLoad:
     """A hook that belongs to one model: copies of the model call nothing."""
 
-    def __init__(self, call: Callable[..., None] | None) -> None:
+    def __init__(self, call: Callable[[Tensor, Tensor], None] | None) -> None:
         self._call = call
 
     def __reduce__(self) -> Any:
         return type(self), (None,)
 
-
-class _BeforeLoad(_Inert):
     def __call__(
         self, module: nn.Module, state: Mapping[str, Any], prefix: str, *_others: Any
     ) -> None:
@@ -108,9 +105,7 @@ class _BeforeLoad(_Inert):
                 self._call(parameter, value)
 
 
-def copy_in_full(
-    model: nn.Module, memo: dict[int, Any], in_full: Callable[[Tensor], Tensor]
-) -> None:
+def copy_in_full(model: nn.Module, memo: dict[int, Any]) -> None:
     """Let a deep copy that is under way have FP32 weights and buffers.
 
     Half-precision copies would swallow what an average of weights adds to them.
@@ -118,7 +113,6 @@ def copy_in_full(
     Args:
         model: What is being copied.
         memo: What was copied already, by the id of the original.
-        in_full: The FP32 value of a parameter or a buffer.
     """
     memo[id(IN_FULL)] = IN_FULL
     for parameter in model.parameters():

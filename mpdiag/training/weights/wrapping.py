@@ -316,7 +316,7 @@ class _BeforeForward:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _BeforeForward:
         if self._model is not None:
-            lookout.copy_in_full(self._model, memo, lookout.in_full)
+            lookout.copy_in_full(self._model, memo)
         return _BeforeForward()
 
     def __reduce__(self) -> Any:
