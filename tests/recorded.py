@@ -23,12 +23,16 @@ def step(model, optimizer, x=None):
     optimizer.step()
 
 
+def steps(count, model, optimizer, x=None):
+    for _ in range(count):
+        step(model, optimizer, x)
+
+
 def recorded_steps(folder, model, count=1, x=None, **options):
     """Record some steps of a model; nothing may fail."""
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     with mpdiag.record(model, optimizer, folder, **{"every": 1, **options}) as recorder:
-        for _ in range(count):
-            step(model, optimizer, x)
+        steps(count, model, optimizer, x)
     assert recorder.failures == []
 
 

@@ -77,6 +77,17 @@ def trainer(
     return mpdiag.MixedPrecision(model, optimizer, constant(), level=level, **options)
 
 
+def wrapped(
+    model: nn.Module,
+    plan: PrecisionPlan | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    **options,
+) -> mpdiag.MixedPrecision:
+    """A trainer of a model, by default with plain SGD and a dynamic scale."""
+    optimizer = optimizer or torch.optim.SGD(model.parameters(), 0.1)
+    return mpdiag.MixedPrecision(model, optimizer, plan or backoff(), **options)
+
+
 def take_step(model: nn.Module, mp: mpdiag.MixedPrecision, seed: int = 0, **options):
     """One step of a ``perceptron``."""
     x = torch.randn(5, 4, generator=torch.Generator().manual_seed(seed))

@@ -46,6 +46,10 @@ class _Waiting:
     skipped: Any
     seconds: float | None
 
+    def loss(self) -> float:
+        """The sum of the losses, without the loss scale; waits for the device."""
+        return sum(float(part) for part in self.losses) / float(self.scale)
+
 
 class LossLog:
     """Writes ``training.jsonl`` of a recording.
@@ -126,7 +130,7 @@ class LossLog:
         """A backward pass begins, from these tensors with these weights; see ``torch.autograd``."""
         try:
             if self._clock.active:
-                self._clock.backward_began()
+                self._clock.pass_began()
             if not self._giving_way and not self._over:
                 self._note(tensors, weights)
         except Exception as error:  # noqa: BLE001 - what is watched goes on
@@ -174,24 +178,22 @@ class LossLog:
         Args:
             most: Steps.
         """
-        found = []
         with self._quiet():
-            for w in self._waiting[-most:]:
-                if all(_on_host(value) for value in (*w.losses, w.scale)):
-                    scale = float(w.scale)
-                    loss = sum(float(part) for part in w.losses) / scale
-                    found.append(TrainingStep(w.step, loss, scale))
-        return found or self._written
+            known = [
+                TrainingStep(w.step, w.loss(), float(w.scale))
+                for w in self._waiting[-most:]
+                if all(_on_host(value) for value in (*w.losses, w.scale))
+            ]
+        return known or self._written
 
     def flush(self, keep: int = 1) -> None:
         """Write what waits, except for the last step: a program with its own log notes it after us."""
         kept = max(0, len(self._waiting) - keep)
         waiting, self._waiting = self._waiting[:kept], self._waiting[kept:]
-        entries = []
-        for w in waiting:
-            scale = float(w.scale)
-            loss = sum(float(part) for part in w.losses) / scale
-            entries.append(TrainingStep(w.step, loss, scale, bool(w.skipped), seconds=w.seconds))
+        entries = [
+            TrainingStep(w.step, w.loss(), float(w.scale), bool(w.skipped), seconds=w.seconds)
+            for w in waiting
+        ]
         self._written = entries[-1:] or self._written
         self._write(entries)
 

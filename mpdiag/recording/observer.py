@@ -116,7 +116,7 @@ class Observer(StepListener):
         if isinstance(module, DistributedDataParallel):
             self._copied.add_wrapped(module)  # around the model that is recorded
         if clock.due and torch.is_grad_enabled() and not in_backward() and _computes(module):
-            clock.call_began()
+            clock.pass_began()
         if id(module) in self._roots:
             self._depth += 1
             if self._depth == 1 and not in_backward():

@@ -3,8 +3,8 @@
 PyTorch has no notion of a step. The clock hears what happens (a forward pass begins, a gradient
 arrives, an optimizer has stepped) and decides; listeners hear of it and never ask each other::
 
-    forward pass of a model       forward_began
-    backward()                    backward_began; then, for each gradient, backward_reached
+    forward pass of a model       pass_began, forward_began
+    backward()                    pass_began; then, for each gradient, backward_reached
     optimizer.step                optimizer_begins, optimizer_stepped
     → the step is over            step_ended, then step_began of the next one
 
@@ -251,8 +251,11 @@ class StepClock:
 
     # -- what happens in training ------------------------------------------------------------------
 
-    def call_began(self) -> None:
-        """A module is called, gradients on, outside any backward pass: a step that is due ends."""
+    def pass_began(self) -> None:
+        """A module is called, gradients on, or ``backward()``, outside any backward pass.
+
+        A step that is due ends.
+        """
         if self.due:
             self.end_step()
 
@@ -265,11 +268,6 @@ class StepClock:
             listener.forward_began()
         self.micro = self._calls.get(model, 0)
         self._calls[model] = self.micro + 1
-
-    def backward_began(self) -> None:
-        """``backward()`` was called, outside any backward pass: a step that is due ends."""
-        if self.due:
-            self.end_step()
 
     def backward_reached(self) -> None:
         """A gradient arrived in the present step."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from recorded import model_and_optimizer, step
+from recorded import model_and_optimizer, steps
 
 import mpdiag
 from mpdiag.recording.ledger import Ledger
@@ -12,8 +12,7 @@ from mpdiag.recording.ledger import Ledger
 
 def test_a_failing_hook_is_reported_once_and_training_goes_on(tmp_path, monkeypatch):
     plain, optimizer = model_and_optimizer()
-    for _ in range(3):
-        step(plain, optimizer)
+    steps(3, plain, optimizer)
 
     def fail(self, tensor):
         raise ZeroDivisionError("broken")
@@ -22,9 +21,6 @@ def test_a_failing_hook_is_reported_once_and_training_goes_on(tmp_path, monkeypa
     model, optimizer = model_and_optimizer()
     with pytest.warns(RuntimeWarning, match="training goes on") as warned:  # noqa: SIM117
         with mpdiag.record(model, optimizer, tmp_path / "run", every=1):
-            for _ in range(3):
-                step(model, optimizer)
+            steps(3, model, optimizer)
     assert len(warned) == 1
-    assert all(
-        torch.equal(a, b) for a, b in zip(plain.parameters(), model.parameters(), strict=True)
-    )
+    assert all(map(torch.equal, plain.parameters(), model.parameters()))

@@ -6,24 +6,31 @@ import copy
 import gc
 
 import torch
-from recorded import assert_same_histogram, model_and_optimizer, rows
+from recorded import assert_same_histogram, model_and_optimizer, rows, step
 from torch import nn
 
 import mpdiag
 
 
-def test_grad_scaler_is_seen_with_its_scale_and_its_skips(tmp_path):
-    model, optimizer = model_and_optimizer()
+def three_steps(model, optimizer, folder):
+    """Record three steps, of which the second overflows; returns the weight's gradients."""
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-    with mpdiag.record(model, optimizer, tmp_path / "run", every=1) as recorder:
+    gradients = []
+    with mpdiag.record(model, optimizer, folder, every=1) as recorder:
         for i in range(3):
             optimizer.zero_grad()
             loss = model(torch.randn(5, 8)).square().mean()
             scaler.scale(loss * (float("inf") if i == 1 else 1.0)).backward()
+            gradients.append(next(model.parameters()).grad.clone())
             scaler.step(optimizer)
             scaler.update()
     assert recorder.failures == []
     assert "step" not in vars(scaler)
+    return gradients
+
+
+def test_grad_scaler_is_seen_with_its_scale_and_its_skips(tmp_path):
+    three_steps(*model_and_optimizer(), tmp_path / "run")
     activations = rows(tmp_path / "run", kind="activation_grad", name="2")
     assert activations["scale"].tolist() == [1024.0, 1024.0, 512.0]
     assert activations["skipped"].tolist() == [False, True, False]
@@ -36,17 +43,7 @@ def test_a_fused_optimizer_under_a_grad_scaler(tmp_path):
     torch.manual_seed(0)
     model = nn.Linear(8, 4)
     optimizer = torch.optim.Adam(model.parameters(), 0.1, fused=True)
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-    gradients = []
-    with mpdiag.record(model, optimizer, tmp_path / "run", every=1) as recorder:
-        for i in range(3):
-            optimizer.zero_grad()
-            loss = model(torch.randn(5, 8)).square().mean()
-            scaler.scale(loss * (float("inf") if i == 1 else 1.0)).backward()
-            gradients.append(model.weight.grad.clone())
-            scaler.step(optimizer)
-            scaler.update()
-    assert recorder.failures == []
+    gradients = three_steps(model, optimizer, tmp_path / "run")
     found = rows(tmp_path / "run", kind="weight_grad", name="weight")
     assert found["scale"].tolist() == [1024.0, 1024.0, 512.0]
     assert found["skipped"].tolist() == [False, True, False]
@@ -74,10 +71,8 @@ def a_step(folder):
     """A step of a recorded training; returns the recorder's view of scalers."""
     model, optimizer = model_and_optimizer()
     with mpdiag.record(model, optimizer, folder) as recorder:
-        watch = recorder._parts.scalers
-        model(torch.randn(5, 8)).square().mean().backward()
-        optimizer.step()
-        return list(watch._wrapped)
+        step(model, optimizer)
+        return list(recorder._parts.scalers._wrapped)
 
 
 def test_a_scaler_is_found_however_it_was_made(tmp_path):

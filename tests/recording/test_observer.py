@@ -43,10 +43,7 @@ def test_a_module_called_twice_merges_and_tied_weights_count_once(tmp_path):
         def forward(self, x):
             return self.b(self.a(torch.tanh(self.a(x))))
 
-    model = Model()
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    with mpdiag.record(model, optimizer, tmp_path / "run"):
-        step(model, optimizer)
+    recorded_steps(tmp_path / "run", Model())
     twice = rows(tmp_path / "run", kind="activation", name="a")
     assert (twice["tensors"].item(), twice["numel"].item()) == (2, 80)
     run = mpdiag.open_run(tmp_path / "run")
@@ -68,7 +65,6 @@ def test_evaluation_between_steps_is_not_training(tmp_path, no_grad):
 def test_in_place_operations_leave_each_gradient_to_its_own_module(tmp_path):
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(8, 8), nn.ReLU(inplace=True), nn.Linear(8, 8), nn.Sigmoid())
-    optimizer = torch.optim.SGD(net.parameters(), 0.1)
     x = torch.randn(5, 8)
     with torch.no_grad():
         before_relu = net[0](x)
@@ -76,8 +72,7 @@ def test_in_place_operations_leave_each_gradient_to_its_own_module(tmp_path):
     after_relu = torch.relu(before_relu)
     after_relu.retain_grad()
     net[3](net[2](after_relu)).square().mean().backward()
-    with mpdiag.record(net, optimizer, tmp_path / "run"):
-        step(net, optimizer, x)
+    recorded_steps(tmp_path / "run", net, x=x)
     for name, truth in (("0", before_relu), ("1", after_relu)):
         assert_same_histogram(tmp_path / "run", truth, kind="activation", name=name)
         assert_same_histogram(tmp_path / "run", truth.grad, kind="activation_grad", name=name)
@@ -121,9 +116,7 @@ def test_every_tensor_of_a_structured_output_is_seen(tmp_path, wrap):
 
 
 def test_a_first_layer_whose_input_needs_no_gradient_has_one_itself(tmp_path):
-    model, optimizer = model_and_optimizer()
-    with mpdiag.record(model, optimizer, tmp_path / "run"):
-        step(model, optimizer)
+    recorded_steps(tmp_path / "run", model_and_optimizer()[0])
     gradient = rows(tmp_path / "run", kind="activation_grad", name="0")
     assert (gradient["tensors"].item(), gradient["numel"].item()) == (1, 80)
     assert gradient["absmax"].item() > 0

@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 import torch
-from recorded import model_and_optimizer, rows, step
+from recorded import model_and_optimizer, rows, step, steps
 from torch import nn
 
 import mpdiag
@@ -17,15 +17,13 @@ from mpdiag.errors import RunExists, UsageError
 def test_cadence_filters_and_limits(tmp_path):
     model, optimizer = model_and_optimizer()
     with mpdiag.record(model, optimizer, tmp_path / "run", every=3, include="0|^$", exclude="bias"):
-        for _ in range(7):
-            step(model, optimizer)
+        steps(7, model, optimizer)
     found = rows(tmp_path / "run")
     assert sorted(set(found["step"])) == [0, 3, 6]
     assert set(found["name"]) == {"", "0", "0.weight"}
 
     with mpdiag.record(model, optimizer, tmp_path / "few", max_steps=2) as recorder:
-        for _ in range(7):
-            step(model, optimizer)
+        steps(7, model, optimizer)
     assert (recorder.steps_recorded, recorder.step) == (2, 7)
 
     for bad in ({"every": 0}, {"every": 1.5}, {"max_steps": -1}, {"include": "("}):
@@ -41,8 +39,7 @@ def test_cadence_filters_and_limits(tmp_path):
 def test_exactly_the_steps_of_the_cadence(tmp_path, every, expected):
     model, optimizer = model_and_optimizer()
     with mpdiag.record(model, optimizer, tmp_path / "run", every=every) as recorder:
-        for _ in range(45):
-            step(model, optimizer)
+        steps(45, model, optimizer)
     # Without every=: the first 20 steps, then one of 20 to 39, and of 40 to 59 the last.
     expected = [*range(20), 30] if expected is None else list(expected)
     for kind in ("activation", "activation_grad", "weight", "weight_grad", "update"):
@@ -63,8 +60,7 @@ def test_a_run_is_never_overwritten_unasked(tmp_path):
 def test_an_interrupted_training_leaves_a_good_run(tmp_path):
     model, optimizer = model_and_optimizer()
     with pytest.raises(KeyboardInterrupt), mpdiag.record(model, optimizer, tmp_path / "run"):
-        step(model, optimizer)
-        step(model, optimizer)
+        steps(2, model, optimizer)
         raise KeyboardInterrupt
     run = mpdiag.open_run(tmp_path / "run")
     assert run.meta["state"] == "interrupted"

@@ -8,7 +8,7 @@ import os
 import numpy as np
 import pytest
 import torch
-from recorded import model_and_optimizer, step
+from recorded import model_and_optimizer, step, steps
 from torch import nn
 
 import mpdiag
@@ -76,8 +76,7 @@ def test_nobody_looks_where_nothing_is(tmp_path):
 @pytest.mark.parametrize("method", ["append", "write_meta"])
 def test_a_full_disk_warns_once_and_training_ends_the_same(tmp_path, monkeypatch, method):
     plain, optimizer = model_and_optimizer()
-    for _ in range(3):
-        step(plain, optimizer)
+    steps(3, plain, optimizer)
 
     def full(self, *args, **kwargs):
         raise OSError(28, "No space left on device")
@@ -86,12 +85,9 @@ def test_a_full_disk_warns_once_and_training_ends_the_same(tmp_path, monkeypatch
     model, optimizer = model_and_optimizer()
     with pytest.warns(RuntimeWarning, match="No space left") as warned:  # noqa: SIM117
         with mpdiag.record(model, optimizer, tmp_path / "run", every=1):
-            for _ in range(3):
-                step(model, optimizer)
+            steps(3, model, optimizer)
     assert len(warned) == 1
-    assert all(
-        torch.equal(a, b) for a, b in zip(plain.parameters(), model.parameters(), strict=True)
-    )
+    assert all(map(torch.equal, plain.parameters(), model.parameters()))
 
 
 def test_a_folder_that_cannot_be_made(tmp_path):

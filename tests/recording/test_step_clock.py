@@ -111,7 +111,7 @@ def started(*optimizers, every=1):
 
 def one_pass(clock, model=MODEL):
     """A forward pass of a model, preceded by what every module call says, and its gradients."""
-    clock.call_began()
+    clock.pass_began()
     clock.forward_began(model)
     if clock.recording:
         clock.backward_reached()
@@ -124,10 +124,10 @@ def play(clock, script):
         if event in ("p", "q"):
             one_pass(clock, MODEL if event == "p" else OTHER)
         elif event == "r":
-            clock.backward_began()
+            clock.pass_began()
             clock.backward_reached()
         elif event == "call":
-            clock.call_began()
+            clock.pass_began()
         elif event == "end":
             clock.end_step()
         elif event[0] == "+":
@@ -251,7 +251,7 @@ def test_optimizers_that_step_within_the_backward_pass_end_the_step_after_it():
     optimizers = tuple(map(named, "abc"))
     clock, diary, backward = started(*optimizers)
     for _ in range(2):
-        clock.call_began()
+        clock.pass_began()
         clock.forward_began(MODEL)
         with backward:
             for optimizer in optimizers:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from pandas.testing import assert_frame_equal
-from recorded import assert_same_histogram, model_and_optimizer, not_recorded, rows
+from recorded import assert_same_histogram, model_and_optimizer, not_recorded, rows, step, steps
 from torch import nn
 from torch.nn.utils import parametrize
 
@@ -34,19 +34,14 @@ def test_numbers_equal_gradients_worked_out_by_hand(tmp_path):
         layer(x).square().mean().backward()
         weight_gradient = layer.weight.grad.clone()
         optimizer.step()
-    records = mpdiag.open_run(tmp_path / "run").records
-    for kind, truth in (
-        ("activation", y),
-        ("activation_grad", gradient),
-        ("weight", before),
-        ("weight_grad", weight_gradient),
-        ("update", layer.weight.detach() - before),
+    for kind, name, truth in (
+        ("activation", "", y),
+        ("activation_grad", "", gradient),
+        ("weight", "weight", before),
+        ("weight_grad", "weight", weight_gradient),
+        ("update", "weight", layer.weight.detach() - before),
     ):
-        h = records.select(records.of_kind(kind)).histograms()[0]
-        expected = ExponentHistogram.of(truth.numpy())
-        assert np.array_equal(h.counts, expected.counts), kind
-        assert h.absmax == expected.absmax
-        assert h.absmin == expected.absmin
+        assert_same_histogram(tmp_path / "run", truth, kind=kind, name=name)
 
 
 def test_an_accelerator_counts_what_a_step_holds_together(tmp_path, monkeypatch):
@@ -68,9 +63,7 @@ def test_an_accelerator_counts_what_a_step_holds_together(tmp_path, monkeypatch)
         model, optimizer = model_and_optimizer()
         run = tmp_path / make.__name__
         with mpdiag.record(model, optimizer, run, every=1):
-            for _ in range(2):
-                model(torch.ones(5, 8)).square().mean().backward()
-                optimizer.step()
+            steps(2, model, optimizer, torch.ones(5, 8))
         found.append(rows(run).sort_values(["step", "kind", "name"], ignore_index=True))
     number = len(list(model.parameters()))
     assert calls == [number, -number] * 2
@@ -89,8 +82,7 @@ def test_a_gradient_that_fails_costs_the_others_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr("mpdiag.recording.weights.countable", fails)
     run = mpdiag.record(model, optimizer, tmp_path / "run")
     with pytest.warns(RuntimeWarning, match="no storage"), run:
-        model(torch.ones(5, 8)).square().mean().backward()
-        optimizer.step()
+        step(model, optimizer)
     found = rows(tmp_path / "run")
     number = len(list(model.parameters()))
     assert (found["kind"] == "weight_grad").sum() == number - 1
@@ -179,21 +171,15 @@ def names_of(folder, kind):
 def test_what_a_model_gains_while_it_trains_is_recorded(tmp_path):
     model, optimizer = model_and_optimizer()
     with mpdiag.record(model, optimizer, tmp_path / "run", every=1) as recorder:
-        model(torch.randn(4, 8)).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        step(model, optimizer)
         model.add_module("head", nn.Linear(model[-1].out_features, 2))
         optimizer.add_param_group({"params": model.head.parameters()})
-        for _ in range(2):
-            model(torch.randn(4, 8)).square().mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
+        steps(2, model, optimizer)
+        optimizer.zero_grad()
         parametrize.register_parametrization(model.head, "bias", Factor())
         factors = torch.optim.SGD(model.head.parametrizations.bias[0].parameters(), 0.1)
         recorder.adopt({}, [factors])
-        for _ in range(2):
-            model(torch.randn(4, 8)).square().mean().backward()
-            factors.step()
+        steps(2, model, factors)
     added = {"head.weight", "head.bias", "head.parametrizations.bias.0.factor"}
     assert added <= names_of(tmp_path / "run", "weight_grad")
     assert added <= names_of(tmp_path / "run", "update")
@@ -224,10 +210,7 @@ def test_what_the_names_leave_out_stays_out_when_a_model_grows(tmp_path):
     with mpdiag.record(model, optimizer, tmp_path / "run", every=1, exclude="head"):
         model.add_module("head", nn.Linear(model[-1].out_features, 2))
         optimizer.add_param_group({"params": model.head.parameters()})
-        for _ in range(2):
-            model(torch.randn(4, 8)).square().mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
+        steps(2, model, optimizer)
     assert not any("head" in name for name in names_of(tmp_path / "run", "weight_grad"))
 
 

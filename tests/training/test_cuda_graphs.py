@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support import backoff
+from support import backoff, wrapped
 from torch import nn
 
 import mpdiag
 from mpdiag.errors import UsageError
 from mpdiag.tracing import capture
+
+BF16 = mpdiag.PrecisionOverrides(dtype="bf16")
 
 
 def begin_capture(monkeypatch):
@@ -17,15 +19,17 @@ def begin_capture(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
 
 
+def loss_of(model, mp):
+    with mp.autocast():
+        return model(torch.randn(8, 4)).square().mean()
+
+
 def trained(level):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
     optimizer = torch.optim.Adam(model.parameters(), 0.05)
-    overrides = mpdiag.PrecisionOverrides(dtype="bf16")
-    mp = mpdiag.MixedPrecision(model, optimizer, backoff(64.0), level=level, overrides=overrides)
-    with mp.autocast():
-        loss = model(torch.randn(8, 4)).square().mean()
-    mp.step(loss)
+    mp = wrapped(model, backoff(64.0), optimizer, level=level, overrides=BF16)
+    mp.step(loss_of(model, mp))
     return model, optimizer, mp
 
 
@@ -33,8 +37,7 @@ def trained(level):
 def test_a_step_under_capture_is_refused_before_anything_is_read_or_changed(level, monkeypatch):
     model, optimizer, mp = trained(level)
     scaler = mp.scaler()
-    with mp.autocast():
-        loss = model(torch.randn(8, 4)).square().mean()
+    loss = loss_of(model, mp)
     begin_capture(monkeypatch)
     before = {k: v.clone() for k, v in model.state_dict().items()}
     calls = {
@@ -79,9 +82,7 @@ def test_training_goes_on_after_a_refused_capture(monkeypatch):
         begin_capture(inside)
         with pytest.raises(UsageError):
             mp.autocast().__enter__()
-    with mp.autocast():
-        loss = model(torch.randn(8, 4)).square().mean()
-    assert not mp.step(loss).skipped
+    assert not mp.step(loss_of(model, mp)).skipped
     mp.close()
 
 
@@ -95,16 +96,10 @@ def test_a_module_captured_before_it_is_wrapped(level):
 
     new_fwd.__module__ = "torch.cuda.graphs"
     model[0].forward = new_fwd
-    optimizer = torch.optim.SGD(model.parameters(), 0.05)
-    overrides = mpdiag.PrecisionOverrides(dtype="bf16")
     if level == "O2":
         with pytest.raises(UsageError, match="module '0' was captured in a CUDA graph"):
-            mpdiag.MixedPrecision(model, optimizer, backoff(64.0), level=level, overrides=overrides)
+            wrapped(model, level=level, overrides=BF16)
         assert model[1].weight.dtype == torch.float32
         return
-    with mpdiag.MixedPrecision(
-        model, optimizer, backoff(64.0), level=level, overrides=overrides
-    ) as mp:
-        with mp.autocast():
-            loss = model(torch.randn(8, 4)).square().mean()
-        assert not mp.step(loss).skipped
+    with wrapped(model, level=level, overrides=BF16) as mp:
+        assert not mp.step(loss_of(model, mp)).skipped

@@ -10,7 +10,7 @@ import warnings
 
 import pytest
 import torch
-from support import backoff, batch, constant, loss_of_batch, network
+from support import backoff, batch, constant, loss_of_batch, network, wrapped
 from torch import nn
 
 import mpdiag
@@ -21,11 +21,14 @@ from mpdiag.training.monitor import DriftWatch, _tail
 scipy_stats = pytest.importorskip("scipy.stats", reason="SciPy is the oracle; pip install scipy")
 
 
-def recorded_plan(folder, steps=60):
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory):
+    """That of a recorded training."""
+    folder = tmp_path_factory.mktemp("recorded") / "run"
     model = network()
     sgd = torch.optim.SGD(model.parameters(), 0.01)
     with mpdiag.record(model, sgd, folder):
-        for i in range(steps):
+        for i in range(60):
             x, y = batch(i)
             sgd.zero_grad()
             nn.functional.cross_entropy(model(x), y).backward()
@@ -43,15 +46,13 @@ def train(plan, factor=1.0, steps=60, **options):
     return mp
 
 
-def test_a_training_like_the_recorded_one_raises_no_alarm(tmp_path):
-    plan = recorded_plan(tmp_path / "run")
+def test_a_training_like_the_recorded_one_raises_no_alarm(plan):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert train(plan).alarms == ()
 
 
-def test_gradients_far_beyond_the_recorded_ones_are_an_alarm(tmp_path):
-    plan = recorded_plan(tmp_path / "run")
+def test_gradients_far_beyond_the_recorded_ones_are_an_alarm(plan, tmp_path):
     with pytest.warns(RuntimeWarning, match="octaves beyond") as said:
         mp = train(plan, factor=64.0, run=tmp_path / "trained")
     assert len(said) == 1  # once, however often it is seen
@@ -61,8 +62,7 @@ def test_gradients_far_beyond_the_recorded_ones_are_an_alarm(tmp_path):
     assert alarm.to_json() in [json.loads(line) for line in lines]
 
 
-def test_gradients_that_vanish_are_an_alarm(tmp_path):
-    plan = recorded_plan(tmp_path / "run")
+def test_gradients_that_vanish_are_an_alarm(plan):
     with pytest.warns(RuntimeWarning, match="are zero"):
         mp = train(plan, factor=2.0**-24)
     assert [a.alarm for a in mp.alarms] == ["underflow"]
@@ -109,58 +109,36 @@ class Steep(nn.Module):
         return nn.functional.linear(x, self.w).float().sum() * self.steepness
 
 
-def trainer(model, plan, **options):
-    optimizer = torch.optim.SGD(model.parameters(), 1e-6)
-    return mpdiag.MixedPrecision(model, optimizer, plan, **options)
-
-
 def step(mp, model, value=1.0, **options):
     with mp.autocast():
         loss = model(torch.full((1, 1), value))
     return mp.step(loss, **options)
 
 
-def test_a_dynamic_scale_that_falls_thirteen_times_is_no_end():
-    """From torch's own first scale of 2^16 to 2^3."""
+@pytest.mark.parametrize(
+    ("plan", "steps", "said"),
+    [
+        (
+            constant(1024.0),
+            8,
+            r"8 steps in a row were skipped at a loss scale of .*choose a smaller scale, or one that",
+        ),
+        (backoff(1024.0, hysteresis=20), 8, "let the scale fall sooner"),
+        (backoff(64.0, min_scale=32.0), 9, r"floor of 32, where 8 .* allow smaller scales"),
+    ],
+)
+def test_skips_count_at_an_unchanged_scale(plan, steps, said):
     model = Steep(7000.0)
-    mp = trainer(model, backoff(2.0**16))
-    results = [step(mp, model) for _ in range(16)]
-    assert [r.skipped for r in results] == [True] * 13 + [False] * 3
-    assert mp.loss_scale == 8.0
-
-
-def test_skips_count_at_an_unchanged_scale():
-    model = Steep(7000.0)
-    mp = trainer(model, constant(1024.0))
-    with pytest.raises(
-        TrainingDiverged, match=r"8 steps in a row were skipped at a loss scale of"
-    ) as e:
-        for _ in range(8):
+    mp = wrapped(model, plan)
+    with pytest.raises(TrainingDiverged, match=said):
+        for _ in range(steps):
             step(mp, model)
-    assert mp.steps == 8
-    assert "choose a smaller scale, or one that falls" in str(e.value)
-
-
-def test_a_scale_that_tolerates_as_many_skips_is_told_to_fall_sooner():
-    model = Steep(7000.0)
-    mp = trainer(model, backoff(1024.0, hysteresis=20))
-    with pytest.raises(TrainingDiverged, match="let the scale fall sooner"):
-        for _ in range(8):
-            step(mp, model)
-
-
-def test_a_floor_above_one_is_named_as_what_to_lower():
-    model = Steep(7000.0)
-    mp = trainer(model, backoff(64.0, min_scale=32.0))
-    with pytest.raises(TrainingDiverged, match=r"floor of 32, where 8 .* allow smaller scales"):
-        for _ in range(9):
-            step(mp, model)
-    assert mp.steps == 9
+    assert mp.steps == steps
 
 
 def test_a_loss_that_is_not_finite_counts_while_the_scale_falls():
     model = Steep(1.0)
-    mp = trainer(model, backoff(2.0**16))
+    mp = wrapped(model, backoff(2.0**16))
     for _ in range(7):
         assert step(mp, model, float("nan")).at_any_scale
     with pytest.raises(TrainingDiverged, match="8 steps in a row had a loss or a forward pass"):
@@ -186,17 +164,15 @@ def test_the_good_steps_of_one_optimizer_do_not_hide_another_that_never_steps():
 
 def test_counts_go_on_from_a_checkpoint():
     model = Steep(7000.0)
-    mp = trainer(model, constant(1024.0))
+    mp = wrapped(model, constant(1024.0))
     for _ in range(7):
         step(mp, model)
     state = mp.state_dict()
     mp.close()
-    mp = trainer(model, constant(1024.0))
+    mp = wrapped(model, constant(1024.0))
     mp.load_state_dict(state)
     with pytest.raises(TrainingDiverged, match="8 steps in a row"):
         step(mp, model)
-    older = {
-        k: v for k, v in state.items() if k != "skips_in_a_row"
-    }  # what is not known is not counted
-    mp.load_state_dict(older)
+    del state["skips_in_a_row"]  # what is not known is not counted
+    mp.load_state_dict(state)
     step(mp, model)

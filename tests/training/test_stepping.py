@@ -6,7 +6,7 @@ import warnings
 
 import pytest
 import torch
-from support import batch, constant, loss_of_batch, network
+from support import batch, constant, loss_of_batch, network, wrapped
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
@@ -88,9 +88,7 @@ def test_a_step_that_raised_may_be_called_again(level):
 @pytest.mark.parametrize("level", ["O0", "O1", "O2"])
 def test_a_loss_that_is_not_finite_is_not_stepped_though_its_gradients_are(level):
     model = network()
-    mp = mpdiag.MixedPrecision(
-        model, torch.optim.SGD(model.parameters(), 0.1), constant(8.0), level=level
-    )
+    mp = wrapped(model, constant(8.0), level=level)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     loss = loss_of_batch(model, mp) + torch.tensor(float("inf"))
     result = mp.step(loss)
@@ -140,11 +138,8 @@ def test_a_step_waits_for_the_device_once_as_torch_amp_does(level):
 
     def planned():
         model = network()
-        optimizer = torch.optim.SGD(model.parameters(), 0.1)
-        overrides = mpdiag.PrecisionOverrides(dtype=None if level == "O0" else "bf16")
-        mp = mpdiag.MixedPrecision(
-            model, optimizer, constant(8.0), level=level, backend="native", overrides=overrides
-        )
+        overrides = BF16 if level != "O0" else mpdiag.PrecisionOverrides()
+        mp = wrapped(model, constant(8.0), level=level, backend="native", overrides=overrides)
 
         def take():
             with mp.autocast():
@@ -188,9 +183,7 @@ def test_a_step_with_masters_waits_for_an_accelerator_once(monkeypatch):
     as_on_an_accelerator(monkeypatch)
     x, y = batch()
     model = network()
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    overrides = mpdiag.PrecisionOverrides(dtype="bf16")
-    mp = mpdiag.MixedPrecision(model, optimizer, constant(8.0), level="O2", overrides=overrides)
+    mp = wrapped(model, constant(8.0), level="O2", overrides=BF16)
     waits = Answers()
     for _ in range(2):
         waits.seen.clear()
@@ -205,8 +198,8 @@ def test_a_weight_beyond_the_format_ends_training_when_an_accelerator_has_answer
     as_on_an_accelerator(monkeypatch)
     model = nn.Linear(1, 1, bias=False)
     nn.init.ones_(model.weight)
-    optimizer = torch.optim.SGD(model.parameters(), 1e5)
-    mp = mpdiag.MixedPrecision(model, optimizer, constant(1.0), level="O2", backend="emulated")
+    sgd = torch.optim.SGD(model.parameters(), 1e5)
+    mp = wrapped(model, constant(1.0), sgd, level="O2", backend="emulated")
 
     def take():
         with mp.autocast():
@@ -233,14 +226,16 @@ def test_a_step_without_masters_waits_a_second_time_to_undo_what_does_not_fit():
             loss = model(torch.full((1, 1), size)).sum()
         with Waits() as waits:
             result = mp.step(loss)
-        return result.skipped, waits.seen
+        return result, waits.seen
 
-    assert take(2.0) == (False, ["tolist", "__bool__"])
+    result, seen = take(2.0)
+    assert (result.skipped, seen) == (False, ["tolist", "__bool__"])
     before = model.weight.item(), optimizer.state[model.weight]["momentum_buffer"].item()
     assert before == (-1.0, 2.0)
     optimizer.param_groups[0]["lr"] = 1e5
-    skipped, seen = take(4.0)
-    assert skipped
+    result, seen = take(4.0)
+    assert result.skipped
+    assert (result.first.where, result.first.name) == ("weights", "weight")
     assert seen[:2] == ["tolist", "__bool__"]
     after = model.weight.item(), optimizer.state[model.weight]["momentum_buffer"].item()
     assert after == before
@@ -261,8 +256,7 @@ class Headless(nn.Module):
 @pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
 def test_a_parameter_without_elements_trains_at_o2():
     model = Headless()
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    mp = mpdiag.MixedPrecision(model, optimizer, constant(8.0), level="O2", overrides=BF16)
+    mp = wrapped(model, constant(8.0), level="O2", overrides=BF16)
     with mp.autocast():
         loss = model(torch.ones(1, 16))
     assert not mp.step(loss).skipped
@@ -275,9 +269,8 @@ def test_a_torchscript_module_inside_a_model_trains(level, how):
     inner = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
     made = torch.jit.script(inner) if how == "script" else torch.jit.trace(inner, torch.ones(1, 4))
     model = nn.Sequential(made, nn.Linear(4, 1))
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
     overrides = BF16 if level != "O0" else mpdiag.PrecisionOverrides()
-    mp = mpdiag.MixedPrecision(model, optimizer, constant(8.0), level=level, overrides=overrides)
+    mp = wrapped(model, constant(8.0), level=level, overrides=overrides)
     with mp.autocast():
         loss = model(torch.ones(2, 4)).float().sum()
     assert not mp.step(loss).skipped

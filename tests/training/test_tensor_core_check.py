@@ -7,7 +7,7 @@ import logging
 
 import pytest
 import torch
-from support import backoff, batch, network
+from support import loss_of_batch, network, wrapped
 
 import mpdiag
 from mpdiag.plan import PrecisionPlan
@@ -36,10 +36,7 @@ def document(fraction, unknown=0.0):
 class Fake:
     """Measures nothing, and says what it is told."""
 
-    made = 0
-
     def __init__(self, fraction=0.0, fail_at=None):
-        Fake.made += 1
         self.log = []
         self._fraction, self._fail_at = fraction, fail_at
 
@@ -67,24 +64,21 @@ class Fake:
         return document(self._fraction)
 
 
-def trained(monkeypatch, fake, steps=6, **options):
+def trained(monkeypatch, measure, steps=6, **options):
     """A training on the CPU under a check that a GPU would have."""
-    monkeypatch.setattr(setup, "check_for", lambda *_, **__: TensorCoreCheck(lambda: fake, 2))
     model = network()
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    x, y = batch()
-    with mpdiag.MixedPrecision(model, optimizer, backoff(), **options) as mp:
+    check = TensorCoreCheck(lambda: measure(model), 2)
+    monkeypatch.setattr(setup, "check_for", lambda *_, **__: check)
+    with wrapped(model, **options) as mp:
         for _ in range(steps):
-            with mp.autocast():
-                loss = torch.nn.functional.cross_entropy(model(x), y)
-            assert not mp.step(loss).skipped
+            assert not mp.step(loss_of_batch(model, mp)).skipped
     return mp
 
 
 def test_the_answer_is_logged_once_and_kept(monkeypatch, tmp_path, caplog):
     fake = Fake(fraction=0.7)
     with caplog.at_level(logging.INFO, "mpdiag"):
-        mp = trained(monkeypatch, fake, run=tmp_path / "run")
+        mp = trained(monkeypatch, lambda _: fake, run=tmp_path / "run")
     assert fake.log == ["enter", "step", "exit", "result"]
     assert mp.tensor_cores.in_use is True
     assert [r.message for r in caplog.records] == ["Tensor Cores in use: 70 % of kernel time"]
@@ -98,28 +92,16 @@ def test_the_answer_is_logged_once_and_kept(monkeypatch, tmp_path, caplog):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="what a CPU says")
 def test_a_step_of_a_training_is_really_measured(monkeypatch):
     """The real capture, on the CPU, where no training has a check of its own."""
-    model = network()
-    check = TensorCoreCheck(lambda: StepProfiler(model, steps=1, warmup=0), 2)
-    monkeypatch.setattr(setup, "check_for", lambda *_, **__: check)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    x, y = batch()
-    with mpdiag.MixedPrecision(model, optimizer, bf16()) as mp:
-        for _ in range(4):
-            with mp.autocast():
-                loss = torch.nn.functional.cross_entropy(model(x), y)
-            mp.step(loss)
+    bf16 = PrecisionPlan(target="bf16")
+    mp = trained(monkeypatch, lambda m: StepProfiler(m, steps=1, warmup=0), steps=4, plan=bf16)
     assert mp.tensor_cores.message.startswith("Tensor Cores")
     if not torch.cpu._is_amx_tile_supported():
         assert mp.tensor_cores.in_use is False
         assert "(no_tensor_cores): this CPU has no matrix unit" in mp.tensor_cores.message
 
 
-def bf16():
-    return PrecisionPlan(target="bf16")
-
-
 def test_the_cause_is_named_as_a_warning(monkeypatch, caplog):
-    mp = trained(monkeypatch, Fake(fraction=0.01))
+    mp = trained(monkeypatch, lambda _: Fake(fraction=0.01))
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
     assert record.message == (
@@ -130,7 +112,7 @@ def test_the_cause_is_named_as_a_warning(monkeypatch, caplog):
 
 @pytest.mark.parametrize("where", ["enter", "step", "exit", "result"])
 def test_whatever_fails_training_goes_on(monkeypatch, where):
-    mp = trained(monkeypatch, Fake(fail_at=where))
+    mp = trained(monkeypatch, lambda _: Fake(fail_at=where))
     assert mp.steps == 6
     assert mp.tensor_cores.in_use is None
     assert mp.tensor_cores.message == f"Tensor Cores not checked: no {where} here"
@@ -138,7 +120,7 @@ def test_whatever_fails_training_goes_on(monkeypatch, where):
 
 def test_a_training_that_ends_in_between_leaves_nothing_open(monkeypatch):
     fake = Fake()
-    mp = trained(monkeypatch, fake, steps=2)
+    mp = trained(monkeypatch, lambda _: fake, steps=2)
     assert fake.log == ["enter", "exit"]
     assert mp.tensor_cores is None
 
@@ -164,13 +146,9 @@ def test_who_is_checked(monkeypatch, device, native, rank, environment, checked)
     "options", [{"options": mpdiag.TrainerOptions(check_tensor_cores=False)}, {"level": "O0"}]
 )
 def test_it_can_be_left_out(monkeypatch, options):
-    Fake.made = 0
-    monkeypatch.setattr(setup, "check_for", lambda *_, **__: TensorCoreCheck(Fake))
-    model = network()
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    with mpdiag.MixedPrecision(model, optimizer, backoff(), **options) as mp:
-        assert mp.tensor_cores is None
-    assert Fake.made == 0
+    made = []
+    mp = trained(monkeypatch, made.append, **options)
+    assert (mp.tensor_cores, made) == (None, [])
 
 
 def test_unknown_names_are_no_no():

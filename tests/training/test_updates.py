@@ -6,22 +6,18 @@ import copy
 
 import pytest
 import torch
-from support import backoff, constant
+from support import backoff, constant, wrapped
 from torch import nn
 
 import mpdiag
 from mpdiag.numerics.loss_scalers import Backoff, LogNormal
 
 
-def wrap(model, optimizer, plan=None, **options):
-    return mpdiag.MixedPrecision(model, optimizer, plan or constant(), **options)
-
-
 @pytest.mark.parametrize("level", ["O1", "O2"])
 def test_a_closure_that_is_not_finite_undoes_the_whole_step(level):
     model = nn.Linear(4, 1)
     lbfgs = torch.optim.LBFGS(model.parameters(), lr=0.5, max_iter=5)
-    mp = wrap(model, lbfgs, constant(64.0), level=level)
+    mp = wrapped(model, constant(64.0), lbfgs, level=level)
     x, y = torch.randn(32, 4), torch.randn(32, 1)
     calls = []
 
@@ -58,7 +54,7 @@ def test_lognormal_learns_the_largest_gradient_of_all_evaluations(level):
     lbfgs = torch.optim.LBFGS(model.parameters(), lr=1e-3, max_iter=3)
     start = LogNormal(init_scale=8.0)
     overrides = mpdiag.PrecisionOverrides(loss_scale=start)
-    mp = wrap(model, lbfgs, level=level, overrides=overrides)
+    mp = wrapped(model, constant(), lbfgs, level=level, overrides=overrides)
     result, calls = evaluations_of(mp, model, lbfgs, 4.0)
     assert not result.skipped
     assert calls > 1
@@ -69,7 +65,7 @@ def test_lognormal_learns_the_largest_gradient_of_all_evaluations(level):
 def test_scalers_that_need_no_maximum_are_told_zero_under_closures():
     model = nn.Linear(1, 1, bias=False)
     lbfgs = torch.optim.LBFGS(model.parameters(), lr=1e-3, max_iter=3)
-    mp = wrap(model, lbfgs, backoff(8.0, growth_interval=2))
+    mp = wrapped(model, backoff(8.0, growth_interval=2), lbfgs)
     evaluations_of(mp, model, lbfgs, 4.0)
     assert mp.loss_scaler == Backoff(8.0, growth_interval=2).adjust(0.0)
 
@@ -77,7 +73,7 @@ def test_scalers_that_need_no_maximum_are_told_zero_under_closures():
 def test_a_closure_that_leaves_no_gradient_is_refused():
     model = nn.Linear(2, 1)
     lbfgs = torch.optim.LBFGS(model.parameters(), max_iter=2)
-    mp = wrap(model, lbfgs)
+    mp = wrapped(model, constant(), lbfgs)
     with pytest.raises(mpdiag.errors.UsageError, match="no gradient"):
         mp.step(closure=lambda: torch.ones((), requires_grad=True))
 
@@ -85,7 +81,7 @@ def test_a_closure_that_leaves_no_gradient_is_refused():
 def test_sparse_gradients():
     model = nn.Embedding(20, 4, sparse=True)
     before = model.weight.detach().clone()
-    mp = wrap(model, torch.optim.SparseAdam(model.parameters(), 0.1))
+    mp = wrapped(model, constant(), torch.optim.SparseAdam(model.parameters(), 0.1))
     index = torch.tensor([1, 3, 3])
     with mp.autocast():
         loss = model(index).sum()

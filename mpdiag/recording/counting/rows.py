@@ -49,7 +49,23 @@ class RawRows:
             counts, sums, rest = (np.add.reduceat(a, starts) for a in (counts, sums, rest))
             highest = np.maximum.reduceat(highest, starts)
             lowest = np.minimum.reduceat(lowest, starts)
-        return _histograms(first, counts, sums, rest, highest, lowest)
+        raw = dict(zip(_REST, rest.T, strict=True))
+        if first == 0:
+            # The lowest bin was counted together with the subnormals; what remains is 2^-126 itself.
+            counts[:, 0] -= raw[layout.SUBNORMALS]
+            sums[:, 0] = counts[:, 0] * 2.0**-126
+        return ExponentHistogram(
+            first=MIN_EXPONENT + first,
+            counts=counts,
+            sums=sums,
+            zeros=raw[layout.ZEROS],
+            subnormals=raw[layout.SUBNORMALS],
+            infs=raw[layout.INFS],
+            nans=raw[layout.NANS],
+            fp16_overflow=raw[layout.FP16_OVERFLOW],
+            absmax=highest,
+            absmin=lowest,
+        )
 
 
 _REST = range(layout.QUARTERS, layout.RAW)
@@ -71,33 +87,6 @@ def _binned(
     quarters = raw[:, 4 * first : 4 * stop].reshape(len(raw), stop - first, 4)
     sums = (quarters @ _QUARTER_MIDDLES) * _BIN_SCALES[first:stop]
     return first, quarters.sum(-1), sums, raw[:, layout.QUARTERS :]
-
-
-def _histograms(
-    first: int,
-    counts: NDArray[np.int64],
-    sums: NDArray[np.float64],
-    rest: NDArray[np.int64],
-    highest: NDArray[np.float64],
-    lowest: NDArray[np.float64],
-) -> ExponentHistogram:
-    raw = dict(zip(_REST, rest.T, strict=True))
-    if first == 0:
-        # The lowest bin was counted together with the subnormals; what remains is 2^-126 itself.
-        counts[:, 0] -= raw[layout.SUBNORMALS]
-        sums[:, 0] = counts[:, 0] * 2.0**-126
-    return ExponentHistogram(
-        first=MIN_EXPONENT + first,
-        counts=counts,
-        sums=sums,
-        zeros=raw[layout.ZEROS],
-        subnormals=raw[layout.SUBNORMALS],
-        infs=raw[layout.INFS],
-        nans=raw[layout.NANS],
-        fp16_overflow=raw[layout.FP16_OVERFLOW],
-        absmax=highest,
-        absmin=lowest,
-    )
 
 
 class Rows(Protocol):

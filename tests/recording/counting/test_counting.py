@@ -13,8 +13,9 @@ import torch
 
 from mpdiag.numerics.histograms import ExponentHistogram
 from mpdiag.recording.counting.device import DeviceRows
-from mpdiag.recording.counting.host import HostRows
-from mpdiag.recording.counting.tensors import countable, flat_values
+from mpdiag.recording.counting.host import HostRows, rows_on
+from mpdiag.recording.counting.rows import Rows
+from mpdiag.recording.counting.tensors import Countable, countable, flat_values
 
 EXACT = ("counts", "zeros", "subnormals", "infs", "nans", "fp16_overflow", "absmax", "absmin")
 
@@ -32,6 +33,17 @@ def wild(*shape: int) -> torch.Tensor:
 def whole(h: ExponentHistogram) -> ExponentHistogram:
     """The same with all bins of FP32."""
     return ExponentHistogram.empty() + h
+
+
+def assert_counted(tensor: torch.Tensor, ready: Countable, counter: Rows) -> None:
+    """A counter finds in a tensor that was made ready what numpy finds in the tensor."""
+    row = counter.count(ready.values, ready.repeat, ready.zeros)
+    h = whole(counter.read().merged([[row]])[0])
+    wide = tensor if tensor.dtype == torch.float64 else tensor.float()
+    expected = ExponentHistogram.of(wide.resolve_neg().numpy())
+    for field in EXACT:
+        assert np.array_equal(getattr(h, field), getattr(expected, field)), field
+    assert np.allclose(h.sums, expected.sums, rtol=0.126)
 
 
 BASE = wild(20, 30, 40)
@@ -65,16 +77,7 @@ TENSORS = {
 )
 @pytest.mark.parametrize("name", TENSORS)
 def test_counts_equal_plain_numpy(name, rows):
-    tensor = TENSORS[name]
-    ready = countable(tensor)
-    counter = rows()
-    row = counter.count(ready.values, ready.repeat, ready.zeros)
-    h = whole(counter.read().merged([[row]])[0])
-    wide = tensor if tensor.dtype == torch.float64 else tensor.float()
-    expected = ExponentHistogram.of(wide.resolve_neg().numpy())
-    for field in EXACT:
-        assert np.array_equal(getattr(h, field), getattr(expected, field)), field
-    assert np.allclose(h.sums, expected.sums, rtol=0.126)
+    assert_counted(TENSORS[name], countable(TENSORS[name]), rows())
 
 
 def test_rows_of_one_subject_merge():
@@ -90,13 +93,7 @@ def test_sparse_tensors_count_their_implicit_zeros():
     uncoalesced = torch.sparse_coo_tensor(
         indices, torch.tensor([1.0, 2.0, 4.0]), (5, 6), check_invariants=True
     )
-    ready = countable(uncoalesced)
-    counter = HostRows()
-    row = counter.count(ready.values, ready.repeat, ready.zeros)
-    h = whole(counter.read().merged([[row]])[0])
-    dense = ExponentHistogram.of(uncoalesced.to_dense().numpy())
-    assert np.array_equal(h.counts, dense.counts)
-    assert h.zeros == dense.zeros == 28
+    assert_counted(uncoalesced.to_dense(), countable(uncoalesced), HostRows())
 
 
 def test_complex_tensors_count_both_parts():
@@ -148,17 +145,9 @@ def test_a_forked_child_counts_and_lives():
 
 @pytest.mark.gpu
 def test_counts_on_cuda_equal_plain_numpy():
-    from mpdiag.recording.counting.host import rows_on
-
     for tensor in TENSORS.values():
         ready = countable(tensor.cuda())
-        counter = rows_on(ready.values.device)
-        row = counter.count(ready.values, ready.repeat, ready.zeros)
-        h = whole(counter.read().merged([[row]])[0])
-        wide = tensor if tensor.dtype == torch.float64 else tensor.float()
-        expected = ExponentHistogram.of(wide.resolve_neg().numpy())
-        for field in EXACT:
-            assert np.array_equal(getattr(h, field), getattr(expected, field)), field
+        assert_counted(tensor, ready, rows_on(ready.values.device))
 
 
 def test_what_was_counted_can_still_be_resized():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import pickle
 
 import pytest
@@ -122,21 +121,6 @@ def test_a_gradient_that_a_script_sets_is_used(level, dtype):
     mp.close()
     moved = before - model[0].weight.detach()
     torch.testing.assert_close(moved, torch.full((6, 4), 0.5), rtol=0, atol=4e-3)
-
-
-@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
-def test_a_deep_copy_is_fp32_with_all_bits(dtype):
-    model, mp = build("O2", dtype)
-    take_step(model, mp)
-    twin = copy.deepcopy(model)
-    assert {p.dtype for p in twin.parameters()} == {torch.float32}
-    for p, value in zip(twin.parameters(), mp.fp32_state_dict().values(), strict=True):
-        assert type(p) is nn.Parameter
-        assert torch.equal(p, value)
-    x = torch.randn(3, 4)
-    plain = perceptron()
-    plain.load_state_dict(mp.fp32_state_dict())
-    assert torch.equal(twin(x), plain(x))  # no casts: neither of the model's inputs nor in it
 
 
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
