@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import gzip
 import json
+from pathlib import Path
 
 import pytest
 from tensorcores.traces import ADD, H100, SGEMM, TENSOR, kernel, write
 
 from mpdiag.errors import InputError
 from mpdiag.hardware.devices import DeviceFacts
+from mpdiag.hardware.tables import read_table
 from mpdiag.tensorcores.events import Kernel
 from mpdiag.tensorcores.kernel_evidence import (
     by_counters,
@@ -22,54 +24,30 @@ from mpdiag.tensorcores.kernels.classification import KernelFacts, classify
 from mpdiag.tensorcores.trace_analysis import profile_trace
 from mpdiag.tensorcores.trace_profile import KernelTime
 
+HERE = Path(__file__).parent
 PIPE = "sm__inst_executed_pipe_tensor"
 CYCLES = "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active"
 TC = "sm__pipe_tc_cycles_active.avg.pct_of_peak_sustained_active"
-HFMA2 = f"{PIPE}_op_hmma_type_hfma2.sum"
-OF_HOPPER = {f"{PIPE}_op_{op}.sum": 0.0 for op in ("hmma", "imma", "dmma", "gmma")}
 MFMA = "SQ_INSTS_VALU_MFMA_MOPS_"
 UNKNOWN = KernelFacts("unknown")
 
 
-def judged(counters, capability):
-    found = by_counters([Kernel("k", 0, 1, counters=counters)], capability)
-    return None if found is None else found.tensor_core
+def truth(word):
+    return {"yes": True, "no": False, "nothing": None}[word]
 
 
 @pytest.mark.parametrize(
-    ("counters", "capability", "expected"),
-    [
-        ({TC: 0.0}, (10, 0), None),  # mma.sync does not run on that pipe
-        ({TC: 0.0, CYCLES: 79.0}, (10, 0), True),
-        ({TC: 60.0}, (10, 0), True),
-        ({CYCLES: 0.0}, (10, 0), False),
-        ({TC: 0.0, CYCLES: 0.0}, (10, 3), False),
-        ({CYCLES: 0.2}, (10, 0), True),  # a small share of a pipe that runs nothing else
-        ({f"{PIPE}_op_hmma.sum": 0.0}, (7, 0), False),
-        ({f"{PIPE}_op_hmma.sum": 0.0}, (8, 0), None),
-        (OF_HOPPER, (9, 0), False),
-        (OF_HOPPER, (10, 0), None),
-        ({f"{PIPE}_subpipe_hmma.sum": 0.0, f"{PIPE}_subpipe_imma.sum": 0.0}, (12, 0), False),
-        ({f"{PIPE}_subpipe_hmma_op_hmma.sum": 0.0, f"{PIPE}_subpipe_imma.sum": 0.0}, (12, 0), None),
-        ({CYCLES: 1.68, f"{PIPE}_op_hmma.sum": 5e6}, (9, 0), None),  # an FP32 kernel's HFMA2.MMA
-        ({f"{PIPE}.sum": 50.0, HFMA2: 50.0}, (8, 0), False),
-        ({f"{PIPE}.sum": 60.0, HFMA2: 50.0}, (8, 0), True),
-        ({f"{MFMA}F16": 0.0}, (9, 4), None),
-        ({"SQ_INSTS_MFMA": 0.0}, None, False),
-        ({f"{MFMA}BF16": 7.0, f"{MFMA}F16": 0.0}, None, True),
-        ({f"{MFMA}{x}": 0.0 for x in ("I8", "F16", "BF16", "F32", "F64")}, (9, 0), False),
-        ({"SQ_INSTS_VALU": 9.0}, (9, 4), None),
-        ({f"{PIPE}.sum": 5.0}, None, True),
-        ({f"{PIPE}.sum": 0.0}, None, False),
-        ({f"{PIPE}_op_hmma.sum": 0.0}, None, None),  # may be wgmma
-        ({f"{PIPE}_op_gmma.sum": 9.0}, None, True),
-        ({CYCLES: 31.0}, None, True),
-        ({"sm__ops_path_tensor_op_utcqmma_src_fp8_dst_fp32.sum": 7.0}, None, True),
-        ({"sm__cycles_active.avg": 100.0}, None, None),
-    ],
+    "row",
+    read_table(HERE / "counted.tsv"),
+    ids=lambda row: f"{row['capability']} {row['counters']}",
 )
-def test_what_counters_decide(counters, capability, expected):
-    assert judged(counters, capability) is expected
+def test_what_counters_decide(row):
+    pairs = (pair.split("=") for pair in row["counters"].split())
+    counters = {name: float(value) for name, value in pairs}
+    major, _, minor = row["capability"].partition(".")
+    capability = (int(major), int(minor)) if minor else None
+    found = by_counters([Kernel("k", 0, 1, counters=counters)], capability)
+    assert (None if found is None else found.tensor_core) is truth(row["decides"])
 
 
 def test_dtype_and_instruction_are_read_from_counters():
@@ -209,6 +187,8 @@ PTX = """.version 8.7
 """
 AMDGCN = "\t{line}\n\t.amdhsa_kernel {name}\n\t\t.amdhsa_kernarg_size 64\n"
 
+CODES = {"ptx": PTX, "amdgcn": AMDGCN}
+
 
 @pytest.fixture
 def cache(tmp_path):
@@ -221,37 +201,13 @@ def cache(tmp_path):
     return put
 
 
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    [
-        ("wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {", (True, "HGMMA", "bf16")),
-        ("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {", (True, "HMMA", "fp16")),
-        ("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {", (True, "HMMA", "tf32")),
-        ("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {", (True, "HMMA", "int8")),
-        ("tcgen05.mma.cta_group::1.kind::f16 [%r1], %rd1, %rd2, %r3, p;", (True, "UTCHMMA", "")),
-        ("@p tcgen05.mma.cta_group::1.kind::tf32 [%r1];", (True, "UTCHMMA", "tf32")),
-        ("fma.rn.f32 \t%f1, %f2, %f3, %f4;", (False, "", "")),
-    ],
-)
-def test_ptx(cache, line, expected):
-    found = read_code(cache("my_kernel", line))["my_kernel"]
-    assert (found.tensor_core, found.instruction, found.dtype) == expected
-    assert "fn.ptx" in found.text
-
-
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    [
-        ("v_mfma_f32_32x32x8_bf16_1k a[0:15], v[0:1], v[2:3], a[0:15]", (True, "MFMA", "bf16")),
-        ("v_mfma_f32_16x16x32_fp8_fp8 a[0:3], v[0:1], v[2:3], 0", (True, "MFMA", "fp8_e4m3")),
-        ("v_mfma_f32_32x32x8f16 a[0:15], v[0:1], v[2:3], a[0:15]", (True, "MFMA", "fp16")),
-        ("v_wmma_f32_16x16x16_f16 v[0:7], v[8:15], v[16:23], v[0:7]", (True, "WMMA", "fp16")),
-        ("v_fma_f32 v6, v7, v8, v9", (False, "", "")),
-    ],
-)
-def test_assembly_of_amd(cache, line, expected):
-    found = read_code(cache("k", line, AMDGCN, "amdgcn"))["k"]
-    assert (found.tensor_core, found.instruction, found.dtype) == expected
+@pytest.mark.parametrize("row", read_table(HERE / "triton_code.tsv"), ids=lambda row: row["line"])
+def test_what_code_says(cache, row):
+    folder = cache("my_kernel", row["line"], CODES[row["code"]], row["code"])
+    found = read_code(folder)["my_kernel"]
+    said = (found.tensor_core, found.instruction, found.dtype)
+    assert said == (truth(row["tensor_core"]), row["instruction"], row["dtype"])
+    assert f"fn.{row['code']}" in found.text
 
 
 def test_variants_that_disagree_decide_nothing(cache):

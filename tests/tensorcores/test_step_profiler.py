@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import threading
 
 import pytest
@@ -14,7 +13,6 @@ from torch.nn.modules import module as module_hooks
 import mpdiag
 from mpdiag.errors import UsageError
 from mpdiag.tensorcores import step_profiler
-from mpdiag.tensorcores.cpu.onednn import StdoutCapture
 
 pytestmark = pytest.mark.skipif(
     torch.cuda.is_available(), reason="what a CPU says; a GPU's capture is read as a trace"
@@ -216,17 +214,6 @@ def test_where_the_model_lies_decides(monkeypatch):
     assert step_profiler._Names(nn.Identity()).on_gpu
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
     assert not step_profiler._Names(None).on_gpu
-
-
-def test_the_tap_takes_onednns_lines_and_gives_the_rest_back(capfd):
-    tap = StdoutCapture()
-    tap.open()
-    os.write(1, b"mine\nonednn_verbose,v1,info\n")
-    os.write(1, b"also mine\n")
-    lines = tap.close()
-    assert lines == ["onednn_verbose,v1,info\n"]
-    assert capfd.readouterr().out == "mine\nalso mine\n"
-    assert tap.close() == []
 
 
 def test_the_trace_marks_the_measured_steps(tmp_path):

@@ -95,7 +95,9 @@ def captured(monkeypatch):
         stdout = StdoutCapture()
         stdout.open()
         os.write(1, "".join(lines).encode())
-        return stdout.close()
+        lines = stdout.close()
+        assert stdout.close() == []
+        return lines
 
     return capture
 

@@ -2,92 +2,39 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import gzip
 import sqlite3
 import time
+from pathlib import Path
 
 import pytest
 
 from mpdiag.errors import DamagedTrace, ExitCode
+from mpdiag.hardware.tables import read_table
 from mpdiag.tensorcores.readers import recognition
 from mpdiag.tensorcores.readers.recognition import read
 
-# https://docs.pytorch.org/docs/stable/profiler.html: key_averages().table(), export_stacks()
-AVERAGES = """-------  ------------  ------------
-   Name    Self CPU %      Self CUDA %
--------  ------------  ------------
-aten::mm        10.0%          90.0%
-"""
-STACKS = "train.py(10): <module>;train.py(5): step;aten_mm 120\ntrain.py(10): <module>;aten_add 3\n"
-
-JAX = """{"traceEvents": [{}, {"ph": "M", "name": "process_name", "args": {"name": "/device:GPU:0"}},
-{"ph": "X", "name": "gemm_fusion_dot_1", "pid": 1, "tid": 20, "ts": 5.5, "dur": 60}]}
-"""
-NCU_PRINTED = """==PROF== Connected to process 1322765 (/tmp/wmma)
-  void mma<16>(const __half *, float *) (1, 1, 1)x(32, 1, 1), Context 1, Stream 7, Device 0, CC 12.0
-    gpu__time_duration.sum                     us         3.52
-"""
+ROWS = read_table(Path(__file__).with_name("not_read.tsv"))
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        (AVERAGES, "key_averages.*export_chrome_trace"),
-        (STACKS, "export_stacks.*export_chrome_trace"),
-        (
-            "Time (%),Total Time (ns),Num Calls,Avg (ns),Name\n99,9,3,3,cudaLaunchKernel\n",
-            "API calls",
-        ),
-        ("Time (%)  Total Time (ns)  Instances  Name\n 90  100  5  gemm\n", "--format csv"),
-        ('"Domain","Function","Process_Id"\n"HIP","hipMalloc",5\n', "kernel_trace.csv"),
-        ('"Kind","Direction","Source_Agent_Id"\n"MEMORY_COPY","H2D",5\n', "kernel_trace.csv"),
-        ('"Device","Kernel","Invocations","Metric Name","Min"\n"V100","k",1,"x",0\n', "no times"),
-        ('[{"Time (%)": 9, "Total Time (ns)": 9, "Name": "k"}]', "--format csv"),
-        ('"#","Address","Source","Live Registers"\n1,0,"MOV",5\n', "source page of ncu"),
-        (JAX, "JAX or TensorFlow.*nsys export --type sqlite"),
-        ('{"traceEvents": [{"ph": "M", "args": {"name": "6 GPU0"}}]}', "rocprof, .*rocprofv3"),
-        ('{"data": ["", "gemm"]}\n{"CudaEvent": {"startNs": "1"}}\n', "JSON lines.*sqlite"),
-        ('{"data": ["' + "x" * 100_000, "JSON lines.*sqlite"),
-        (NCU_PRINTED, "what ncu prints.*ncu --import FILE --csv"),
-        ('"Index","KernelName","gpu-id","BeginNs","EndNs"\n0,"k",0,1,2\n', "rocprofv3"),
-        ("Dispatch_ID,GPU_ID,Kernel_Name,Start_Timestamp,End_Timestamp\n1,0,k,1,2\n", "rocprofv3"),
-        ("Dispatch_ID,Kernel_Name,GPU_ID,SQ_INSTS_MFMA\n0,attn_fwd,4,5\n", "rocprofiler-compute"),
-        ('{"nbformat": 4, "cells": []}', "is JSON but no trace"),
-        ("[1, 2, 3]", "is JSON but no trace"),
-        ("name,age\nann,7\n", "is not a trace of"),
-        ("Name;Kind\nann;7\n", "is not a trace of"),
-    ],
-)
-def test_what_is_said(tmp_path, text, words):
-    path = tmp_path / "a"
-    for data in (text.encode(), gzip.compress(text.encode())):
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row['name']}: {row['words']}")
+def test_what_is_said(tmp_path, row):
+    content = codecs.decode(row["content"], "unicode_escape").encode("latin-1")
+    path = tmp_path / row["name"]
+    for data in (content, gzip.compress(content))[: 1 + (path.name == "a")]:
         path.write_bytes(data)
-        with pytest.raises(DamagedTrace, match=words) as told:
+        with pytest.raises(DamagedTrace, match=row["words"]) as told:
             list(read(path))
         assert "\n" not in str(told.value)
         assert told.value.exit_code == ExitCode.INPUT
 
 
-@pytest.mark.parametrize(
-    ("name", "head", "words"),
-    [
-        ("a.zip", b"PK\3\4rest", "is compressed: unpack it first"),
-        ("a.json.zst", b"\x28\xb5\x2f\xfdrest", "is compressed"),
-        ("a.nsys-rep", b"\0\1\2", "nsys export --type sqlite"),
-        ("a.ncu-rep", b"NVR\0rest", "ncu --import FILE --csv"),
-        ("a.xplane.pb", b"\x0a\x03abc", "nsys profile --trace=cuda"),
-        ("a", b"\x0a\x15\x08\x07\x12\x0d/device:GPU:0", "nsys profile --trace=cuda"),
-        ("a.csv", b"Time (%),Total Time (ns),Count,Operation\n", "is a summary by nsys stats"),
-        ("train.py", b"import torch\n", "mpdiag profile -- "),
-        ("a.txt", b"hello\n", "is not a trace of"),
-    ],
-)
-def test_what_is_not_a_trace_is_named(tmp_path, name, head, words):
-    (tmp_path / name).write_bytes(head)
-    with pytest.raises(DamagedTrace) as told:
-        read(tmp_path / name)
-    assert words in str(told.value)
+def test_a_line_longer_than_what_is_read_of_it(tmp_path):
+    (tmp_path / "a").write_text('{"data": ["' + "x" * 100_000)
+    with pytest.raises(DamagedTrace, match=r"JSON lines.*sqlite"):
+        read(tmp_path / "a")
 
 
 def test_a_database_of_rocprofv3_is_named(tmp_path):

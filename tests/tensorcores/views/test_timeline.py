@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import pytest
+from tensorcores.traces import SGEMM, kernel, launch, write
 
 from mpdiag.tensorcores.opened_trace import Piece, StepPieces, open_traces, traces_beside
 from mpdiag.tensorcores.timeline.host_spans import Gap
@@ -70,23 +70,10 @@ def test_idle_time_that_is_not_among_the_kept_gaps_is_not_called_unknown():
 
 def test_every_gap_of_a_drawn_step_has_its_cause(tmp_path):
     """Many gaps of one length: a list of the ten longest would not tell of most of them."""
-    events = []
+    events: list[object] = []
     for i in range(60):
-        launched = {
-            "ph": "X",
-            "cat": "cuda_runtime",
-            "name": "cudaLaunchKernel",
-            "pid": 1,
-            "tid": 1,
-        }
-        kernel = {"ph": "X", "cat": "kernel", "name": "volta_sgemm_64x64_tn", "pid": 0, "tid": 7}
-        place = {"device": 0, "stream": 7}
-        events.append({**launched, "ts": 30 * i, "dur": 1, "args": {"correlation": i + 1}})
-        events.append(
-            {**kernel, "ts": 30 * i + 2, "dur": 10, "args": {**place, "correlation": i + 1}}
-        )
-    path = tmp_path / "trace.json"
-    path.write_text(json.dumps({"traceEvents": events}))
+        events += [launch(i + 1, 30 * i), kernel(SGEMM, i + 1, 10) | {"ts": 30 * i + 2}]
+    path = write(tmp_path / "trace.json", events)
     opened = open_traces([path])
     frame = timeline.block_frame(opened.steps[0], opened.gaps)
     idle = frame[frame["lane"] == "idle"]
