@@ -267,7 +267,7 @@ def read_code(place: Path) -> dict[str, KernelEvidence]:
     """
     variants: dict[str, set[KernelEvidence]] = defaultdict(set)
     for source, code in _codes(place):
-        for name in _exported(code):
+        for name in {next(filter(None, groups)) for groups in _EXPORTED.findall(code)}:
             variants[name].add(_judged(code, source))
     if not variants:
         message = (
@@ -315,10 +315,6 @@ def _in_event(line: str) -> Iterator[tuple[str, str]]:
     for name, code in content.items() if isinstance(content, dict) else ():
         if isinstance(code, str) and str(name).endswith(SUFFIXES):
             yield str(name), code
-
-
-def _exported(code: str) -> set[str]:
-    return {next(filter(None, found)) for found in _EXPORTED.findall(code)}
 
 
 def _judged(code: str, source: str) -> KernelEvidence:

@@ -57,50 +57,37 @@ def test_the_order_of_events_does_not_matter(tmp_path, seed):
     assert places(write(tmp_path / "t.json", events))[1] == EXPECTED
 
 
-def test_external_ids_are_not_believed(tmp_path):
-    events = [
-        op("aten::mm", 0, 10, **{"External id": 1}),
-        op("aten::t", 20, 30, **{"External id": 999}),
-        launch(1, 5),  # its External id is 999
-        kernel(TENSOR, 1, 4, **{"External id": 999}),
-    ]
-    _, found = places(write(tmp_path / "t.json", events))
-    assert list(found) == [(TENSOR, "aten::mm", "", "")]
+# Name -> events, kernels by place, and figures of the whole.
+LINKS = {
+    "external ids are not believed": (
+        [op("aten::mm", 0, 10, **{"External id": 1}), op("aten::t", 20, 30, **{"External id": 999}),
+         launch(1, 5), kernel(TENSOR, 1, 4, **{"External id": 999})],  # the launch's is 999, too
+        {(TENSOR, "aten::mm", "", ""): (1, 4)}, {"linked_us": 4},
+    ),
+    "other threads and finished operations are not around": (
+        [op("aten::mm", 0, 100, thread=2), op("aten::add", 0, 10), launch(1, 50), kernel(ADD, 1, 4)],
+        {(ADD, None, "", ""): (1, 4)}, {"linked_fraction": 0, "launched_us": 4},
+    ),
+    "graphs are counted apart": (
+        [op("aten::replay", 0, 100), launch(1, 50, name="cudaGraphLaunch"), kernel(TENSOR, 1, 4),
+         kernel(ADD, 1, 2, **{"graph node id": 12})],
+        {(TENSOR, None, "", ""): (1, 4), (ADD, None, "", ""): (1, 2)},
+        {"graph_us": 6, "linked_us": 0, "total_us": 6},
+    ),
+    "calls are of operations, not of kernels": (
+        [op("aten::mm", 0, 10), launch(1, 3), launch(2, 6), kernel(TENSOR, 1, 4), kernel(ADD, 2, 1)],
+        {(TENSOR, "aten::mm", "", ""): (1, 4), (ADD, "aten::mm", "", ""): (1, 1)}, {"calls": [1]},
+    ),
+}  # fmt: skip
 
 
-def test_other_threads_and_finished_operations_are_not_around(tmp_path):
-    events = [
-        op("aten::mm", 0, 100, thread=2),
-        op("aten::add", 0, 10),
-        launch(1, 50),
-        kernel(ADD, 1, 4),
-    ]
+@pytest.mark.parametrize("name", LINKS)
+def test_links(tmp_path, name):
+    events, kernels, figures = LINKS[name]
     linked, found = places(write(tmp_path / "t.json", events))
-    assert list(found) == [(ADD, None, "", "")]
-    assert (linked.linked_fraction, linked.launched_us) == (0, 4)
-
-
-def test_graphs_are_counted_apart(tmp_path):
-    events = [
-        op("aten::replay", 0, 100),
-        launch(1, 50, name="cudaGraphLaunch"),
-        kernel(TENSOR, 1, 4),
-        kernel(ADD, 1, 2, **{"graph node id": 12}),
-    ]
-    linked, _ = places(write(tmp_path / "t.json", events))
-    assert (linked.graph_us, linked.linked_us, linked.total_us) == (6, 0, 6)
-
-
-def test_calls_count_operations_not_kernels(tmp_path):
-    events = [
-        op("aten::mm", 0, 10),
-        launch(1, 3),
-        launch(2, 6),
-        kernel(TENSOR, 1, 4),
-        kernel(ADD, 2, 1),
-    ]
-    linked, _ = places(write(tmp_path / "t.json", events))
-    assert list(linked.calls.values()) == [1]
+    known = {"calls": list(linked.calls.values())}
+    assert found == kernels
+    assert {f: known.get(f, getattr(linked, f)) for f in figures} == figures
 
 
 def many(steps):

@@ -25,7 +25,6 @@ from typer.testing import CliRunner
 from mpdiag.cli import app
 from mpdiag.errors import DamagedTrace, ExitCode
 from mpdiag.tensorcores.trace_analysis import profile_trace
-from mpdiag.tensorcores.views.roofline import roofline_frame
 
 CONTRACT = """schema_version source device kernel_time_us tensor_core_fraction
     matrix_cuda_core_fraction layout_fraction unknown_fraction native_generation_fraction
@@ -124,22 +123,6 @@ def test_an_older_generation_has_a_bound(tmp_path):
     (finding,) = (f for f in findings if f["code"] == "older-generation")
     assert finding["evidence"]["amdahl_bound"] == pytest.approx(1.712, abs=1e-3)
     assert finding["severity"] == "warning"
-
-
-def test_what_a_roofline_needs_stands_in_the_document(tmp_path):
-    document = profile_trace(write(tmp_path / "t.json", step())).to_json()
-    products = {o["dtype"]: o for o in document["operations"] if o["op"] == "aten::mm"}
-    assert (products["fp32"]["verdict"], products["fp32"]["kernel"]) == ("cuda_core", SGEMM)
-    product_ = products["fp16"]
-    assert product_["verdict"] == "tensor_core"
-    assert product_["kernel"] == TENSOR
-    assert product_["flops"] == 2 * 256**3
-    assert product_["bytes"] == 3 * 256 * 256 * 2  # FP16: A, B and C once
-    frame = roofline_frame(document)
-    row = frame[frame["kernel"] == TENSOR].iloc[0]
-    assert row["intensity"] == pytest.approx(2 * 256**3 / (3 * 256 * 256 * 2))
-    assert row["rate"] == pytest.approx(2 * 256**3 / product_["time_us"] / 1e6)
-    assert row["roof"] == pytest.approx(min(312, row["intensity"] * 2.039))  # of an A100
 
 
 @pytest.mark.parametrize(

@@ -8,20 +8,16 @@ from pathlib import Path
 
 import pytest
 
-A100 = {
-    "id": 0,
-    "name": "NVIDIA A100-SXM4-80GB",
-    "computeMajor": 8,
-    "computeMinor": 0,
-    "numSms": 108,
-}
-H100 = {
-    "id": 0,
-    "name": "NVIDIA H100 80GB HBM3",
-    "computeMajor": 9,
-    "computeMinor": 0,
-    "numSms": 132,
-}
+
+def gpu(name, capability, processors):
+    major, minor = capability
+    return {
+        "id": 0, "name": name, "computeMajor": major, "computeMinor": minor, "numSms": processors
+    }  # fmt: skip
+
+
+A100 = gpu("NVIDIA A100-SXM4-80GB", (8, 0), 108)
+H100 = gpu("NVIDIA H100 80GB HBM3", (9, 0), 132)
 FALLBACK = "cutlass_75_tensorop_bf16_s1688gemm_bf16_128x128_tn_align1"
 TENSOR = "ampere_fp16_s16816gemm_fp16_128x128_ldg8_f2f_stages_32x5_tn"
 SGEMM = "ampere_sgemm_128x64_nn"

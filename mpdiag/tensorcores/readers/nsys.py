@@ -156,19 +156,8 @@ def _devices(base: sqlite3.Connection, tables: set[str]) -> dict[int, DeviceFact
         return {}
     known = _columns_of(base, "TARGET_INFO_GPU")
 
-    def column(*names: str) -> str:
-        return next((n for n in names if n in known), "NULL")
-
-    fields = ", ".join(
-        (
-            column("id"),
-            column("name"),
-            column("computeMajor"),
-            column("computeMinor"),
-            column("smCount"),
-            column("totalMemory"),
-        )
-    )
+    wanted = ("id", "name", "computeMajor", "computeMinor", "smCount", "totalMemory")
+    fields = ", ".join(name if name in known else "NULL" for name in wanted)
     found: dict[int, DeviceFacts] = {}
     for row in base.execute(f"SELECT {fields} FROM TARGET_INFO_GPU"):  # noqa: S608 - our own words
         index, name, major, minor, processors, memory = row

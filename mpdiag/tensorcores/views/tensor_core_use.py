@@ -335,19 +335,16 @@ def step_figure(frame: pd.DataFrame) -> go.Figure:
     for part, (words, colour) in PARTS.items():
         if not (frame[part] > LEAST_PART * frame["wall_us"].max()).any():
             continue
+        hatch = HATCHES.get(part.removeprefix("idle_"), "")
         fig.add_bar(
             x=frame["step"],
             y=frame[part] / 1000,
             name=words,
-            marker={"color": colour, "pattern": {"shape": _hatch(part), "size": 6}},
+            marker={"color": colour, "pattern": {"shape": hatch, "size": 6}},
             hovertemplate=f"step %{{x}}: %{{y:.3g}} ms<extra>{words}</extra>",
         )
     fig.update_xaxes(title="step", type="category")
     return fig.update_yaxes(title="time (ms)").figure()
-
-
-def _hatch(part: str) -> str:
-    return HATCHES.get(part.removeprefix("idle_"), "") if part.startswith("idle_") else ""
 
 
 _STEP_LINES = """\

@@ -162,18 +162,14 @@ def timeline_caption(work: StepPieces) -> str:
     longest = max(step.gaps, key=lambda cause: step.gaps[cause], default=None)
     if longest is not None and step.gaps[longest] > 0:
         words += f" (mostly {IDLE[longest]}: {milliseconds(step.gaps[longest])})"
-    words += f". Blocks join neighbours of one kind that are less than {_join(work)} apart."
+    least = f"{step.wall_us / PIXELS:.3g} µs"
+    words += f". Blocks join neighbours of one kind that are less than {least} apart."
     if work.left_out:
         words += (
             f" {counted(work.left_out, 'shorter piece')} of {milliseconds(work.left_out_us)} together "
             "are not drawn, and so no idle lane."
         )
     return words
-
-
-def _join(work: StepPieces) -> str:
-    """The shortest distance that is drawn."""
-    return f"{work.step.wall_us / PIXELS:.3g} µs"
 
 
 def timeline_receipt(path: str, work: StepPieces) -> str:
