@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import support
 import torch
 from torch import nn
 
@@ -62,6 +63,12 @@ def record_steps(folder, model, loss=of_batch, steps=1, make=torch.optim.SGD, ra
             loss(model, step).backward()
             optimizer.step()
     return open_run(folder)
+
+
+def loss_of_network(model, step):
+    """The loss of ``support.network``."""
+    x, y = support.batch(step)
+    return nn.functional.cross_entropy(model(x), y)
 
 
 def difference(value, exact):

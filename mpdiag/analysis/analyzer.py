@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -136,28 +136,19 @@ class Analysis:
 
     def to_json(self) -> dict[str, Any]:
         """The document of ``mpdiag analyze --json``."""
-        masters = self.plan.master_weights
+        plan = self.plan.to_json()
         return {
             "schema_version": SCHEMA_VERSION,
             "run": str(self.run.folder),
             "target": self.target.name,
-            "verdict": asdict(self.verdict),
+            "verdict": plan["verdict"],
             "loss_scale": self.loss_scale.to_json(),
-            "master_weights": {
-                "needed": masters.needed,
-                "swallowed_fraction": masters.swallowed_fraction,
-                "worst_parameter": masters.worst_parameter,
-                "reason": masters.reason,
-                "evidence": dict(masters.evidence),
-            },
-            "fp32_operations": [
-                {"op": c.op, "module": c.module, "reason": c.reason, "evidence": dict(c.evidence)}
-                for c in self.plan.fp32_operations
-            ],
+            "master_weights": plan["master_weights"],
+            "fp32_operations": plan["fp32_operations"],
             "formats": dict(self.formats),
             "layers": self.layers.to_json(),
             "findings": [f.to_json() for f in self.findings],
-            "plan": self.plan.to_json(),
+            "plan": plan,
             "figures": self.figures.to_json(),
         } | ({} if self.probe is None else {"probe": self.probe.to_json()})
 

@@ -7,16 +7,16 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from recorded import model_and_optimizer, step
+from recorded import model_and_optimizer, recorded_steps
+from recorded_steps import loss_of_network, record_steps
 from row_buffer import table_of
-from support import batch, network
-from torch import nn
+from support import network
 
 import mpdiag
 from mpdiag.analysis import run_statistics
 from mpdiag.analysis.recording_checks import period_findings, rank_findings
 from mpdiag.reports.text.analysis import after_analysis
-from mpdiag.runs.run import open_run
+from mpdiag.runs.run import now, open_run
 from mpdiag.runs.writer import RunWriter
 
 
@@ -50,14 +50,7 @@ def test_a_recording_of_every_phase_is_not_a_finding():
 
 @pytest.mark.parametrize("rows_held", [True, False])
 def test_it_stands_in_the_analysis(tmp_path, monkeypatch, rows_held):
-    model = network()
-    optimizer = torch.optim.SGD(model.parameters(), 0.01)
-    x, y = batch()
-    with mpdiag.record(model, optimizer, tmp_path, every=4, operations=0):
-        for _ in range(9):
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(model(x), y).backward()
-            optimizer.step()
+    record_steps(tmp_path, network(), loss_of_network, 9, rate=0.01, every=4, operations=0)
     if not rows_held:
         monkeypatch.setattr(run_statistics, "STREAM_FROM", 0)
     analysis = mpdiag.analyze(open_run(tmp_path))
@@ -69,10 +62,7 @@ def test_it_stands_in_the_analysis(tmp_path, monkeypatch, rows_held):
 @pytest.fixture
 def run(tmp_path):
     """A recording, whose meta.json is changed by a call."""
-    model, optimizer = model_and_optimizer()
-    with mpdiag.record(model, optimizer, tmp_path / "run", every=1):
-        for _ in range(3):
-            step(model, optimizer)
+    recorded_steps(tmp_path / "run", model_and_optimizer()[0], 3)
 
     def changed(**fields):
         path = tmp_path / "run" / "meta.json"
@@ -111,11 +101,8 @@ def test_a_recording_of_an_earlier_version_says_nothing_of_autocast(run):
 
 def test_a_double_precision_recording_says_what_it_does_not_show(tmp_path):
     torch.manual_seed(0)
-    model = torch.nn.Linear(8, 4).double()
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    with mpdiag.record(model, optimizer, tmp_path / "run", every=1):
-        for _ in range(3):
-            step(model, optimizer, torch.randn(5, 8, dtype=torch.float64))
+    x = torch.randn(5, 8, dtype=torch.float64)
+    recorded_steps(tmp_path / "run", torch.nn.Linear(8, 4).double(), 3, x)
     analysis = mpdiag.analyze(tmp_path / "run")
     finding = next(f for f in analysis.findings if f.code == "not-fp32")
     assert finding.message.startswith("the weights are float64")
@@ -171,10 +158,6 @@ def fleet(tmp_path):
 SAME = [[1.0, 2.0]] * 4
 
 
-def test_ranks_that_agree_and_end_are_not_mentioned(fleet):
-    assert fleet({0: ("complete", SAME), 1: ("complete", SAME)}) == []
-
-
 def test_a_killed_rank_is_named_with_its_last_step(fleet):
     (finding,) = fleet({0: ("failed", SAME), 1: ("recording", SAME[:2]), 2: ("failed", SAME)})
     assert finding.code == "rank-stopped"
@@ -186,26 +169,28 @@ def test_a_killed_rank_is_named_with_its_last_step(fleet):
     json.dumps(finding.to_json())
 
 
-def test_a_rank_that_failed_earlier_than_the_others(fleet):
-    (finding,) = fleet({0: ("complete", SAME), 1: ("failed", SAME[:3])})
-    assert finding.evidence["rank"] == 1
-    assert "failed after 3 steps" in finding.message
+def test_ranks_that_agree_and_end_are_not_mentioned(fleet):
+    assert fleet({0: ("complete", SAME), 1: ("complete", SAME)}) == []
 
 
 def test_a_run_that_is_being_recorded_is_let_be(fleet):
-    from mpdiag.runs.run import now
-
     assert fleet({0: ("recording", SAME), 1: ("recording", SAME[:3])}, updated=now()) == []
 
 
-def test_a_rank_without_a_word(fleet):
-    (finding,) = fleet({0: ("complete", SAME)}, world=2)
-    assert finding.code == "rank-missing"
-    assert finding.evidence["ranks"] == [1]
+OTHER = [*SAME[:2], [1.0, 2.5], [1.0, 3.0]]
+DIFFER = {"parameters": ["up.weight"], "first_step": 2, "ranks": [0, 1]}
 
 
-def test_copies_that_differ_are_named_with_the_first_step(fleet):
-    other = [*SAME[:2], [1.0, 2.5], [1.0, 3.0]]
-    (finding,) = fleet({0: ("complete", SAME), 1: ("complete", other)})
-    assert finding.code == "ranks-disagree"
-    assert finding.evidence == {"parameters": ["up.weight"], "first_step": 2, "ranks": [0, 1]}
+@pytest.mark.parametrize(
+    ("second", "code", "evidence", "words"),
+    [
+        (("failed", SAME[:3]), "rank-stopped", {"rank": 1}, "failed after 3 steps"),
+        (None, "rank-missing", {"ranks": [1]}, "left no recording"),
+        (("complete", OTHER), "ranks-disagree", DIFFER, "different copies of up.weight at step 2"),
+    ],
+)
+def test_a_rank_that_is_unlike_the_other_is_named(fleet, second, code, evidence, words):
+    ranks = {0: ("complete", SAME)} | ({} if second is None else {1: second})
+    (finding,) = fleet(ranks, world=2)
+    assert (finding.code, words in finding.message) == (code, True)
+    assert finding.evidence == finding.evidence | evidence

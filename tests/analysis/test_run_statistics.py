@@ -5,14 +5,15 @@ from __future__ import annotations
 import importlib.util
 import json
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
+from recorded_steps import loss_of_network, record_steps
 from row_buffer import RowBuffer, UpdateCounts
-from support import batch, network
+from support import network
 
-import mpdiag
 from mpdiag.analysis import run_statistics
 from mpdiag.analysis.analyzer import analyze
 from mpdiag.analysis.run_statistics import (
@@ -112,14 +113,11 @@ def test_ranks_placements_and_skips_come_out_the_same(tmp_path, monkeypatch, bat
 
 
 def test_a_real_recording_comes_out_the_same(tmp_path, monkeypatch):
-    model = network()
-    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
-    with mpdiag.record(model, optimizer, tmp_path / "run", every=1):
-        for i in range(12):
-            x, y = batch(i)
-            optimizer.zero_grad()
-            (torch.nn.functional.cross_entropy(model(x), y) * 2.0**-14).backward()
-            optimizer.step()
+    def small(model, step):
+        return loss_of_network(model, step) * 2.0**-14
+
+    momentum = partial(torch.optim.SGD, momentum=0.9)
+    record_steps(tmp_path / "run", network(), small, 12, momentum, 0.1, every=1)
     held, streamed = both(tmp_path / "run", monkeypatch, 50)
     assert json.dumps(streamed.to_json()) == json.dumps(held.to_json())
     assert held.plan.loss_scale.method != "none"

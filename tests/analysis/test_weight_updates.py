@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import made_runs as hand
 import numpy as np
 import pytest
 import torch
+from recorded_steps import loss_of_network, record_steps
 from row_buffer import UpdateCounts, table_of
-from support import batch, network
+from support import network
 from torch import nn
 
 import mpdiag
@@ -33,17 +36,45 @@ def masters_of(updates, size=1000):
     return analyze_weight_updates(statistics, FP16)
 
 
-def test_weights_that_stand_still_need_masters():
-    masters = masters_of([(step, "w", 1e-5, 1000) for step in range(STEPS)])
-    assert masters.needed
-    assert masters.evidence["path_stalled"] == pytest.approx(1.0)
+def following(rates, stands):
+    """Updates by these rates; those below ``stands`` are swallowed whole."""
+    return [(step, "w", rate, 1000 if rate < stands else 0) for step, rate in enumerate(rates)]
 
 
-def test_many_tiny_updates_beside_few_that_count_need_none():
-    spread = np.where(np.arange(1000) < 600, 1e-7, 1e-3)
-    masters = masters_of([(step, "w", spread, 600) for step in range(STEPS)])
-    assert masters.swallowed_fraction == 0.6
-    assert not masters.needed
+STILL = [(step, "w", 1e-5, 1000) for step in range(STEPS)]
+TINY = np.where(np.arange(1000) < 600, 1e-7, 1e-3)
+# name: updates, whether masters are needed, and a figure with its bounds
+UPDATES = {
+    "weights stand still": (STILL, True, "path_stalled", 0.999, 1.001),
+    "many tiny updates beside few that count": (
+        [(step, "w", TINY, 600) for step in range(STEPS)], False, "swallowed_share", 0.6, 0.6,
+    ),
+    "a schedule ends in nothing": (
+        following([1e-3 * (1 - step / STEPS) ** 2 for step in range(STEPS)], 5e-5),
+        False, "swallowed_share", 0.1, 1.0,
+    ),
+    "weights stop halfway": (
+        following([1e-3] * 8 + [4e-4] * (STEPS - 8), 5e-4), True, "swallowed_share", 0.6, 0.6,
+    ),
+    "one small parameter stands still": (
+        [(step, name, rate, lost) for name, rate, lost in (("norm.weight", 1e-5, 1000), ("w", 1e-3, 0))
+         for step in range(STEPS)], False, "path_stalled", 0.0, NEEDED,
+    ),
+    "recorded steps stand for those up to the next": (
+        [*((step, "w", 1e-3, 0) for step in range(5)),
+         *((step, "w", 2e-4, 1000) for step in range(5, 200, 20))],
+        True, "path_swallowed", 0.9 * 0.04 / 0.045, 1.1 * 0.04 / 0.045,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", UPDATES)
+def test_masters_are_needed_where_weights_stand_still_and_would_have_gone_on(case):
+    updates, needed, figure, low, high = UPDATES[case]
+    masters = masters_of(updates)
+    assert masters.needed == needed
+    figures = {**masters.evidence, "swallowed_share": masters.swallowed_fraction}
+    assert low <= figures[figure] <= high
 
 
 @pytest.mark.parametrize(("size", "needed"), [(1e-9, True), (1e-3, False)])
@@ -52,19 +83,16 @@ def test_weights_that_vanish_need_masters(size, needed, tmp_path):
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 1))
     with torch.no_grad():
         model[0].weight.mul_(size)
-    optimizer = torch.optim.SGD(
-        [
-            {"params": model[0].parameters(), "lr": 0.01 * size**2},
-            {"params": model[1].parameters()},
-        ],
-        lr=0.05,
-    )
-    with mpdiag.record(model, optimizer, tmp_path / "run"):
-        for _ in range(3):
-            optimizer.zero_grad()
-            model(torch.ones(4, 8) / size).square().mean().backward()
-            optimizer.step()
-    masters = mpdiag.analyze(tmp_path / "run").plan.master_weights
+    first = {"params": model[0].parameters(), "lr": 0.01 * size**2}
+
+    def optimizer(_parameters, rate):
+        return torch.optim.SGD([first, {"params": model[1].parameters()}], rate)
+
+    def loss(model, _step):
+        return model(torch.ones(4, 8) / size).square().mean()
+
+    run = record_steps(tmp_path / "run", model, loss, 3, optimizer, 0.05)
+    masters = mpdiag.analyze(run).plan.master_weights
     assert (masters.evidence["weights_vanished"] > 0.9) == needed
     if needed:
         assert masters.needed
@@ -72,58 +100,21 @@ def test_weights_that_vanish_need_masters(size, needed, tmp_path):
         assert masters.reason.startswith("FP16 makes 100 % of the sum of 0.weight 0; ")
 
 
-def test_a_schedule_that_ends_in_nothing_needs_none():
-    rates = [1e-3 * (1 - step / STEPS) ** 2 for step in range(STEPS)]
-    masters = masters_of([(s, "w", r, 1000 if r < 5e-5 else 0) for s, r in enumerate(rates)])
-    assert masters.swallowed_fraction > 0.1
-    assert not masters.needed
-
-
-def test_weights_that_stop_halfway_need_masters():
-    rates = [1e-3 if step < 8 else 4e-4 for step in range(STEPS)]
-    masters = masters_of([(s, "w", r, 1000 if r < 5e-4 else 0) for s, r in enumerate(rates)])
-    assert masters.needed
-
-
-def test_one_small_parameter_that_stands_still_needs_none():
-    gains = [(step, "norm.weight", 1e-5, 1000) for step in range(STEPS)]
-    masters = masters_of([*gains, *((step, "w", 1e-3, 0) for step in range(STEPS))])
-    assert masters.evidence["path_stalled"] < NEEDED
-    assert not masters.needed
-
-
-def test_recorded_steps_stand_for_those_up_to_the_next():
-    dense = [(step, "w", 1e-3, 0) for step in range(5)]
-    sparse = [(step, "w", 2e-4, 1000) for step in range(5, 200, 20)]
-    masters = masters_of([*dense, *sparse])
-    assert masters.evidence["path_swallowed"] == pytest.approx(0.04 / 0.045, rel=0.1)
-    assert masters.needed
-
-
 def test_the_share_that_decides_and_its_limit_stand_first():
     """The short screen cuts what comes last."""
-    reason = masters_of([(step, "w", 1e-5, 1000) for step in range(STEPS)]).reason
+    reason = masters_of(STILL).reason
     assert reason.startswith(
         "100 % of the way that weights go lies where FP16 weights would stand still (FP32 masters are "
         "needed from 10 % on)"
     )
 
 
-def record(folder, optimizer):
-    model = network()
-    made = optimizer(model.parameters())
-    with mpdiag.record(model, made, folder, every=1):
-        for i in range(3):
-            x, y = batch(i)
-            made.zero_grad()
-            nn.functional.cross_entropy(model(x), y).backward()
-            made.step()
-    return model
+def record(folder, make=torch.optim.Adam, rate=1e-3):
+    return record_steps(folder, network(), loss_of_network, 3, make, rate, every=1)
 
 
 def test_activations_are_those_of_modules_without_children(tmp_path):
-    record(tmp_path / "run", torch.optim.Adam)
-    run = mpdiag.open_run(tmp_path / "run")
+    run = record(tmp_path / "run")
     # Convolution and batch norm, whose output the ReLU's replaces and flattening shares; linear.
     expected = 8 * (2 * 4 * 36 + 10)
     assert activations_per_step(run, RunStatistics.of(run.records)) == expected
@@ -176,16 +167,12 @@ def test_activations_are_those_of_one_device(tmp_path):
 
 @pytest.mark.parametrize(
     ("optimizer", "states"),
-    [
-        (torch.optim.Adam, 2),
-        (lambda p: torch.optim.SGD(p, 0.1), 0),
-        (lambda p: torch.optim.SGD(p, 0.1, momentum=0.9), 1),
-    ],
+    [(torch.optim.Adam, 2), (torch.optim.SGD, 0), (partial(torch.optim.SGD, momentum=0.9), 1)],
 )
 def test_the_baseline_counts_weights_gradients_states_and_activations(tmp_path, optimizer, states):
-    model = record(tmp_path / "run", optimizer)
-    levels = {a.level: a for a in mpdiag.analyze(tmp_path / "run").plan.levels}
-    weights = sum(p.numel() for p in model.parameters())
+    plan = mpdiag.analyze(record(tmp_path / "run", optimizer, 0.1)).plan
+    levels = {a.level: a for a in plan.levels}
+    weights = sum(p.numel() for p in network().parameters())
     activations = 8 * (2 * 4 * 36 + 10)
     assert levels["O0"].memory_bytes == 4 * (weights * (2 + states) + activations)
     assert levels["O0"].batch_factor == 1.0
@@ -194,8 +181,7 @@ def test_the_baseline_counts_weights_gradients_states_and_activations(tmp_path, 
 
 
 def test_the_levels_come_in_the_order_to_try_them(tmp_path):
-    record(tmp_path / "run", torch.optim.Adam)
-    plan = mpdiag.analyze(tmp_path / "run").plan
+    plan = mpdiag.analyze(record(tmp_path / "run")).plan
     assert [a.level for a in plan.levels] == ["O0", "O1", "O2", "O3"]
     assert plan.level == "O1"
     assert all(a.reason for a in plan.levels)
@@ -203,8 +189,8 @@ def test_the_levels_come_in_the_order_to_try_them(tmp_path):
 
 @pytest.mark.parametrize(("momentum", "possible"), [(0.0, True), (0.9, False)])
 def test_an_optimizers_own_state_in_fp16_is_not_judged(tmp_path, momentum, possible):
-    record(tmp_path / "run", lambda p: torch.optim.SGD(p, 0.1, momentum=momentum))
-    plan = mpdiag.analyze(tmp_path / "run").plan
+    optimizer = partial(torch.optim.SGD, momentum=momentum)
+    plan = mpdiag.analyze(record(tmp_path / "run", optimizer, 0.1)).plan
     assert not plan.master_weights.needed
     assert plan.levels[3].possible == possible
 

@@ -62,15 +62,7 @@ def test_a_workload_by_a_plan(tmp_path):
 
 def test_no_time_is_an_answer_too(tmp_path):
     PrecisionPlan().save(tmp_path / "given.json")
-    options = (
-        "digits",
-        "--plan",
-        tmp_path / "given.json",
-        "--budget",
-        0.01,
-        "--run",
-        tmp_path,
-    )
+    options = ("digits", "--plan", tmp_path / "given.json", "--budget", 0.01, "--run", tmp_path)
     result = run(*options)
     assert result.exit_code == ExitCode.OK, result.stderr
     assert "to continue" in result.stdout or "Nothing needs" in result.stdout

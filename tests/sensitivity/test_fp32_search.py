@@ -286,21 +286,14 @@ def test_the_search_is_kept_at_a_url_too(tmp_path, monkeypatch):
         ({"seeds": (1, 1)}, "two different"),
         ({"probe_seeds": 0}, "probe_seeds"),
         ({"probe_seeds": 3}, "probe_seeds"),
+        ({"plan": dataclasses.replace(constant(), level="O0")}, "nothing to search"),
+        ({"build": builder(math.inf)}, "an FP32 training diverged"),
     ],
 )
 def test_what_makes_no_sense_is_refused(options, words):
+    usual = {"build": builder(1.0), "plan": constant(8.0), **SMALL}
     with pytest.raises(UsageError, match=words):
-        search_fp32(builder(1.0), constant(8.0), **{**SMALL, **options})
-
-
-def test_a_level_without_narrow_operations_is_refused():
-    with pytest.raises(UsageError, match="nothing to search"):
-        search_fp32(builder(1.0), dataclasses.replace(constant(), level="O0"), **SMALL)
-
-
-def test_a_training_that_diverges_in_fp32_is_refused():
-    with pytest.raises(UsageError, match="an FP32 training diverged"):
-        search_fp32(builder(float("inf")), constant(8.0), **SMALL)
+        search_fp32(**{**usual, **options})
 
 
 def test_the_ranking_changes_nothing_in_the_training():

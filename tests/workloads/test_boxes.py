@@ -57,93 +57,80 @@ def test_encode_of_an_empty_slot_is_finite() -> None:
     assert boxes.encode(torch.zeros(1, 4), torch.tensor([[0.5, 0.5, 0.2, 0.2]])).isfinite().all()
 
 
-class TestMatch:
-    anchors = torch.tensor([[0.25, 0.25, 0.5, 0.5], [0.75, 0.25, 0.5, 0.5], [0.25, 0.75, 0.5, 0.5]])
+LEFT, RIGHT, BELOW = [0.25, 0.25, 0.5, 0.5], [0.75, 0.25, 0.5, 0.5], [0.25, 0.75, 0.5, 0.5]
 
-    def test_a_box_takes_every_anchor_it_overlaps_enough(self) -> None:
-        both = torch.tensor([[0.25, 0.25, 0.5, 0.5], [0.3, 0.25, 0.5, 0.5], [0.75, 0.75, 0.5, 0.5]])
-        truth = corners((0, 0, 0.5, 0.5)).unsqueeze(0)
-        assert boxes.match(truth, torch.tensor([[True]]), both).tolist() == [[0, 0, -1]]
 
-    def test_a_small_box_still_gets_its_best_anchor(self) -> None:
-        truth = corners((0.6, 0.1, 0.7, 0.2)).unsqueeze(0)
-        assert boxes.match(truth, torch.tensor([[True]]), self.anchors).tolist() == [[-1, 0, -1]]
-
-    def test_two_boxes_that_want_one_anchor_get_one_each_best_pair_first(self) -> None:
+@pytest.mark.parametrize(
+    ("anchors", "truth", "matched"),
+    [
+        # A box takes every anchor that it overlaps enough.
+        ([LEFT, [0.3, 0.25, 0.5, 0.5], [0.75, 0.75, 0.5, 0.5]], [(0, 0, 0.5, 0.5)], [0, 0, -1]),
+        # A small box still gets its best anchor.
+        ([LEFT, RIGHT, BELOW], [(0.6, 0.1, 0.7, 0.2)], [-1, 0, -1]),
         # Both lie in the first anchor; the larger overlaps it more, the smaller takes its second.
-        truth = corners((0.3, 0.0, 0.55, 0.2), (0.0, 0.0, 0.5, 0.4)).unsqueeze(0)
-        assert boxes.match(truth, torch.tensor([[True, True]]), self.anchors).tolist() == [
-            [1, 0, -1]
-        ]
-
-    def test_empty_slots_match_nothing(self) -> None:
-        truth = torch.zeros(2, 3, 4)
-        matched = boxes.match(truth, torch.zeros(2, 3, dtype=torch.bool), self.anchors)
-        assert (matched == -1).all()
+        ([LEFT, RIGHT, BELOW], [(0.3, 0.0, 0.55, 0.2), (0.0, 0.0, 0.5, 0.4)], [1, 0, -1]),
+    ],
+)
+def test_matching(anchors, truth, matched) -> None:
+    present = torch.ones(1, len(truth), dtype=torch.bool)
+    found = boxes.match(corners(*truth)[None], present, torch.tensor(anchors))
+    assert found.tolist() == [matched]
 
 
-class TestNms:
-    def test_keeps_the_best_of_a_cluster_and_whatever_stands_apart(self) -> None:
-        candidates = corners((0, 0, 10, 10), (1, 0, 11, 10), (20, 20, 30, 30), (0, 0, 10, 4))
-        scores = torch.tensor([0.8, 0.9, 0.3, 0.7])
+def test_empty_slots_match_nothing() -> None:
+    present = torch.zeros(2, 3, dtype=torch.bool)
+    assert (boxes.match(torch.zeros(2, 3, 4), present, torch.tensor([LEFT])) == -1).all()
+
+
+@pytest.mark.parametrize(
+    ("candidates", "scores", "kept"),
+    [
         # 1 suppresses 0 (overlap 9/11); 3 overlaps 1 by 36/104 only, and 2 nothing.
-        assert boxes.nms(candidates, scores).tolist() == [1, 3, 2]
+        (
+            [(0, 0, 10, 10), (1, 0, 11, 10), (20, 20, 30, 30), (0, 0, 10, 4)],
+            [0.8, 0.9, 0.3, 0.7],
+            [1, 3, 2],
+        ),
+        # Neighbours overlap by 7/13; what was suppressed suppresses nothing.
+        ([(0, 0, 10, 10), (3, 0, 13, 10), (6, 0, 16, 10)], [0.9, 0.8, 0.7], [0, 2]),
+        ([], [], []),
+    ],
+)
+def test_suppression(candidates, scores, kept) -> None:
+    found = boxes.nms(corners(*candidates).reshape(-1, 4), torch.tensor(scores))
+    assert found.tolist() == kept
 
-    def test_what_was_suppressed_suppresses_nothing(self) -> None:
-        chain = corners(
-            (0, 0, 10, 10), (3, 0, 13, 10), (6, 0, 16, 10)
-        )  # neighbours overlap by 7/13
-        assert boxes.nms(chain, torch.tensor([0.9, 0.8, 0.7])).tolist() == [0, 2]
 
-    def test_of_nothing_is_nothing(self) -> None:
-        assert boxes.nms(torch.zeros(0, 4), torch.zeros(0)).tolist() == []
+ONE, TWO = (0, 0, 10, 10), (20, 20, 30, 30)  # in the images 0 and 1
 
 
-class TestAveragePrecision:
-    truth = corners((0, 0, 10, 10), (20, 20, 30, 30))
-    in_images = torch.tensor([0, 1])
-
-    def ap(self, found: list[tuple[float, torch.Tensor, int]]) -> float:
-        scores, candidates, images = zip(*found, strict=True) if found else ((), (), ())
-        stacked = torch.stack(candidates) if candidates else torch.zeros(0, 4)
-        return boxes.average_precision(
-            torch.tensor(scores),
-            stacked,
-            torch.tensor(images, dtype=torch.int64),
-            self.truth,
-            self.in_images,
-        )
-
-    def test_everything_found_and_nothing_else(self) -> None:
-        assert self.ap([(0.6, self.truth[0], 0), (0.9, self.truth[1], 1)]) == pytest.approx(1)
-
-    def test_nothing_detected(self) -> None:
-        assert self.ap([]) == 0
-
-    def test_the_right_place_in_the_wrong_image_is_wrong(self) -> None:
-        assert self.ap([(0.9, self.truth[0], 1)]) == 0
-
-    def test_a_second_detection_of_one_object_is_wrong(self) -> None:
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        ([(0.6, ONE, 0), (0.9, TWO, 1)], 1),
+        ([], 0),
+        ([(0.9, ONE, 1)], 0),  # the right place in the wrong image
         # right, wrong (claimed), right: precision 1 at recall 1/2, then 2/3 at recall 1
-        found = [(0.9, self.truth[0], 0), (0.8, self.truth[0], 0), (0.7, self.truth[1], 1)]
-        assert self.ap(found) == pytest.approx((1 + 2 / 3) / 2)
-
-    def test_the_envelope_lifts_a_dip(self) -> None:
+        ([(0.9, ONE, 0), (0.8, ONE, 0), (0.7, TWO, 1)], (1 + 2 / 3) / 2),
         # wrong, right, right: precisions 0, 1/2, 2/3; at recall 1/2 the best still to come is 2/3
-        found = [
-            (0.9, corners((50, 50, 60, 60))[0], 0),
-            (0.8, self.truth[0], 0),
-            (0.7, self.truth[1], 1),
-        ]
-        assert self.ap(found) == pytest.approx(2 / 3)
+        ([(0.9, (50, 50, 60, 60), 0), (0.8, ONE, 0), (0.7, TWO, 1)], 2 / 3),
+        ([(0.9, (0, 0, 10, 5), 0)], 1 / 2),  # half an overlap is enough
+        ([(0.9, (0, 0, 10, 4.9), 0)], 0),
+    ],
+)
+def test_average_precision(found, expected) -> None:
+    scores, candidates, images = zip(*found, strict=True) if found else ((), (), ())
+    precision = boxes.average_precision(
+        torch.tensor(scores),
+        corners(*candidates).reshape(-1, 4),
+        torch.tensor(images, dtype=torch.int64),
+        corners(ONE, TWO),
+        torch.tensor([0, 1]),
+    )
+    assert precision == pytest.approx(expected)
 
-    def test_half_an_overlap_is_enough_and_less_is_not(self) -> None:
-        assert self.ap([(0.9, corners((0, 0, 10, 5))[0], 0)]) == pytest.approx(1 / 2)
-        assert self.ap([(0.9, corners((0, 0, 10, 4.9))[0], 0)]) == 0
 
-    def test_no_objects_no_number(self) -> None:
-        empty = boxes.average_precision(
-            torch.ones(1), self.truth[:1], torch.zeros(1, dtype=torch.int64),
-            torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64),
-        )  # fmt: skip
-        assert math.isnan(empty)
+def test_the_precision_of_no_objects_is_no_number() -> None:
+    none, one = torch.zeros(0, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
+    empty = boxes.average_precision(torch.ones(1), corners(ONE), one, torch.zeros(0, 4), none)
+    assert math.isnan(empty)

@@ -29,30 +29,20 @@ def test_every_workload_has_a_size_for_a_gpu() -> None:
         assert small == workloads.load(name) != large
 
 
-def test_an_unknown_name_is_answered_with_the_known_ones() -> None:
-    with pytest.raises(
-        workloads.UnknownWorkload,
-        match=r"there is no workload 'yolo': choose one of digits, gpt, language_model, ssd",
-    ):
-        workloads.load("yolo")
-    assert issubclass(workloads.UnknownWorkload, ValueError)
-
-
-def test_an_unknown_option_is_answered_with_the_known_ones() -> None:
-    with pytest.raises(
-        workloads.BadOption,
-        match=r"'ssd' has no option 'width': its options are mean_over, inputs,",
-    ):
-        workloads.load("ssd", width=3)
-
-
-def test_an_unknown_value_is_answered_with_the_known_ones() -> None:
-    with pytest.raises(
-        workloads.BadOption, match=r"'gpt' has no size 'huge': choose one of small, large"
-    ):
-        workloads.load("gpt", size="huge")
-    with pytest.raises(workloads.BadOption, match="choose one of boxes, matched"):
-        workloads.load("ssd", mean_over="anchors")
+@pytest.mark.parametrize(
+    ("name", "options", "error", "words"),
+    [
+        ("yolo", {}, "UnknownWorkload", "no workload 'yolo': choose one of digits, gpt, language_"),
+        ("ssd", {"width": 3}, "BadOption", "'ssd' has no option 'width': its options are mean_over"),
+        ("gpt", {"size": "huge"}, "BadOption", "'gpt' has no size 'huge': choose one of small, large"),
+        ("ssd", {"mean_over": "anchors"}, "BadOption", "choose one of boxes, matched"),
+    ],
+)  # fmt: skip
+def test_what_is_unknown_is_answered_with_what_is_known(name, options, error, words) -> None:
+    kind = getattr(workloads, error)
+    with pytest.raises(kind, match=words):
+        workloads.load(name, **options)
+    assert issubclass(kind, ValueError)
 
 
 def test_importing_the_registry_is_cheap() -> None:

@@ -263,10 +263,12 @@ def _figures(
         )
     over, known = _overflowing(recorded, chosen, target)
     seen = int(overflows_at(recorded.maxima, 0, target).sum())
-    yield from (
-        Figure(key, count / max(1, known), "steps", whole, fmt, at, count=count, of=known)
-        for key, count, at in _overflow_counts(seen, over, scale)
+    counts: tuple[tuple[Key, int, float | None], ...] = (
+        ("overflowing-unscaled", seen, 1.0),
+        ("overflowing-steps", over, scale),
     )
+    for key, count, at in counts:
+        yield Figure(key, count / max(1, known), "steps", whole, fmt, at, count=count, of=known)
     yield Figure(
         "overflow-bound",
         largest_share(over, known),
@@ -280,13 +282,6 @@ def _figures(
         confidence=CONFIDENCE,
     )
     yield from _interval(recorded, whole, target)
-
-
-def _overflow_counts(
-    seen: int, over: int, scale: float | None
-) -> tuple[tuple[Key, int, float | None], ...]:
-    """In how many steps gradients overflow without a scale, and with the plan's."""
-    return (("overflowing-unscaled", seen, 1.0), ("overflowing-steps", over, scale))
 
 
 def _interval(recorded: _Recorded, whole: Window, target: FloatFormat) -> Iterator[Figure]:

@@ -6,6 +6,7 @@ import math
 import random
 
 import pytest
+from seed_runs import make_run
 from support import record_and_train
 
 import mpdiag
@@ -13,10 +14,8 @@ from mpdiag.analysis.comparison.compare import compare_groups
 from mpdiag.analysis.comparison.groups import SeedGroup, SeedTraining, read_group, save_baseline
 from mpdiag.analysis.comparison.models import KnownModel, relate_models
 from mpdiag.errors import UsageError
-from mpdiag.files.atomic import write_json
 from mpdiag.reports import terminal
 from mpdiag.reports.text.comparison import comparison_text
-from mpdiag.runs.training_log import LogWriter, Metric, TrainingStep
 from mpdiag.tracing.fingerprint import ModelFingerprint
 
 HIGHER = {"accuracy": True, "F1": True, "reward": True, "final loss": False}
@@ -131,19 +130,6 @@ def test_a_training_that_diverged_counts_although_its_accuracy_is_a_number():
     found = compare_groups(a, b)
     assert found.divergence.diverged == (0, 1)
     assert found.metrics[0].result.difference == pytest.approx(0.905 - 0.9033, abs=1e-3)
-
-
-def make_run(folder, *, losses, metric=None, state="complete", notes=()):
-    folder.mkdir(parents=True)
-    write_json(folder / "meta.json", {"schema_version": 1, "state": state})
-    log = LogWriter(folder)
-    for step, loss in enumerate(losses):
-        log.append(TrainingStep(step, loss, 1.0, skipped=loss is None))
-    for note in notes:
-        log.append(note)
-    if metric is not None:
-        log.append(Metric("accuracy", metric))
-    log.close()
 
 
 def test_which_trainings_count_as_diverged(tmp_path):

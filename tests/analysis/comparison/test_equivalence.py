@@ -13,6 +13,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from recorded_steps import loss_of_network, record_steps
+from seed_runs import make_run
 from support import backoff, batch, network
 from torch import nn
 
@@ -25,11 +27,10 @@ from mpdiag.analysis.comparison.equivalence import (
 )
 from mpdiag.analysis.comparison.groups import read_group, save_baseline
 from mpdiag.errors import DamagedRun, RunNotFound, UsageError
-from mpdiag.files.atomic import write_json
 from mpdiag.numerics.students_t import t_cdf, t_quantile
 from mpdiag.reports.text.comparison import draw_interval
 from mpdiag.runs.run import Run
-from mpdiag.runs.training_log import LogWriter, Metric, TrainingStep
+from mpdiag.runs.training_log import LogWriter, TrainingStep
 
 scipy_stats = pytest.importorskip("scipy.stats", reason="SciPy is the oracle; pip install scipy")
 
@@ -161,8 +162,8 @@ def test_the_family_seldom_has_any_wrong_verdict():
 
 def test_where_both_sides_diverged_the_advice_is_no_other_margin(tmp_path):
     for seed in range(2):
-        make_run(tmp_path / "a" / f"s{seed}", seed, math.nan)
-        make_run(tmp_path / "b" / f"s{seed}", seed, math.nan)
+        for side in "ab":
+            make_run(tmp_path / side / f"s{seed}", seed=seed, metric=math.nan)
     found = mpdiag.compare(tmp_path / "a", tmp_path / "b", metric="accuracy")
     (finding,) = (f for f in found.findings if f.code == "metric-inconclusive")
     assert "not finite on either side" in finding.message
@@ -190,26 +191,16 @@ def test_the_interval_is_drawn_between_its_margins():
 # -- run folders -----------------------------------------------------------------------------------
 
 
-def make_run(folder, seed, score, losses=(3.0, 2.0, 1.0)):
-    folder.mkdir(parents=True)
-    write_json(
-        folder / "meta.json", {"schema_version": 1, "seeds": {"torch": seed}, "state": "complete"}
-    )
-    log = LogWriter(folder)
-    for step, loss in enumerate(losses):
-        log.append(TrainingStep(step, loss, 1.0))
-    log.append(Metric("accuracy", score))
-    log.close()
-
-
 @pytest.fixture
 def seeds(tmp_path):
     draw = np.random.default_rng(0)
     for seed in range(8):
         base = 0.9 + 0.01 * draw.standard_normal()
-        make_run(tmp_path / "fp32" / f"s{seed}", seed, base)
-        make_run(tmp_path / "fp16" / f"s{seed}", seed, base + 0.001 * draw.standard_normal())
-        make_run(tmp_path / "broken" / f"s{seed}", seed, base - 0.3, (3.0, 2.9, 2.8))
+        make_run(tmp_path / "fp32" / f"s{seed}", seed=seed, metric=base)
+        near = base + 0.001 * draw.standard_normal()
+        make_run(tmp_path / "fp16" / f"s{seed}", seed=seed, metric=near)
+        worse = {"metric": base - 0.3, "losses": (3.0, 2.9, 2.8)}
+        make_run(tmp_path / "broken" / f"s{seed}", seed=seed, **worse)
     return tmp_path
 
 
@@ -280,14 +271,7 @@ def test_a_foreign_baseline_is_refused_in_a_sentence(tmp_path, text, words):
 
 def recorded(folder):
     """A run with statistics of three steps and a training's log."""
-    model = network()
-    sgd = torch.optim.SGD(model.parameters(), 1e-3)
-    with mpdiag.record(model, sgd, folder, every=1):
-        for i in range(3):
-            x, y = batch(i)
-            sgd.zero_grad()
-            nn.functional.cross_entropy(model(x), y).backward()
-            sgd.step()
+    record_steps(folder, network(), loss_of_network, 3, rate=1e-3, every=1)
     log = LogWriter(folder)
     log.append(TrainingStep(0, 1.0, 1.0))
     log.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from recorded_steps import record_steps
 from torch import nn
 
 import mpdiag
@@ -21,16 +22,12 @@ class Curvature(nn.Module):
 
 
 def recorded(folder, unit):
-    model = Curvature()
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    with mpdiag.record(model, optimizer, folder):
-        for step in range(12):
-            x = torch.rand(16, 1, generator=torch.Generator().manual_seed(step)).requires_grad_()
-            (slope,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
-            optimizer.zero_grad()
-            (slope - unit * 1e-4 * torch.cos(x)).div(unit).square().mean().backward()
-            optimizer.step()
-    return folder
+    def loss(model, step):
+        x = torch.rand(16, 1, generator=torch.Generator().manual_seed(step)).requires_grad_()
+        (slope,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+        return (slope - unit * 1e-4 * torch.cos(x)).div(unit).square().mean()
+
+    return record_steps(folder, Curvature(), loss, 12, torch.optim.Adam, 1e-3)
 
 
 def test_weights_gradients_that_a_gradient_of_a_gradient_hides_make_a_scale_needed(tmp_path):
