@@ -116,13 +116,7 @@ def explain_layer(run: str | os.PathLike[str], layer: str | None = None) -> Laye
 def history_of(analysis: Analysis, layer: str) -> LayerHistory:
     """The history of a layer that was recorded, from an analysis that is made already."""
     records = analysis.run.records
-    own = np.flatnonzero(analysis.layers.names == layer)
-    layers = Layers(
-        analysis.layers.kinds[own],
-        analysis.layers.names[own],
-        analysis.layers.histograms[own],
-        analysis.layers.steps[own],
-    )
+    layers = analysis.layers.select(analysis.layers.names == layer)
     kind = "activation_grad" if "activation_grad" in layers.kinds else "weight_grad"
     mine = (records.name == records.code("name", layer)) & countable_rows(records)
     rows = records.select(mine & records.of_kind(kind))  # type: ignore[arg-type]

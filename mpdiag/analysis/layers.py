@@ -35,7 +35,11 @@ class Layers:
 
     def of_kind(self, *kinds: Kind) -> Layers:
         """Those of some kinds."""
-        rows = np.flatnonzero(np.isin(self.kinds, kinds))
+        return self.select(np.isin(self.kinds, kinds))
+
+    def select(self, mask: NDArray[np.bool_]) -> Layers:
+        """Those under a mask."""
+        rows = np.flatnonzero(mask)
         return Layers(self.kinds[rows], self.names[rows], self.histograms[rows], self.steps[rows])
 
     def to_json(self) -> list[dict[str, Any]]:

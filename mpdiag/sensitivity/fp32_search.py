@@ -37,6 +37,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from mpdiag.errors import TrainingDiverged, UsageError
+from mpdiag.files.documents import finite
 from mpdiag.files.paths import place
 from mpdiag.numerics.autocast_lists import LISTS
 from mpdiag.plan import Fp32Choice, PrecisionPlan
@@ -101,8 +102,7 @@ class SearchResult:
             "reference": None if self.spread is None else self.spread.to_json(),
             "probes": [p.to_json() for p in self.probes],
             "candidates": [
-                {"module": c.module, "op": c.op, "weight": w if math.isfinite(w) else None}
-                for c, w in self.candidates
+                {"module": c.module, "op": c.op, "weight": finite(w)} for c, w in self.candidates
             ],
             "seconds": self.seconds,
             "sufficient": self.sufficient,
@@ -345,14 +345,13 @@ class _Search:
         """The plan's entry for an operation: how training went with it in FP32 and without."""
         whole, less = self._known.get(found), self._known.get(found - {c})
         spread = self._spread
-        weight = dict(self._state.candidates)[c]
         evidence: dict[str, Any] = {
-            "metrics_with": _plain(whole),
-            "metrics_without": _plain(less),
+            "metrics_with": [] if whole is None else finite(whole.metrics),
+            "metrics_without": [] if less is None else finite(less.metrics),
             "fp32_metrics": [] if spread is None else list(spread.metrics),
             "bound": None if spread is None else spread.bound,
             "trainings": sum(len(p.metrics) for p in self._state.probes),
-            "estimate": weight if math.isfinite(weight) else None,
+            "estimate": finite(dict(self._state.candidates)[c]),
         }
         if answer == "unfinished":
             reason = (
@@ -369,12 +368,6 @@ class _Search:
         else:
             reason = "part of the smallest set with which training succeeds"
         return Fp32Choice(c.op, c.module, reason, evidence)
-
-
-def _plain(probe: Probe | None) -> list[float | None]:
-    if probe is None:
-        return []
-    return [m if math.isfinite(m) else None for m in probe.metrics]
 
 
 def narrow_options(plan: PrecisionPlan, *, lists: bool) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_map
 
 from mpdiag.emulation.rounding import round_to
 from mpdiag.errors import UsageError
+from mpdiag.files.documents import finite
 from mpdiag.files.paths import place
 from mpdiag.numerics.formats import FP16, FloatFormat, format_named
 from mpdiag.runs.results import OperationSensitivity, Sensitivities
@@ -74,11 +75,6 @@ class Sensitivity:
         """The weight whose gradient has the largest relative error."""
         errors = self.gradient_errors
         return max(errors, key=lambda name: errors[name][0]) if errors else None
-
-
-def plain(value: float) -> float | None:
-    """A number for JSON: None if it is not finite."""
-    return value if math.isfinite(value) else None
 
 
 @dataclass(frozen=True)
@@ -360,11 +356,11 @@ def _row(found: Sensitivity, estimated: float | None) -> OperationSensitivity:
         module=found.module,
         op=found.op,
         calls=len(found.sites),
-        output_error=plain(found.output_error),
-        loss_error=plain(found.loss_error),
-        gradient_error=plain(found.gradient_error),
-        gradient_cosine=plain(found.gradient_cosine),
+        output_error=finite(found.output_error),
+        loss_error=finite(found.loss_error),
+        gradient_error=finite(found.gradient_error),
+        gradient_cosine=finite(found.gradient_cosine),
         worst_gradient=found.worst_gradient,
-        estimate=None if estimated is None else plain(estimated),
+        estimate=finite(estimated),
         finite=math.isfinite(found.loss_error) and math.isfinite(found.gradient_error),
     )

@@ -9,12 +9,12 @@ import json
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from mpdiag.errors import DamagedSearch, StateMismatch, UsageError
 from mpdiag.files.atomic import write_json
-from mpdiag.files.documents import converted, read_document
+from mpdiag.files.documents import converted, finite, read_document
 from mpdiag.files.paths import AnyPath
 from mpdiag.numerics.students_t import t_quantile
 from mpdiag.sensitivity.loss_estimate import Fp32Candidate
@@ -42,7 +42,7 @@ class Probe:
         """The fields as plain values; a training that diverged has the metric None."""
         return {
             "fp32": [[c.module, c.op] for c in sorted(self.fp32)],
-            "metrics": [m if math.isfinite(m) else None for m in self.metrics],
+            "metrics": finite(self.metrics),
             "good": self.good,
             "seconds": self.seconds,
         }
@@ -72,8 +72,8 @@ class SearchState:
         document = {
             "version": VERSION,
             "key": self.key,
-            "reference": {str(s): [_number(x) for x in v] for s, v in self.reference.items()},
-            "candidates": [[c.module, c.op, _number(w)] for c, w in self.candidates],
+            "reference": {str(seed): finite(known) for seed, known in self.reference.items()},
+            "candidates": [[c.module, c.op, finite(w)] for c, w in self.candidates],
             "probes": [p.to_json() for p in self.probes],
         }
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -139,10 +139,6 @@ def load_state(path: AnyPath | None, key: dict[str, Any]) -> SearchState:
     return state
 
 
-def _number(value: float) -> float | None:
-    return value if math.isfinite(value) else None
-
-
 def _float(value: float | None, otherwise: float = math.nan) -> float:
     return otherwise if value is None else float(value)
 
@@ -175,11 +171,7 @@ class SeedSpread:
 
     def to_json(self) -> dict[str, Any]:
         """The fields as plain values."""
-        return {
-            "metrics": list(self.metrics),
-            "higher_is_better": self.higher_is_better,
-            "bound": self.bound,
-        }
+        return {**asdict(self), "metrics": list(self.metrics)}
 
 
 def spread_of(metrics: Sequence[float], *, higher_is_better: bool) -> SeedSpread:

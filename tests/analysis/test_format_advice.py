@@ -76,25 +76,21 @@ def test_fp8_is_not_advised_where_its_effect_was_not_measured():
         )
 
 
-def test_a_layer_that_does_harm_alone_is_wider():
-    layers = layers_of({"harmless": usual(0), "harmful": usual(1)})
-    advice = advise_layers(layers, 0, Measured({"harmless": 0.01, "harmful": 0.2}))
-    assert {a.name: a.format for a in advice} == {"harmless": "fp8_e4m3", "harmful": "fp16"}
-    (reason,) = (a.reason for a in advice if a.name == "harmful")
-    assert reason.startswith("FP8 E4M3 holds the range, but is too coarse")
+TOO_COARSE = "FP8 E4M3 holds the range, but is too coarse"
 
 
-def test_layers_that_do_harm_only_together_give_way_until_they_do_none():
-    layers = layers_of({"one": usual(0), "other": usual(1)})
-    advice = advise_layers(layers, 0, Measured({"one": 0.08, "other": 0.1}))
-    assert {a.name: a.format for a in advice} == {"one": "fp8_e4m3", "other": "fp16"}
-
-
-def test_what_the_plan_keeps_in_fp32_is_advised_nothing_narrower():
-    layers = layers_of({"one": usual(0), "other": usual(1)})
-    advice = advise_layers(layers, 0, Measured(kept=("one",)))
-    assert {a.name: a.format for a in advice} == {"one": "fp32", "other": "fp8_e4m3"}
-    assert advice[0].reason == "the plan keeps addmm in FP32 there"
+@pytest.mark.parametrize(
+    ("measured", "one", "other", "words"),
+    [
+        (Measured({"one": 0.2, "other": 0.01}), "fp16", "fp8_e4m3", TOO_COARSE),  # harmful alone
+        (Measured({"one": 0.1, "other": 0.08}), "fp16", "fp8_e4m3", TOO_COARSE),  # only together
+        (Measured(kept=("one",)), "fp32", "fp8_e4m3", "the plan keeps addmm in FP32 there"),
+    ],
+)
+def test_what_does_harm_or_is_kept_in_fp32_is_wider_with_a_reason(measured, one, other, words):
+    advice = advise_layers(layers_of({"one": usual(0), "other": usual(1)}), 0, measured)
+    assert [(a.name, a.format) for a in advice] == [("one", one), ("other", other)]
+    assert advice[0].reason.startswith(words)
 
 
 def test_of_layers_with_like_values_those_that_change_the_loss_least_stay_narrow():

@@ -38,6 +38,18 @@ def data():
     return torch.randn(16, 6, generator=generator), torch.randn(16, 3, generator=generator)
 
 
+@pytest.fixture
+def mse(net, data):
+    x, y = data
+    return lambda: F.mse_loss(net(x), y)
+
+
+@pytest.fixture
+def smooth(net, data):
+    x, y = data
+    return lambda: F.smooth_l1_loss(net(x), y)
+
+
 def relative(exact, narrow):
     error = (narrow - exact).double().norm() / exact.double().norm()
     return float(error.detach())
@@ -53,13 +65,9 @@ def test_rounding_is_that_of_the_format(name):
     np.testing.assert_array_equal(round_to(x, fmt).double().numpy(), expected)
 
 
-def test_a_forward_operation_rounds_what_it_reads_and_returns(net, data):
+def test_a_forward_operation_rounds_what_it_reads_and_returns(net, data, mse):
     x, y = data
-
-    def step():
-        return F.mse_loss(net(x), y)
-
-    found = {(s.module, s.op): s for s in measure(net, step, part="forward")}
+    found = {(s.module, s.op): s for s in measure(net, mse, part="forward")}
     assert list(found) == [("0", "linear"), ("1", "tanh"), ("2", "linear"), (OUTSIDE, "mse_loss")]
 
     (w0, b0), (w2, b2) = ((m.weight, m.bias) for m in (net[0], net[2]))
@@ -86,11 +94,9 @@ def test_a_forward_operation_rounds_what_it_reads_and_returns(net, data):
     assert found[OUTSIDE, "mse_loss"].output_error == 0
 
 
-def test_a_backward_operation_is_rounded_alone(net, data):
+def test_a_backward_operation_is_rounded_alone(net, data, mse):
     x, y = data
-    found = {
-        (s.module, s.op): s for s in measure(net, lambda: F.mse_loss(net(x), y), part="backward")
-    }
+    found = {(s.module, s.op): s for s in measure(net, mse, part="backward")}
     assert all(s.output_error == s.loss_error == 0 for s in found.values())
     h = torch.tanh(net[0](x)).detach()
     g = (2 * (net[2](h) - y) / y.numel()).detach()
@@ -101,14 +107,12 @@ def test_a_backward_operation_is_rounded_alone(net, data):
     assert found["0", "linear"].gradient_errors["2.weight"][0] == 0
 
 
-def test_a_loss_scale_saves_small_gradients(net, data):
-    x, y = data
-
-    def step():
-        return F.mse_loss(net(x), y) * 1e-6
-
+def test_a_loss_scale_saves_small_gradients(net, mse):
     lost, saved = (
-        {s.module: s for s in measure(net, step, part="backward", by="module", scale=k)}
+        {
+            s.module: s
+            for s in measure(net, lambda: mse() * 1e-6, part="backward", by="module", scale=k)
+        }
         for k in (1.0, 2.0**20)
     )
     assert lost["2"].gradient_error > 0.05 > 0.001 > saved["2"].gradient_error > 0
@@ -216,26 +220,18 @@ def test_the_estimate_of_a_linear_chain_is_the_exact_change():
     assert found["1"].loss_change == pytest.approx(float(moved.sum()), rel=1e-4)
 
 
-def test_the_estimate_predicts_the_measured_change(net, data):
-    x, y = data
-
-    def step():
-        return F.smooth_l1_loss(net(x), y)
-
-    exact = run_once(net, step)
-    for e in estimate(net, step):
-        narrow = run_once(net, step, [e.site], part="forward")
+def test_the_estimate_predicts_the_measured_change(net, smooth):
+    exact = run_once(net, smooth)
+    for e in estimate(net, smooth):
+        narrow = run_once(net, smooth, [e.site], part="forward")
         assert narrow.loss - exact.loss == pytest.approx(e.loss_change, rel=0.05, abs=3e-7)
 
 
-def test_the_gradient_error_is_that_of_rounding_under_the_scale(net, data):
+def test_the_gradient_error_is_that_of_rounding_under_the_scale(net, data, mse):
     x, y = data
-
-    def step():
-        return F.mse_loss(net(x), y) * 1e-6
-
     bare, scaled = (
-        {(e.site.module): e for e in estimate(net, step, scale=k)} for k in (1.0, 2.0**20)
+        {e.site.module: e for e in estimate(net, lambda: mse() * 1e-6, scale=k)}
+        for k in (1.0, 2.0**20)
     )
     h = torch.tanh(net[0](x)).detach()
     g = (2e-6 * (net[2](h) - y) / y.numel()).detach()
@@ -264,44 +260,28 @@ def test_overflow_and_vanished_epsilons_come_first(data):
     assert math.isinf(by_operation(found)[0][1])
 
 
-def test_the_estimated_gradient_error_is_the_measured_one(net, data):
+def test_the_estimated_gradient_error_is_the_measured_one(net, smooth):
     """Over many directions it is ‖Δg‖, forward and backward, for every operation."""
-    x, y = data
-
-    def step():
-        return F.smooth_l1_loss(net(x), y)
-
-    found = estimate_gradients(net, step, scale=1024.0, directions=400)
-    exact = run_once(net, step, scale=1024.0)
-    assert len(found) == len(exact.sites) == 4
-    assert_measured(found, exact, net, step)
+    assert len(measured_estimates(net, smooth)) == 4
 
 
 def test_gradients_that_no_weight_moves_count_as_well(net, data):
     """The last bias's, sixteen times 1: no rounding reaches it, and most of ‖g‖ is its."""
-    x, _ = data
-
-    def step():
-        return net(x).sum()
-
-    found = estimate_gradients(net, step, scale=1024.0, directions=400)
-    assert_measured(found, run_once(net, step, scale=1024.0), net, step)
+    measured_estimates(net, lambda: net(data[0]).sum())
 
 
 def test_of_a_model_whose_gradients_no_weight_moves_the_backward_pass_rounds_alone(data):
-    net, (x, _) = nn.Linear(6, 2), data
-
-    def step():
-        return net(x).sum()
-
-    found = estimate_gradients(net, step, scale=1024.0, directions=400)
-    assert_measured(found, run_once(net, step, scale=1024.0), net, step)
+    net = nn.Linear(6, 2)
+    found = measured_estimates(net, lambda: net(data[0]).sum())
     assert [e.forward for e in found] == [0.0, 0.0]
     assert found[0].backward > 0
 
 
-def assert_measured(found, exact, net, step):
-    """The estimates are what running each site in FP16 gives."""
+def measured_estimates(net, step):
+    """The estimates, which are what running each site in FP16 gives."""
+    found = estimate_gradients(net, step, scale=1024.0, directions=400)
+    exact = run_once(net, step, scale=1024.0)
+    assert len(found) == len(exact.sites)
     size = math.sqrt(sum(float(g.double().pow(2).sum()) for g in exact.gradients.values()))
     for e in found:
         for part, estimated in (("forward", e.forward), ("backward", e.backward)):
@@ -313,6 +293,7 @@ def assert_measured(found, exact, net, step):
                 )
             )
             assert estimated == pytest.approx(error / size, rel=0.25, abs=1e-6), (e.site, part)
+    return found
 
 
 def test_what_cannot_be_differentiated_twice_is_said_with_a_way_out():

@@ -217,31 +217,23 @@ class Extent:
 
     def seen_of_the_model(self) -> str:
         """What of the model was seen, in a phrase; empty if all of it was, or nothing is known."""
-        model = self.model
-        parts = []
-        if model is not None and model.gradients_unseen:
-            share = percent(1 - model.gradients_unseen)
-            parts.append(f"the gradients of {share} of the trained parameters")
-        if model is not None and model.activation_gradients_unseen:
-            seen, of = model.activation_gradients_seen, model.activation_gradients
-            parts.append(f"the output gradients of {seen:,} of {of:,} modules")
-        return " and ".join(parts)
+        return " and ".join(_gradients_of(self.model, seen=True))
 
     def unseen_of_the_model(self) -> str:
         """What of the model was not seen, with the reasons, in a clause; empty as above."""
-        model = self.model
-        parts = []
-        if model is not None and model.gradients_unseen:
-            parts.append(
-                f"the gradients of {percent(model.gradients_unseen)} of the trained parameters"
-            )
-        if model is not None and model.activation_gradients_unseen:
-            missing = model.activation_gradients - model.activation_gradients_seen
-            parts.append(
-                f"the output gradients of {missing:,} of {model.activation_gradients:,} modules"
-            )
+        parts = list(_gradients_of(self.model, seen=False))
         why = ", ".join(f"{reason} ({n:,})" for reason, n in self.reasons[:_SHOWN_REASONS])
         return " and ".join(parts) + (f" ({why})" if parts and why else "")
+
+
+def _gradients_of(model: coverage.Coverage | None, *, seen: bool) -> Iterator[str]:
+    """The gradients that were seen, or those that were not, where some were not."""
+    if model is not None and model.gradients_unseen:
+        share = 1 - model.gradients_unseen if seen else model.gradients_unseen
+        yield f"the gradients of {percent(share)} of the trained parameters"
+    if model is not None and model.activation_gradients_unseen:
+        count, of = model.activation_gradients_seen, model.activation_gradients
+        yield f"the output gradients of {count if seen else of - count:,} of {of:,} modules"
 
 
 def extent_of(run: Run, steps: NDArray[np.int64]) -> Extent:
