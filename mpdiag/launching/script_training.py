@@ -387,7 +387,8 @@ class ScriptTraining:
                 "its gradients do not come from backward(), so the loss was never scaled; use "
                 "mpdiag.MixedPrecision in it"
             )
-        trainer.count_on(max(other.steps for other in self.trainers))
+        # Where trainers of one script take turns, they write one log.
+        trainer.context.monitor.steps = max(other.steps for other in self.trainers)
         off = self._products.off() if self._products and closure is None else nullcontext()
         try:
             with off:

@@ -8,7 +8,7 @@ import threading
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -109,19 +109,16 @@ class HookGuard:
                 torch._C._set_grad_enabled(enabled)
 
 
-class Guarded(Protocol):
-    """An object with guarded hooks."""
-
-    guard: HookGuard
-
-
 def guarded(where: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Decorator of a hook: runs only while recording is active, one at a time, and never raises."""
+    """Decorator of a hook: runs only while recording is active, one at a time, and never raises.
+
+    A hook is a method of an object that has a ``guard``.
+    """
 
     def decorate(method: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(method)
-        def hook(self: Guarded, *args: Any, **kwargs: Any) -> None:
-            guard = self.guard
+        def hook(self: Any, *args: Any, **kwargs: Any) -> None:
+            guard: HookGuard = self.guard
             if not guard.clock.active:
                 return
             try:

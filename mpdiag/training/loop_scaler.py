@@ -75,7 +75,8 @@ class LoopScaler:
         self._regularizers = regularizers
         self._stepped: set[int] = set()  # optimizers since the last update, by id
         self._unscaled: set[int] = set()
-        self._kind = _scaled_kind(context.casting)
+        casting = weakref.ref(context.casting)
+        self._kind = type("ScaledLoss", (ScaledLoss,), {"casting": casting})
         self.last: StepResult | None = None
 
     def scale(self, outputs: Any) -> Any:
@@ -227,7 +228,7 @@ def _at(scaler: Scaler, scale: float, quiet: int = 0) -> Scaler:
 
 
 class ScaledLoss(Tensor):
-    """A scaled loss, whose backward pass runs in the arithmetic of its trainer."""
+    """A scaled loss, whose backward pass runs in the arithmetic of its trainer; each has its class."""
 
     casting: weakref.ref[Casting]
 
@@ -252,8 +253,3 @@ class ScaledLoss(Tensor):
 
 
 _BACKWARD = (Tensor.backward, torch.autograd.grad, torch.autograd.backward)
-
-
-def _scaled_kind(casting: Casting) -> type[ScaledLoss]:
-    """The class of losses scaled by one trainer."""
-    return type("ScaledLoss", (ScaledLoss,), {"casting": weakref.ref(casting)})

@@ -85,17 +85,11 @@ class DriftWatch:
         count = sum(self._skips)
         if not skipped or count < 3 or _tail(count, len(self._skips), rate) > SURPRISE:
             return None
-        observed = count / len(self._skips)
-        return self._raise(
-            Alarm(
-                "overflow",
-                step,
-                rate,
-                observed,
-                f"{count} of the last {len(self._skips)} steps overflowed, where the recording "
-                f"predicted at most {percent(rate)}: record again and analyze",
-            )
+        message = (
+            f"{count} of the last {len(self._skips)} steps overflowed, where the recording "
+            f"predicted at most {percent(rate)}: record again and analyze"
         )
+        return self._raise(Alarm("overflow", step, rate, count / len(self._skips), message))
 
     def look(self, step: int, found: Sequence[Tensor]) -> Alarm | None:
         """Compare unscaled gradients with the recorded ones.
@@ -108,30 +102,20 @@ class DriftWatch:
         top = max(float(n) for n in norms(values, math.inf))
         recorded = float(self._evidence["weight_grad_absmax"])
         if recorded > 0 and top > recorded * 2**ALLOWED_OCTAVES:
-            return self._raise(
-                Alarm(
-                    "magnitude",
-                    step,
-                    recorded,
-                    top,
-                    f"gradients reach {top:.3g}, {math.log2(top / recorded):.1f} octaves beyond the "
-                    f"recorded {recorded:.3g}: the scale may overflow soon; record again",
-                )
+            message = (
+                f"gradients reach {top:.3g}, {math.log2(top / recorded):.1f} octaves beyond the "
+                f"recorded {recorded:.3g}: the scale may overflow soon; record again"
             )
+            return self._raise(Alarm("magnitude", step, recorded, top, message))
         size = sum(v.numel() for v in values)
         zero = sum(v.numel() - int(torch.count_nonzero(v)) for v in values) / max(1, size)
         predicted = float(self._evidence.get("weight_grad_zero_after", 1.0))
         if zero > predicted + ALLOWED_ZEROS:
-            return self._raise(
-                Alarm(
-                    "underflow",
-                    step,
-                    predicted,
-                    zero,
-                    f"{percent(zero, 0)} of the gradients are zero, where the recording predicted "
-                    f"{percent(predicted, 0)}: a larger loss scale may be needed; record again",
-                )
+            message = (
+                f"{percent(zero, 0)} of the gradients are zero, where the recording predicted "
+                f"{percent(predicted, 0)}: a larger loss scale may be needed; record again"
             )
+            return self._raise(Alarm("underflow", step, predicted, zero, message))
         return None
 
     def _raise(self, alarm: Alarm) -> Alarm | None:

@@ -110,10 +110,6 @@ class ScriptTrainer:
         """The scale in force."""
         return self.context.scaling.scale
 
-    def count_on(self, steps: int) -> None:
-        """Count from here, where trainers of one script take turns: they write one log."""
-        self.context.monitor.steps = steps
-
     def adopt(self, optimizer: Optimizer) -> None:
         """Take in another optimizer."""
         self.context.wrapped.optimizers.append(optimizer)

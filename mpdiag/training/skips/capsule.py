@@ -101,11 +101,6 @@ def save_capsule(
     return path
 
 
-def _folder(path: str | os.PathLike[str]) -> AnyPath:
-    given = place(path)
-    return given.parent if given.name in (DOCUMENT, TENSORS) else given
-
-
 def load_capsule(path: str | os.PathLike[str]) -> Capsule:
     """Read a capsule; no code is run.
 
@@ -115,7 +110,9 @@ def load_capsule(path: str | os.PathLike[str]) -> Capsule:
     """
     from safetensors import SafetensorError
 
-    folder = _folder(path)
+    folder = place(path)
+    if folder.name in (DOCUMENT, TENSORS):
+        folder = folder.parent
     try:
         document = read_document(folder / DOCUMENT)
         version = document["schema_version"]

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 from torch.optim.swa_utils import AveragedModel
-from torch.utils.hooks import RemovableHandle
 
 from mpdiag.tracing.precision import HALF
 from mpdiag.training.weights.fp32_regions import IN_FULL
@@ -20,9 +19,10 @@ if TYPE_CHECKING:
 
 
 class Additions:
-    """Casts what a script adds to models that hold half-precision weights.
+    """Casts models that are to hold half-precision weights, and what a script adds to them.
 
-    A new layer, or a parameter put in the place of another, is FP32, which fits no input that is not.
+    Parameters and floating-point buffers are cast in place; parameters keep their identity. A new
+    layer, or a parameter put in the place of another, is FP32, which fits no input that is not.
 
     Args:
         castable: Yields the modules whose weights are of half precision.
@@ -43,7 +43,7 @@ class Additions:
         self._note_parameter = note_parameter
         self._note_buffer = note_buffer
         self._known: dict[nn.Module, tuple[nn.Module | None, ...]] = {}
-        self._learn()
+        self._cast_new()
 
     def look(self) -> None:
         """Cast what is FP32 and should not be."""
@@ -56,21 +56,18 @@ class Additions:
             ):
                 grown = True
         if grown:
-            for module in self._learn():
-                self._cast_module(module)
+            self._cast_new()
 
-    def _learn(self) -> list[nn.Module]:
-        """Note which modules there are; returns those that are new."""
+    def _cast_new(self) -> None:
+        """Note which modules there are, and cast those that are new."""
         before = self._known
         self._known = {m: tuple(m._modules.values()) for m in self._castable()}
-        return [m for m in self._known if m not in before]
-
-    def _cast_module(self, module: nn.Module) -> None:
-        self._cast_parameters(module)
-        for name, buffer in module._buffers.items():
-            if buffer is not None and buffer.dtype is torch.float32:
-                module._buffers[name] = buffer.to(self._dtype)
-                self._note_buffer(module, name, buffer)
+        for module in [m for m in self._known if m not in before]:
+            self._cast_parameters(module)
+            for name, buffer in module._buffers.items():
+                if buffer is not None and buffer.dtype is torch.float32:
+                    module._buffers[name] = buffer.to(self._dtype)
+                    self._note_buffer(module, name, buffer)
 
     def _cast_parameters(self, module: nn.Module) -> None:
         for parameter in module._parameters.values():
@@ -85,8 +82,11 @@ class Additions:
             self._note_parameter(parameter, value)
 
 
-class _BeforeLoad:
-    """A hook that belongs to one model: copies of the model call nothing."""
+class BeforeLoad:
+    """Notes each parameter that is about to load an FP32 value, with the value.
+
+    The hook belongs to one model: copies of the model call nothing.
+    """
 
     def __init__(self, call: Callable[[Tensor, Tensor], None] | None) -> None:
         self._call = call
@@ -97,6 +97,7 @@ class _BeforeLoad:
     def __call__(
         self, module: nn.Module, state: Mapping[str, Any], prefix: str, *_others: Any
     ) -> None:
+        """A state is about to be loaded."""
         if self._call is None:
             return
         for name, parameter in module.named_parameters():
@@ -128,13 +129,6 @@ def copy_in_full(model: nn.Module, memo: dict[int, Any]) -> None:
                 memo[id(buffer)].data = buffer.float()
             else:
                 memo[id(buffer)] = buffer.float()
-
-
-def before_loads(
-    models: Sequence[nn.Module], note: Callable[[Tensor, Tensor], None]
-) -> list[RemovableHandle]:
-    """Note each parameter that is about to load an FP32 value, with the value."""
-    return [m.register_load_state_dict_pre_hook(_BeforeLoad(note)) for m in models]
 
 
 # -- averages of weights ---------------------------------------------------------------------------

@@ -28,29 +28,16 @@ if TYPE_CHECKING:
 BATCH_NORMS = (nn.modules.batchnorm._BatchNorm,)
 
 
-def cast_model(model: nn.Module, precision: Precision, fp32: frozenset[nn.Module]) -> None:
-    """Cast parameters and floating-point buffers in place; parameters keep their identity.
-
-    Args:
-        model: The model.
-        precision: Whether batch normalisation stays in FP32.
-        fp32: Modules that stay in FP32, with all in them.
-    """
-    for module in castable(model, precision, fp32):
-        for parameter in module._parameters.values():
-            if parameter is not None and parameter.dtype == torch.float32:
-                parameter.data = parameter.data.to(precision.dtype)
-                if parameter.grad is not None:
-                    parameter.grad = None
-        for name, buffer in module._buffers.items():
-            if buffer is not None and buffer.dtype == torch.float32:
-                module._buffers[name] = buffer.to(precision.dtype)
-
-
 def castable(
     module: nn.Module, precision: Precision, fp32: frozenset[nn.Module]
 ) -> Iterator[nn.Module]:
-    """The modules in a model whose weights are of half precision."""
+    """The modules in a model whose weights are of half precision.
+
+    Args:
+        module: The model.
+        precision: Whether batch normalisation stays in FP32.
+        fp32: Modules that stay in FP32, with all in them.
+    """
     if module in fp32:
         return
     if not (isinstance(module, BATCH_NORMS) and precision.keep_batch_norm_fp32):
@@ -113,16 +100,11 @@ class Masters:
         weight = self._weights.get(parameter)
         return parameter.detach() if weight is None else weight.value(weight.changed())
 
-    def adopt(self, originals: dict[Tensor, Tensor] | None = None) -> None:
+    def adopt(self) -> None:
         """Give every low-precision parameter in the optimizers a master.
 
         Run again before each step, it finds parameters of groups that were added later.
-
-        Args:
-            originals: FP32 values by parameter, from before the model was cast: a master made from
-                the rounded weight would have lost 13 bits.
         """
-        self._originals.update(originals or {})
         for optimizer in self._optimizers:
             for group in optimizer.param_groups:
                 group["params"] = [self._adopted(optimizer, p) for p in group["params"]]
@@ -186,8 +168,12 @@ class Masters:
             self._weights[parameter].note_wide(value)
 
     def note_original(self, parameter: Tensor, value: Tensor) -> None:
-        """A parameter that has come later was cast; ``value`` is what it was in FP32."""
-        self._originals[parameter] = value
+        """A parameter was cast; ``value`` is what it was in FP32.
+
+        A master made from the rounded weight would have lost 13 bits.
+        """
+        if self._optimizers:
+            self._originals[parameter] = value
 
     @torch.no_grad()
     def refresh(self) -> None:

@@ -212,23 +212,21 @@ class Wrapped:
         parameters = {p for o in self.optimizers for g in o.param_groups for p in g["params"]} | {
             p for m in self.models for p in m.parameters()
         }
-        originals: dict[Tensor, Tensor] = {p: p.detach() for p in parameters}
         buffers = [
             (module, name, buffer)
             for model in self.models
             for module in model.modules()
             for name, buffer in module._buffers.items()
         ]
+        self._watch(fp32, parameters, buffers)
         for model in self.models:
-            masters.cast_model(model, precision, fp32)
             boundary = fp32_regions.Boundary(precision.dtype, self.half_outputs, self.switch)
             self._hooks(boundary.place(model))
         if not precision.master_weights:
             self._add(lambda: follow_weights(self.optimizers))
         self._add(lambda: _widen(self.models, parameters, buffers))
-        self._watch(fp32, parameters, buffers)
         if precision.master_weights:
-            self.masters.adopt(originals)
+            self.masters.adopt()
             self._add(self.masters.release)
             for optimizer in self.optimizers:
                 self._clear_both(optimizer)
@@ -243,7 +241,7 @@ class Wrapped:
         parameters: set[Tensor],
         buffers: list[tuple[nn.Module, str, Tensor | None]],
     ) -> None:
-        """Notice what a script adds to the models, and values that they are given in FP32."""
+        """Cast the models, what a script adds to them later, and notice values given in FP32."""
 
         def castable() -> Iterator[nn.Module]:
             return (c for m in self.models for c in masters.castable(m, self.precision, fp32))
@@ -255,7 +253,8 @@ class Wrapped:
         self._additions = lookout.Additions(
             castable, self.precision.dtype, note, lambda *found: buffers.append(found)
         )
-        self._hooks(lookout.before_loads(self.models, self.masters.note_wide))
+        before_load = lookout.BeforeLoad(self.masters.note_wide)
+        self._hooks([m.register_load_state_dict_pre_hook(before_load) for m in self.models])
 
     def _clear_both(self, optimizer: Optimizer) -> None:
         """Let ``zero_grad`` of an optimizer that holds masters clear the model's gradients too."""
