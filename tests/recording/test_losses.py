@@ -45,6 +45,20 @@ def train(model, optimizer, steps=5, parts=1):
     return [step(model, optimizer, parts) for _ in range(steps)]
 
 
+def noted(folder):
+    """The losses in the log of a run."""
+    return [s.loss for s in read_log(folder).steps]
+
+
+def train_by_plan(model, optimizer, folder, steps=1, **options):
+    plan = mpdiag.PrecisionPlan()
+    with mpdiag.MixedPrecision(model, optimizer, plan, run=folder, **options) as mp:
+        for _ in range(steps):
+            with mp.autocast():
+                loss = model(torch.randn(5, 4)).square().mean()
+            mp.step(loss)
+
+
 @pytest.mark.parametrize("parts", [1, 3])
 @pytest.mark.parametrize("every", [None, 3])  # of each step, recorded or not
 def test_every_steps_loss_is_noted(tmp_path, parts, every):
@@ -79,9 +93,9 @@ def test_many_are_written_on_the_way(tmp_path, monkeypatch):
     model, optimizer = setup()
     with mpdiag.record(model, optimizer, tmp_path / "run", every=100):
         seen = train(model, optimizer, steps=4)
-        assert [s.loss for s in read_log(tmp_path / "run").steps] == seen[:-1]
+        assert noted(tmp_path / "run") == seen[:-1]
         seen += train(model, optimizer, steps=3)
-    assert [s.loss for s in read_log(tmp_path / "run").steps] == seen
+    assert noted(tmp_path / "run") == seen
 
 
 def test_each_step_of_several_optimizers_has_its_loss(tmp_path):
@@ -105,7 +119,7 @@ def test_optimizers_that_share_a_step_have_one_loss(tmp_path):
                 optimizer.step()
                 optimizer.zero_grad()
             seen.append(sum(losses).item())
-    assert [s.loss for s in read_log(tmp_path / "run").steps] == seen
+    assert noted(tmp_path / "run") == seen
 
 
 def test_what_is_no_loss_is_left_alone(tmp_path):
@@ -135,7 +149,7 @@ def test_gradients_that_were_cleared_take_their_loss_along(tmp_path):
         model(torch.randn(5, 4)).mean().backward()
         optimizer.zero_grad()  # a batch that the script discards
         seen = step(model, optimizer)
-    assert [s.loss for s in read_log(tmp_path / "run").steps] == [seen]
+    assert noted(tmp_path / "run") == [seen]
 
 
 def test_of_a_closure_the_first_evaluation_counts(tmp_path):
@@ -153,25 +167,14 @@ def test_of_a_closure_the_first_evaluation_counts(tmp_path):
     with mpdiag.record(model, optimizer, tmp_path / "run"):
         optimizer.step(closure)
     assert len(seen) > 1
-    assert [s.loss for s in read_log(tmp_path / "run").steps] == seen[:1]
+    assert noted(tmp_path / "run") == seen[:1]
 
 
 def test_a_trainer_of_ours_writes_its_own(tmp_path):
     model, optimizer = setup()
-    plan = mpdiag.PrecisionPlan()
+    overrides = mpdiag.PrecisionOverrides(loss_scale=64.0)
     with mpdiag.record(model, optimizer, tmp_path / "run"):
-        mp = mpdiag.MixedPrecision(
-            model,
-            optimizer,
-            plan,
-            run=tmp_path / "run",
-            overrides=mpdiag.PrecisionOverrides(loss_scale=64.0),
-        )
-        for _ in range(3):
-            with mp.autocast():
-                loss = model(torch.randn(5, 4)).square().mean()
-            mp.step(loss)
-        mp.close()
+        train_by_plan(model, optimizer, tmp_path / "run", 3, overrides=overrides)
     assert not is_recorded(tmp_path / "run")
     assert [s.scale for s in read_log(tmp_path / "run").steps] == [64.0] * 3
 
@@ -180,11 +183,7 @@ def test_a_trainer_in_the_folder_of_a_recording_begins_a_new_log(tmp_path):
     model, optimizer = setup()
     with mpdiag.record(model, optimizer, tmp_path / "run"):
         train(model, optimizer, steps=5)
-    mp = mpdiag.MixedPrecision(model, optimizer, mpdiag.PrecisionPlan(), run=tmp_path / "run")
-    with mp.autocast():
-        loss = model(torch.randn(5, 4)).square().mean()
-    mp.step(loss)
-    mp.close()
+    train_by_plan(model, optimizer, tmp_path / "run")
     assert len(read_log(tmp_path / "run").steps) == 1
 
 
@@ -202,8 +201,8 @@ def test_recordings_within_each_other_and_a_wrapper_of_somebody_else(tmp_path):
         with mpdiag.record(model, optimizer, tmp_path / "b"):
             seen = train(model, optimizer, steps=2)
         seen += train(model, optimizer, steps=1)
-    assert [s.loss for s in read_log(tmp_path / "a").steps] == seen
-    assert [s.loss for s in read_log(tmp_path / "b").steps] == seen[:2]
+    assert noted(tmp_path / "a") == seen
+    assert noted(tmp_path / "b") == seen[:2]
     recorder = mpdiag.record(model, optimizer, tmp_path / "c").start()
     ours = torch.autograd.backward
 
@@ -262,12 +261,7 @@ def test_a_metric_goes_into_the_run_that_began_last_also_after_its_end(tmp_path)
         mpdiag.log_metric("accuracy", torch.tensor(0.5))
     mpdiag.log_metric("accuracy", 0.75)
     recorder.log_metric("loss", 0.1, higher_is_better=False)
-    with mpdiag.MixedPrecision(
-        model, optimizer, mpdiag.PrecisionPlan("fp16"), run=tmp_path / "fp16"
-    ) as mp:
-        with mp.autocast():
-            loss = model(torch.randn(5, 4)).square().mean()
-        mp.step(loss)
+    train_by_plan(model, optimizer, tmp_path / "fp16")
     mpdiag.log_metric("accuracy", 0.7)
     log = read_log(tmp_path / "fp32")
     assert [m.value for m in log.metrics] == [0.5, 0.75, 0.1]
@@ -320,7 +314,7 @@ def test_two_trainings_in_two_threads_have_their_own_losses_and_steps(tmp_path):
     for thread in threads:
         thread.join(120)
     for own in (0, 1):
-        assert [s.loss for s in read_log(tmp_path / str(own)).steps] == seen[own]
+        assert noted(tmp_path / str(own)) == seen[own]
         meta = mpdiag.open_run(tmp_path / str(own)).meta
         assert (meta["steps_seen"], meta["failures"]) == (6, [])
 
@@ -338,4 +332,4 @@ def test_a_model_that_trains_in_another_thread_is_heard(tmp_path):
         ignored.start()
         ignored.join(60)
         seen += train(model, optimizer, steps=1)
-    assert [s.loss for s in read_log(tmp_path / "run").steps] == seen
+    assert noted(tmp_path / "run") == seen

@@ -10,7 +10,7 @@ import contextlib
 
 import pytest
 import torch
-from recorded import Wrapped
+from recorded import Wrapped, steps
 from torch import nn
 from torch.autograd import grad as grad_by_name
 from torch.nn import functional as F
@@ -41,12 +41,12 @@ class Net(nn.Module):
         return self.inner(z)
 
 
-def recorded(folder, model=None, steps=2, x=None, **options):
+def recorded(folder, model=None, count=2, x=None, **options):
     model = model or Net()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     x = torch.randn(4, 8) if x is None else x
     with mpdiag.record(model, optimizer, folder, **options) as recorder:
-        for _ in range(steps):
+        for _ in range(count):
             optimizer.zero_grad()
             loss = F.mse_loss(model(x), torch.zeros(4, 6))
             loss.backward()
@@ -57,7 +57,7 @@ def recorded(folder, model=None, steps=2, x=None, **options):
 
 
 def test_names_places_phases_and_histograms(tmp_path):
-    run, model = recorded(tmp_path / "run", steps=1)
+    run, model = recorded(tmp_path / "run", count=1)
     operations = run.operations()
     assert [o.index for o in operations] == list(range(len(operations)))
     assert run.meta["operations"]["steps"] == [0]
@@ -84,7 +84,7 @@ def test_names_places_phases_and_histograms(tmp_path):
 
 
 def test_a_backward_operation_knows_its_forward_one(tmp_path):
-    operations = recorded(tmp_path / "run", steps=1)[0].operations()
+    operations = recorded(tmp_path / "run", count=1)[0].operations()
     backward = [o for o in operations if o.phase == "backward" and o.node]
     pairs = {(o.op, operations[o.forward].op) for o in backward if o.forward >= 0}
     assert {("mm", "addmm"), ("threshold_backward", "relu"), ("mul", "mul")} <= pairs
@@ -97,7 +97,7 @@ def test_a_backward_operation_knows_its_forward_one(tmp_path):
 
 
 def test_flops_are_torchs_own(tmp_path):
-    run, _ = recorded(tmp_path / "run", steps=1)
+    run, _ = recorded(tmp_path / "run", count=1)
     products = [o for o in run.operations() if o.op in ("mm", "addmm")]
     with FlopCounterMode(display=False) as counter:
         F.mse_loss(Net()(torch.randn(4, 8)), torch.zeros(4, 6)).backward()
@@ -105,7 +105,7 @@ def test_flops_are_torchs_own(tmp_path):
 
 
 def test_chosen_steps_alone(tmp_path):
-    run, _ = recorded(tmp_path / "run", steps=12, operations=3)
+    run, _ = recorded(tmp_path / "run", count=12, operations=3)
     assert sorted({o.step for o in run.operations()}) == [0, 10]
     run, _ = recorded(tmp_path / "none", operations=0)
     assert run.operations() == []
@@ -140,7 +140,7 @@ def test_checkpointed_parts_have_their_modules(tmp_path, reentrant):
         def forward(self, x):
             return checkpoint(self.inner, self.first(x), use_reentrant=reentrant)
 
-    run, _ = recorded(tmp_path / "run", Checkpointed(), steps=1)
+    run, _ = recorded(tmp_path / "run", Checkpointed(), count=1)
     operations = run.operations()
     again = [o for o in operations if o.phase == "backward" and not o.node]
     assert {o.module for o in again if o.op == "addmm"} == {"inner.0"}
@@ -159,9 +159,7 @@ def test_a_failure_ends_the_records_and_not_the_training(tmp_path, monkeypatch):
         pytest.warns(RuntimeWarning, match="recording operations"),
         mpdiag.record(model, optimizer, tmp_path / "run") as recorder,
     ):
-        for _ in range(2):
-            model(torch.randn(4, 8)).sum().backward()
-            optimizer.step()
+        steps(2, model, optimizer)
     assert len(recorder.failures) == 1
     run = open_run(tmp_path / "run")
     assert run.meta["steps_recorded"] == 2
@@ -197,7 +195,7 @@ def test_scratch_memory_of_an_operation_is_no_result(tmp_path):
         return loss.expand(4, 6)
 
     model, x = Wrapped(nn.Linear(8, 5), spelling), torch.randn(6, 2, 8)
-    run, _ = recorded(tmp_path / "run", model, steps=1, x=x)
+    run, _ = recorded(tmp_path / "run", model, count=1, x=x)
     by_op = {o.op: o for o in run.operations() if "ctc" in o.op}
     (loss,) = by_op["_ctc_loss"].outputs
     assert loss.shape == (2,)  # one for each of the batch, and no table
@@ -207,7 +205,7 @@ def test_scratch_memory_of_an_operation_is_no_result(tmp_path):
 
 def test_a_backward_pass_that_would_compute_otherwise_is_left_alone(tmp_path):
     areas = Wrapped(nn.Linear(8, 12), lambda b, x: b(x).view(4, 6, 2).prod(2))
-    run, _ = recorded(tmp_path / "run", areas, steps=1)
+    run, _ = recorded(tmp_path / "run", areas, count=1)
     assert run.meta["operations"]["steps"] == [0]
     operations = run.operations()
     assert "prod" in {o.op for o in operations}
@@ -233,7 +231,7 @@ def test_what_a_kernel_of_the_scripts_own_writes_is_another_tensor(tmp_path, wri
             write(scale)
         return body(x) * scale
 
-    run, _ = recorded(tmp_path / "run", Wrapped(nn.Linear(8, 6), forward), steps=1)
+    run, _ = recorded(tmp_path / "run", Wrapped(nn.Linear(8, 6), forward), count=1)
     operations = run.operations()
     read = next(o for o in operations if o.op == "mul" and o.phase == "forward").inputs[1]
     assert read.histogram.absmax == 3.0
@@ -247,21 +245,21 @@ def test_what_torch_writes_in_place_is_known_by_its_writer(tmp_path):
         torch._foreach_add_([scale], 1.0)
         return body(x) * scale
 
-    run, _ = recorded(tmp_path / "run", Wrapped(nn.Linear(8, 6), forward), steps=1)
+    run, _ = recorded(tmp_path / "run", Wrapped(nn.Linear(8, 6), forward), count=1)
     operations = run.operations()
     read = next(o for o in operations if o.op == "mul" and o.phase == "forward").inputs[1]
     assert read.histogram.absmax == 4.0
     assert operations[read.producer].op == "_foreach_add_"
 
 
-def trained_bits(folder, step, steps=2):
+def trained_bits(folder, step, count=2):
     """Weights of a small model after some steps, recorded or (without a folder) alone."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(9, 27), nn.Sigmoid())
     optimizer = torch.optim.SGD(model.parameters(), 0.5)
     record = mpdiag.record(model, optimizer, folder) if folder else contextlib.nullcontext()
     with record as recorder:
-        for _ in range(steps):
+        for _ in range(count):
             optimizer.zero_grad()
             step(model, torch.randn(50, 9))
             optimizer.step()
@@ -322,7 +320,7 @@ def test_operations_after_a_pass_left_alone_are_seen_again(tmp_path):
         by_penalty(model, x)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
 
-    trained_bits(tmp_path / "run", step, steps=1)
+    trained_bits(tmp_path / "run", step, count=1)
     operations = open_run(tmp_path / "run").operations()
     by_op = {o.op: o.phase for o in operations}
     assert by_op["prod"] == "forward"
@@ -364,30 +362,16 @@ def test_the_operations_of_a_phase_that_begins_later_are_recorded(tmp_path):
     model = Net()
     x = torch.randn(4, 8)
     with mpdiag.record(model, torch.optim.SGD(model.parameters(), 0.1), tmp_path / "run") as r:
-        train(model, r._optimizers[0], x, 40)
+        steps(40, model, r._optimizers[0], x)
         late = torch.optim.SGD(model.inner.parameters(), 0.1)
         r.adopt({}, [late])
-        train(model, late, x, 5)
+        steps(5, model, late, x)
     assert open_run(tmp_path / "run").meta["operations"]["steps"] == [0, 10, 40]
 
 
-def train(model, optimizer, x, steps):
-    for _ in range(steps):
-        optimizer.zero_grad()
-        model(x).square().mean().backward()
-        optimizer.step()
-
-
 def test_a_tensor_turned_in_place_is_still_known_by_its_writer(tmp_path):
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = nn.Linear(8, 6)
-
-        def forward(self, x):
-            return self.layer(x).transpose_(0, 1).unsqueeze_(0).sum(0).t()
-
-    run, _ = recorded(tmp_path / "run", Model(), steps=1)
+    turned = lambda body, x: body(x).transpose_(0, 1).unsqueeze_(0).sum(0).t()  # noqa: E731
+    run, _ = recorded(tmp_path / "run", Wrapped(nn.Linear(8, 6), turned), count=1)
     operations = run.operations()
     read = next(o for o in operations if o.op == "sum" and o.phase == "forward").inputs[0]
     assert operations[read.producer].op == "addmm"

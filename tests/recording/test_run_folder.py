@@ -73,13 +73,14 @@ def test_nobody_looks_where_nothing_is(tmp_path):
 # -- disks -----------------------------------------------------------------------------------------
 
 
+def full(*_args, **_kwargs):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
 @pytest.mark.parametrize("method", ["append", "write_meta"])
 def test_a_full_disk_warns_once_and_training_ends_the_same(tmp_path, monkeypatch, method):
     plain, optimizer = model_and_optimizer()
     steps(3, plain, optimizer)
-
-    def full(self, *args, **kwargs):
-        raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(RunWriter, method, full)
     model, optimizer = model_and_optimizer()
@@ -100,13 +101,6 @@ def test_a_folder_that_cannot_be_made(tmp_path):
             step(model, optimizer)
     assert len(warned) == 1
     assert torch.equal(plain[0].weight, model[0].weight)
-
-
-# -- a disk that fills -----------------------------------------------------------------------------
-
-
-def full(*_args, **_kwargs):
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def test_a_disk_that_is_full_at_the_end_leaves_no_complete_recording(training, monkeypatch):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support import backoff
+from support import backoff, wrapped
 from torch import nn
 from typer.testing import CliRunner
 
@@ -50,13 +50,12 @@ def module(tmp_path, monkeypatch):
     return importlib.import_module("capsule_model")
 
 
-def skipped(module, folder, *, gain=500.0, scale=1.0, steps=1):
+def skipped(module, folder, *, gain=500.0, scale=1.0, steps=1, batch=None):
     torch.manual_seed(0)
     model, loss_of = module.build()
-    batch = {"x": torch.randn(4, 8) * gain, "note": [1, None]}
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    batch = batch or {"x": torch.randn(4, 8) * gain, "note": [1, None]}
     results = []
-    with mpdiag.MixedPrecision(model, optimizer, backoff(scale), run=folder) as mp:
+    with wrapped(model, backoff(scale), run=folder) as mp:
         for _ in range(steps):
 
             def forward(mp=mp):
@@ -89,9 +88,8 @@ def test_dropout_draws_the_same_again(module):
     """In the trials that look for the cause, and in the capsule: the random state is the step's."""
     torch.manual_seed(0)
     model, loss_of = module.build()
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
     batch, losses = {"x": torch.randn(4, 8)}, []
-    with mpdiag.MixedPrecision(model, optimizer, backoff(2.0**24), run="run") as mp:
+    with wrapped(model, backoff(2.0**24), run="run") as mp:
 
         def forward():
             with mp.autocast():
@@ -109,13 +107,9 @@ def test_dropout_draws_the_same_again(module):
 
 @pytest.mark.parametrize("place", ["run", "memory://capsules/run"])
 def test_a_batch_of_any_numbers_in_any_place(module, place):
-    model, loss_of = module.build()
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
     batch = {"x": torch.full((4, 8), 1e4), "limits": (float("inf"), -float("inf")), "n": 3}
-    with mpdiag.MixedPrecision(model, optimizer, backoff(1.0), run=place) as mp:
-        with mp.autocast():
-            loss = loss_of(model, batch)
-        assert mp.step(loss, batch=batch).skipped
+    _, _, (result,) = skipped(module, place, batch=batch)
+    assert result.skipped
     found = load_capsule(f"{place}/capsules/step000000").batch
     assert torch.equal(found.pop("x"), batch.pop("x"))
     assert found == batch
@@ -123,11 +117,10 @@ def test_a_batch_of_any_numbers_in_any_place(module, place):
 
 def test_what_no_capsule_can_hold_is_refused_before_a_step_is_skipped(module):
     model, loss_of = module.build()
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
     x = torch.randn(4, 8)
 
     def step(batch, **options):
-        with mpdiag.MixedPrecision(model, optimizer, backoff(1.0), **options) as mp:
+        with wrapped(model, backoff(1.0), **options) as mp:
             with mp.autocast():
                 loss = loss_of(model, {"x": x})
             mp.step(loss, batch=batch)

@@ -9,7 +9,7 @@ from multiprocessing.reduction import ForkingPickler
 
 import pytest
 import torch
-from support import backoff, batch, loss_of_batch, network
+from support import backoff, batch, loss_of_batch, network, wrapped
 from torch import nn
 
 import mpdiag
@@ -29,7 +29,7 @@ def plan():
     )
 
 
-def wrapped(level):
+def trained(level):
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     mp = mpdiag.MixedPrecision(model, optimizer, plan(), level=level)
@@ -41,7 +41,7 @@ def wrapped(level):
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_a_wrapped_model_is_pickled_saved_and_copied(level):
-    model, optimizer, mp = wrapped(level)
+    model, optimizer, mp = trained(level)
     file = io.BytesIO()
     torch.save(model, file)
     file.seek(0)
@@ -54,9 +54,7 @@ def test_a_wrapped_model_is_pickled_saved_and_copied(level):
     for other in copies:
         assert torch.equal(other(x), expected)
         assert [p.dtype for p in other.parameters()] == [p.dtype for p in model.parameters()]
-        assert all(
-            torch.equal(a, b) for a, b in zip(other.parameters(), model.parameters(), strict=True)
-        )
+        assert all(map(torch.equal, other.parameters(), model.parameters()))
     twin = copy.deepcopy(model)  # of half-precision weights it has what they stand for, in FP32
     full = mp.fp32_state_dict()
     assert {p.dtype for p in twin.parameters()} == {torch.float32}
@@ -72,7 +70,7 @@ def test_a_wrapped_model_is_pickled_saved_and_copied(level):
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_a_wrapped_model_is_sent_to_another_process_as_mp_spawn_sends_it(level):
-    model, _, _ = wrapped(level)
+    model, _, _ = trained(level)
     x, _ = batch()
     received = pickle.loads(ForkingPickler.dumps(model))
     assert torch.equal(received(x), model(x))
@@ -80,7 +78,7 @@ def test_a_wrapped_model_is_sent_to_another_process_as_mp_spawn_sends_it(level):
 
 
 def test_a_trainer_itself_is_not_pickled():
-    _, _, mp = wrapped("O1")
+    _, _, mp = trained("O1")
     with pytest.raises(TypeError, match="state_dict"):
         pickle.dumps(mp)
 
@@ -91,9 +89,8 @@ def test_half_outputs_on_request(level):
     outputs = {}
     for half in (False, True):
         model = network()
-        optimizer = torch.optim.SGD(model.parameters(), 0.1)
         options = mpdiag.TrainerOptions(half_outputs=half)
-        with mpdiag.MixedPrecision(model, optimizer, backoff(), level=level, options=options) as mp:
+        with wrapped(model, level=level, options=options) as mp:
             with mp.autocast():
                 outputs[half] = model(x)
                 loss = nn.functional.cross_entropy(outputs[half].float(), y)
