@@ -1,7 +1,10 @@
-"""Calls of the command, in this process."""
+"""Calls of the command, in this process, and what a report prints."""
 
 from __future__ import annotations
 
+import io
+
+from rich.console import Console
 from typer.testing import CliRunner
 
 from mpdiag import cli
@@ -12,3 +15,10 @@ COMMANDS = {name: cli.command(name) for name in cli.COMMANDS}
 def run(*words, **environment):
     """Call ``mpdiag`` with these words."""
     return CliRunner().invoke(cli.app, [str(word) for word in words], env=environment or None)
+
+
+def printed(*renderables, width=80):
+    """What a report prints in so many columns, without colours."""
+    console = Console(width=width, file=io.StringIO(), color_system=None)
+    console.print(*renderables, sep="\n")
+    return console.file.getvalue()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 from row_buffer import RowBuffer, UpdateCounts
 
@@ -25,6 +27,13 @@ def values_of(name: str, kind: str, step: int) -> np.ndarray:
     if kind == "activation_grad":
         values[5:8] = np.float32(1e-40)
     return values
+
+
+def write_log(folder, *lines):
+    """A training log of these lines, in a folder that is made for it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (folder / "training.jsonl").write_text(text, encoding="utf-8")
 
 
 def write_run(folder, *, world_size=1, scale=1.0, state="complete", **meta):

@@ -8,19 +8,11 @@ from typing import Annotated
 
 import typer
 
-from mpdiag.commands.shared.examples import WORKLOADS
-from mpdiag.commands.shared.options import refuse_file
+from mpdiag.commands.shared.options import WorkloadArgument, refuse_file
 
 
 def demo(
-    workload: Annotated[
-        str,
-        typer.Argument(
-            metavar="WORKLOAD|FILE.py",
-            autocompletion=lambda: list(WORKLOADS),
-            help="A built-in workload, or a file that defines one.",
-        ),
-    ] = "ssd",
+    workload: WorkloadArgument = "ssd",
     folder: Annotated[Path, typer.Option(metavar="FOLDER", help="Where runs are kept.")] = Path(
         "runs"
     ),

@@ -7,20 +7,12 @@ from typing import Annotated
 
 import typer
 
-from mpdiag.commands.shared.examples import WORKLOADS
-from mpdiag.commands.shared.options import JsonOption, refuse_file
+from mpdiag.commands.shared.options import JsonOption, WorkloadArgument, refuse_file
 from mpdiag.files.paths import place
 
 
 def search(
-    workload: Annotated[
-        str,
-        typer.Argument(
-            metavar="WORKLOAD|FILE.py",
-            autocompletion=lambda: list(WORKLOADS),
-            help="A built-in workload, or a file that defines one.",
-        ),
-    ],
+    workload: WorkloadArgument,
     run: Annotated[
         Path | None,
         typer.Option(

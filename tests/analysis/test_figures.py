@@ -10,7 +10,7 @@ import re
 
 import numpy as np
 import pytest
-from rich.console import Console
+from calls import printed
 from row_buffer import UpdateCounts, write_rows
 
 from mpdiag.analysis.analyzer import analyze
@@ -89,13 +89,6 @@ def surfaces(analysis, page, tmp_path_factory):
         "json": " ".join(strings(json.loads(json.dumps(analysis.to_json(), allow_nan=False)))),
     }
     return {name: " ".join(text.split()) for name, text in found.items()}
-
-
-def printed(report):
-    console = Console(width=200, color_system=None)
-    with console.capture() as capture:
-        console.print(report)
-    return capture.get()
 
 
 def strings(document):

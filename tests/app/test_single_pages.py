@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 
+import made_runs as hand
 import pyarrow as pa
 import pytest
 from app_pages import commands, metrics, titles, words
@@ -351,12 +352,11 @@ def test_folders_of_seeds_are_compared_as_the_command_does(opened, root, tmp_pat
     for side, source, moved in (("fp32", "ssd", 0.0), ("fp16", "ssd-fp16-plan", 0.0005)):
         for seed in range(3):
             run = tmp_path / side / f"seed{seed}"
-            run.mkdir(parents=True)
-            meta = json.loads((root / "sample_runs" / source / "meta.json").read_text())
-            (run / "meta.json").write_text(json.dumps(meta | {"seeds": {"torch": seed}}))
             log = [{"step": i, "loss": 1 / (i + 1), "scale": 1.0} for i in range(3)]
             log += [{"metric": "accuracy", "value": 0.9 + moved + seed / 1e3}]
-            (run / "training.jsonl").write_text("".join(json.dumps(x) + "\n" for x in log))
+            hand.write_log(run, *log)
+            meta = json.loads((root / "sample_runs" / source / "meta.json").read_text())
+            (run / "meta.json").write_text(json.dumps(meta | {"seeds": {"torch": seed}}))
     shutil.copytree(root / "sample_runs" / "digits", tmp_path / "digits")
     test = opened(tmp_path, view="compare", a="fp32", b="fp16")
     assert not test.exception

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import io
 import re
 from functools import cache
 from importlib import import_module
@@ -11,8 +10,8 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
+from calls import printed as shown
 from calls import run
-from rich.console import Console
 
 from mpdiag.analysis.analyzer import analyze
 from mpdiag.analysis.comparison.compare import compare
@@ -132,9 +131,7 @@ def test_a_page_says_what_the_code_does(code):
         assert other != code
     example = page.sections["An example"].partition("```text\n")[2].removesuffix("```")
     assert any(re.fullmatch(words, " ".join(example.split())) for words in printed(code)), example
-    console = Console(width=120, file=io.StringIO())
-    console.print(explanation_text(page))
-    assert max(map(len, console.file.getvalue().splitlines())) <= WIDTH
+    assert max(map(len, shown(explanation_text(page), width=120).splitlines())) <= WIDTH
 
 
 def printed(code):
@@ -164,9 +161,7 @@ def analysis_of(folder):
 
 
 def test_the_list_has_every_code_once():
-    console = Console(width=200, file=io.StringIO())
-    console.print(listing_text())
-    lines = console.file.getvalue().splitlines()
+    lines = shown(listing_text(), width=200).splitlines()
     assert [code for code in codes() if sum(f"  {code} " in line for line in lines) != 1] == []
     assert [p.code for group in listing().values() for p in group].sort() == list(codes()).sort()
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from rich.console import Console
+from calls import printed
 
 from mpdiag.hardware.devices import DeviceFacts, NvmlReading
 from mpdiag.reports import machine
@@ -16,18 +16,12 @@ from mpdiag.reports.machine import environment_text
 
 
 def as_text(environment):
-    console = Console(width=120)
-    with console.capture() as capture:
-        console.print(environment_text(environment, verbose=True))
-    return capture.get()
+    return printed(environment_text(environment, verbose=True), width=120)
 
 
 def test_one_screen_says_what_this_machine_can_do():
     found = machine.examine()
-    console = Console(width=80)
-    with console.capture() as capture:
-        console.print(environment_text(found))
-    lines = capture.get().splitlines()
+    lines = printed(environment_text(found)).splitlines()
     assert len(lines) <= 22 + len(found.devices) + len(found.gpus) + len(found.problems)
     for ability in found.abilities:
         assert any(ability.format.upper() in line and ability.how in line for line in lines)

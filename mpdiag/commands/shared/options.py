@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from typer.core import TyperCommand
 
+from mpdiag.commands.shared.examples import WORKLOADS
 from mpdiag.errors import ExitCode, UsageError
 from mpdiag.files.paths import AnyPath, is_remote, place
 from mpdiag.numerics.formats import TARGETS
@@ -28,6 +29,14 @@ if TYPE_CHECKING:
 else:  # the choices are the registry's
     Target = Literal[tuple(fmt.name for fmt in TARGETS)]
 Board = Literal["tensorboard", "wandb"]
+WorkloadArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="WORKLOAD|FILE.py",
+        autocompletion=lambda: list(WORKLOADS),
+        help="A built-in workload, or a file that defines one.",
+    ),
+]
 ScriptWords = Annotated[
     list[str] | None,
     typer.Argument(metavar="-- SCRIPT ARGS…", help="What you would type after `python`."),

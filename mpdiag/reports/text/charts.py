@@ -27,7 +27,16 @@ MARGIN, TAIL = 9, 6
 
 @dataclass(frozen=True, eq=False)
 class Histogram:
-    """A histogram as wide as the terminal; arguments as ``draw_histogram``."""
+    """A histogram over exponents, with the format's window at scale 1 and at the given scale.
+
+    Bars are on a log scale; those lost to zero at scale 1 are hatched, and red. Below the axis, one line
+    for each scale shows which exponents the format can hold.
+
+    Attributes:
+        h: A single histogram.
+        fmt: The format whose window is marked.
+        scale: The recommended loss scale, a power of two.
+    """
 
     h: ExponentHistogram
     fmt: FloatFormat
@@ -36,7 +45,44 @@ class Histogram:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """How rich draws it: in the width that it is given."""
         del console
-        yield draw_histogram(self.h, self.fmt, self.scale, width=options.max_width)
+        yield self.drawn(options.max_width)
+
+    def drawn(self, width: int = 120) -> Text:
+        """In at most so many columns; where they are too few, several powers of two share one."""
+        h, fmt, scale = self.h, self.fmt, self.scale
+        occupied = np.flatnonzero(h.counts)
+        if occupied.size == 0:
+            return Text("no non-zero values", style="dim")
+        shift = round(np.log2(scale))
+        low = min(int(h.exponents[occupied[0]]), fmt.zero_exponent - shift) - 1
+        high = max(int(h.exponents[occupied[-1]]) + 1, fmt.zero_exponent + 3)
+        low = max(low, high - 96)
+        together = max(1, -(-(high - low + 1) // max(8, width - MARGIN - TAIL)))
+        # No column lies on both sides of the window's end.
+        low -= (low - fmt.zero_exponent) % together
+        columns = np.arange(low, high + 1, together)
+        counts = np.array(
+            [
+                sum(_count(h, e) for e in range(first, first + together))
+                for first in columns.tolist()
+            ],
+            np.float64,
+        )
+        text = _bars(counts, columns < fmt.zero_exponent)
+        text.append(" " * MARGIN + "─" * len(columns) + "\n", style="dim")
+        text.append("     2^e " + _axis(columns, 8 * together) + "\n", style="dim")
+        scaled = f"×{scale:g}" if scale >= 1 else f"×2^{shift}"
+        for name, k in [("scale 1", 0)] + ([(scaled, shift)] if shift else []):
+            window = ["·" if e + together <= fmt.zero_exponent - k else "━" for e in columns]
+            text.append(f"{name:>8} ")
+            text.append("".join(window), style="bold" if k else "")
+            text.append(f"  {fmt.label}\n")
+        zeros = int(h.zeros) / max(1, int(h.numel))
+        zero_share = f"{percent(zeros)} of the values are exactly 0; "
+        text.append(
+            f"{zero_share}{_HATCHED}: {fmt.label} makes them 0 without a scale", style="dim"
+        )
+        return text
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,49 +110,6 @@ def sparkline(values: ArrayLike, width: int = 120) -> str:
         x = np.maximum.reduceat(x, edges)
     top = float(x.max(initial=0.0)) or 1.0
     return "".join(_EIGHTHS[max(1, round(8 * v / top)) if v > 0 else 0] for v in x)
-
-
-def draw_histogram(
-    h: ExponentHistogram, fmt: FloatFormat, scale: float = 1.0, width: int = 120
-) -> Text:
-    """A histogram over exponents, with the format's window at scale 1 and at the given scale.
-
-    Bars are on a log scale; those lost to zero at scale 1 are hatched, and red. Below the axis, one line
-    for each scale shows which exponents the format can hold.
-
-    Args:
-        h: A single histogram.
-        fmt: The format whose window is marked.
-        scale: The recommended loss scale, a power of two.
-        width: Columns at most; where they are too few, several powers of two share one.
-    """
-    occupied = np.flatnonzero(h.counts)
-    if occupied.size == 0:
-        return Text("no non-zero values", style="dim")
-    shift = round(np.log2(scale))
-    low = min(int(h.exponents[occupied[0]]), fmt.zero_exponent - shift) - 1
-    high = max(int(h.exponents[occupied[-1]]) + 1, fmt.zero_exponent + 3)
-    low = max(low, high - 96)
-    together = max(1, -(-(high - low + 1) // max(8, width - MARGIN - TAIL)))
-    low -= (low - fmt.zero_exponent) % together  # no column lies on both sides of the window's end
-    columns = np.arange(low, high + 1, together)
-    counts = np.array(
-        [sum(_count(h, e) for e in range(first, first + together)) for first in columns.tolist()],
-        np.float64,
-    )
-    text = _bars(counts, columns < fmt.zero_exponent)
-    text.append(" " * MARGIN + "─" * len(columns) + "\n", style="dim")
-    text.append("     2^e " + _axis(columns, 8 * together) + "\n", style="dim")
-    scaled = f"×{scale:g}" if scale >= 1 else f"×2^{shift}"
-    for name, k in [("scale 1", 0)] + ([(scaled, shift)] if shift else []):
-        window = ["·" if e + together <= fmt.zero_exponent - k else "━" for e in columns]
-        text.append(f"{name:>8} ")
-        text.append("".join(window), style="bold" if k else "")
-        text.append(f"  {fmt.label}\n")
-    zeros = int(h.zeros) / max(1, int(h.numel))
-    zero_share = f"{percent(zeros)} of the values are exactly 0; "
-    text.append(f"{zero_share}{_HATCHED}: {fmt.label} makes them 0 without a scale", style="dim")
-    return text
 
 
 def _bars(counts: np.ndarray, lost: np.ndarray) -> Text:

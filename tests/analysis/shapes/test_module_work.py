@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from rich.console import Console
+from calls import printed
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -131,10 +131,7 @@ def test_the_plan_keeps_the_advice_and_the_terminal_shows_it(language, tmp_path)
     analysis = mpdiag.analyze(language)
     analysis.plan.save(tmp_path / "plan.json")
     assert PrecisionPlan.load(tmp_path / "plan.json") == analysis.plan
-    console = Console(width=160)
-    with console.capture() as capture:
-        console.print(analysis_text(analysis))
-    text = capture.get()
+    text = printed(analysis_text(analysis), width=160)
     assert "Shapes to pad for Tensor Cores" in text
     assert "519 → 520" in text
 
@@ -142,24 +139,19 @@ def test_the_plan_keeps_the_advice_and_the_terminal_shows_it(language, tmp_path)
 def test_sizes_to_pad_take_a_line_each(language):
     """In 80 columns; the reasons are under ``-v``, and in the plan."""
     plan = mpdiag.analyze(language).plan
-    printed = {}
-    for verbose in (False, True):
-        console = Console(width=80)
-        with console.capture() as capture:
-            console.print(shapes_table(plan, verbose=verbose))
-        printed[verbose] = capture.get()
-    short = [line for line in printed[False].splitlines() if "→" in line]
+    shown = {v: printed(shapes_table(plan, verbose=v)) for v in (False, True)}
+    short = [line for line in shown[False].splitlines() if "→" in line]
     assert len(short) == min(10, len(plan.shapes))
     assert all(
         f"{a.size} → {a.padded}" in line for a, line in zip(plan.shapes, short, strict=False)
     )
     assert all(line.rstrip("│ ").endswith(("yes", "no")) for line in short)
-    assert "not proved" not in printed[False]
-    assert "more matrix work in an expected" in " ".join(printed[False].split())
-    words = " ".join(printed[True].replace("│", " ").split())
+    assert "not proved" not in shown[False]
+    assert "more matrix work in an expected" in " ".join(shown[False].split())
+    words = " ".join(shown[True].replace("│", " ").split())
     assert all(advice.dimension in words for advice in plan.shapes)
     assert "padding adds" in words
-    assert len(printed[True].splitlines()) > len(printed[False].splitlines())
+    assert len(shown[True].splitlines()) > len(shown[False].splitlines())
 
 
 def test_what_is_worth_a_finding(pictures, language):
@@ -179,10 +171,7 @@ def test_an_aligned_model_is_left_alone(recorded, tmp_path):
     run = recorded(nn.Linear(16, 8), torch.randn(8, 16), tmp_path / "run")
     analysis = mpdiag.analyze(run)
     assert analysis.plan.shapes == ()
-    console = Console()
-    with console.capture() as capture:
-        console.print(analysis_text(analysis))
-    assert "Shapes to pad" not in capture.get()
+    assert "Shapes to pad" not in printed(analysis_text(analysis))
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import made_runs as hand
 import pytest
 from judged_runs import record
 
@@ -18,7 +19,7 @@ from mpdiag.runs.writer import RunWriter
 def log(folder, metric, *head):
     lines = [*head, *({"step": s, "loss": 1.0, "scale": 1.0} for s in range(30))]
     lines.append({"metric": "accuracy", "value": metric, "higher_is_better": True})
-    (folder / "training.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
+    hand.write_log(folder, *lines)
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -10,9 +9,9 @@ from types import SimpleNamespace
 
 import made_runs as hand
 import pytest
+from calls import printed
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
 from rich.text import Text
 
 from mpdiag.analysis.analyzer import analyze
@@ -26,24 +25,17 @@ NAMES = ("", "[red]a", "b[/c]", "[link=x]")
 _RUNS = ("ssd", "gpt", "digits", "speech", "dcgan", "translation")
 
 
-def _printed(*renderables, width=80):
-    console = Console(width=width, file=io.StringIO())
-    for renderable in renderables:
-        console.print(renderable)
-    return console.file.getvalue()
-
-
 @pytest.mark.parametrize("name", _RUNS)
 def test_it_leaves_room_for_the_next_command_and_the_prompt(root: Path, name: str):
     analysis = analyze(root / "sample_runs" / name)
-    lines = _printed(*summary_text(analysis)).splitlines()
+    lines = printed(*summary_text(analysis)).splitlines()
     assert len(lines) <= 22
     assert max(map(len, lines)) <= 80
 
 
 def test_it_says_what_decides_and_what_bounds_it(root: Path):
     analysis = analyze(root / "sample_runs" / "ssd")
-    said = " ".join(_printed(*summary_text(analysis), width=400).split())
+    said = " ".join(printed(*summary_text(analysis), width=400).split())
     assert analysis.verdict.text in said
     assert "64 (constant), needed; any from 16 to 131,072 works" in said
     assert f"not needed: {analysis.plan.master_weights.reason}" in said
@@ -59,7 +51,7 @@ def test_it_says_what_decides_and_what_bounds_it(root: Path):
 @given(st.lists(st.text("abc", min_size=1, max_size=12)), st.integers(1, 3), st.integers(14, 40))
 def test_clipped_text_is_a_beginning_of_the_whole(words: list[str], lines: int, width: int):
     text = " ".join(words)
-    shown = _printed(Clipped(Text(text), lines), width=width).splitlines()
+    shown = printed(Clipped(Text(text), lines), width=width).splitlines()
     assert len(shown) <= max(1, lines)
     assert all(len(line) <= width for line in shown)
     said = " ".join(" ".join(shown).split())
@@ -88,7 +80,7 @@ def test_a_finding_without_a_fix_has_no_arrow(root: Path):
     analysis = analyze(root / "sample_runs" / "ssd")
     bare = replace(analysis.findings[0], fix="", code="shapes-left-alone")
     shown = replace(analysis, findings=(bare,))
-    console = [_printed(*summary_text(shown)), _printed(*finding_lines([bare]))]
+    console = [printed(*summary_text(shown)), printed(*finding_lines([bare]))]
     texts = [*console, findings_list([bare.to_json()])]
     for text in texts:
         assert "→" not in text
@@ -98,22 +90,22 @@ def test_a_finding_without_a_fix_has_no_arrow(root: Path):
 def test_a_recording_that_allows_no_answer_gets_no_decision_of_a_plan(root: Path):
     """What its plan says of the scale and the masters would stand below a verdict that denies it."""
     analysis = replace(analyze(root / "sample_runs" / "ssd"), unanswered="Its weights are halves.")
-    for printed in (_printed(*summary_text(analysis)), _printed(analysis_text(analysis))):
-        assert not re.search(r"^(Loss scale|Master weights|Stay in FP32)\b", printed, re.MULTILINE)
-        assert "works" not in printed
+    for text in (printed(*summary_text(analysis)), printed(analysis_text(analysis))):
+        assert not re.search(r"^(Loss scale|Master weights|Stay in FP32)\b", text, re.MULTILINE)
+        assert "works" not in text
     assert {fact.value for fact in facts(analysis)} == {UNKNOWN}
     assert {fact.note for fact in facts(analysis)} == {UNKNOWN}
     assert reasons(analysis) == []
     answered = replace(analysis, unanswered="")
-    assert "Loss scale" in _printed(*summary_text(answered))
-    assert "Loss scale" in _printed(analysis_text(answered))
+    assert "Loss scale" in printed(*summary_text(answered))
+    assert "Loss scale" in printed(analysis_text(answered))
     assert len(reasons(answered)) == 1  # the other one is a finding's sentence
 
 
 def test_no_name_is_markup(tmp_path, monkeypatch):
     monkeypatch.setattr(hand, "NAMES", NAMES)
     analysis = analyze(hand.write_run(tmp_path / "run"))
-    said = _printed(analysis_text(analysis), width=200)
+    said = printed(analysis_text(analysis), width=200)
     limiting = analysis.loss_scale.limiting_layer
     assert limiting in NAMES, "the run shows nothing"
     assert f"(above: {limiting or 'the model'} overflows)" in said

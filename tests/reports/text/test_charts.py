@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import io
-
 import numpy as np
 import pytest
-from rich.console import Console
+from calls import printed
 
 from mpdiag.numerics.formats import FP16
 from mpdiag.numerics.histograms import ExponentHistogram
@@ -15,7 +13,6 @@ from mpdiag.reports.text.charts import (
     Histogram,
     Sparkline,
     _count_words,
-    draw_histogram,
     sparkline,
 )
 
@@ -29,9 +26,7 @@ def wide():
 
 @pytest.mark.parametrize("width", [40, 80, 120, 200])
 def test_a_histogram_fits_the_terminal(wide, width):
-    console = Console(width=width, file=io.StringIO(), color_system=None)
-    console.print(Histogram(wide, FP16, 64.0))
-    lines = console.file.getvalue().splitlines()
+    lines = printed(Histogram(wide, FP16, 64.0), width=width).splitlines()
     assert max(map(len, lines)) <= width
     assert sum("FP16" in line for line in lines if "━" in line) == 2
     bars = lines[:8]
@@ -41,7 +36,7 @@ def test_a_histogram_fits_the_terminal(wide, width):
 
 @pytest.mark.parametrize("width", [40, 60, 120])
 def test_red_ends_where_the_format_does(wide, width):
-    text = draw_histogram(wide, FP16, width=width)
+    text = Histogram(wide, FP16).drawn(width)
     line = text.split("\n")[7]
     red = sum(span.end - span.start for span in line.spans if span.style == LOST)
     window = next(part.plain for part in text.split("\n") if "scale 1" in part.plain)
@@ -50,7 +45,7 @@ def test_red_ends_where_the_format_does(wide, width):
 
 def test_a_narrow_run_has_a_column_for_each_power():
     h = ExponentHistogram.of(np.float32([2.0**-20, 2.0**-21, 1.0]))
-    axis = draw_histogram(h, FP16, width=80).split("\n")[9].plain
+    axis = Histogram(h, FP16).drawn(80).split("\n")[9].plain
     assert "-24" in axis
     assert axis.index("-16") - axis.index("-24") == 8
 
@@ -62,14 +57,14 @@ def test_a_long_course_keeps_its_peaks():
     assert len(line) == 60
     assert line.count("█") == 1
     assert sparkline([0.0, 0.5, 1.0], 60) == " ▄█"
-    console = Console(width=50, file=io.StringIO())
-    console.print(Sparkline(values, "0 % → 0 %"))
-    assert all(len(row) <= 50 for row in console.file.getvalue().splitlines())
-    assert len(console.file.getvalue().splitlines()) == 1
+    (row,) = printed(Sparkline(values, "0 % → 0 %"), width=50).splitlines()
+    assert len(row) <= 50
 
 
 def test_nothing_is_a_sentence():
-    assert draw_histogram(ExponentHistogram.of(np.float32([0.0])), FP16).plain.startswith("no non")
+    assert (
+        Histogram(ExponentHistogram.of(np.float32([0.0])), FP16).drawn().plain.startswith("no non")
+    )
 
 
 def test_a_small_share_is_not_blank():
@@ -78,7 +73,7 @@ def test_a_small_share_is_not_blank():
 
 
 def test_what_is_lost_differs_from_what_is_kept_without_colour(wide):
-    text = draw_histogram(wide, FP16).plain
+    text = Histogram(wide, FP16).drawn().plain
     bars, _, legend = text.partition("2^e")
     assert "▒" in bars
     assert "█" in bars
@@ -95,6 +90,6 @@ def test_counts_beside_the_bars_are_written_as_people_write_them(count, label):
 def test_the_zeros_of_a_histogram_are_said_to_the_digit_of_the_tables():
     values = np.ones(10_000, np.float32)
     values[:25] = 0
-    text = draw_histogram(ExponentHistogram.of(values), FP16).plain
+    text = Histogram(ExponentHistogram.of(values), FP16).drawn().plain
     assert "0.25 % of the values are exactly 0" in text
     assert "e+0" not in text

@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-import io
-
 import pytest
-from rich.console import Console
+from calls import printed
 from rich.text import Text
 
 from mpdiag.reports.text.tables import Fitted
-
-
-def drawn(table, width):
-    console = Console(width=width, file=io.StringIO(), color_system=None)
-    console.print(table)
-    return console.file.getvalue()
 
 
 def filled():
@@ -33,7 +25,7 @@ def filled():
 
 @pytest.mark.parametrize("width", [30, 40, 60, 80, 120, 200])
 def test_no_word_is_cut_and_no_line_too_long(width):
-    text = drawn(filled(), width)
+    text = printed(filled(), width=width)
     assert all(len(line) <= width for line in text.splitlines())
     assert "…" not in text
     for word in ("convolution_backward", "50.2 %", "another", "[bold]add[/bold]", "Worth most"):
@@ -45,21 +37,21 @@ def test_a_table_of_numbers_is_as_wide_as_it_may(width):
     numbers = ("|g| max", "values lost", "values lost with the scale")
     table = Fitted(("gradients of", *numbers), right=frozenset(numbers))
     table.add_row("blocks.1.attend", "2^-10.6", "< 0.01 %", "26.24 %")
-    text = drawn(table, width)
+    text = printed(table, width=width)
     assert len({len(line) for line in text.splitlines() if line}) == 1
     assert all(len(line) <= width for line in text.splitlines())
     assert all(word in text for word in ("blocks.1.attend", "< 0.01 %", "26.24 %", "scale"))
 
 
 def test_what_matters_least_goes_first():
-    assert "blocks.12" in drawn(filled(), 120)
-    narrow = drawn(filled(), 70)
+    assert "blocks.12" in printed(filled(), width=120)
+    narrow = printed(filled(), width=70)
     assert "blocks.12" not in narrow
     assert "┃" in narrow
 
 
 def test_rows_become_lines_where_no_table_fits():
-    text = drawn(filled(), 44)
+    text = printed(filled(), width=44)
     assert "┃" not in text
     assert "blocks.12.projection" in text  # there is room for all of it now
     assert "fix: try another" in text
@@ -67,4 +59,4 @@ def test_rows_become_lines_where_no_table_fits():
 
 
 def test_an_empty_table_is_no_error():
-    assert "time" in drawn(Fitted(("operation", "time")), 80)
+    assert "time" in printed(Fitted(("operation", "time")))

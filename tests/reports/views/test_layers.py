@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import made_runs as hand
@@ -178,8 +177,8 @@ def test_a_gradient_that_grows_by_eight_moves_by_three(tmp_path):
 def test_the_steps_at_which_the_loss_rises(tmp_path):
     losses = [1.0] * 60
     losses[20], losses[22], losses[45], losses[50] = 9.0, 5.0, 3.0, float("nan")
-    lines = [json.dumps({"step": i, "loss": loss, "scale": 1.0}) for i, loss in enumerate(losses)]
-    (tmp_path / "training.jsonl").write_text("\n".join(lines) + "\n")
+    lines = ({"step": i, "loss": loss, "scale": 1.0} for i, loss in enumerate(losses))
+    hand.write_log(tmp_path, *lines)
     rises = tables.loss_rises(read_log(tmp_path))
     assert list(rises["step"]) == [20, 45]  # step 22 belongs to the rise of step 20
     assert list(rises["rise"]) == [8.0, 2.0]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-
+import made_runs as hand
 import pytest
 from receipt_checks import same_numbers
 
@@ -50,9 +49,7 @@ def test_skips_infinities_and_torn_lines(tmp_path):
         {"step": 2, "loss": "nan", "scale": 2.0, "skipped": False, "reason": ""},
         {"metric": "accuracy", "value": 0.5, "higher_is_better": True},
     ]
-    (tmp_path / "run").mkdir()
-    text = "".join(json.dumps(line) + "\n" for line in lines)
-    (tmp_path / "run" / "training.jsonl").write_text(text)
+    hand.write_log(tmp_path / "run", *lines)
     logs = {"run": read_log(tmp_path / "run")}
     same_numbers(training.Trainings(str(tmp_path), logs).losses(), needed=["loss"])
     scales = training.Trainings(str(tmp_path), logs).scales()
@@ -65,14 +62,11 @@ def test_skips_infinities_and_torn_lines(tmp_path):
 
 
 def test_drift_is_drawn_where_it_was_alarmed(tmp_path):
-    log = tmp_path / "<b>run" / "training.jsonl"
-    log.parent.mkdir()
     rows = [{"step": i, "loss": 1.0, "scale": 1.0, "gradient_norm": 2.0**-i} for i in range(4)]
     rows[2]["gradient_norm"] = None
     alarm = {"alarm": "underflow", "step": 2, "predicted": 0.1, "observed": 0.7, "message": "<i>0"}
-    lines = [*rows, alarm, {"stopped": "it diverged"}]
-    log.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    logs = {"<b>run": read_log(log.parent)}
+    hand.write_log(tmp_path / "<b>run", *rows, alarm, {"stopped": "it diverged"})
+    logs = {"<b>run": read_log(tmp_path / "<b>run")}
     picture = training.Trainings(str(tmp_path), logs).drift()
     same_numbers(picture, needed=["run", "step", "gradient_norm"])
     assert list(picture.frame["step"]) == [0, 1, 3]  # what was not logged is no 0
@@ -120,7 +114,7 @@ def test_captions_come_from_the_numbers(root, logs):
 
 def test_that_a_recording_wrote_the_log_is_no_remark(tmp_path):
     lines = [{"source": "recording"}, {"step": 0, "loss": 1.0, "scale": 1.0}, {"stopped": "why"}]
-    (tmp_path / "training.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    hand.write_log(tmp_path, *lines)
     assert training.Trainings("", {"run": read_log(tmp_path)}).remarks() == ["run: why"]
 
 
