@@ -302,7 +302,6 @@ class _OperationSum:
         self.dtypes: dict[str, float] = defaultdict(float)
         self.origins: set[KernelOrigin] = set()
         self.alignments: list[int] = []
-        self.generations: list[str] = []
         self.kernels: dict[str, float] = defaultdict(float)
         self.runs = 0
 
@@ -315,8 +314,6 @@ class _OperationSum:
                 self.dtypes[facts.dtype] += spent
             if facts.alignment is not None:
                 self.alignments.append(facts.alignment)
-            if facts.verdict == "tensor_core" and facts.generation:
-                self.generations.append(facts.generation)
 
 
 def _operations(
@@ -372,7 +369,6 @@ def _operation(
         other_us=t["other"],
         unknown_us=t["unknown"],
         kernel_alignment=min(found.alignments, default=None),
-        kernel_generation=min(found.generations, key=_generation_order, default=None),
         phase=phase,
         kernel=max(found.kernels, key=lambda k: found.kernels[k]) if found.kernels else None,
     )

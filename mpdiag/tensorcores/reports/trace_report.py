@@ -7,7 +7,7 @@ Of several ranks: who is slowest, and what each rank did.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -101,16 +101,13 @@ def trace_picture(profile: Profile) -> str:
 def _cause(profile: Profile, group: CauseGroup) -> dict[str, Any]:
     """What one cause costs, with its operations."""
     rows = text.operation_rows(profile, group.cause)
-    kept = [i for i, name in enumerate(text.OPERATIONS) if name != "cause"]
     same = len({row[text.OPERATIONS.index("fix")] for row in rows}) < 2  # said above the table
-    kept = [i for i in kept if not (same and text.OPERATIONS[i] == "fix")]
-    cells = [[row[i] for i in kept] for row in rows]
     return {
         "label": group.label,
         "words": group.sentence,
         "fix": sentence(group.advice),
         "percent": round(100 * min(1.0, group.share), 1),
-        "operations": _without_empty([text.OPERATIONS[i] for i in kept], cells),
+        "operations": _filled(text.OPERATIONS, rows, {"cause", "fix"} if same else {"cause"}),
     }
 
 
@@ -128,20 +125,20 @@ def _tables(profile: Profile) -> Iterator[tuple[str, PageTable]]:
     """Titles and tables."""
     if profile.operations:
         rows = text.operation_rows(profile)
-        kept = [i for i, name in enumerate(text.OPERATIONS) if name != "fix"]  # causes have them
-        cells = [[row[i] for i in kept] for row in rows]
-        yield "All operations", _without_empty([text.OPERATIONS[i] for i in kept], cells)
-    yield "Kernels by time", _without_empty(text.KERNELS, text.kernel_rows(profile))
+        yield "All operations", _filled(text.OPERATIONS, rows, {"fix"})  # which the causes have
+    yield "Kernels by time", _filled(text.KERNELS, text.kernel_rows(profile))
     if profile.timeline is not None:
         if profile.timeline.steps:
             yield "Steps", text_table(STEPS, step_rows(profile.timeline), SHOWN, _MORE)
         if profile.timeline.longest:
-            yield "Longest gaps", _without_empty(GAPS, gap_rows(profile.timeline))
+            yield "Longest gaps", _filled(GAPS, gap_rows(profile.timeline))
 
 
-def _without_empty(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> PageTable:
-    """The first rows of a table, without the columns that are empty throughout."""
-    kept = [i for i in range(len(columns)) if any(row[i] for row in rows)]
+def _filled(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], without: Collection[str] = ()
+) -> PageTable:
+    """The first rows of a table, without some columns and those that are empty throughout."""
+    kept = [i for i, name in enumerate(columns) if name not in without and any(r[i] for r in rows)]
     cells = [[row[i] for i in kept] for row in rows]
     return text_table([columns[i] for i in kept], cells, SHOWN, _MORE)
 

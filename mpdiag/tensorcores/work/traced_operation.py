@@ -43,7 +43,6 @@ class OperationTime:
         time_us: Of all its kernels, the sum of those below.
         tensor_core_us, cuda_core_us, helper_us, layout_us, other_us, unknown_us: By verdict.
         kernel_alignment: The smallest alignment in its matrix kernels' names, in values.
-        kernel_generation: The oldest generation its Tensor Core kernels were written for.
         phase: Whether it ran forward or backward, "" where unknown.
         kernel: Name of the matrix kernel that took longest, None where there is none.
     """
@@ -61,7 +60,6 @@ class OperationTime:
     other_us: float = 0.0
     unknown_us: float = 0.0
     kernel_alignment: int | None = None
-    kernel_generation: str | None = None
     phase: TracePhase = ""
     kernel: str | None = None
 
