@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
+from tensorcores.traces import module, op
 
 from mpdiag.hardware.cpu_instructions import CpuInstructions
 from mpdiag.hardware.tables import read_table
@@ -120,29 +121,17 @@ def test_a_script_that_let_it_speak_before_leaves_it_unknown(captured, capfd):
 # -- operators -------------------------------------------------------------------------------------
 
 
-def event(name, start, end, tid=1, cat="cpu_op", **args):
-    return {
-        "ph": "X",
-        "cat": cat,
-        "name": name,
-        "ts": start,
-        "dur": end - start,
-        "tid": tid,
-        "args": args,
-    }
-
-
 def test_times_add_up_and_go_to_the_innermost_matrix_work():
     shapes = {"Input Dims": [[4, 8], [8, 2]], "Input type": ["float", "float"]}
     linear = {"Input Dims": [[4, 8], [2, 8]], "Input type": ["float", "float"]}
     events = [
-        event("nn.Module: head", 0, 100, cat="python_function"),
-        event("aten::linear", 10, 90, **linear),
-        event("aten::mm", 20, 70, **shapes, **{"Sequence number": 3, "Fwd thread id": 0}),
-        event("aten::empty", 30, 40),
-        event("MmBackward0", 200, 300, 2, **{"Sequence number": 3, "Fwd thread id": 1}),
-        event("aten::mm", 210, 290, 2, **shapes),
-        event("aten::add", 400, 410),
+        module("head", 0, 100),
+        op("aten::linear", 10, 90, **linear),
+        op("aten::mm", 20, 70, **shapes, **{"Sequence number": 3, "Fwd thread id": 0}),
+        op("aten::empty", 30, 40),
+        op("MmBackward0", 200, 300, 2, **{"Sequence number": 3, "Fwd thread id": 1}),
+        op("aten::mm", 210, 290, 2, **shapes),
+        op("aten::add", 400, 410),
         {"ph": "X", "name": "damaged", "ts": "now"},
         {"ph": "i", "name": "mark"},
     ]

@@ -165,11 +165,6 @@ def test_what_is_no_trace_ends_in_one_sentence(tmp_path, content):
     assert "\n" not in str(caught.value)
 
 
-def test_there_is_no_such_trace(tmp_path):
-    with pytest.raises(InputError, match="there is no trace"):
-        read(tmp_path / "nowhere.json")
-
-
 @pytest.mark.parametrize("seed", range(30))
 def test_random_damage_is_survived(tmp_path, seed):
     rng = random.Random(seed)
@@ -281,6 +276,10 @@ def test_units():
     assert microseconds("-1", "us") is None
 
 
-def test_a_folder_is_no_trace(tmp_path):
-    with pytest.raises(InputError, match="is a folder: name one of the traces"):
-        read(tmp_path)
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("", "is a folder: name one of the traces"), ("nowhere.json", "there is no trace")],
+)
+def test_what_is_no_file(tmp_path, name, words):
+    with pytest.raises(InputError, match=words):
+        read(tmp_path / name)
