@@ -270,13 +270,10 @@ frame["share"] = frame["time_us"] / frame["time_us"].sum()
 def verdicts(run: str, profile: Mapping[str, Any]) -> Picture:
     """Time by verdict."""
     frame = verdict_frame(profile)
-    rows, title, caption = (
-        "kernels",
-        "Kernel time by verdict",
-        (
-            f"Of {_spent(frame)} in kernels, by their names alone; collectives included, memory copies "
-            "and sets excluded."
-        ),
+    rows, title = "kernels", "Kernel time by verdict"
+    caption = (
+        f"Of {_spent(frame)} in kernels, by their names alone; collectives included, memory copies "
+        "and sets excluded."
     )
     if is_cpu(profile):
         rows, title = "operations", "Operator time by where it ran"
@@ -297,10 +294,8 @@ def kernels(run: str, profile: Mapping[str, Any]) -> Picture:
     frame = kernel_frame(profile)
     names = frame["name"].nunique()
     shown = f"The {min(MOST_KERNELS, names)} longest of {names}"
-    title, rest = (
-        "The longest kernels",
-        ("the table lists all, with the operation and the module that launched each."),
-    )
+    title = "The longest kernels"
+    rest = "the table lists all, with the operation and the module that launched each."
     if is_cpu(profile):
         title = "The longest primitives"
         rest = (

@@ -261,13 +261,11 @@ def ranks(document: Mapping[str, Any]) -> Picture:
         f"is ready early waits in them for rank {document['slowest']}.",
         rank_figure(frame),
         frame,
-        rank_receipt(),
+        _RANK_RECEIPT,
     )
 
 
-def rank_receipt() -> str:
-    """Receipt of ``rank_frame``: it runs the command that prints the same."""
-    return """\
+_RANK_RECEIPT = """\
 import json, subprocess
 import pandas as pd
 
@@ -275,3 +273,4 @@ words = ["mpdiag", "profile", "rank0.json.gz", "rank1.json.gz", "--json"]  # the
 found = json.loads(subprocess.run(words, capture_output=True, text=True).stdout)
 frame = pd.DataFrame(found["ranks"])
 """
+"""Receipt of ``rank_frame``: it runs the command that prints the same."""
