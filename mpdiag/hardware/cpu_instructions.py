@@ -52,13 +52,8 @@ class CpuInstructions:
         """Dtypes that AMX multiplies; None where nobody says."""
         if self.names is None:
             return None
-        extensions = {
-            "bf16": "amx_bf16",
-            "fp16": "amx_fp16",
-            "int8": "amx_int8",
-            "tf32": "amx_tf32",
-        }
-        return frozenset(dtype for dtype, name in extensions.items() if name in self.names)
+        dtypes = ("bf16", "fp16", "int8", "tf32")
+        return frozenset(dtype for dtype in dtypes if f"amx_{dtype}" in self.names)
 
 
 def read_instructions(torch: Any = None, cpuinfo: Path = Path("/proc/cpuinfo")) -> CpuInstructions:
