@@ -347,15 +347,10 @@ def unused_precision(meta: Mapping[str, Any]) -> str:
     Args:
         meta: The run's ``meta.json``.
     """
-    claimed = _claimed(meta)
-    if not claimed or meta.get("half_precision_flops") != 0:
-        return ""
-    return f"claims {claimed}, and none of its matrix products ran in it"
-
-
-def _claimed(meta: Mapping[str, Any]) -> str:
-    """The half precision that a training's plan asked for; empty if it asked for none."""
     training = meta.get("training")
     if not isinstance(training, dict) or training.get("level") == "O0":
         return ""
-    return str(training.get("dtype") or "")
+    claimed = str(training.get("dtype") or "")
+    if not claimed or meta.get("half_precision_flops") != 0:
+        return ""
+    return f"claims {claimed}, and none of its matrix products ran in it"

@@ -42,7 +42,7 @@ def keep_comparison(
         comparison.different_models
         or len(decisions) != 1
         or None in decisions
-        or any(_in_fp32(run) for run in trained)
+        or any(run.meta.get("half_precision_flops") == 0 for run in trained)
     ):
         return ()
     stored = StoredComparison(
@@ -90,8 +90,3 @@ def _decisions(run: Run) -> str | None:
         return PrecisionPlan.load(str(run.folder)).digest()
     except MpdiagError:
         return None
-
-
-def _in_fp32(run: Run) -> bool:
-    """Whether it is known that nothing of a training ran in half precision."""
-    return run.meta.get("half_precision_flops") == 0

@@ -45,29 +45,26 @@ def test_the_kind_is_told_from_name_direction_and_values(name, value, higher, ki
     assert metric_kind(name, [value], higher_is_better=higher) == kind
 
 
-def margin(name, value, *, higher=True):
-    return default_margin(name, [value], [], higher_is_better=higher).width
-
-
-def test_a_scores_margin_is_of_its_error_where_that_is_small():
-    """2 % of the mean is 0.0198 here: more than the whole error, so .975 was equal to .990."""
-    assert margin("accuracy", 0.99) == pytest.approx(0.001)
-    assert margin("accuracy", 0.95) == pytest.approx(0.0025)
-    assert margin("accuracy", 0.76) == pytest.approx(0.005)
-    assert margin("accuracy", 0.04) == pytest.approx(0.002)
-    assert margin("accuracy", 1.0) == pytest.approx(0.001)
-    assert margin("WER", 0.05, higher=False) == pytest.approx(0.0025)
-
-
-def test_percent_has_percent_margins():
-    assert margin("accuracy", 95.0) == pytest.approx(0.25)
-    assert margin("BLEU", 27.3) == pytest.approx(0.5)
-
-
-def test_losses_are_relative_and_decibels_are_not():
-    assert margin("loss", 3.0, higher=False) == pytest.approx(0.06)
-    assert margin("loss", 0.0, higher=False) > 0
-    assert margin("PSNR", 25.0) == pytest.approx(0.1)
+@pytest.mark.parametrize(
+    ("name", "value", "higher", "width"),
+    [
+        # 2 % of the mean is 0.0198 here: more than the whole error, so .975 was equal to .990.
+        ("accuracy", 0.99, True, 0.001),
+        ("accuracy", 0.95, True, 0.0025),
+        ("accuracy", 0.76, True, 0.005),
+        ("accuracy", 0.04, True, 0.002),
+        ("accuracy", 1.0, True, 0.001),
+        ("WER", 0.05, False, 0.0025),
+        ("accuracy", 95.0, True, 0.25),  # percent
+        ("BLEU", 27.3, True, 0.5),
+        ("loss", 3.0, False, 0.06),
+        ("loss", 0.0, False, 0.02),
+        ("PSNR", 25.0, True, 0.1),
+    ],
+)
+def test_the_margin_is_that_of_the_kind(name, value, higher, width):
+    found = default_margin(name, [value], [], higher_is_better=higher).width
+    assert found == pytest.approx(width)
 
 
 def test_an_unknown_metric_gets_a_provisional_margin():
