@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import numpy as np
-from row_buffer import RowBuffer, UpdateCounts
+from row_buffer import LABELS, RowBuffer, UpdateCounts
 
 from mpdiag.numerics.histograms import ExponentHistogram
 from mpdiag.runs.writer import RunWriter
@@ -47,14 +47,10 @@ def write_run(folder, *, world_size=1, scale=1.0, state="complete", **meta):
                     _append(buffer, name, kind, step, rank, world_size, scale)
                 _append_update(buffer, name, step, rank, world_size)
         writer.append(buffer.to_table())
+        kinds = ["Model", *["LayerNorm"] * (len(NAMES) - 1)]
         rows = [
-            {
-                "name": name,
-                "what": "module",
-                "type": "LayerNorm" if i else "Model",
-                "recorded": True,
-            }
-            for i, name in enumerate(NAMES)
+            {"name": name, "what": "module", "type": kind, "recorded": True}
+            for name, kind in zip(NAMES, kinds, strict=True)
         ]
         writer.write_modules(rows)
         model = {"type": HOSTILE, "parameters": 100}
@@ -73,20 +69,9 @@ def write_run(folder, *, world_size=1, scale=1.0, state="complete", **meta):
     return folder
 
 
-def _labels(name, kind, step, rank, placement, *, micro=0, scale=1.0, skipped=False):
-    return {
-        "step": step,
-        "micro": micro,
-        "rank": rank,
-        "tensors": 1,
-        "kind": kind,
-        "name": name,
-        "dtype": "float32",
-        "placement": placement,
-        "stage": "local",
-        "scale": scale,
-        "skipped": skipped,
-    }
+def _labels(name, kind, step, rank, placement, *, micro=0, **others):
+    own = {"step": step, "micro": micro, "rank": rank, "kind": kind, "name": name}
+    return LABELS | own | {"placement": placement, **others}
 
 
 def _append(buffer, name, kind, step, rank, world_size, scale):
@@ -113,3 +98,10 @@ def _append_update(buffer, name, step, rank, world_size):
     placement = "replicated" if world_size > 1 else "local"
     labels = _labels(name, "update", step, rank, placement, micro=-1, skipped=step == 3)
     buffer.append(h, update, **labels)
+
+
+def assert_one_sentence(caught, *words):
+    """Check that an error that was raised is one line, with these words in it."""
+    message = str(caught.value)
+    assert "\n" not in message
+    assert all(word in message for word in words), message

@@ -44,12 +44,7 @@ class RowBuffer:
     def __len__(self):
         return len(self._labels)
 
-    def append(
-        self,
-        histogram,
-        update=None,
-        **labels,
-    ):
+    def append(self, histogram, update=None, **labels):
         """Add one row.
 
         Args:
@@ -64,7 +59,11 @@ class RowBuffer:
 
     def to_table(self):
         """The rows as an Arrow table with ``schema()``."""
-        names = self._labels[0] if self._labels else dict.fromkeys(_LABELS)
+        names = (
+            self._labels[0]
+            if self._labels
+            else dict.fromkeys(("step", "micro", "kind", "name", *LABELS))
+        )
         labels = {name: [row[name] for row in self._labels] for name in names}
         return encode(stack(self._histograms), labels, self._stacked_updates())
 
@@ -81,21 +80,6 @@ class RowBuffer:
         facts = [u.facts for u in items]
         rows = np.fromiter(self._updates, np.int64)
         return UpdateStack(rows, np.array(facts, np.int64), first, ratios)
-
-
-_LABELS = (
-    "step",
-    "micro",
-    "rank",
-    "tensors",
-    "kind",
-    "name",
-    "dtype",
-    "placement",
-    "stage",
-    "scale",
-    "skipped",
-)
 
 
 LABELS = {

@@ -38,6 +38,11 @@ def training(folder, plan):
         watch.finish(state)
 
 
+def weights(made):
+    """Copies of the weights of all models that a loop has made."""
+    return [p.detach().clone() for m in made.models.values() for p in m.parameters()]
+
+
 def dcgan(turns=20):
     """The loop of PyTorch's DCGAN tutorial: the images outlive the discriminator's step."""
     torch.manual_seed(0)

@@ -75,7 +75,7 @@ def profile(
         return
     _refuse_mixtures(script, trace, given, triton_cache)
     if script is not None or trace is None:
-        from mpdiag.launching.processes import announced_ranks
+        from mpdiag.runs.provenance import announced_ranks
 
         launched = part("profiled_script").profile_script(script or [], steps=steps, warmup=warmup)
         result, code = launched.result, launched.exit_code

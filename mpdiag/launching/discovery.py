@@ -109,7 +109,7 @@ class Discovery:
         self._handles = [
             torch_modules.register_module_forward_pre_hook(self._before_forward),
             torch_modules.register_module_forward_hook(self._after_forward, always_call=True),
-            register_optimizer_step_pre_hook(self._before_step),
+            register_optimizer_step_pre_hook(self.stepping),
         ]
         make, fresh, listener = self._make, self._fresh, self._listener
 
@@ -147,7 +147,7 @@ class Discovery:
             return
         self._calls.depth = max(0, self._calls.depth - 1)
 
-    def stepping(self, optimizer: Optimizer) -> None:
+    def stepping(self, optimizer: Optimizer, *_call: Any) -> None:
         """An optimizer is about to step: look for its models, unless it is known."""
         if id(optimizer) not in self._optimizers:
             self._guarded(self._look, [optimizer], None)
@@ -158,9 +158,6 @@ class Discovery:
         if made and torch.is_grad_enabled() and not in_backward() and not in_transform():
             self._fresh.clear()
             self._guarded(self._look, [o for o in made if id(o) not in self._optimizers], None)
-
-    def _before_step(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-        self.stepping(optimizer)
 
     def _guarded(self, look: Any, *args: Any) -> None:
         try:
@@ -173,7 +170,8 @@ class Discovery:
 
     def _look_from(self, module: nn.Module) -> None:
         """Look for models when the script calls a module with gradients on."""
-        if id(module) not in self._known and not _trains(module):
+        trains = any(p.requires_grad for p in module.parameters())
+        if id(module) not in self._known and not trains:
             return
         if not self._fresh and self._roots:
             return
@@ -258,10 +256,6 @@ def _sample(module: nn.Module) -> list[torch.Tensor]:
 def in_transform() -> bool:
     """Whether ``torch.func`` is at work, which calls modules with other parameters than theirs."""
     return torch._C._functorch.peek_interpreter_stack() is not None
-
-
-def _trains(module: nn.Module) -> bool:
-    return any(p.requires_grad for p in module.parameters())
 
 
 def _wraps(optimizer: Optimizer) -> bool:

@@ -16,16 +16,13 @@ from typing import Any
 
 from mpdiag.errors import ExitCode, RunExists
 from mpdiag.files.paths import AnyPath, is_remote
+from mpdiag.runs.provenance import announced_ranks
 from mpdiag.runs.run import META, free_name
 
 
-def announced_ranks() -> tuple[int, int]:
-    """Rank and number of ranks from the launcher's environment variables, without torch."""
-    try:
-        rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    except (KeyError, ValueError):
-        return 0, 1
-    return (rank, world) if 0 <= rank < world else (0, 1)
+def tell(sentence: str) -> None:
+    """Write a sentence for the person at the terminal."""
+    print(f"mpdiag: {sentence}", file=sys.stderr, flush=True)
 
 
 def claim_run(parent: Path, name: str) -> Path:
@@ -193,6 +190,7 @@ def _claimed(candidate: Path, launch: str) -> bool:
     return True
 
 
+_NOT_THE_SCRIPTS = frozenset("torch multiprocessing concurrent joblib mpdiag".split())
 _watching: list[tuple[int, Callable[[], None]]] = []
 
 
@@ -261,10 +259,4 @@ def _may_train(target: Any) -> bool:
     module = str(getattr(target, "__module__", "") or "")
     if module == "torch.multiprocessing.spawn":
         return True
-    return module.partition(".")[0] not in (
-        "torch",
-        "multiprocessing",
-        "concurrent",
-        "joblib",
-        "mpdiag",
-    )
+    return module.partition(".")[0] not in _NOT_THE_SCRIPTS

@@ -19,6 +19,7 @@ from mpdiag.launching import processes
 from mpdiag.launching.script import AfterTorch, Ending, Script, parse, run
 from mpdiag.recording.cadence import Cadence
 from mpdiag.recording.lifecycle import carry_through
+from mpdiag.runs.provenance import announced_ranks
 from mpdiag.runs.run import META
 
 if TYPE_CHECKING:
@@ -129,7 +130,7 @@ def record_script(
         RunExists: If ``out`` holds a run.
         InputError: If the script ended well and nothing in it trained.
     """
-    rank, world = processes.announced_ranks()
+    rank, world = announced_ranks()
     folder = place(out or processes.claim_run(Path("runs"), script.name)).absolute()
     _refuse_existing(folder, rank)
     settings = RecordingSettings(
@@ -311,17 +312,16 @@ class ScriptRecording:
         if self._recorder is None or self.settings.options.operations == 0:
             return
         self._recorder.forgo_operations(self._compiles.reason)
-        if processes.announced_ranks()[0] == 0:
-            print(f"mpdiag: no operations from here on: {self._compiles.reason}", file=sys.stderr)
+        if announced_ranks()[0] == 0:
+            processes.tell(f"no operations from here on: {self._compiles.reason}")
 
     def trouble(self, error: Exception) -> None:
         """Print the first error; the script goes on."""
         if not self._troubled:
             self._troubled = True
-            print(
-                f"mpdiag: cannot record all that trains ({type(error).__name__}: {error}); "
-                "the script goes on",
-                file=sys.stderr,
+            processes.tell(
+                f"cannot record all that trains ({type(error).__name__}: {error}); "
+                "the script goes on"
             )
 
     def _begin(self, models: dict[str, Adopted], found: Discovered) -> None:
@@ -352,7 +352,7 @@ class ScriptRecording:
         )
         if self._compiles.seen:
             self._forgo_operations()
-        if options.live and processes.announced_ranks()[0] == 0:
+        if options.live and announced_ranks()[0] == 0:
             from mpdiag.launching.live_view import LiveView, open_surface
 
             self._live = LiveView(folder.name, open_surface())
@@ -382,20 +382,16 @@ class ScriptRecording:
 def _tell_steps(recorder: Recorder) -> None:
     """Say what was counted, where a script's own count may be another."""
     taken = recorder.optimizer_steps
-    if len(taken) > 1 and processes.announced_ranks()[0] == 0:
+    if len(taken) > 1 and announced_ranks()[0] == 0:
         words = ", ".join(f"{kind} {count}" for kind, count in taken)
-        print(
-            f"mpdiag: {recorder.step} steps, each an update of weights; by optimizer: {words}",
-            file=sys.stderr,
-        )
+        processes.tell(f"{recorder.step} steps, each an update of weights; by optimizer: {words}")
 
 
 def _warn_of_autocast(dtype: str) -> None:
-    if processes.announced_ranks()[0] == 0:
-        print(
-            f"mpdiag: the script's own autocast is on ({dtype}), so this is no recording of FP32 "
-            "training; record with --fp32 to switch it off",
-            file=sys.stderr,
+    if announced_ranks()[0] == 0:
+        processes.tell(
+            f"the script's own autocast is on ({dtype}), so this is no recording of FP32 "
+            "training; record with --fp32 to switch it off"
         )
 
 

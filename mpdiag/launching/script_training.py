@@ -18,17 +18,15 @@ from mpdiag.display.wording import counted, scale_text
 from mpdiag.errors import MpdiagError
 from mpdiag.files.paths import AnyPath
 from mpdiag.launching import processes
-from mpdiag.launching.patching.gradient_calls import GradientCalls, tell
+from mpdiag.launching.gradient_calls import GradientCalls
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import Optimizer
 
     from mpdiag.launching.discovery import Discovered, Discovery
-    from mpdiag.launching.patching.parameter_operations import ParameterOperations
-    from mpdiag.launching.patching.patches import Patches
+    from mpdiag.launching.parameter_operations import ParameterOperations
     from mpdiag.plan import PrecisionPlan
-    from mpdiag.tracing.autograd_graph import BackwardPasses
     from mpdiag.tracing.precision_share import PrecisionShare
     from mpdiag.training.options import Backend
     from mpdiag.training.script_trainer import ScriptTrainer
@@ -68,14 +66,13 @@ class ScriptTraining:
         self._owners: dict[int, nn.Module] = {}  # by id of a parameter
         self._products: ParameterOperations | None = None
         self._share: PrecisionShare | None = None
-        self._passes: BackwardPasses | None = None
         self._calls: GradientCalls | None = None
         self._stepped_by: WeakKeyDictionary[Optimizer, ScriptTrainer] = WeakKeyDictionary()
         self._replaced: WeakSet[Optimizer] = WeakSet()  # whose step was replaced
         self._without_model: list[Optimizer] = []  # found before any model
         self._late: list[tuple[Any, bool]] = []  # hooks too late for the call being made
         self._discovery: Discovery | None = None
-        self._patches: Patches | None = None
+        self._attached = ExitStack()  # what undoes ``attach``
         self._over = False
 
     # -- life --------------------------------------------------------------------------------------
@@ -83,21 +80,22 @@ class ScriptTraining:
     def attach(self) -> None:
         """Patch torch and begin to look for models; torch is imported."""
         from mpdiag.launching.discovery import Discovery
-        from mpdiag.launching.patching.parameter_operations import ParameterOperations
-        from mpdiag.launching.patching.patches import Patches
+        from mpdiag.launching.parameter_operations import ParameterOperations
+        from mpdiag.launching.patches import Patches
         from mpdiag.tracing.autograd_graph import BackwardPasses
         from mpdiag.tracing.precision_share import PrecisionShare
 
         self._share = PrecisionShare(everywhere=True)
         self._products = ParameterOperations(self)
-        self._products.attach()
-        self._passes = BackwardPasses(self._products.backward_pass)
-        self._passes.attach()
+        passes = BackwardPasses(self._products.backward_pass)
         self._calls = GradientCalls(self.trainers, self.refuse)
-        self._patches = Patches(self._calls)
-        self._patches.install()
+        patches = Patches(self._calls)
         self._discovery = Discovery(self, patient=True)
-        self._discovery.attach()
+        parts: list[Any] = [self._products, passes, patches, self._discovery]
+        for part in parts:
+            part.attach()
+            self._attached.callback(part.detach)
+        self._attached.callback(self._share.stop)
         processes.abandon_in_children(self.abandon)
 
     def abandon(self) -> None:
@@ -113,16 +111,8 @@ class ScriptTraining:
 
     def _detach(self) -> None:
         self._over = True
-        if self._share is not None and self._products is not None:
-            self._share.stop()
-            self._products.detach()
-            self._products = None
-        if self._passes is not None:
-            self._passes.detach()
-        if self._discovery is not None:
-            self._discovery.detach()
-        if self._patches is not None:
-            self._patches.release()
+        self._products = None
+        self._attached.close()
 
     def refuse(self, reason: str) -> None:
         """End the script.
@@ -314,7 +304,7 @@ class ScriptTraining:
             settings.plan,
             backend=settings.backend,
             run=settings.folder,
-            around=Surroundings(ADVICE, tell, steps, self._share or PrecisionShare()),
+            around=Surroundings(ADVICE, processes.tell, steps, self._share or PrecisionShare()),
         )
         wanted = {c.module for c in settings.plan.fp32_modules}
         if not self.trainers and wanted and wanted <= set(trainer.left_out):

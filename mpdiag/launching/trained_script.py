@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING
 from mpdiag.errors import InputError, RunExists
 from mpdiag.files.paths import AnyPath, place
 from mpdiag.launching import processes
-from mpdiag.launching.patching.gradient_calls import tell
 from mpdiag.launching.script import AfterTorch, Ending, Script, parse, run
 from mpdiag.launching.script_training import ScriptTraining, TrainScriptSettings
 from mpdiag.numerics.formats import TRAINABLE
 from mpdiag.plan import PrecisionPlan
+from mpdiag.runs.provenance import announced_ranks
 from mpdiag.runs.run import META, open_run
 from mpdiag.runs.training_log import FILE
 
@@ -105,12 +105,12 @@ def train_script(
         raise InputError(message)
     name = f"{script.name}-{read.target}"
     folder = place(out or processes.claim_run(Path("runs"), name)).absolute()
-    rank, world = processes.announced_ranks()
+    rank, world = announced_ranks()
     if rank == 0 and (folder / META).exists():
         message = f"{folder} already holds a run: choose another folder with --out, or remove it"
         raise RunExists(message)
     if read.level not in ("O0", "O1") and rank == 0:
-        tell(f"the plan's level is {read.level}; an unmodified script is trained at O1")
+        processes.tell(f"the plan's level is {read.level}; an unmodified script is trained at O1")
     training = ScriptTraining(TrainScriptSettings(read, folder, backend))
     AfterTorch(training.attach).install()
     launch = processes.new_launch()

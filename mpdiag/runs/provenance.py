@@ -6,11 +6,12 @@ import os
 import platform
 import sys
 from importlib import metadata
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from mpdiag.files.secrets import shown_arguments
+
+if TYPE_CHECKING:
+    import torch
 
 
 def versions() -> dict[str, str]:
@@ -26,6 +27,8 @@ def versions() -> dict[str, str]:
 
 def device(model: torch.nn.Module | None) -> dict[str, Any]:
     """The device the model lies on."""
+    import torch
+
     parameter = next(model.parameters(), None) if model is not None else None
     where = parameter.device if parameter is not None else torch.device("cpu")
     facts: dict[str, Any] = {"type": where.type, "threads": torch.get_num_threads()}
@@ -49,13 +52,20 @@ def _processor() -> str:
 
 def ranks() -> tuple[int, int]:
     """This process's rank and the number of ranks, (0, 1) where training is not distributed."""
+    import torch
+
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    return announced_ranks()
+
+
+def announced_ranks() -> tuple[int, int]:
+    """Rank and number of ranks from the launcher's environment variables, without torch."""
     try:
-        rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     except (KeyError, ValueError):
         return 0, 1
-    return (rank, size) if 0 <= rank < size else (0, 1)
+    return (rank, world) if 0 <= rank < world else (0, 1)
 
 
 def arguments() -> list[str]:

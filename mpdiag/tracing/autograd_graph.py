@@ -35,7 +35,8 @@ def loss_of(tensors: Any, weights: Any = None) -> float | torch.Tensor | None:
         return None
     try:
         with torch.no_grad():
-            parts = [_weighted(t, f) for t, f in zip(given, factors, strict=True)]
+            pairs = zip(given, factors, strict=True)
+            parts = [_value(t) if f is None else _value(t) * _value(f) for t, f in pairs]
             return sum(parts[1:], parts[0])
     except RuntimeError:  # a tensor of torch.func, whose value cannot be read
         return None
@@ -45,11 +46,6 @@ def _is_readable(tensor: Any) -> bool:
     if type(tensor) is not torch.Tensor or tensor.numel() != 1 or tensor.is_meta:
         return False
     return not (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
-
-
-def _weighted(tensor: torch.Tensor, weight: torch.Tensor | None) -> float | torch.Tensor:
-    value = _value(tensor)
-    return value if weight is None else value * _value(weight)
 
 
 def _value(tensor: torch.Tensor) -> float | torch.Tensor:

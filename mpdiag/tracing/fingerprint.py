@@ -207,10 +207,10 @@ def _difference(
     known = set(same)
     shared = len(same) / max(1, len(a) + len(b) - len(same))
     return ModelDifference(
-        tuple(_join(p, name) for name in same),
-        tuple(_join(p, name) for name in changed),
-        tuple(_join(p, n) for n in a if n not in known) if second.complete else (),
-        tuple(_join(q, n) for n in b if n not in known) if first.complete else (),
+        tuple(joined(p, name) for name in same),
+        tuple(joined(p, name) for name in changed),
+        tuple(joined(p, n) for n in a if n not in known) if second.complete else (),
+        tuple(joined(q, n) for n in b if n not in known) if first.complete else (),
         p,
         q,
         layers=0,
@@ -258,5 +258,6 @@ def _prefixes(layers: _Layers) -> list[str]:
     return sorted(found, key=lambda name: (name.count("."), name))
 
 
-def _join(prefix: str, name: str) -> str:
+def joined(prefix: str, name: str) -> str:
+    """A name below a prefix, either of which may be empty."""
     return f"{prefix}.{name}" if prefix and name else prefix or name

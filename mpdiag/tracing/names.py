@@ -12,33 +12,16 @@ import torch
 from torch import nn
 
 from mpdiag.errors import UsageError
+from mpdiag.tracing.fingerprint import joined
 
 Models = nn.Module | Sequence[nn.Module] | Mapping[str, nn.Module]
 
-_SETTINGS = (
-    "in_channels",
-    "out_channels",
-    "kernel_size",
-    "stride",
-    "padding",
-    "dilation",
-    "groups",
-    "in_features",
-    "out_features",
-    "num_embeddings",
-    "embedding_dim",
-    "embed_dim",
-    "num_heads",
-    "input_size",
-    "hidden_size",
-    "proj_size",
-    "num_layers",
-    "bidirectional",
-    "batch_first",
-    "eps",
-    "num_features",
-    "normalized_shape",
-    "num_groups",
+_SETTINGS = tuple(
+    """
+    in_channels out_channels kernel_size stride padding dilation groups in_features out_features
+    num_embeddings embedding_dim embed_dim num_heads input_size hidden_size proj_size num_layers
+    bidirectional batch_first eps num_features normalized_shape num_groups
+    """.split()
 )
 """Attributes a shape rule or a numerical rule may need, kept where a module has them."""
 
@@ -85,9 +68,7 @@ class NamedModule:
             "what": "module",
             "type": type_name(self.module),
             "aliases": list(self.aliases),
-            "shape": None,
             "numel": sum(p.numel() for p in self.module.parameters(recurse=False)),
-            "dtype": None,
             "recorded": bool(self.seen),
             "reason": reason,
             "script_name": self.script_name,
@@ -113,8 +94,8 @@ class NamedParameter:
 
     name: str
     parameter: nn.Parameter
-    aliases: tuple[str, ...]
-    reason: str | None
+    aliases: tuple[str, ...] = ()
+    reason: str | None = None
     seen: set[str] = field(default_factory=set)
     script_name: str | None = None
 
@@ -140,9 +121,6 @@ class NamedParameter:
             "recorded": bool(self.seen),
             "reason": reason,
             "script_name": self.script_name,
-            "input_shapes": None,
-            "output_shapes": None,
-            "settings": None,
         }
 
 
@@ -188,29 +166,28 @@ class Subjects:
     ) -> None:
         for walk in (model.named_modules, model.named_parameters, model.named_buffers):
             self.names.update(
-                {id(x): _join(prefix, n) for n, x in walk() if id(x) not in self.names}
+                {id(x): joined(prefix, n) for n, x in walk() if id(x) not in self.names}
             )
         covered = _compiled_inside(model if wrapper is None else wrapper)
         for name, module in model.named_modules(remove_duplicate=False):
-            full = _join(prefix, name)
-            if not self.chosen(full):
-                continue
-            known = self.modules.get(id(module))
-            if known is not None:
-                known.aliases += (full,) if aliases else ()
-                continue
-            self.modules[id(module)] = NamedModule(
-                full, module, (), root=module is model, reason=covered.get(id(module))
-            )
+            full = joined(prefix, name)
+            if self._is_new(self.modules.get(id(module)), full, aliases=aliases):
+                self.modules[id(module)] = NamedModule(
+                    full, module, (), root=module is model, reason=covered.get(id(module))
+                )
         for name, parameter in model.named_parameters(remove_duplicate=False):
-            full = _join(prefix, name)
-            if not self.chosen(full):
-                continue
-            earlier = self.parameters.get(id(parameter))
-            if earlier is not None:
-                earlier.aliases += (full,) if aliases else ()
-                continue
-            self.parameters[id(parameter)] = NamedParameter(full, parameter, (), None)
+            full = joined(prefix, name)
+            if self._is_new(self.parameters.get(id(parameter)), full, aliases=aliases):
+                self.parameters[id(parameter)] = NamedParameter(full, parameter)
+
+    def _is_new(
+        self, known: NamedModule | NamedParameter | None, name: str, *, aliases: bool
+    ) -> bool:
+        """Whether a name is chosen and of something not known; else it may be another name of it."""
+        chosen = self.chosen(name)
+        if known is not None and chosen and aliases:
+            known.aliases += (name,)
+        return known is None and chosen
 
     def name_models(self, names: Mapping[int, str]) -> None:
         """Note what a script calls its models, for the table: names by ``id`` of the model."""
@@ -220,10 +197,10 @@ class Subjects:
             script_name = names[id(root)]
             for name, module in root.named_modules():
                 if id(module) in self.modules:
-                    self.modules[id(module)].script_name = _join(script_name, name)
+                    self.modules[id(module)].script_name = joined(script_name, name)
             for name, parameter in root.named_parameters():
                 if id(parameter) in self.parameters:
-                    self.parameters[id(parameter)].script_name = _join(script_name, name)
+                    self.parameters[id(parameter)].script_name = joined(script_name, name)
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """The table of modules and parameters."""
@@ -267,7 +244,7 @@ class Subjects:
             id(p): p
             for root in self.roots
             for name, p in root.named_parameters()
-            if _join(self.names.get(id(root), ""), name) not in taken
+            if joined(self.names.get(id(root), ""), name) not in taken
         }
         held.update((key, n.parameter) for key, n in self.parameters.items())
         every_module = {id(m) for root in self.roots for m in root.modules()}
@@ -291,7 +268,7 @@ class Subjects:
         """Take in a parameter that an optimizer holds but no model does."""
         if not self.chosen(name):
             return None
-        named = NamedParameter(name, parameter, (), None)
+        named = NamedParameter(name, parameter)
         self.parameters[id(parameter)] = named
         return named
 
@@ -361,10 +338,6 @@ def _named_models(models: Models) -> list[tuple[str, nn.Module]]:
         )
         raise UsageError(message)
     return named
-
-
-def _join(prefix: str, name: str) -> str:
-    return f"{prefix}.{name}" if prefix and name else prefix or name
 
 
 def _compiled_inside(model: nn.Module) -> dict[int, str]:

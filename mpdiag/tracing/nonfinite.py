@@ -208,7 +208,7 @@ class NonfiniteTrace:
         nan = bool(torch.isnan(wrong).any())
         excused = all(self._excused.get(_key(t)) for t in call.bad)
         if not nan and ((call.asked and not call.bad) or (call.bad and excused)):
-            self._excuse(wrong)
+            self._excused.put(_key(wrong), wrong.untyped_storage(), True)
             return
         if call.bad and not (nan and not call.nan_given and excused):
             return  # passed on
@@ -233,9 +233,6 @@ class NonfiniteTrace:
                     step=self.steps,
                 )
             )
-
-    def _excuse(self, tensor: torch.Tensor) -> None:
-        self._excused.put(_key(tensor), tensor.untyped_storage(), True)
 
     def _remember(
         self, call: _PendingOperation, line: SourceLine, outputs: list[torch.Tensor]

@@ -41,6 +41,7 @@ class PrecisionShare:
         flops, low_flops: FLOPs of all products, and of those in half precision.
         products, low_products: How many of them.
         steps: The steps that were counted.
+        is_active: Whether the present step is counted.
         unknown: Why nothing is known; empty where something is.
 
     Args:
@@ -56,12 +57,7 @@ class PrecisionShare:
         self._step = 0
         self._busy = False
         self._everywhere = OperationTap(self) if everywhere else None
-        self._active = False
-
-    @property
-    def is_active(self) -> bool:
-        """Whether the present step is counted."""
-        return self._active
+        self.is_active = False
 
     @property
     def share(self) -> float | None:
@@ -89,17 +85,17 @@ class PrecisionShare:
 
     def begin(self) -> None:
         """Training begins; a second call does nothing."""
-        if not self._active and not self._step:
+        if not self.is_active and not self._step:
             self._switch()
 
     def step_ended(self) -> None:
         """A step is over: count the next one, if it is its turn."""
         if self._step < 0:  # stopped
             return
-        if self._active:
+        if self.is_active:
             self.steps.append(self._step)
         self._step += 1
-        if self._active or is_counted(self._step):
+        if self.is_active or is_counted(self._step):
             self._switch()
         self._yield_to_compiler()
 
@@ -111,16 +107,16 @@ class PrecisionShare:
         """
         self.unknown = self.unknown or unknown
         self._step = -1
-        if self._active:
-            self._active = False
+        if self.is_active:
+            self.is_active = False
             if self._everywhere is not None:
                 self._everywhere.detach()
 
     def _switch(self) -> None:
         wanted = not self.unknown and self._step >= 0 and is_counted(self._step)
-        if wanted == self._active:
+        if wanted == self.is_active:
             return
-        self._active = wanted
+        self.is_active = wanted
         if self._everywhere is None:
             return
         if not wanted:
@@ -130,13 +126,13 @@ class PrecisionShare:
 
     def _yield_to_compiler(self) -> None:
         """Under a mode torch runs compiled code eagerly, and without one nothing is seen of it."""
-        if self._active and compiler_in_use():
+        if self.is_active and compiler_in_use():
             self.stop("torch.compile is in use, and compiled code shows no operations")
 
     def counting(self) -> AbstractContextManager[object]:
         """Count what runs here, above every other mode: before emulation widens it."""
         self._yield_to_compiler()
-        return OperationTap(self) if self._active else nullcontext()
+        return OperationTap(self) if self.is_active else nullcontext()
 
     @contextmanager
     def paused(self) -> Iterator[None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -62,16 +63,10 @@ def run(name: str, dtype: torch.dtype, emulated: bool) -> list[torch.Tensor]:
     function, inputs = OPERATIONS[name]
     leaves = [x.to(dtype).clone().requires_grad_() for x in inputs]
     torch.manual_seed(0)
-    mode = Emulation() if emulated else None
-    if mode is not None:
-        mode.__enter__()
-    try:
+    with Emulation() if emulated else nullcontext():
         result = function(*leaves)
         weights = numbers_like(result)
         gradients = torch.autograd.grad(result, leaves, weights.to(result.dtype))
-    finally:
-        if mode is not None:
-            mode.__exit__(None, None, None)
     return [result.detach(), *gradients]
 
 
@@ -140,6 +135,11 @@ class Names(TorchDispatchMode):
         return result
 
 
+def cast(args, dtype):
+    """Arguments with their floating-point tensors in a dtype."""
+    return [x.to(dtype) if torch.is_tensor(x) and x.is_floating_point() else x for x in args]
+
+
 def test_no_operation_is_left_native_that_rounds_twice():
     """Each name in the list of natively exact operations that computes is compared bit by bit."""
     computing = {"abs", "clamp", "div", "leaky_relu", "maximum", "minimum", "mul", "neg", "relu",
@@ -153,14 +153,8 @@ def test_no_operation_is_left_native_that_rounds_twice():
             "minimum": (a, b), "mul": (a, b), "masked_fill": (a, a > 0, 3.0),
         }.get(name, (a,))  # fmt: skip
         for dtype in HALF:
-            low = [
-                x.to(dtype) if isinstance(x, torch.Tensor) and x.is_floating_point() else x
-                for x in args
-            ]
-            wide = [
-                x.float() if isinstance(x, torch.Tensor) and x.is_floating_point() else x
-                for x in low
-            ]
+            low = cast(args, dtype)
+            wide = cast(low, torch.float32)
             assert torch.equal(op(*low), op(*wide).to(dtype)), (name, dtype)
 
 
@@ -188,11 +182,8 @@ def test_an_lstm_is_like_one_written_by_hand():
     lstm = nn.LSTM(8, 8)
     x = torch.randn(6, 3, 8)
     policy.install("cpu")
-    with (
-        torch.autocast("cpu", torch.float16),
-        policy.in_force(policy.Policy(torch.float16)),
-        Emulation(),
-    ):
+    half = policy.Policy(torch.float16)
+    with torch.autocast("cpu", half.dtype), policy.in_force(half), Emulation():
         ours, _ = lstm(x)
 
     def rounded(t):
@@ -203,13 +194,8 @@ def test_an_lstm_is_like_one_written_by_hand():
     for t in range(6):
         gates = rounded(rounded(rounded(x[t]) @ w_x.T + b_x) + rounded(h @ w_h.T + b_h))
         i, f, g, o = gates.chunk(4, 1)
-        i, f, o, g = (
-            rounded(i.sigmoid()),
-            rounded(f.sigmoid()),
-            rounded(o.sigmoid()),
-            rounded(g.tanh()),
-        )
-        c = rounded(rounded(f * c) + rounded(i * g))
+        i, f, o = (rounded(gate.sigmoid()) for gate in (i, f, o))
+        c = rounded(rounded(f * c) + rounded(i * rounded(g.tanh())))
         h = rounded(o * rounded(c.tanh()))
         assert units_apart(ours[t], h, by_largest=True) <= 1.0
 

@@ -44,8 +44,7 @@ wide as their widest operand, and those on no list."""
 
 @pytest.fixture
 def mp():
-    model = nn.Linear(2, 2)
-    trainer = mpdiag.MixedPrecision(model, torch.optim.SGD(model.parameters(), 0.1), constant())
+    trainer = within(nn.Linear(2, 2))
     yield trainer
     trainer.close()
 
@@ -62,11 +61,7 @@ def test_each_operation_has_its_precision_on_a_cpu(mp, name):
 def test_each_operation_has_the_same_precision_on_cuda(name):
     model = nn.Linear(2, 2).cuda()
     operation, dtype = OPERATIONS[name]
-    with (
-        mpdiag.MixedPrecision(model, torch.optim.SGD(model.parameters(), 0.1), constant()) as mp,
-        torch.device("cuda"),
-        mp.autocast(),
-    ):
+    with within(model) as mp, torch.device("cuda"), mp.autocast():
         assert operation().dtype == dtype
 
 
@@ -86,19 +81,14 @@ def test_a_plain_autocast_is_as_it_was(mp):
     assert low(4, 8).softmax(1).dtype == HALF
 
 
-def within(model, plan=None, **options):
-    return mpdiag.MixedPrecision(
-        model, torch.optim.SGD(model.parameters(), 0.1), plan or constant(), **options
-    )
+def within(model, plan=None, **overrides):
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    chosen = mpdiag.PrecisionOverrides(**overrides)
+    return mpdiag.MixedPrecision(model, optimizer, plan or constant(), overrides=chosen)
 
 
 def test_an_operation_is_kept_in_fp32_everywhere():
-    with (
-        within(
-            nn.Linear(2, 2), overrides=mpdiag.PrecisionOverrides(fp32_operations=["linear", "gelu"])
-        ) as mp,
-        mp.autocast(),
-    ):
+    with within(nn.Linear(2, 2), fp32_operations=["linear", "gelu"]) as mp, mp.autocast():
         assert F.linear(low(4, 8), low(4, 8)).dtype == FULL
         assert F.gelu(low(4)).dtype == FULL
         assert low(4).softmax(0).dtype == FULL
@@ -110,12 +100,7 @@ def test_an_operation_is_kept_in_fp32_everywhere():
 
 
 def test_an_operation_is_kept_low():
-    with (
-        within(
-            nn.Linear(2, 2), overrides=mpdiag.PrecisionOverrides(low_operations=["softmax"])
-        ) as mp,
-        mp.autocast(),
-    ):
+    with within(nn.Linear(2, 2), low_operations=["softmax"]) as mp, mp.autocast():
         assert full(4, 8).softmax(1).dtype == HALF
 
 
@@ -184,14 +169,11 @@ def test_a_module_in_fp32_inside_a_low_precision_model():
 
 def test_names_that_nothing_bears_are_refused():
     with pytest.raises(UsageError, match="no operation 'sofmax': did you mean softmax"):
-        within(nn.Linear(2, 2), overrides=mpdiag.PrecisionOverrides(fp32_operations=["sofmax"]))
+        within(nn.Linear(2, 2), fp32_operations=["sofmax"])
     with pytest.raises(UsageError, match="module 'c'"):
         within(Two(), PrecisionPlan(fp32_modules=(Fp32Choice("", "c"),)))
     with pytest.raises(UsageError, match="choose one"):
-        within(
-            nn.Linear(2, 2),
-            overrides=mpdiag.PrecisionOverrides(fp32_operations=["gelu"], low_operations=["gelu"]),
-        )
+        within(nn.Linear(2, 2), fp32_operations=["gelu"], low_operations=["gelu"])
 
 
 @pytest.mark.parametrize(
@@ -216,14 +198,7 @@ def test_two_threads_follow_their_own_policies():
 
     def train(name, operations):
         model = nn.Linear(4, 4)
-        optimizer = torch.optim.SGD(model.parameters(), 0.1)
-        with mpdiag.MixedPrecision(
-            model,
-            optimizer,
-            constant(),
-            level="O1",
-            overrides=mpdiag.PrecisionOverrides(dtype="bf16", fp32_operations=operations),
-        ) as mp:
+        with within(model, dtype="bf16", fp32_operations=operations) as mp:
             entered.wait()
             with mp.autocast():
                 entered.wait()
@@ -244,17 +219,7 @@ def test_two_threads_follow_their_own_policies():
 @pytest.mark.filterwarnings("ignore:This process.*is multi-threaded:DeprecationWarning")
 def test_a_forked_child_follows_the_policy_too():
     model = nn.Linear(4, 4)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    with (
-        mpdiag.MixedPrecision(
-            model,
-            optimizer,
-            constant(),
-            level="O1",
-            overrides=mpdiag.PrecisionOverrides(dtype="bf16", fp32_operations=["linear"]),
-        ) as mp,
-        mp.autocast(),
-    ):
+    with within(model, dtype="bf16", fp32_operations=["linear"]) as mp, mp.autocast():
         assert model(torch.ones(2, 4)).dtype == torch.float32
         child = os.fork()
         if child == 0:

@@ -84,6 +84,10 @@ def facts(folder, op, step=10, module=""):
     return found[0]
 
 
+def says_nothing(folder):
+    return not any("gradient_error_fp16" in o.facts for o in open_run(folder).operations())
+
+
 def test_the_effect_is_that_of_the_rounded_product(tmp_path):
     train(Solved(), tmp_path / "run")
     found = facts(tmp_path / "run", "bmm")
@@ -144,9 +148,7 @@ def test_random_numbers_and_statistics_stay(tmp_path):
 def test_a_step_that_is_too_large_says_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(step_tape, "LARGEST", 100)
     train(Solved(), tmp_path / "run")
-    assert not any(
-        "gradient_error_fp16" in o.facts for o in open_run(tmp_path / "run").operations()
-    )
+    assert says_nothing(tmp_path / "run")
 
 
 def test_of_a_large_step_only_the_whole_is_run_again(tmp_path, monkeypatch):
@@ -186,6 +188,4 @@ class Foreign(Random):
 
 def test_a_step_with_operations_that_are_not_torchs_own_says_nothing(tmp_path):
     train(Foreign(), tmp_path / "run")
-    assert not any(
-        "gradient_error_fp16" in o.facts for o in open_run(tmp_path / "run").operations()
-    )
+    assert says_nothing(tmp_path / "run")

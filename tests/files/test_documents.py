@@ -6,7 +6,7 @@ import os
 
 import fsspec
 import pytest
-from made_runs import write_run
+from made_runs import assert_one_sentence, write_run
 
 from mpdiag.errors import DamagedPlan, DamagedRun
 from mpdiag.files import documents
@@ -20,12 +20,6 @@ def make_sparse(path, size=documents.LARGEST + 1):
     path.touch()
     with path.open("r+b") as file:
         file.truncate(size)
-
-
-def assert_one_sentence(caught, *words):
-    message = str(caught.value)
-    assert "\n" not in message
-    assert all(word in message for word in words), message
 
 
 def test_a_sparse_meta_json_is_refused_unread(tmp_path):

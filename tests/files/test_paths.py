@@ -10,6 +10,8 @@ from pathlib import Path
 import fsspec
 import pytest
 import torch
+from recorded import step
+from script_processes import TRAIN
 from support import backoff
 from torch import nn
 from typer.testing import CliRunner
@@ -40,9 +42,7 @@ def record(where, steps=3, **options):
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     with mpdiag.record(model, optimizer, where, **options):
         for _ in range(steps):
-            optimizer.zero_grad()
-            model(torch.randn(32, 8)).square().mean().backward()
-            optimizer.step()
+            step(model, optimizer, torch.randn(32, 8))
     return model
 
 
@@ -99,12 +99,6 @@ def test_a_run_in_memory_says_what_a_local_one_says(url, tmp_path):
     assert [m["name"] for m in remote.run.modules()] == [m["name"] for m in local.run.modules()]
 
 
-def test_file_urls_record_into_the_folder(tmp_path):
-    record(f"file://{tmp_path}/run")
-    assert (tmp_path / "run" / "meta.json").is_file()
-    assert not list((tmp_path / "run").rglob("*.part"))
-
-
 def test_the_local_folder_is_not_touched(url, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     record(f"{url}/run")
@@ -145,24 +139,31 @@ def test_what_has_no_name_is_not_written(name):
         atomic_path(Path(name))
 
 
-def test_a_failed_write_leaves_what_was_there(url):
-    target = place(f"{url}/file")
+@pytest.mark.parametrize("remote", [True, False])
+def test_a_failed_write_leaves_what_was_there(url, tmp_path, remote):
+    target = place(f"{url}/file" if remote else tmp_path / "file")
     target.write_text("old")
     with pytest.raises(KeyError), atomic_path(target) as partial:
         partial.write_text("half of the new")
         raise KeyError
     assert target.read_text() == "old"
     assert not partial.exists()
+    assert remote or list(tmp_path.iterdir()) == [target]
+
+
+def trained(where, model, rate, steps):
+    """A trainer that has logged some steps."""
+    optimizer = torch.optim.SGD(model.parameters(), rate)
+    mp = mpdiag.MixedPrecision(model, optimizer, backoff(), run=where)
+    for _ in range(steps):
+        with mp.autocast():
+            loss = model(torch.ones(3, 4)).sum()
+        mp.step(loss)
+    return mp
 
 
 def test_training_logs_are_sent_at_the_end_and_on_the_way(url):
-    model = nn.Linear(4, 2)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    with mpdiag.MixedPrecision(model, optimizer, backoff(), run=f"{url}/run") as mp:
-        for _ in range(9):
-            with mp.autocast():
-                loss = model(torch.randn(3, 4)).sum()
-            mp.step(loss)
+    with trained(f"{url}/run", nn.Linear(4, 2), 0.1, 9):
         underway = len(read_log(f"{url}/run").steps)
     assert 4 <= underway <= 9
     assert len(read_log(f"{url}/run").steps) == 9
@@ -170,9 +171,9 @@ def test_training_logs_are_sent_at_the_end_and_on_the_way(url):
 
 
 def test_a_training_that_goes_on_adds_to_its_log(url):
-    for step in range(2):
+    for number in range(2):
         log = LogWriter(url)
-        log.append(TrainingStep(step, 1.0, 8.0))
+        log.append(TrainingStep(number, 1.0, 8.0))
         log.close()
     assert [s.step for s in read_log(url).steps] == [0, 1]
 
@@ -229,12 +230,7 @@ def test_a_password_in_a_url_is_not_said():
 def test_compare_and_report_at_urls(url):
     model = nn.Linear(4, 2)
     for name in ("a", "b"):
-        optimizer = torch.optim.SGD(model.parameters(), 0.0)
-        with mpdiag.MixedPrecision(model, optimizer, backoff(), run=f"{url}/{name}") as mp:
-            for _ in range(3):
-                with mp.autocast():
-                    loss = model(torch.ones(3, 4)).sum()
-                mp.step(loss)
+        with trained(f"{url}/{name}", model, 0.0, 3) as mp:
             mp.log_metric("accuracy", 0.9)
     comparison = mpdiag.compare(f"{url}/a", f"{url}/b")
     assert comparison.curve.departure == 0.0
@@ -245,16 +241,10 @@ def test_compare_and_report_at_urls(url):
 
 
 def test_a_script_is_recorded_at_a_url(tmp_path, fork_server):
-    script = tmp_path / "train.py"
-    script.write_text(
-        "import torch\n"
-        "model = torch.nn.Linear(4, 2)\n"
-        "optimizer = torch.optim.SGD(model.parameters(), 0.1)\n"
-        "model(torch.ones(3, 4)).sum().backward()\n"
-        "optimizer.step()\n"
-    )
-    words = ("record", "--out", f"file://{tmp_path}/run", "--", script)
+    (tmp_path / "train.py").write_text(TRAIN)
+    words = ("record", "--out", f"file://{tmp_path}/run", "--", "train.py")
     done = fork_server("mpdiag", *words, cwd=tmp_path)
     assert done.code == 0, done.err
-    assert open_run(tmp_path / "run").meta["steps_recorded"] == 1
+    assert open_run(tmp_path / "run").meta["steps_recorded"] == 3
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "train.py"]
+    assert not list((tmp_path / "run").rglob("*.part"))

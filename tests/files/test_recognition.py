@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -13,37 +13,8 @@ from mpdiag.files.recognition import kind_of, named_instead
 from mpdiag.plan import PrecisionPlan
 from mpdiag.tensorcores.readers.recognition import read
 
-FILES = {
-    "plan.json": (
-        json.dumps({"schema_version": 1, "loss_scale": {}}),
-        "is a plan, not a run: train by it with mpdiag train --plan ",
-    ),
-    "trace.json": (json.dumps({"traceEvents": []}), "is a trace, not a run: use mpdiag profile "),
-    "ncu.csv": ('"ID","Kernel Name"\n', "is a trace, not a run: use mpdiag profile "),
-    "rocprof.csv": (
-        '"Index","KernelName","gpu-id"\n',
-        "is a trace, not a run: use mpdiag profile ",
-    ),
-    "rocprofv3.json": (
-        json.dumps({"rocprofiler-sdk-tool": []}),
-        "is a trace, not a run: use mpdiag profile ",
-    ),
-    "report.html": ("<!DOCTYPE html><p>", "is an HTML page, not a run: open it in a browser"),
-    "report.md": ("# run", "is a Markdown text, not a run: "),
-    "train.py": ("import torch", "is a script, not a run: to record it, use mpdiag record -- "),
-    "analysis.json": (
-        json.dumps({"findings": [], "plan": {}, "loss_scale": {}}),
-        "is the output of mpdiag analyze --json, not a run: give the run",
-    ),
-    "profile.json": (
-        json.dumps({"kernels": [], "findings": []}),
-        "is the output of mpdiag profile --json, not a run: give the trace",
-    ),
-    "baseline.json": (
-        json.dumps({"kind": "x", "trainings": []}),
-        "is a baseline, not a run: use mpdiag compare ",
-    ),
-}
+TABLE = Path(__file__).with_name("kinds.tsv").read_text().splitlines()
+FILES = {name: (text, said) for name, text, said in (row.split("\t") for row in TABLE[1:])}
 """By name: what a file holds, and what it is called where a run is wanted."""
 
 

@@ -110,23 +110,20 @@ def test_the_plugin_trains_as_a_loop_by_hand(tmp_path, target):
     assert module.dtypes[0] in (torch.float16, torch.bfloat16)
 
 
-def test_clipping_sees_unscaled_gradients(tmp_path):
-    module = Module()
-    fit(module, tmp_path, plugins=bridge.PlanPrecision(backoff()), gradient_clip_val=0.1)
-    assert same(module.net, by_hand(backoff(), clip=0.1))
-    assert not same(module.net, by_hand(backoff()))
-
-
-def test_accumulation(tmp_path):
-    module = Module()
-    fit(module, tmp_path, plugins=bridge.PlanPrecision(backoff()), accumulate_grad_batches=2)
-    assert same(module.net, by_hand(backoff(), every=2))
-
-
-def test_manual_optimization(tmp_path):
-    module = Module(optimizers=2)
-    fit(module, tmp_path, plugins=bridge.PlanPrecision(backoff()))
-    assert same(module.net, by_hand(backoff()))
+@pytest.mark.parametrize(
+    ("optimizers", "options", "hand"),
+    [
+        (1, {"gradient_clip_val": 0.1}, {"clip": 0.1}),
+        (1, {"accumulate_grad_batches": 2}, {"every": 2}),
+        (2, {}, {}),
+    ],
+    ids=["clipping", "accumulation", "manual optimization"],
+)
+def test_however_it_trains_it_is_as_by_hand(tmp_path, optimizers, options, hand):
+    module = Module(optimizers)
+    fit(module, tmp_path, plugins=bridge.PlanPrecision(backoff()), **options)
+    assert same(module.net, by_hand(backoff(), **hand))
+    assert same(module.net, by_hand(backoff())) == (not hand)
 
 
 def test_a_skip_brings_buffers_back_and_is_logged(tmp_path):

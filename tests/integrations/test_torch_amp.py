@@ -45,10 +45,7 @@ def test_scales_are_those_of_the_plans_scaler(plan):
         expected.append(state.scale)
         state = state.adjust(factor)
     assert walk(plan, factors) == expected
-
-
-def test_the_lognormal_scale_moves():
-    assert len(set(walk(LOGNORMAL, [1.0, 1000.0, 5.0, 2.0]))) > 2
+    assert plan.loss_scale.method == "constant" or len(set(expected)) > 2
 
 
 def test_it_trains():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import script_loops as loops
 import torch
+from recorded import step
 from support import constant
 from torch import nn
 
@@ -20,9 +21,7 @@ def model():
 def train(model, steps=5):
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     for _ in range(steps):
-        optimizer.zero_grad()
-        model(torch.randn(8, 4)).square().mean().backward()
-        optimizer.step()
+        step(model, optimizer, torch.randn(8, 4))
 
 
 def call(model):

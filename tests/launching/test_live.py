@@ -211,10 +211,6 @@ def test_a_closed_pipe_ends_the_drawing_alone(tmp_path, monkeypatch):
 # -- the training ----------------------------------------------------------------------------------
 
 
-def weights(made):
-    return [p.detach().clone() for m in made.models.values() for p in m.parameters()]
-
-
 def test_a_training_that_is_shown_is_the_same_bit_for_bit(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(live_view, "SECONDS_BETWEEN_LINES", 0.0)
     with loops.recording(tmp_path / "live", every=2, live=True):
@@ -224,7 +220,7 @@ def test_a_training_that_is_shown_is_the_same_bit_for_bit(tmp_path, capsys, monk
     assert "so far, " in told.splitlines()[-1] or "so far, " in told
     with loops.recording(tmp_path / "plain", every=2):
         plain = loops.dcgan(turns=8)
-    assert all(map(torch.equal, weights(made), weights(plain)))
+    assert all(map(torch.equal, loops.weights(made), loops.weights(plain)))
     assert made.printed == plain.printed
     rows = [open_run(tmp_path / name).table() for name in ("live", "plain")]
     assert rows[0].drop_columns(["scale"]).equals(rows[1].drop_columns(["scale"]))

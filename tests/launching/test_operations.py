@@ -115,9 +115,3 @@ def test_ranks_that_a_launcher_starts_record_as_many(monkeypatch):
     assert record_command(words, out, Options(operations=0)) == (0, None)
     ours = ["--module", "mpdiag", "record", "--out", str(out), "--operations", "0", "--"]
     assert started == [["--nproc-per-node", "2", *ours, str(LOOP), "3"]]
-
-
-def test_a_number_of_operations_that_makes_no_sense(fork_server, tmp_path):
-    (tmp_path / "train.py").write_text("print('ran')")
-    done = fork_server("mpdiag", "record", "--operations", "-1", "--", "train.py", cwd=tmp_path)
-    assert (done.code, done.out) == (2, "")

@@ -5,15 +5,12 @@ from __future__ import annotations
 import pytest
 import script_loops as loops
 import torch
+from recorded import step
 from support import constant
 from torch import nn
 
 import mpdiag
 from mpdiag.runs.training_log import read_log
-
-
-def weights(made):
-    return [p.detach().clone() for m in made.models.values() for p in m.parameters()]
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +19,7 @@ def gan(tmp_path_factory):
     folder = tmp_path_factory.mktemp("gan") / "run"
     with loops.recording(folder, every=1):
         made = loops.dcgan()
-    assert all(map(torch.equal, weights(made), weights(loops.dcgan())))  # bit for bit
+    assert all(map(torch.equal, loops.weights(made), loops.weights(loops.dcgan())))  # bit for bit
     return folder, made.printed
 
 
@@ -104,7 +101,7 @@ def test_a_lone_parameter_with_an_optimizer_of_its_own_is_recorded_and_trained(t
     with loops.recording(tmp_path / "run", every=1):
         recorded = loops.soft_actor_critic()
     plain = loops.soft_actor_critic()
-    assert all(map(torch.equal, weights(recorded), weights(plain)))
+    assert all(map(torch.equal, loops.weights(recorded), loops.weights(plain)))
     assert torch.equal(recorded.log_alpha, plain.log_alpha)
     run = mpdiag.open_run(tmp_path / "run")
     frame = run.frame()
@@ -172,9 +169,7 @@ def in_turn():
         pairs.append((model, torch.optim.SGD(model.parameters(), 0.01)))
         for _ in range(rounds):
             for model, optimizer in pairs:
-                optimizer.zero_grad()
-                model(torch.randn(8, 4)).square().mean().backward()
-                optimizer.step()
+                step(model, optimizer, torch.randn(8, 4))
 
 
 def test_two_trainings_in_turn_count_their_steps_together(tmp_path):
@@ -215,9 +210,7 @@ def test_a_phase_that_begins_late_has_its_first_steps_recorded(tmp_path):
         for parameters in (model[2].parameters(), model.parameters()):
             optimizer = torch.optim.SGD(parameters, 0.1)
             for _ in range(60):
-                optimizer.zero_grad()
-                model(torch.randn(8, 4)).square().mean().backward()
-                optimizer.step()
+                step(model, optimizer, torch.randn(8, 4))
     frame = mpdiag.open_run(tmp_path / "run").frame()
     assert set(range(60, 80)) <= set(frame.step)
     assert set(range(60, 80)) <= set(
@@ -265,9 +258,7 @@ def test_the_one_step_of_lbfgs_after_adam_is_recorded(tmp_path):
         adam = torch.optim.Adam(model.parameters())
         lbfgs = torch.optim.LBFGS(model.parameters(), max_iter=5)
         for _ in range(60):
-            adam.zero_grad()
-            model(x).square().mean().backward()
-            adam.step()
+            step(model, adam, x)
         lbfgs.step(closure)
     run = mpdiag.open_run(tmp_path / "run")
     assert [o["steps_recorded"] > 0 for o in run.meta["optimizers"]] == [True, True]

@@ -183,6 +183,7 @@ def test_python_before_the_script_is_understood(prefix):
     [
         (["--include", "("], 2, "no regular expression"),
         (["--every", "0"], 2, "at least 1"),
+        (["--operations", "-1"], 2, "-1 is too small"),
     ],
 )
 def test_options_that_make_no_sense(fork_server, tmp_path, options, code, sentence):

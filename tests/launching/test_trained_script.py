@@ -281,6 +281,16 @@ def test_a_backward_pass_is_emulated_no_longer_than_it_must_be(train):
     assert "known 0 unknown True" in done.out
 
 
+def skipped_as_told(done, run):
+    """The steps of a log: those that were skipped are those in which the script saw no change."""
+    assert done.code == 0, done.err  # warnings are errors in these scripts
+    steps = read_log(run).steps
+    assert [str(int(s.skipped)) for s in steps] == done.out.split()
+    assert steps[0].skipped
+    assert not steps[-1].skipped
+    return steps
+
+
 @pytest.mark.parametrize("clip", ["pass", "nn.utils.clip_grad_value_(model.parameters(), 1.0)"])
 def test_an_overflow_is_skipped_even_if_clipping_hides_it(train, tmp_path, clip):
     done = train(
@@ -297,11 +307,7 @@ def test_an_overflow_is_skipped_even_if_clipping_hides_it(train, tmp_path, clip)
         """,
         backoff(2.0**20),
     )
-    assert done.code == 0, done.err  # warnings are errors in that script
-    steps = read_log(tmp_path / "run").steps
-    assert [str(int(s.skipped)) for s in steps] == done.out.split()
-    assert steps[0].skipped
-    assert not steps[-1].skipped
+    steps = skipped_as_told(done, tmp_path / "run")
     assert steps[0].reason.startswith(("Inf", "NaN"))
     assert "skipped, loss scale" in done.err
 
@@ -364,11 +370,7 @@ def test_a_closure_in_which_something_overflows_changes_nothing(train, tmp_path)
         """,
         backoff(2.0**18),
     )
-    assert done.code == 0, done.err
-    steps = read_log(tmp_path / "run").steps
-    assert [str(int(s.skipped)) for s in steps] == done.out.split()
-    assert steps[0].skipped
-    assert not steps[-1].skipped
+    skipped_as_told(done, tmp_path / "run")
 
 
 def test_lognormal_learns_under_closures(train, tmp_path):

@@ -100,7 +100,7 @@ def test_what_nothing_trained_goes_into_has_no_gradient_that_could_be_missed(tmp
 def test_of_an_earlier_recording_it_is_worked_out_from_the_table(tmp_path):
     stated = coverage_of(trained(tmp_path / "run"))
     assert coverage_of(as_earlier(tmp_path / "run")) == stated
-    frozen = NamedParameter("p", nn.Parameter(torch.zeros(1), requires_grad=False), (), None)
+    frozen = NamedParameter("p", nn.Parameter(torch.zeros(1), requires_grad=False))
     assert frozen.row()["reason"] == FROZEN
 
 

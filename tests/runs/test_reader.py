@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from made_runs import write_run
+from made_runs import assert_one_sentence, write_run
 
 from mpdiag.analysis.analyzer import analyze
 from mpdiag.errors import DamagedRun
@@ -25,12 +25,6 @@ from mpdiag.runs.training_log import read_log
 @pytest.fixture
 def run(tmp_path):
     return write_run(tmp_path / "run")
-
-
-def assert_one_sentence(caught, *words):
-    message = str(caught.value)
-    assert "\n" not in message
-    assert all(word in message for word in words), message
 
 
 def test_a_part_of_endless_rows_is_refused_unread(run):

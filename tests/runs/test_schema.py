@@ -8,6 +8,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from row_buffer import LABELS as SHARED
 from row_buffer import RowBuffer, UpdateCounts
 
 import mpdiag
@@ -41,19 +42,7 @@ LABELS = st.fixed_dictionaries(
         "skipped": st.booleans(),
     }
 )
-_PLAIN = {
-    "step": 0,
-    "micro": 0,
-    "rank": 0,
-    "tensors": 1,
-    "kind": "activation_grad",
-    "name": "a",
-    "dtype": "float32",
-    "placement": "local",
-    "stage": "local",
-    "scale": 1.0,
-    "skipped": False,
-}
+_PLAIN = {"step": 0, "micro": 0, "kind": "activation_grad", "name": "a"} | SHARED
 ROWS = st.lists(st.tuples(VALUES, LABELS, UPDATES), max_size=8)
 
 

@@ -1,9 +1,12 @@
-"""Hooks of a script on gradients: called with true ones, whatever scale the pass has.
+"""Functions of torch that a training step of a script calls, replaced and restored.
 
-During a backward pass gradients carry the loss scale. A hook that clips, logs or normalises must not
-see it: each hook gets FP32 tensors without the scale (in native FP16 they would underflow again), and
-what it returns is scaled. A hook that replaces a gradient could hide that it was not finite, so that
-is noted before.
+A script written for FP32 calls ``loss.backward()``, which scales nothing; one written for mixed
+precision has an ``autocast`` and a ``GradScaler`` of its own, which must not scale a second time.
+
+Its hooks on gradients are called with true ones. During a backward pass gradients carry the loss scale.
+A hook that clips, logs or normalises must not see it: each hook gets FP32 tensors without the scale (in
+native FP16 they would underflow again), and what it returns is scaled. A hook that replaces a gradient
+could hide that it was not finite, so that is noted before.
 
 An ``autograd.Function`` of the script is code of the same kind: its ``backward`` may clip or normalise.
 """
@@ -27,9 +30,173 @@ from mpdiag.training.judgement import divided
 from mpdiag.training.weights.given import same
 
 if TYPE_CHECKING:
-    from mpdiag.launching.patching.gradient_calls import GradientCalls
+    from mpdiag.launching.gradient_calls import GradientCalls
 
 _INSIDE = ("torch", "mpdiag")
+
+
+class Patches:
+    """The functions that are replaced; ``detach`` restores them."""
+
+    def __init__(self, handler: GradientCalls) -> None:
+        self._handler = handler
+        self._undo: list[tuple[Any, str, Any]] = []
+
+    def attach(self) -> None:
+        """Replace the functions listed below."""
+        autograd, scaler, autocast = torch.autograd, torch.amp.GradScaler, torch.amp.autocast
+        self._replace(autograd, "backward", self._backward)
+        self._replace(autograd, "grad", self._grad)
+        self._replace(torch.Tensor, "retain_grad", self._retain_grad)
+        self._replace_hooks()
+        self._replace(scaler, "__init__", self._make_scaler)
+        self._replace(scaler, "get_scale", self._get_scale)
+        self._replace(autocast, "__init__", self._make_autocast)
+        self._replace(autocast, "__enter__", self._enter_autocast)
+        self._replace(autocast, "__exit__", self._leave_autocast)
+        self._replace(torch, "compile", self._compile)
+        self._replace(torch.nn.Module, "__getstate__", _without_our_hooks)
+
+    def detach(self) -> None:
+        """Restore them; a second call does nothing."""
+        while self._undo:
+            owner, name, before = self._undo.pop()
+            if before is None:  # it was inherited
+                delattr(owner, name)
+            else:
+                setattr(owner, name, before)
+
+    def _replace(
+        self,
+        owner: Any,
+        name: str,
+        call: Callable[..., Any],
+        kind: Callable[[Any], Any] | None = None,
+    ) -> None:
+        """Replace a function by one that is given it first.
+
+        ``kind`` is what a class holds it as, if not as a method.
+        """
+        before = getattr(owner, name)
+        self._undo.append((owner, name, vars(owner).get(name)))
+
+        @functools.wraps(before)
+        def replaced(*args: Any, **kwargs: Any) -> Any:
+            return call(before, *args, **kwargs)
+
+        setattr(owner, name, replaced if kind is None else kind(replaced))
+
+    def _replace_hooks(self) -> None:
+        """Replace every function of torch by which a script registers a hook on gradients."""
+        replace, state = self._replace, self._handler
+        tensor, module, everywhere = torch.Tensor, torch.nn.Module, torch_modules
+
+        def registering(at: int, replaces: int | None) -> Callable[..., Any]:
+            return functools.partial(_register, state, at, replaces)
+
+        replace(tensor, "register_hook", registering(1, 0))
+        replace(tensor, "register_post_accumulate_grad_hook", functools.partial(_accumulate, state))
+        replace(torch.autograd.graph, "register_multi_grad_hook", registering(1, None))
+        for name in ("full_backward_hook", "full_backward_pre_hook", "backward_hook"):
+            replace(module, f"register_{name}", registering(1, 1))
+            replace(everywhere, f"register_module_{name}", registering(0, 1))
+        model = torch.nn.parallel.DistributedDataParallel
+        replace(model, "register_comm_hook", functools.partial(_reduce, state))
+        # ``Node.register_hook`` and ``register_prehook`` of every kind of node end here.
+        mixin, node = autograd_function._HookMixin, autograd_function.BackwardCFunction
+        replace(mixin, "_register_hook", registering(1, 0), staticmethod)
+        replace(node, "apply", functools.partial(call_backward, state))
+        if "apply_boxed" in vars(node):
+            replace(node, "apply_boxed", functools.partial(call_backward, state))
+        replace(node, "saved_tensors", functools.partial(_saved_tensors, state), property)
+
+    # -- gradients ---------------------------------------------------------------------------------
+
+    def _backward(
+        self, plain: Any, tensors: Any, grad_tensors: Any = None, *rest: Any, **options: Any
+    ) -> None:
+        names = ("retain_graph", "create_graph", "grad_variables", "inputs")
+        options |= dict(zip(names, rest, strict=False))
+        if grad_tensors is not None:
+            options["grad_tensors"] = grad_tensors
+        given = (tensors,) if isinstance(tensors, torch.Tensor) else tuple(tensors)
+        self._handler.backward(plain, given, options)
+
+    def _grad(self, plain: Any, outputs: Any, inputs: Any, *rest: Any, **options: Any) -> Any:
+        names = ("grad_outputs", "retain_graph", "create_graph", "only_inputs")
+        options |= dict(zip(names, rest, strict=False)) | {"inputs": inputs}
+        if len(rest) > len(names):
+            return plain(outputs, inputs, *rest)
+        given = (outputs,) if isinstance(outputs, torch.Tensor) else tuple(outputs)
+        return self._handler.grad(plain, given, options)
+
+    def _retain_grad(self, plain: Any, tensor: torch.Tensor) -> Any:
+        self._handler.retain(tensor)
+        return plain(tensor)
+
+    # -- a script's own mixed precision ------------------------------------------------------------
+
+    def _make_scaler(self, plain: Any, scaler: Any, *args: Any, **kwargs: Any) -> None:
+        """Switch a GradScaler off; its ``get_scale`` returns the plan's scale."""
+        enabled = args[5] if len(args) > 5 else kwargs.pop("enabled", True)
+        plain(scaler, *args[:5], **kwargs, enabled=False)
+        scaler._mpdiag_asked = bool(enabled)
+        if enabled:
+            self._handler.note_own_precision("a GradScaler")
+
+    def _get_scale(self, plain: Any, scaler: Any) -> float:
+        if getattr(scaler, "_mpdiag_asked", False):
+            return self._handler.loss_scale
+        return float(plain(scaler))
+
+    def _make_autocast(self, plain: Any, context: Any, *args: Any, **kwargs: Any) -> None:
+        """Switch the script's autocasts off; a context with ``enabled=False`` keeps its effect."""
+        foreign = not from_inside(3)
+        plain(context, *args, **kwargs)
+        context._mpdiag_off = foreign and not context._enabled
+        if foreign and context._enabled:
+            context._mpdiag_transparent = True
+            self._handler.note_own_precision("an autocast")
+
+    def _enter_autocast(self, plain: Any, context: Any) -> Any:
+        self._handler.casts_off += getattr(context, "_mpdiag_off", False)
+        return context if getattr(context, "_mpdiag_transparent", False) else plain(context)
+
+    def _leave_autocast(self, plain: Any, context: Any, *exception: Any) -> Any:
+        self._handler.casts_off -= getattr(context, "_mpdiag_off", False)
+        transparent = getattr(context, "_mpdiag_transparent", False)
+        return False if transparent else plain(context, *exception)
+
+    def _compile(self, plain: Any, model: Any = None, **options: Any) -> Any:
+        """Leave functions uncompiled: in compiled code no operation can be cast from outside."""
+        inside = from_inside(3)
+
+        def compiled(what: Any) -> Any:
+            if inside or isinstance(what, torch.nn.Module):
+                return plain(what, **options)
+            self._handler.note_own_precision("a compiled function")
+            return what
+
+        return compiled if model is None else compiled(model)
+
+
+def _without_our_hooks(plain: Any, module: torch.nn.Module) -> dict[str, Any]:
+    """A module's state as it is saved or copied, without hooks that only this package can load."""
+    state: dict[str, Any] = plain(module)
+    for name in ("_forward_pre_hooks", "_forward_hooks"):
+        ours = {k for k, hook in state.get(name, {}).items() if _is_ours(hook)}
+        for group in (name, f"{name}_with_kwargs", f"{name}_always_called") if ours else ():
+            if group in state:
+                kept = [(k, v) for k, v in state[group].items() if k not in ours]
+                state[group] = type(state[group])(kept)
+    return state
+
+
+def _is_ours(hook: Any) -> bool:
+    return str(getattr(hook, "__module__", "")).partition(".")[0] == "mpdiag"
+
+
+# -- hooks on gradients ----------------------------------------------------------------------------
 
 
 class TrueGradients:
@@ -78,7 +245,7 @@ class TrueGradients:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TrueGradients:
         """A copied model's hook sees true gradients, too."""
-        return TrueGradients(copy.deepcopy(self.hook, memo), self.state, self.replaces)
+        return type(self)(copy.deepcopy(self.hook, memo), self.state, self.replaces)
 
 
 class TrueAccumulated(TrueGradients):
@@ -101,40 +268,6 @@ class TrueAccumulated(TrueGradients):
                 return self.hook(parameter)
         finally:
             _multiply(parameter, scale)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> TrueAccumulated:
-        """Likewise."""
-        return TrueAccumulated(copy.deepcopy(self.hook, memo), self.state)
-
-
-def replace_hooks(replace: Callable[..., None], state: GradientCalls) -> None:
-    """Replace every function of torch by which a script registers a hook on gradients.
-
-    Args:
-        replace: Takes an owner, a name, what is called in place of the function there, which is given
-            it first, and how a class holds it, if not as a method.
-        state: The backward pass.
-    """
-    tensor, module, everywhere = torch.Tensor, torch.nn.Module, torch_modules
-
-    def registering(at: int, replaces: int | None) -> Callable[..., Any]:
-        return functools.partial(_register, state, at, replaces)
-
-    replace(tensor, "register_hook", registering(1, 0))
-    replace(tensor, "register_post_accumulate_grad_hook", functools.partial(_accumulate, state))
-    replace(torch.autograd.graph, "register_multi_grad_hook", registering(1, None))
-    for name in ("full_backward_hook", "full_backward_pre_hook", "backward_hook"):
-        replace(module, f"register_{name}", registering(1, 1))
-        replace(everywhere, f"register_module_{name}", registering(0, 1))
-    model = torch.nn.parallel.DistributedDataParallel
-    replace(model, "register_comm_hook", functools.partial(_reduce, state))
-    # ``Node.register_hook`` and ``register_prehook`` of every kind of node end here.
-    mixin, node = autograd_function._HookMixin, autograd_function.BackwardCFunction
-    replace(mixin, "_register_hook", registering(1, 0), staticmethod)
-    replace(node, "apply", functools.partial(_apply, state))
-    if "apply_boxed" in vars(node):
-        replace(node, "apply_boxed", functools.partial(_apply, state))
-    replace(node, "saved_tensors", functools.partial(_saved_tensors, state), property)
 
 
 def _register(
@@ -165,32 +298,26 @@ def _reduce(state: GradientCalls, plain: Any, model: Any, own_state: Any, hook: 
     return plain(model, own_state, hook)
 
 
-def _apply(state: GradientCalls, plain: Any, node: Any, *args: Any) -> Any:
-    """An ``autograd.Function`` of the script sees true gradients in its backward pass."""
-    if not state.computing_gradients or _is_inside(node._forward_cls.__module__):
-        return plain(node, *args)
-    return call_backward(plain, state, node, args)
-
-
 def _saved_tensors(state: GradientCalls, plain: Any, node: Any) -> Any:
     """What such a function has saved is FP32 there, as its gradients are."""
     saved = plain.__get__(node)
     return widened(saved) if state.in_script_code else saved
 
 
-def call_backward(plain: Callable[..., Any], state: GradientCalls, node: Any, args: Any) -> Any:
+def call_backward(state: GradientCalls, plain: Any, node: Any, *args: Any) -> Any:
     """Run the ``backward`` of a script's ``autograd.Function`` on true gradients.
 
     One that runs under an autocast of its own (``custom_bwd``) keeps the scale: products inside it are
     in half precision, where an unscaled gradient would underflow.
 
     Args:
-        plain: torch's own call.
         state: The backward pass.
+        plain: torch's own call.
         node: The function's context.
-        args: Gradients of its outputs.
+        *args: Gradients of its outputs.
     """
-    if getattr(node, "_fwd_used_autocast", False):
+    ours = not state.computing_gradients or _is_inside(node._forward_cls.__module__)
+    if ours or getattr(node, "_fwd_used_autocast", False):
         return plain(node, *args)
     scale = state.loss_scale
     shown = _shown(args, scale)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from mpdiag.launching import processes
+from mpdiag.launching.processes import tell
+from mpdiag.runs.provenance import announced_ranks
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -78,7 +78,7 @@ class GradientCalls:
 
     def note_half_only(self, function: str) -> None:
         """Say once that a function sees gradients at the loss scale, for it takes no others."""
-        if function not in self._noted and processes.announced_ranks()[0] == 0:
+        if function not in self._noted and announced_ranks()[0] == 0:
             tell(
                 f"the backward pass of {function} takes half precision alone, so it sees gradients "
                 "with the loss scale: do not clip or normalise in it"
@@ -121,7 +121,7 @@ class GradientCalls:
 
     def note_own_precision(self, what: str) -> None:
         """Say once that the script's own mixed precision is replaced."""
-        if what not in self._noted and processes.announced_ranks()[0] == 0:
+        if what not in self._noted and announced_ranks()[0] == 0:
             tell(f"the script has {what} of its own: {_REPLACED[what]}")
         self._noted.add(what)
 
@@ -143,8 +143,3 @@ class GradientCalls:
             if trainer.gradients.owns(leaves):
                 return trainer, (leaves, opaque)
         return (self._trainers[-1] if opaque else None), (leaves, opaque)
-
-
-def tell(sentence: str) -> None:
-    """Write a sentence for the person at the terminal."""
-    print(f"mpdiag: {sentence}", file=sys.stderr, flush=True)

@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 import torch
 
-from mpdiag.launching.patching.gradient_hooks import (
+from mpdiag.launching.patches import (
     TrueAccumulated,
     TrueGradients,
     _reduce,
@@ -105,7 +105,7 @@ def test_what_a_function_writes_past_version_counters_counts():
 
     node = Straight.apply(torch.zeros(2, requires_grad=True)).grad_fn
     gradient = torch.tensor([8.0, 16.0], dtype=torch.float16)
-    result = call_backward(type(node).apply, Pass(), node, (gradient,))
+    result = call_backward(Pass(), type(node).apply, node, gradient)
     assert result.tolist() == [8.0, 12.0]
     assert result.dtype == torch.float16
 
@@ -154,10 +154,10 @@ def test_a_function_that_takes_half_precision_alone_is_told_of():
 
     state = Pass()
     half = torch.ones(2, dtype=torch.float16)
-    assert call_backward(backward, state, Node(), (half,)) is half
+    assert call_backward(state, backward, Node(), half) is half
     assert state.half_only == ["Kernel"]
     with pytest.raises(RuntimeError, match="expected Half"):
-        call_backward(backward, state, Node(), (half.float(),))
+        call_backward(state, backward, Node(), half.float())
 
 
 def test_a_communication_hook_of_the_scripts_own_is_refused():

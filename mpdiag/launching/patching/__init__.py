@@ -1,1 +1,0 @@
-"""What of torch is replaced while a script trains by a plan."""
