@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 
 import made_runs as hand
@@ -45,20 +46,20 @@ STILL = [(step, "w", 1e-5, 1000) for step in range(STEPS)]
 TINY = np.where(np.arange(1000) < 600, 1e-7, 1e-3)
 # name: updates, whether masters are needed, and a figure with its bounds
 UPDATES = {
-    "weights stand still": (STILL, True, "path_stalled", 0.999, 1.001),
+    "weights stand still": (STILL, True, "path_stalled", 1 - 1e-6, 1 + 1e-6),
     "many tiny updates beside few that count": (
         [(step, "w", TINY, 600) for step in range(STEPS)], False, "swallowed_share", 0.6, 0.6,
     ),
     "a schedule ends in nothing": (
         following([1e-3 * (1 - step / STEPS) ** 2 for step in range(STEPS)], 5e-5),
-        False, "swallowed_share", 0.1, 1.0,
+        False, "swallowed_share", 0.1001, 1.0,
     ),
     "weights stop halfway": (
         following([1e-3] * 8 + [4e-4] * (STEPS - 8), 5e-4), True, "swallowed_share", 0.6, 0.6,
     ),
     "one small parameter stands still": (
         [(step, name, rate, lost) for name, rate, lost in (("norm.weight", 1e-5, 1000), ("w", 1e-3, 0))
-         for step in range(STEPS)], False, "path_stalled", 0.0, NEEDED,
+         for step in range(STEPS)], False, "path_stalled", 0.0, math.nextafter(NEEDED, 0.0),
     ),
     "recorded steps stand for those up to the next": (
         [*((step, "w", 1e-3, 0) for step in range(5)),
