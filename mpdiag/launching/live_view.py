@@ -23,7 +23,7 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -292,15 +292,14 @@ Surface = Panel | PlainLines
 """Where to show something."""
 
 
-def open_surface(environment: Mapping[str, str] | None = None) -> Surface:
+def open_surface() -> Surface:
     """The panel where stderr is a terminal that can hold it, else plain lines."""
-    known = os.environ if environment is None else environment
     try:
         fd = sys.stderr.fileno()
         size = os.get_terminal_size(fd) if os.isatty(fd) else None
     except (OSError, ValueError, AttributeError):  # no file at all, as in a notebook
         return PlainLines()
-    if size is None or os.name == "nt" or known.get("TERM", "dumb") in ("dumb", "unknown", ""):
+    if size is None or os.name == "nt" or os.environ.get("TERM", "dumb") in ("dumb", "unknown", ""):
         return PlainLines()
     if size.lines < LEAST_ROWS or size.columns < LEAST_COLUMNS:
         return PlainLines()

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
+from support import wrapped
 from torch import nn
 
 from mpdiag.emulation.accumulation import DEPTH, product, total
@@ -15,7 +16,6 @@ from mpdiag.emulation.mode import Emulation
 from mpdiag.errors import UsageError
 from mpdiag.plan import PrecisionPlan
 from mpdiag.training.options import PrecisionOverrides, TrainerOptions
-from mpdiag.training.trainer import MixedPrecision
 
 
 def halves(*shape, seed=0):
@@ -47,8 +47,7 @@ def test_the_trainer_accumulates_low_in_both_passes():
     def gradient(**options):
         torch.manual_seed(0)
         model = nn.Linear(8, 1, bias=False)
-        optimizer = torch.optim.SGD(model.parameters(), 0.1)
-        with MixedPrecision(model, optimizer, PrecisionPlan(), **options) as trainer:
+        with wrapped(model, PrecisionPlan(), **options) as trainer:
             with trainer.autocast():
                 loss = model(torch.ones(4096 * DEPTH, 8)).sum() / DEPTH
             trainer.backward(loss)
@@ -136,12 +135,9 @@ def test_short_reductions_are_as_before():
 
 
 def test_only_an_emulation_can():
-    model = nn.Linear(2, 2)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
     with pytest.raises(UsageError, match="emulated"):
-        MixedPrecision(
-            model,
-            optimizer,
+        wrapped(
+            nn.Linear(2, 2),
             PrecisionPlan(),
             overrides=PrecisionOverrides(dtype="bf16"),
             options=TrainerOptions(fp16_accumulation=True),

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from support import constant
+from support import constant, wrapped
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -82,9 +82,8 @@ def test_a_plain_autocast_is_as_it_was(mp):
 
 
 def within(model, plan=None, **overrides):
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
     chosen = mpdiag.PrecisionOverrides(**overrides)
-    return mpdiag.MixedPrecision(model, optimizer, plan or constant(), overrides=chosen)
+    return wrapped(model, plan or constant(), overrides=chosen)
 
 
 def test_an_operation_is_kept_in_fp32_everywhere():
@@ -257,14 +256,13 @@ def test_after_a_training_torchs_own_kernels_are_in_force_again(ending):
     """They cast a weight once in a context; ours, which replace them for a while, at each use."""
     assert _casts_of_a_weight() == 1
     model = torch.nn.Sequential(torch.nn.Linear(4, 4))
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
     plan = dataclasses.replace(constant(1.0), fp32_operations=(Fp32Choice("linear", "0"),))
-    mp = mpdiag.MixedPrecision(model, optimizer, plan, level="O1")
+    mp = within(model, plan)
     with mp.autocast():
         assert model(torch.ones(2, 4)).dtype == torch.float32
     if ending == "closed":
         mp.close()
     else:
-        del mp, model, optimizer
+        del mp, model
         gc.collect()
     assert _casts_of_a_weight() == 1

@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from support import backoff, batch, network
+from support import batch, loss_of_batch, network, wrapped
 from typer.testing import CliRunner
 
 import mpdiag
@@ -32,14 +32,9 @@ def run(tmp_path_factory):
             optimizer.zero_grad()
             torch.nn.functional.cross_entropy(model(x), y).backward()
             optimizer.step()
-    with mpdiag.MixedPrecision(model, optimizer, backoff(), run=folder) as mp:
+    with wrapped(model, optimizer=optimizer, run=folder) as mp:
         for i in range(4):
-            x, y = batch(i)
-            with mp.autocast():
-                loss = torch.nn.functional.cross_entropy(
-                    model(x * (float("inf") if i == 2 else 1)), y
-                )
-            mp.step(loss)
+            mp.step(loss_of_batch(model, mp, i) * (float("inf") if i == 2 else 1))
         mp.log_metric("accuracy", 0.75)
     return mpdiag.open_run(folder)
 

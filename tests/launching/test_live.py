@@ -124,10 +124,11 @@ def test_no_terminal_and_a_dumb_one_get_plain_lines(terminal, monkeypatch):
     assert isinstance(open_surface(), PlainLines)  # stderr is captured
     with os.fdopen(os.dup(fd), "w") as stderr:
         monkeypatch.setattr("sys.stderr", stderr)
-        assert isinstance(open_surface({"TERM": "xterm"}), Panel)
-        assert isinstance(open_surface({"TERM": "dumb"}), PlainLines)
-        fcntl.ioctl(fd, termios.TIOCSWINSZ, struct.pack("HHHH", 10, 80, 0, 0))
-        assert isinstance(open_surface({"TERM": "xterm"}), PlainLines)
+        cases = [("xterm", 24, Panel), ("dumb", 24, PlainLines), ("xterm", 10, PlainLines)]
+        for term, lines, surface in cases:
+            monkeypatch.setenv("TERM", term)
+            fcntl.ioctl(fd, termios.TIOCSWINSZ, struct.pack("HHHH", lines, 80, 0, 0))
+            assert isinstance(open_surface(), surface)
 
 
 # -- when ------------------------------------------------------------------------------------------

@@ -141,8 +141,7 @@ print(f"loss:{loss.item():.6e}")
 @pytest.mark.parametrize("scale", [2.0**18, 1000.0])
 def test_every_kind_of_hook_sees_and_changes_true_gradients(train, fork_server, tmp_path, scale):
     """As in FP32: each figure that the hooks have seen, and the loss where they clipped."""
-    plan = PrecisionPlan(loss_scale=LossScalePlan(method="constant", init_scale=scale))
-    trained = train(HOOKS, plan)
+    trained = train(HOOKS, constant(scale))
     assert trained.code == 0, trained.err
     plain = fork_server("python", tmp_path / "script.py", cwd=tmp_path)
     assert plain.code == 0, plain.err

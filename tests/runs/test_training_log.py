@@ -7,11 +7,9 @@ import json
 import math
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support import backoff, batch, network
-from torch import nn
+from support import loss_of_batch, network, wrapped
 
 import mpdiag
 from mpdiag.errors import DamagedRun, RunNotFound
@@ -105,13 +103,10 @@ def test_a_run_without_a_log(tmp_path):
 def test_a_training_writes_each_step_and_a_metric(tmp_path):
     model = network()
     run = tmp_path / "run"
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    with mpdiag.MixedPrecision(model, optimizer, backoff(), run=run) as mp:
+    with wrapped(model, run=run) as mp:
         results = []
         for i in range(4):
-            x, y = batch(i)
-            with mp.autocast():
-                loss = nn.functional.cross_entropy(model(x), y) * (math.inf if i == 2 else 1.0)
+            loss = loss_of_batch(model, mp, i) * (math.inf if i == 2 else 1.0)
             results.append(mp.step(loss))
         mp.log_metric("accuracy", 0.5)
     log = read_log(run)
@@ -127,12 +122,7 @@ def test_a_training_writes_each_step_and_a_metric(tmp_path):
 
 
 def test_a_training_that_fails_is_marked(tmp_path):
-    model = network()
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    with (
-        pytest.raises(ZeroDivisionError),
-        mpdiag.MixedPrecision(model, optimizer, backoff(), run=tmp_path / "run"),
-    ):
+    with pytest.raises(ZeroDivisionError), wrapped(network(), run=tmp_path / "run"):
         raise ZeroDivisionError
     assert mpdiag.open_run(tmp_path / "run").meta["state"] == "failed"
 
@@ -140,14 +130,10 @@ def test_a_training_that_fails_is_marked(tmp_path):
 def test_a_log_that_cannot_be_written_is_said_once_and_training_goes_on(tmp_path):
     (tmp_path / "file").write_text("in the way")
     model = network()
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
     with pytest.warns(RuntimeWarning, match="training goes on") as said:
-        mp = mpdiag.MixedPrecision(model, optimizer, backoff(), run=tmp_path / "file" / "run")
-        x, y = batch()
+        mp = wrapped(model, run=tmp_path / "file" / "run")
         for _ in range(2):
-            with mp.autocast():
-                loss = nn.functional.cross_entropy(model(x), y)
-            assert not mp.step(loss).skipped
+            assert not mp.step(loss_of_batch(model, mp)).skipped
     assert len(said) == 1
 
 

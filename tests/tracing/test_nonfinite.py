@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from support import constant, wrapped
 from torch import nn
 from torch.nn import functional as F
 
 import mpdiag
-from mpdiag.plan import LossScalePlan, PrecisionPlan
 
 
 class Net(nn.Module):
@@ -83,12 +83,8 @@ def test_the_step_is_counted():
 def test_in_emulated_fp16_the_operation_and_not_the_cast(scale, phase):
     function = (lambda x: x * 1e5 * 1e-5) if phase == "forward" else torch.relu
     model = Net(function)
-    plan = PrecisionPlan(loss_scale=LossScalePlan(method="constant", init_scale=scale))
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    with (
-        mpdiag.MixedPrecision(model, optimizer, plan) as mp,
-        mpdiag.find_nonfinite(model) as trace,
-    ):
+    plan = constant(scale)
+    with wrapped(model, plan) as mp, mpdiag.find_nonfinite(model) as trace:
         with mp.autocast():
             loss = model(torch.randn(4, 8) + 5).sum()
         mp.backward(loss)
