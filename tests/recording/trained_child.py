@@ -12,6 +12,7 @@ import argparse
 import contextlib
 import hashlib
 import os
+import tempfile
 import time
 import warnings
 
@@ -31,6 +32,17 @@ def limit_files(size: int) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
 
 
+def compile_counters() -> None:
+    """Record a step, for the compiler is read from files that another user may not open."""
+    with tempfile.TemporaryDirectory() as folder, torch.random.fork_rng():
+        model = nn.Linear(32, 8)
+        optimizer = torch.optim.Adam(model.parameters())
+        with mpdiag.record(model, optimizer, f"{folder}/run", every=1):
+            for _ in range(2):
+                model(torch.ones(1, 32)).sum().backward()
+                optimizer.step()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("run")
@@ -48,8 +60,7 @@ def main() -> None:
     optimizer = torch.optim.Adam(model.parameters(), 0.01)
     recorder: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
     if options.run != "-":
-        with torch.no_grad():  # compile the counters while files may still be written
-            ledger.rows_on(torch.device("cpu")).count(torch.ones(3), 1, 0)
+        compile_counters()
     if options.uid is not None:
         os.setuid(options.uid)
     if options.limit is not None and not options.limit_after:
