@@ -96,7 +96,7 @@ class ByHand(Trainee):
 class Ours(Trainee):
     """MixedPrecision."""
 
-    def prepare(self, dtype: Any, **options: Any) -> None:
+    def prepare(self, dtype: Any = None, **options: Any) -> None:
         overrides = mpdiag.PrecisionOverrides(dtype=dtype)
         self.mp = mpdiag.MixedPrecision(
             self.model, self.optimizer, PLAN, overrides=overrides, **options
