@@ -317,7 +317,7 @@ def _total(gradients: Sequence[Tensor], parts: Sequence[Tensor]) -> Tensor:
 
 def norms(values: Sequence[Tensor], order: float) -> list[Tensor]:
     """A norm of each tensor, on its device, in FP32; 0 for an empty one."""
-    if order == math.inf and any(v.numel() == 0 for v in values):
+    if order == math.inf and any(v.numel() == 0 or v.device.type == "cpu" for v in values):
         return [_norm(v, order) for v in values]
     found: dict[int, Tensor] = {}
     for (_, dtype), indices in by_kind(values).items():
@@ -341,6 +341,9 @@ def by_kind(values: Sequence[Tensor]) -> dict[tuple[torch.device, torch.dtype], 
 def _norm(value: Tensor, order: float) -> Tensor:
     if value.numel() == 0:
         return torch.zeros((), device=value.device)
+    if order == math.inf and not value.is_complex():  # on a CPU a tenth of a norm's time
+        low, high = torch.aminmax(value)
+        return torch.maximum(-low, high).float()
     norm: Tensor = torch.linalg.vector_norm(value, order)
     return norm.float()
 
