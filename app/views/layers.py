@@ -300,7 +300,7 @@ def show_step(kind: Kind) -> None:
                 **unless_set("step", value=str(_first(steps, log))),
                 key="step",
                 bind="query-params",
-                help="The steps whose gradients were recorded; a click on the loss selects one, too.",
+                help="Steps with recorded gradients; a click on the loss selects one, too.",
             )
         )
         if asked is not None and step != asked:

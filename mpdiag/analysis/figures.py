@@ -150,7 +150,7 @@ class FigureTable:
         return tuple(f for f in self.figures if f.layer == layer)
 
     def layers(self) -> tuple[str, ...]:
-        """The layers whose activation gradients were judged, the one that loses most first."""
+        """The layers with judged activation gradients, the one that loses most first."""
         return tuple(f.layer or "" for f in self.figures if f.key == "layer-sum")
 
     def to_json(self) -> list[dict[str, Any]]:

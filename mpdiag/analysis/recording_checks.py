@@ -417,7 +417,7 @@ def _ranks(ranks: list[int]) -> str:
 
 
 def training_findings(run: Run, layers: Layers) -> list[Finding]:
-    """A recording without an optimizer, and one whose losses stop being finite."""
+    """A recording without an optimizer, and one with losses that stop being finite."""
     return [*_optimizer_findings(run, layers), *_search_findings(run), *_loss_findings(run)]
 
 

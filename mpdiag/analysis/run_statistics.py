@@ -5,7 +5,7 @@ Two passes over the rows answer most of it::
     overview   without histograms: names, steps, maxima, and which rows count
     sums       every row's histogram: of each layer, of late parts of the training, of updates
 
-The rows of most runs are in memory. From ``STREAM_FROM`` rows on each pass reads the parts anew. What
+The rows of most runs are in memory. From ``STREAM_FROM`` rows on each pass reads the parts again. What
 is kept grows with layers × steps only as single bits and with layers as histograms of 4 KiB. Counts
 are integers and everything else is a maximum, so it makes no difference how the rows are cut.
 """

@@ -295,7 +295,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class LayerShift:
-    """A layer whose largest value moved.
+    """A layer with a largest value that moved.
 
     Attributes:
         kind, name: The layer.

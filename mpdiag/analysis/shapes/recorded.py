@@ -309,7 +309,7 @@ def model_sizes(rows: Sequence[Mapping[str, Any]], sizes: Sizes) -> ModelSizes:
             dims = [sizes.new(int(n)) for n in row["shape"]]
             for name in (str(row["name"]), *map(str, row.get("aliases") or ())):
                 model.parameters[name] = dims
-    covered: set[str] = set()  # modules whose settings say the sizes of their parameters
+    covered: set[str] = set()  # modules with settings that say the sizes of their parameters
     for row in rows:
         if row.get("what") != "module":
             continue

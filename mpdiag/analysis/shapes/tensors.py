@@ -255,7 +255,7 @@ class Tensors:
 
 
 def dense_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """Strides of a tensor whose last dimension is innermost."""
+    """Strides of a tensor with its last dimension innermost."""
     return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
 
 
