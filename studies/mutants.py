@@ -1,7 +1,7 @@
 """How much do the tests protect? Drawn mutants of the package, each run against the tests that reach it.
 
     python studies/mutants.py draw                    # once: 40 places in each of five folders, seed 28
-    python studies/mutants.py run [--tree CHECKOUT] [--name NAME] [--only FOLDER] [--workers N]
+    python studies/mutants.py run [--tree CHECKOUT] [--name NAME] [--only FOLDER ...] [--workers N]
     python studies/mutants.py table
 
 A mutant changes one place: a comparison, an arithmetic or logical operator, a constant, a condition, a
@@ -33,6 +33,7 @@ import tempfile
 import time
 import xml.etree.ElementTree as ET
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from importlib import import_module
 from pathlib import Path
@@ -450,12 +451,12 @@ def serve(copy: Path, part: str, result: Path) -> None:
             file.write(json.dumps({**mutant, **outcome}) + "\n")
 
 
-def run(tree: Path, name: str, workers: int, only: str | None) -> None:
-    """Try every mutant in a tree, or those of a folder; the outcomes are kept under a name."""
+def run(tree: Path, name: str, workers: int, only: Sequence[str]) -> None:
+    """Try the mutants of some folders in a tree; the outcomes are kept under a name."""
     copy = Path(tempfile.mkdtemp(prefix="mutants-"))
     mutants = build(tree, copy)
     tests = reached(copy, workers)
-    chosen = [n for n in sorted(mutants) if only in (None, mutants[n].folder)]
+    chosen = [n for n in sorted(mutants) if mutants[n].folder in only]
     work = [(asdict(mutants[n]), tests.get(n, [])) for n in chosen]
     result = copy / "outcomes.jsonl"
     environment = {**os.environ, "PYTHONPATH": str(copy), "OMP_NUM_THREADS": "1"}
@@ -493,7 +494,7 @@ def main() -> None:
     parser.add_argument("words", nargs="*")
     parser.add_argument("--tree", type=Path, default=ROOT)
     parser.add_argument("--name", default="now")
-    parser.add_argument("--only", choices=FOLDERS)
+    parser.add_argument("--only", nargs="+", choices=FOLDERS, default=FOLDERS)
     parser.add_argument("--workers", type=int, default=os.cpu_count())
     options = parser.parse_args()
     if options.what == "draw":
