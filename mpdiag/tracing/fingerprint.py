@@ -8,7 +8,8 @@ and shapes of their parameters.
 Two models are compared layer by layer, a layer being the parameters of one module. Layers are the same
 if they have the same name and their parameters have the same numbers of dimensions; where a size
 differs, the layer was resized. One model may lie inside the other (``encoder.0`` and ``0``): the
-prefix under which most layers meet is found, and named.
+prefix under which most layers meet is found, and named. Below a prefix numbered names meet by chance,
+so there most of the layers that meet must have the same shapes.
 """
 
 from __future__ import annotations
@@ -190,12 +191,20 @@ class ModelDifference:
 def compare_models(first: ModelFingerprint, second: ModelFingerprint) -> ModelDifference:
     """Compare two models by their parameters' names and shapes."""
     a, b = _layers(first), _layers(second)
-    pairs = [("", ""), *((p, "") for p in _prefixes(a)), *(("", q) for q in _prefixes(b))]
+    whole = _difference(first, second, "", "", a, b)
+    pairs = [*((p, "") for p in _prefixes(a)), *(("", q) for q in _prefixes(b))]
     tried = [_difference(first, second, p, q, _inside(a, p), _inside(b, q)) for p, q in pairs]
-    best = max(tried, key=lambda d: d.alike)  # the first of equals
+    below = [d for d in tried if 2 * len(d.changed) < len(d.same)]
+    best = max([whole, *below], key=lambda d: d.alike)  # the first of equals
     if not (first.complete or second.complete or best.same):
         return best
     return replace(best, layers=min(len(a), len(b)))
+
+
+def share_a_layer(first: ModelFingerprint, second: ModelFingerprint) -> bool:
+    """Whether a layer of one has the parameters and shapes of one of the other's, by any name."""
+    both = [_layers(first).values(), _layers(second).values()]
+    return any(a.keys() == b.keys() and not _changed(a, b) for a in both[0] for b in both[1])
 
 
 def _difference(

@@ -24,6 +24,7 @@ from mpdiag.tracing.fingerprint import (
     compare_models,
     fingerprint,
     other_model,
+    share_a_layer,
     some_of,
 )
 from mpdiag.tracing.precision_share import PrecisionShare
@@ -214,7 +215,8 @@ def _check_model(
     """Refuse a plan of another model, and name the layers that it does not know.
 
     A model with fewer than half of the plan's layers may be a part of that model under another name:
-    there it is only said.
+    there it is only said, as long as one of its layers has the shapes of one of the plan's. A model
+    without any such layer is another, whatever its layers are called.
 
     Raises:
         UsageError: If the plan is of another model.
@@ -226,7 +228,8 @@ def _check_model(
     live = [model for model in found if model is not None]
     differences = [compare_models(plan.model, model) for model in live]
     layers = sum(len(model.layers) for model in live)
-    if all(d.disjoint for d in differences) and 2 * layers >= len(plan.model.layers):
+    another = all(d.disjoint for d in differences) and 2 * layers >= len(plan.model.layers)
+    if live and (another or not any(share_a_layer(plan.model, model) for model in live)):
         raise UsageError(other_model(differences[0], plan.model, live[0], "training"))
     unknown = [layer for d in differences for layer in d.only_second]
     if unknown:

@@ -552,13 +552,16 @@ def test_a_script_may_save_and_copy_its_whole_model(fork_server, tmp_path):
 
 OWN = [("0.weight", (8, 4)), ("0.bias", (8,)), ("2.weight", (1, 8)), ("2.bias", (1,))]
 CNN = [("stem.weight", (8, 3, 3, 3)), ("norm.weight", (8,)), ("head.weight", (10, 8))]
+OTHER = "error: this script cannot be trained by a plan: the plan is of another model"
 
 
 @pytest.mark.parametrize(
     ("model", "code", "sentence"),
     [
         (OWN, 0, None),
-        (CNN, 3, "error: this script cannot be trained by a plan: the plan is of another model"),
+        (CNN, 3, OTHER),
+        ([(name, tuple(2 * size for size in shape)) for name, shape in OWN], 3, OTHER),
+        ([(f"m.{i}.{n}", (*s[:-1], s[-1] + i)) for i in (1, 2) for n, s in OWN], 3, OTHER),
         (OWN[:2], 0, "the plan was made without these layers of the model"),
     ],
 )

@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 
 from mpdiag.runs.run import open_run
-from mpdiag.tracing.fingerprint import ModelFingerprint, compare_models, fingerprint, other_model
+from mpdiag.tracing.fingerprint import (
+    ModelFingerprint,
+    compare_models,
+    fingerprint,
+    other_model,
+    share_a_layer,
+)
 
 CNN = [("0.weight", (8, 3, 3, 3)), ("0.bias", (8,)), ("2.weight", (10, 288)), ("2.bias", (10,))]
 MLP = [("0.weight", (16, 8)), ("0.bias", (16,)), ("2.weight", (4, 16)), ("2.bias", (4,))]
@@ -97,6 +103,10 @@ def test_a_model_inside_another_is_found_under_its_prefix():
     pair = [(f"generator.{n}", s) for n, s in CNN] + [(f"critic.{n}", s) for n, s in MLP]
     part = differ(pair, MLP)
     assert (part.disjoint, part.first_prefix, part.changes) == (False, "critic", "")
+    wider = [(name, tuple(2 * size for size in shape)) for name, shape in MLP]
+    assert differ(pair, wider).disjoint
+    assert not share_a_layer(fingerprint(pair), fingerprint(wider))
+    assert share_a_layer(fingerprint(pair), fingerprint([("a.weight", None), ("a.bias", (16,))]))
 
 
 def test_a_recording_of_some_layers_says_nothing_of_the_others():

@@ -56,6 +56,8 @@ def test_a_part_of_the_plans_models_is_no_other_model():
 def test_a_small_model_beside_a_large_plan_may_be_a_part_of_it_under_another_name():
     plan = of(model=nn.Sequential(*(nn.Linear(4, 4) for _ in range(8))))
     with pytest.warns(RuntimeWarning, match="nothing is known"):
+        train(plan, nn.ModuleDict({"own": nn.Linear(4, 4)}))
+    with pytest.raises(UsageError, match="the plan is of another model: no layer"):
         train(plan, nn.Conv2d(1, 1, 1))
 
 
