@@ -32,6 +32,8 @@ FFT = _LISTS["fft"]
 """Transforms, ``stft`` among them: in FP16 they take lengths that are powers of two, in BF16 none."""
 NO_BF16 = FFT | _LISTS["no_bf16"]
 """The same as ``NO_HALF``, of BF16 alone."""
+ONE_DTYPE = _LISTS["one_dtype"]
+"""Products and sums of a sparse matrix: they take one dtype alone, and autocast casts none."""
 MOVES = _LISTS["move"]
 """What moves values, or counts and compares them: it rounds nothing anew."""
 
@@ -51,7 +53,8 @@ _KNOWN_AS = {
     "_softmax": "softmax", "_safe_softmax": "softmax", "_log_softmax": "log_softmax",
     "native_group_norm": "group_norm", "_fused_rms_norm": "rms_norm",
     "nll_loss_forward": "nll_loss", "nll_loss2d_forward": "nll_loss2d", "_ctc_loss": "ctc_loss",
-    "_cdist_forward": "cdist", "_euclidean_dist": "cdist", "_convolution": "convolution",
+    "_cdist_forward": "cdist", "_pdist_forward": "pdist",
+    "_euclidean_dist": "cdist", "_convolution": "convolution",
     "mkldnn_rnn_layer": "lstm", "_cudnn_rnn": "lstm", "_thnn_fused_lstm_cell": "lstm_cell",
     "_thnn_fused_gru_cell": "gru_cell", "_prelu_kernel": "prelu",
 }  # fmt: skip

@@ -24,6 +24,7 @@ from torch.utils.flop_counter import flop_registry
 
 from mpdiag.emulation.rounding import DTYPES
 from mpdiag.recording.counting.tensors import tensors_in
+from mpdiag.tracing.precision_share import is_product, sparse_flops
 
 # What moves values without computing: their results have the histogram of what they were given.
 COPIES = frozenset({"clone", "_unsafe_view", "alias_copy", "contiguous", "lift_fresh"})
@@ -203,15 +204,16 @@ def cost(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) 
     """``flops``, ``bytes`` and ``reduction`` of an operation.
 
     FLOPs of matrix products, convolutions and attention as ``torch.utils.flop_counter`` counts
-    them, one for each element read or written otherwise.
+    them, those of a sparse matrix by what it stores, one for each element read or written otherwise.
     """
     read = list(tensors_in([args, kwargs]))
     wrote = list(tensors_in(result))
     size = sum(_bytes(t) for t in read) + sum(_bytes(t) for t in wrote)
     elements = max([t.numel() for t in (*read, *wrote)], default=0)
     counter = flop_registry.get(func.overloadpacket)
-    flops = elements
-    if counter is not None:
+    sparse = sparse_flops(args) if is_product(func) else None
+    flops = elements if sparse is None else sparse
+    if counter is not None and sparse is None:
         try:
             flops = int(counter(*args, **kwargs, out_val=result))
         except (TypeError, ValueError, AssertionError, IndexError):

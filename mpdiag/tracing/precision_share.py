@@ -2,8 +2,9 @@
 
 A dispatch mode sees matrix products, convolutions, attention and recurrent layers with the tensors
 they are given, in forward passes with gradients and in backward passes; torch's own formulas
-(``torch.utils.flop_counter``) turn shapes into FLOPs. It looks at every operation, which costs a few
-microseconds each, so it is at work in the first steps and then in one step of each octave.
+(``torch.utils.flop_counter``) turn shapes into FLOPs; of a sparse matrix, what it stores counts. It
+looks at every operation, which costs a few microseconds each, so it is at work in the first steps and
+then in one step of each octave.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
+from mpdiag.numerics.autocast_lists import ONE_DTYPE
 from mpdiag.tracing.dispatch import compiler_in_use, in_backward, tensors_of
 from mpdiag.tracing.precision import HALF
 from mpdiag.tracing.tap import OperationTap
@@ -160,7 +162,9 @@ class PrecisionShare:
         with self.paused():  # the same product is seen again below emulation
             result = func(*args, **kwargs)
         try:
-            flops = int(formula(*args, **kwargs, out_val=result))
+            flops = sparse_flops(args)
+            if flops is None:
+                flops = int(formula(*args, **kwargs, out_val=result))
         except Exception as error:  # noqa: BLE001 - a count must never end a training
             self.unknown = f"no FLOPs are known of {func} ({type(error).__name__})"
             return result
@@ -217,12 +221,27 @@ def _formulas() -> dict[str, Callable[..., Any]]:
         cpu: sdpa_flop,
         f"{cpu}_backward": sdpa_backward_flop,
         "mv": _vector_product,
+        **dict.fromkeys(ONE_DTYPE, lambda *_args, **_options: 0),  # sparse_flops knows them
         "addmv": lambda _added, *rest, **options: _vector_product(*rest, **options),
     }
     for name, passes in (("", 1), ("_backward", 2)):
         own[f"mkldnn_rnn_layer{name}"] = _recurrent(passes)
         own[f"_cudnn_rnn{name}"] = own[f"miopen_rnn{name}"] = _recurrent(passes)
     return {**own, **known}
+
+
+def sparse_flops(args: tuple[Any, ...]) -> int | None:
+    """FLOPs of a product of a sparse matrix, two for each stored value and column of the other one.
+
+    None for a product of dense tensors.
+    """
+    factors = [t for t in tensors_of(args) if t.dim()][-2:]
+    stored = [t for t in factors if t.layout != torch.strided]
+    if not stored:
+        return None
+    values = stored[0]._values() if stored[0].layout is torch.sparse_coo else stored[0].values()
+    other = factors[1] if stored[0] is factors[0] else factors[0].mT
+    return 2 * values.numel() * (int(other.shape[-1]) if other.dim() > 1 else 1)
 
 
 def _vector_product(matrix: torch.Tensor, *_rest: Any, **_options: Any) -> int:

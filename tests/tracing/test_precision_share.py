@@ -74,6 +74,28 @@ def test_recurrent_layers_and_attention_have_formulas(low):
     assert (share.low_flops > 0) == low
 
 
+@pytest.mark.filterwarnings("ignore:Sparse .* tensor support is in beta")
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
+@pytest.mark.parametrize(
+    ("product", "columns", "passes"),
+    [
+        (lambda a, x: a @ x, 3, 2),
+        (lambda a, x: torch.sparse.mm(a, x), 3, 2),
+        (lambda a, x: torch.sparse.addmm(x[:4], a, x), 3, 2),
+        (lambda a, x: x.mT @ a.transpose(0, 1), 3, 2),
+        (lambda a, x: a @ x[:, 0], 1, 2),
+    ],
+)
+def test_of_a_sparse_matrix_what_it_stores_is_counted(layout, product, columns, passes):
+    a = torch.tensor([[0, 1.0, 0, 0, 2], [0] * 5, [3, 0, 0, 4, 0], [0, 0, 0, 5, 0]])
+    a = a.to_sparse(layout=layout)
+    share = PrecisionShare(everywhere=True)
+    share.begin()
+    product(a, torch.randn(5, 3, requires_grad=True)).sum().backward()
+    share.stop()
+    assert (share.products, share.flops) == (passes, passes * 2 * 5 * columns)
+
+
 def test_a_share_is_never_rounded_to_nothing_or_all():
     share = PrecisionShare()
     told = []

@@ -37,6 +37,7 @@ from mpdiag.numerics.autocast_lists import (
     NO_BF16,
     NO_HALF,
     NO_HALF_FUNCTIONS,
+    ONE_DTYPE,
     policy_name,
 )
 from mpdiag.numerics.formats import FloatFormat
@@ -225,31 +226,41 @@ def without_kernel(step: StoredStep) -> Iterator[IndexedFinding]:
     for op in step.forward:
         if not any(low[t.tensor] for t in op.inputs):
             continue
-        missing = _missing_kernel(op, target)
+        missing = _missing_kernel(op, target) or _other_dtype(op, low)
         if not missing:
             continue
         name = op.function if op.function in NO_HALF_FUNCTIONS else op.op
         yield indexed(
             op,
             "no-half-kernel",
-            f"{missing} on CUDA, and autocast does not cast it (CPU emulation hides this)",
+            missing,
             f"{name} in FP32: call .float() on its input",
-            "the training raises an error on a GPU",
+            f"the training raises an error{'' if op.op in ONE_DTYPE else ' on a GPU'}",
             {"absmax": max((t.absmax for t in op.inputs), default=0.0)},
         )
 
 
 def _missing_kernel(op: Operation, target: FloatFormat) -> str:
     """Why an operation raises on a GPU where its input is in the format, as a clause; empty if not."""
+    uncast = "on CUDA, and autocast does not cast it (CPU emulation hides this)"
     if op.function in NO_HALF_FUNCTIONS:
-        return f"torch.{op.function} refuses {target.label}"
+        return f"torch.{op.function} refuses {target.label} {uncast}"
     if op.op in NO_HALF or (target.name == "bf16" and op.op in NO_BF16):
-        return f"PyTorch has no {target.label} kernel of {op.op}"
+        return f"PyTorch has no {target.label} kernel of {op.op} {uncast}"
     if op.op in FFT and target.name == "fp16":
         odd = [n for n in _transformed(op) if n & (n - 1)]
         if odd:
-            return f"{op.op} in FP16 takes lengths that are powers of two alone, and not {odd[0]},"
+            lengths = f"lengths that are powers of two alone, and not {odd[0]},"
+            return f"{op.op} in FP16 takes {lengths} {uncast}"
     return ""
+
+
+def _other_dtype(op: Operation, low: Mapping[int, bool]) -> str:
+    """Why a product of a sparse matrix raises where the dense factor is narrow; empty if not."""
+    dense = [t for t in op.inputs[-2:] if t.counted]
+    if op.op not in ONE_DTYPE or not any(low[t.tensor] for t in dense):
+        return ""
+    return f"{op.op} takes operands of one dtype, and autocast casts none of them"
 
 
 def _transformed(op: Operation) -> Iterator[int]:

@@ -261,6 +261,24 @@ def test_a_function_that_refuses_half_precision_is_told_by_its_own_name(tmp_path
     assert error_by(Net(function), plan) < 0.05
 
 
+def test_the_product_of_a_sparse_matrix_gets_fp32_on_both_sides(tmp_path):
+    mixing = torch.eye(8).to_sparse()
+
+    def mixed(x):
+        return torch.sparse.mm(mixing, x).sum(1)
+
+    run = record_steps(tmp_path / "run", Net(mixed), operations=1)
+    (finding,) = find_operations(run.operations(), FP16)
+    assert (finding.code, finding.op) == ("no-half-kernel", "_sparse_addmm")
+    assert "takes operands of one dtype, and autocast casts none of them" in finding.reason
+    plan = mpdiag.analyze(run).plan
+    assert {c.op for c in plan.fp32_operations} == {"_sparse_addmm"}
+    assert error_by(Net(mixed), plan) < 0.05
+
+    run = record_steps(tmp_path / "wide", Net(lambda x: mixed(x.float())), operations=1)
+    assert find_operations(run.operations(), FP16) == ()
+
+
 @pytest.mark.parametrize(("length", "told"), [(16, False), (12, True)])
 def test_a_fourier_transform_in_fp16_takes_powers_of_two(tmp_path, length, told):
     def spectrum(x):
