@@ -22,6 +22,7 @@ SECTIONS = (
 """The headings of every page, in order."""
 GROUPS = (
     "The recording",
+    "Training",
     "Ranks",
     "Gradients and loss scale",
     "Operations and activations",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-_INSIDE = ("mpdiag", "torch")
+_INSIDE = ("mpdiag", "torch", "contextlib")
 
 
 def loop_stacklevel() -> int:

@@ -25,6 +25,7 @@ from mpdiag.training.callers import loop_stacklevel
 from mpdiag.training.judgement import norms, values_of
 
 if TYPE_CHECKING:
+    from mpdiag.analysis.findings import Finding
     from mpdiag.plan import PrecisionPlan
     from mpdiag.tracing.precision_share import PrecisionShare
     from mpdiag.training.results import StepResult
@@ -67,7 +68,7 @@ class DriftWatch:
     """Watches one training; each kind of alarm is raised once."""
 
     def __init__(self, plan: PrecisionPlan, say: Callable[[str], None] | None = None) -> None:
-        self._say = say or _warn
+        self.say = say or _warn
         self._evidence = plan.loss_scale.evidence
         self._skips: deque[bool] = deque(maxlen=WINDOW)
         self.alarms: list[Alarm] = []
@@ -122,7 +123,7 @@ class DriftWatch:
         if any(a.alarm == alarm.alarm for a in self.alarms):
             return None
         self.alarms.append(alarm)
-        self._say(f"step {alarm.step}: {alarm.message}")
+        self.say(f"step {alarm.step}: {alarm.message}")
         return alarm
 
 
@@ -302,6 +303,12 @@ class StepMonitor:
     def _note_alarm(self, alarm: Alarm | None) -> None:
         if alarm is not None and self.log is not None:
             self.log.note(alarm.to_json())
+
+    def note_finding(self, finding: Finding) -> None:
+        """Say something about the training, and write it down."""
+        self.drift.say(f"step {self.steps}: {finding.message}; {finding.fix} [{finding.code}]")
+        if self.log is not None:
+            self.log.note({**finding.to_json(), "before_step": self.steps + 1})
 
     def note_step(
         self,

@@ -280,7 +280,8 @@ class ScriptTrainer:
 
         def update(_held: Sequence[Tensor]) -> None:
             nonlocal returned
-            with context.casting.off(), context.monitor.share.paused():
+            paused, watching = context.monitor.share.paused(), context.watch.watching(optimizer)
+            with context.casting.off(), paused, watching:
                 returned = plain()
             torch.clear_autocast_cache()
 

@@ -35,6 +35,7 @@ from mpdiag.training.casting import Casting
 from mpdiag.training.judgement import Ranks, rank
 from mpdiag.training.levels import DTYPES, Precision
 from mpdiag.training.monitor import DriftWatch, StepMonitor
+from mpdiag.training.movement import OptimizerWatch
 from mpdiag.training.options import AS_PLANNED, DEFAULT_OPTIONS, PrecisionOverrides, TrainerOptions
 from mpdiag.training.run_log import RunLog
 from mpdiag.training.scaling import GradientScaling
@@ -175,6 +176,7 @@ def set_up(
         Casting(wrapped, emulation, share),
         GradientScaling(scaler),
         monitor,
+        OptimizerWatch(wrapped.masters, wrapped.names_of, monitor.note_finding),
         Ranks(device, options.process_group),
     )
     prepare()

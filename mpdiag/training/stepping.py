@@ -44,6 +44,7 @@ from mpdiag.training.skips.diagnosis import FailedStep, diagnose
 if TYPE_CHECKING:
     from mpdiag.training.casting import Casting
     from mpdiag.training.monitor import StepMonitor
+    from mpdiag.training.movement import OptimizerWatch
     from mpdiag.training.weights.masters import Masters
     from mpdiag.training.weights.wrapping import Wrapped
 
@@ -62,6 +63,7 @@ class StepContext:
         casting: The arithmetic of forward passes, backward passes and updates.
         scaling: The loss scale, and which gradients carry it.
         monitor: Counts steps, writes them down, raises alarms.
+        watch: Sees whether optimizers step the weights that they were given.
         ranks: Who must agree on a step, and the device of the models.
     """
 
@@ -70,6 +72,7 @@ class StepContext:
     casting: Casting
     scaling: GradientScaling
     monitor: StepMonitor
+    watch: OptimizerWatch
     ranks: Ranks
 
     def chosen(self, optimizer: Optimizer | None) -> list[Optimizer]:

@@ -104,6 +104,10 @@ class Transaction:
             optimizer.state.clear()
             optimizer.state.update(state)
 
+    def has_moved(self) -> bool:
+        """Whether a weight is another than it was."""
+        return any(not torch.equal(parameter, value) for parameter, value in self._weights)
+
     def non_finite_state(
         self, names_of: Callable[[Sequence[Tensor]], list[str]]
     ) -> list[tuple[str, NonFiniteKind]]:
@@ -146,13 +150,14 @@ def update_weights(
     Raises:
         TrainingDiverged: If a master grew beyond what the model can hold; on an accelerator, one that
             does is found in the next step, which waits for the device anyway.
+        UsageError: If an optimizer steps tensors that masters replaced.
     """
     wrapped, precision = context.wrapped, context.wrapped.precision
     low = precision.low_precision_model and not precision.master_weights
     undo = Transaction(chosen) if low else None
     with context.casting.update():
         for optimizer in chosen:
-            with guard.within():
+            with guard.within(), context.watch.watching(optimizer):
                 optimizer.step(**options)
     torch.clear_autocast_cache()
     if undo is not None and not _fits(chosen, held):
@@ -263,6 +268,7 @@ def step_with_closure(
         return skip.result, None
     if not taken:
         return None, returned
+    context.watch.closure_evaluated(optimizer, moved=undo.has_moved)
     (loss, judged), scale = taken[0], scaling.scale
     if not all(bool(torch.isfinite(p).all()) for p in parameters_of(optimizer)):
         undo.restore()

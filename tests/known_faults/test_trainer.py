@@ -36,40 +36,6 @@ def step(mp, model, x):
     return mp.step(loss)
 
 
-class Container(torch.optim.Optimizer):
-    """Optimizers inside hold the parameters, as torchtitan's OptimizersContainer."""
-
-    def __init__(self, model):
-        self.optimizers = [sgd(part) for part in model]
-        super().__init__(list(model.parameters()), {"lr": 0.1})
-
-    def step(self, closure=None):
-        for optimizer in self.optimizers:
-            optimizer.step()
-
-    def zero_grad(self, set_to_none=True):
-        for optimizer in self.optimizers:
-            optimizer.zero_grad(set_to_none)
-
-
-@pytest.mark.xfail(reason="the inner optimizers step the tensors that masters replaced")
-def test_an_optimizer_with_a_list_of_its_own_trains_at_o2_or_is_named():
-    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
-    before = [p.detach().float().clone() for p in model.parameters()]
-    mp = mpdiag.MixedPrecision(model, Container(model), plan(), level="O2")
-    refused = ""
-    try:
-        for _ in range(3):
-            step(mp, model, torch.ones(1, 4))
-    except mpdiag.MpdiagError as error:
-        refused = str(error)
-    mp.close()
-    if refused:
-        assert "Container" in refused
-        return
-    assert any(not torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True))
-
-
 @pytest.mark.xfail(reason="micro-batches add up in BF16")
 @pytest.mark.parametrize(("target", "error"), [("fp16", 0.001), ("bf16", 0.004)])
 def test_micro_batches_add_up_in_fp32_at_o2(target, error):

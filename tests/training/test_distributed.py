@@ -170,6 +170,37 @@ def test_a_model_inside_ddp_already_is_refused_where_its_weights_must_be_cast(ru
     )
 
 
+def test_zero_redundancy_is_named_at_o2_and_trains_at_o1(run):
+    """Its optimizer inside holds the tensors that masters replaced."""
+    run(
+        """
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+        for level in ("O2", "O1"):
+            net = model()
+            optimizer = ZeroRedundancyOptimizer(
+                net.parameters(), optimizer_class=torch.optim.AdamW, lr=1e-2)
+            mp = mpdiag.MixedPrecision(net, optimizer, plan(), level=level)
+            ddp = nn.parallel.DistributedDataParallel(net)
+            before = [p.detach().clone() for p in net.parameters()]
+            try:
+                for step in range(3):
+                    with mp.autocast():
+                        loss = ddp(rows(step)).float().square().mean()
+                    mp.step(loss)
+                refused = ""
+            except mpdiag.errors.UsageError as error:
+                refused = str(error)
+            moved = [not torch.equal(p, q) for p, q in zip(net.parameters(), before)]
+            if level == "O2":
+                assert "ZeroRedundancyOptimizer steps weight" in refused and not any(moved), refused
+            else:
+                assert not refused and all(moved), refused
+            mp.close()
+        """,
+        "both",
+    )
+
+
 def test_ranks_that_scale_differently_are_told(run):
     outputs = run(
         """

@@ -60,6 +60,7 @@ class Masters:
 
     Attributes:
         note_written: Told which parameters of the model others have written, once that was adopted.
+        before_giving: Called before masters are rounded into the model.
     """
 
     def __init__(self, optimizers: Sequence[Optimizer]) -> None:
@@ -71,6 +72,7 @@ class Masters:
         self._compared: tuple[list[Weight], Tensor] | None = None  # and whether each was written
         self._given: list[tuple[int, list[Weight], Tensor]] = []  # by step, and which did not fit
         self.note_written: Callable[[Sequence[Tensor]], None] = lambda _parameters: None
+        self.before_giving: Callable[[], None] = lambda: None
 
     def __contains__(self, parameter: object) -> bool:
         """Whether a parameter of the model has a master."""
@@ -84,6 +86,10 @@ class Masters:
         """The model's parameter that a master stands for."""
         weight = self._of_master.get(master)
         return master if weight is None else weight.parameter
+
+    def replaced(self, masters: Iterable[Tensor]) -> list[Tensor]:
+        """The model's parameters that some masters stand for; what is its own master is left out."""
+        return [self._of_master[m].parameter for m in masters if m in self._of_master]
 
     def master(self, parameter: Tensor) -> Tensor:
         """What the optimizer updates for a parameter of the model."""
@@ -279,6 +285,7 @@ class Masters:
     @torch.no_grad()
     def give_weights(self, masters: Sequence[Tensor]) -> list[Tensor]:
         """Round masters into the model; those that do not fit are left out and returned."""
+        self.before_giving()
         weights = [self._of_master[m] for m in masters if m in self._of_master]
         if not weights:
             return []

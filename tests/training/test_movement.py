@@ -1,0 +1,399 @@
+"""Optimizers that step other tensors than they were given, and those that rightly move nothing."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from support import backoff, constant
+from torch import nn
+
+import mpdiag
+from mpdiag.errors import UsageError
+from mpdiag.runs.training_log import read_log
+from mpdiag.training.movement import READ_STEPS, UNREAD_STEPS
+
+CODE = "optimizer-moved-nothing"
+LEVELS = ["O0", "O1", "O2", "O3"]
+BF16 = mpdiag.PrecisionOverrides(dtype="bf16")
+
+
+def layers():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+
+
+def trainer(model, optimizer, level, **options):
+    overrides = None if level == "O0" else BF16
+    options |= {} if overrides is None else {"overrides": overrides}
+    return mpdiag.MixedPrecision(model, optimizer, constant(1.0), level=level, **options)
+
+
+def step(mp, model, factor=1.0, **options):
+    with mp.autocast():
+        loss = model(torch.ones(2, 4)).float().sum() * factor
+    return mp.step(loss, **options)
+
+
+def weights(model):
+    return [p.detach().clone() for p in model.parameters()]
+
+
+class Container(torch.optim.Optimizer):
+    """Optimizers inside hold the parameters, as torchtitan's OptimizersContainer."""
+
+    def __init__(self, model, kind=torch.optim.SGD):
+        self.optimizers = [kind(part.parameters(), 0.1) for part in model]
+        super().__init__(list(model.parameters()), {"lr": 0.1})
+
+    def step(self, closure=None):
+        if closure is not None:
+            closure()
+        for optimizer in self.optimizers:
+            optimizer.step()
+
+    def zero_grad(self, set_to_none=True):
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none)
+
+
+class Own(torch.optim.SGD):
+    """Steps a list of its own, deep inside an object that is no optimizer."""
+
+    def __init__(self, parameters, lr, write=torch.Tensor.add_):
+        super().__init__(parameters, lr)
+        self.parts = {"all": (Parts(self.param_groups[0]["params"]),)}
+        self.write = write
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for p in self.parts["all"][0].parameters:
+            self.write(p, torch.ones_like(p))
+
+
+class Parts:
+    def __init__(self, parameters):
+        self.parameters = list(parameters)
+
+
+class OneGroup(torch.optim.SGD):
+    """Steps its second group by an optimizer inside, as those that join Muon and AdamW."""
+
+    def __init__(self, model):
+        super().__init__([{"params": list(part.parameters())} for part in model], lr=0.1)
+        self.inside = torch.optim.SGD(model[1].parameters(), lr=0.1)
+
+    def step(self, closure=None):
+        kept = self.param_groups[1:]
+        self.param_groups[1:] = []
+        super().step()
+        self.param_groups += kept
+        self.inside.step()
+
+
+REFUSED = {
+    "optimizers inside": Container,
+    "fused optimizers inside": lambda m: Container(
+        m, lambda p, lr: torch.optim.SGD(p, lr, fused=True)
+    ),
+    "a list of its own": lambda m: Own(m.parameters(), 0.1),
+    "a list of its own, by foreach": lambda m: Own(
+        m.parameters(), 0.1, lambda p, one: torch._foreach_add_([p], [one])
+    ),
+    "one of two groups": OneGroup,
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+@pytest.mark.parametrize("unscaled", [False, True])
+def test_steps_of_what_masters_replaced_are_refused_and_undone(kind, unscaled):
+    if unscaled and kind.startswith("fused"):
+        pytest.skip("these kernels refuse an FP32 gradient of a BF16 weight")
+    model = layers()
+    optimizer = REFUSED[kind](model)
+    mp = trainer(model, optimizer, "O2")
+    given = weights(model)
+    with mp.autocast():
+        loss = model(torch.ones(2, 4)).float().sum()
+    mp.backward(loss)
+    if unscaled:  # so that the model's parameters show the gradients that their masters have
+        mp.unscale()
+    with pytest.raises(UsageError, match=f"{type(optimizer).__name__} steps weight '[01].weight'"):
+        mp.step()
+    own = kind == "one of two groups"  # the first steps its masters, and the model has them
+    stepped = [own, own, False, False]
+    assert [not torch.equal(p, q) for p, q in zip(weights(model), given, strict=True)] == stepped
+    assert all(type(g["params"]) is list for g in optimizer.param_groups)
+
+
+@pytest.mark.parametrize("level", ["O0", "O1", "O3"])
+@pytest.mark.parametrize("kind", REFUSED)
+def test_the_same_optimizers_train_where_no_masters_are(kind, level):
+    if level == "O3" and kind.startswith("fused"):
+        pytest.skip(
+            "torch 2.13's fused SGD leaves BF16 tensors of 16 and more elements as they are"
+        )
+    model = layers()
+    optimizer = REFUSED[kind](model)
+    mp = trainer(model, optimizer, level)
+    before = weights(model)
+    for _ in range(UNREAD_STEPS + 2):
+        step(mp, model)
+    assert not any(torch.equal(p, q) for p, q in zip(weights(model), before, strict=True))
+
+
+def test_the_optimizers_inside_train_at_o2():
+    model = layers()
+    mp = trainer(model, Container(model).optimizers, "O2")
+    before = weights(model)
+    for _ in range(3):
+        step(mp, model)
+    assert not any(torch.equal(p, q) for p, q in zip(weights(model), before, strict=True))
+
+
+def test_a_closure_of_such_an_optimizer_is_refused():
+    model = layers()
+    mp = trainer(model, Container(model), "O2")
+    given = weights(model)
+
+    def closure():
+        with mp.autocast():
+            return model(torch.ones(2, 4)).float().sum()
+
+    with pytest.raises(UsageError, match=r"Container steps weight '0\.weight'"):
+        mp.step(closure=closure)
+    assert all(torch.equal(p, q) for p, q in zip(weights(model), given, strict=True))
+
+
+class Late(torch.optim.SGD):
+    """Lookahead over tensors of its own list, which it writes in every third step."""
+
+    calls = 0
+
+    def __init__(self, parameters, lr):
+        super().__init__(parameters, lr)
+        self.own = list(self.param_groups[0]["params"])
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        super().step()
+        self.calls += 1
+        if self.calls % 3 == 0:
+            for p in self.own:
+                p.mul_(0.5)
+
+
+def test_an_optimizer_that_holds_replaced_tensors_is_watched_after_its_first_steps_too():
+    model = layers()
+    mp = trainer(model, Late(model.parameters(), 0.01), "O2")
+    step(mp, model)
+    step(mp, model)
+    with pytest.raises(UsageError, match=r"Late steps weight '0\.weight'"):
+        step(mp, model)
+    ours = [m.bfloat16() for m in mp.master_parameters()]
+    assert all(torch.equal(p, q) for p, q in zip(weights(model), ours, strict=True))
+
+
+def test_a_hook_after_the_step_may_write_to_the_model():
+    model = layers()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    mp = trainer(model, optimizer, "O2")
+    optimizer.register_step_post_hook(lambda *_: model[0].weight.data.clamp_(-0.1, 0.1))
+    step(mp, model)
+
+
+# -- what rightly moves nothing --------------------------------------------------------------------
+
+
+class Sam(torch.optim.SGD):
+    """Climbs in one step and goes back in the next, where it descends by the new gradient."""
+
+    climbed = None
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        held = [p for group in self.param_groups for p in group["params"]]
+        if self.climbed is None:
+            self.climbed = [0.05 * p.grad / (p.grad.norm() + 1e-12) for p in held]
+            for p, e in zip(held, self.climbed, strict=True):
+                p.add_(e)
+            return
+        for p, e in zip(held, self.climbed, strict=True):
+            p.sub_(e)
+        self.climbed = None
+        super().step()
+
+
+class Lookahead:
+    """Wraps an optimizer, is none itself, and goes back to slow weights in every third step."""
+
+    def __init__(self, inner):
+        self.inner, self.calls = inner, 0
+        self.slow = {}
+
+    param_groups = property(lambda self: self.inner.param_groups)
+    state = property(lambda self: self.inner.state)
+
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        held = [p for group in self.param_groups for p in group["params"]]
+        for i, p in enumerate(held):
+            self.slow.setdefault(i, p.detach().clone())
+        self.inner.step()
+        self.calls += 1
+        if self.calls % 3 == 0:
+            for i, p in enumerate(held):
+                self.slow[i] += 0.5 * (p - self.slow[i])
+                p.copy_(self.slow[i])
+
+
+class ScheduleFree(torch.optim.Optimizer):
+    """SGD without a schedule: steps z, and moves the weights to a mean of it."""
+
+    def __init__(self, parameters, lr):
+        super().__init__(parameters, {"lr": lr, "k": 0})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            group["k"] += 1
+            for p in group["params"]:
+                z = self.state[p].setdefault("z", p.detach().clone())
+                p.lerp_(z, 1 / group["k"])
+                z.sub_(p.grad, alpha=group["lr"])
+
+
+class Accumulating(torch.optim.SGD):
+    """Adds up gradients itself, and moves the weights in every eighth step."""
+
+    calls = 0
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        self.calls += 1
+        for group in self.param_groups:
+            for p in group["params"]:
+                total = self.state[p].setdefault("sum", torch.zeros_like(p))
+                total.add_(p.grad)
+                if self.calls % 8 == 0:
+                    p.sub_(total, alpha=group["lr"])
+                    total.zero_()
+
+
+class Waiting(torch.optim.SGD):
+    """Leaves out the step itself where the learning rate is 0."""
+
+    def step(self, closure=None):
+        if self.param_groups[0]["lr"]:
+            super().step()
+
+
+class ByData(torch.optim.SGD):
+    """Writes through ``.data``, which no version counter shows."""
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.data.sub_(p.grad.data, alpha=group["lr"])
+
+
+def sgd(lr, kind=torch.optim.SGD, **options):
+    return lambda model: kind(model.parameters(), lr, **options)
+
+
+RIGHT = {
+    "a warm-up from 0": (sgd(0.0), 1.0),
+    "a warm-up from 0 that steps nothing": (sgd(0.0, Waiting), 1.0),
+    "a fused warm-up from 0": (sgd(0.0, fused=True), 1.0),
+    "zero gradients": (sgd(0.1), 0.0),
+    "zero gradients, fused": (sgd(0.1, fused=True), 0.0),
+    "SAM": (sgd(0.1, Sam), 1.0),
+    "Lookahead": (lambda model: Lookahead(sgd(0.1)(model)), 1.0),
+    "schedule-free": (sgd(0.1, ScheduleFree), 1.0),
+    "gradients that it adds up": (sgd(0.1, Accumulating), 1.0),
+    "updates below half an ulp": (sgd(1e-6), 1.0),
+    "fused": (sgd(0.1, fused=True), 1.0),
+    "through .data": (sgd(0.1, ByData), 1.0),
+    "adam, fused": (sgd(1e-3, torch.optim.AdamW, fused=True), 1.0),
+}
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("kind", RIGHT)
+def test_what_may_stand_still_is_neither_stopped_nor_said(kind, level):
+    build, factor = RIGHT[kind]
+    model = layers()
+    mp = trainer(model, build(model), level)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(2 * UNREAD_STEPS + 1):
+            assert not step(mp, model, factor).skipped
+
+
+@pytest.mark.parametrize("kind", [ByData, torch.optim.SGD])
+def test_bf16_weights_may_stand_still_as_long_as_they_will(kind, recwarn):
+    model = layers()
+    options = {} if kind is ByData else {"fused": True}
+    mp = trainer(model, sgd(1e-9, kind, **options)(model), "O3")
+    before = weights(model)
+    for _ in range(READ_STEPS + 2):
+        step(mp, model)
+    assert all(torch.equal(p, q) for p, q in zip(weights(model), before, strict=True))
+    assert not recwarn.list
+
+
+# -- what moves nothing ----------------------------------------------------------------------------
+
+
+class Nothing(torch.optim.SGD):
+    def step(self, closure=None):
+        return None
+
+
+class Hidden(torch.optim.SGD):
+    """Reads its groups, and steps copies."""
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.detach().clone().add_(p.grad)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize(("kind", "after"), [(Nothing, UNREAD_STEPS), (Hidden, READ_STEPS)])
+def test_weights_that_do_not_move_are_said_once(kind, after, level, tmp_path):
+    if level == "O3" and kind is Hidden:
+        pytest.skip("such weights may stand still")
+    model = layers()
+    mp = trainer(model, kind(model.parameters(), 0.1), level, run=tmp_path / "run")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for i in range(after + 3):
+            step(mp, model)
+            assert len(caught) == (i + 1 >= after)
+    mp.close()
+    said = str(caught[0].message)
+    assert f"{kind.__name__} has moved no weight in {after} steps" in said
+    assert said.endswith(f"[{CODE}]")
+    assert caught[0].filename == __file__
+    (note,) = [n for n in read_log(tmp_path / "run").notes if n.get("code") == CODE]
+    assert note["before_step"] == after
+
+
+def test_groups_added_later_are_watched(recwarn):
+    model = layers()
+    optimizer = torch.optim.SGD(model[0].parameters(), 0.1)
+    mp = mpdiag.MixedPrecision(model, optimizer, backoff(1.0), level="O1", overrides=BF16)
+    step(mp, model)
+    optimizer.step = lambda: None
+    for _ in range(UNREAD_STEPS + 1):
+        step(mp, model)
+    assert not recwarn.list  # it was seen to move
+    optimizer.add_param_group({"params": list(model[1].parameters())})
+    for _ in range(UNREAD_STEPS + 1):
+        step(mp, model)
+    assert [CODE in str(w.message) for w in recwarn.list] == [True]
