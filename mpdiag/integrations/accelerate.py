@@ -11,7 +11,7 @@ All models and optimizers of a training belong into one call of ``prepare``.
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, cast
 
 import torch
@@ -25,10 +25,10 @@ from mpdiag.training.trainer import MixedPrecision
 with EXTRAS["accelerate"].imports("mpdiag.integrations.accelerate"):
     from accelerate import Accelerator
     from accelerate.optimizer import AcceleratedOptimizer
-    from accelerate.utils import convert_outputs_to_fp32
+    from accelerate.utils import convert_to_fp32
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -86,16 +86,8 @@ class PlanAccelerator(Accelerator):
 
     def prepare_model(self, model: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
         """Prepare a model whose forward pass runs by the plan, with outputs in FP32."""
-        if "_mpdiag_forward" not in model.__dict__:
-            model._mpdiag_forward = forward = model.forward  # type: ignore[assignment]
-
-            def planned(*inputs: Any, **named: Any) -> Any:
-                if self._begin() is None:
-                    return forward(*inputs, **named)
-                with self.autocast():
-                    return forward(*inputs, **named)
-
-            model.forward = convert_outputs_to_fp32(planned)
+        if not isinstance(model.forward, _PlannedForward):
+            model.forward = _PlannedForward(self, model.forward)
         prepared: nn.Module = super().prepare_model(model, *args, **kwargs)
         return prepared
 
@@ -190,6 +182,29 @@ class PlanAccelerator(Accelerator):
         if self.mp is not None:
             self.mp.close()
             self.mp = None
+
+
+class _PlannedForward:
+    """A model's forward pass by the plan, with outputs in FP32; copies of the model have their own."""
+
+    def __init__(self, accelerator: PlanAccelerator, forward: Callable[..., Any]) -> None:
+        self._accelerator = accelerator
+        self._forward = forward
+
+    def __call__(self, *inputs: Any, **named: Any) -> Any:
+        """Run it; by the plan once it has begun."""
+        begun = self._accelerator._begin() is not None
+        with self._accelerator.autocast() if begun else nullcontext():
+            output = self._forward(*inputs, **named)
+        return convert_to_fp32(output)
+
+    def __reduce__(self) -> Any:
+        """Pickled and copied as the model's own."""
+        return _unplanned, (self._forward,)
+
+
+def _unplanned(forward: Callable[..., Any]) -> Callable[..., Any]:
+    return forward
 
 
 class PlanOptimizer(AcceleratedOptimizer):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import pytest
 import torch
 from support import backoff, network
@@ -188,3 +191,19 @@ def test_a_prepared_optimizer_is_recorded(tmp_path):
     run = mpdiag.open_run(tmp_path / "run")
     assert run.meta["steps_seen"] == len(BATCHES)
     assert set(run.frame()["kind"]) >= {"weight_grad", "update"}
+
+
+@pytest.mark.parametrize("keep", [True, False])
+@pytest.mark.parametrize("level", ["O1", "O2"])
+def test_what_is_unwrapped_can_be_pickled_and_a_copy_computes_with_its_own_weights(level, keep):
+    accelerator = bridge.apply_plan(accelerate.Accelerator(cpu=True), backoff(64.0), level=level)
+    model = nn.Linear(4, 4)
+    model, optimizer = accelerator.prepare(model, momentum(model))
+    accelerator.backward(model(torch.ones(2, 4)).sum())
+    optimizer.step()
+    bare = accelerator.unwrap_model(model, keep_fp32_wrapper=keep)
+    for copied in (pickle.loads(pickle.dumps(bare)), copy.deepcopy(bare)):
+        nn.init.zeros_(copied.weight)
+        nn.init.ones_(copied.bias)
+        assert torch.equal(copied(torch.ones(1, 4)), torch.ones(1, 4))
+    accelerator.end_plan()
