@@ -96,11 +96,13 @@ def choose_backend(
         raise UsageError(message)
     chosen = wanted if wanted != "auto" else ("emulated" if slow else "native")
     if chosen == "emulated" and any(
-        hasattr(m, "_orig_mod") for model in models for m in model.modules()
+        hasattr(m, "_orig_mod") or isinstance(m, torch.jit.ScriptModule)
+        for model in models
+        for m in model.modules()
     ):
         message = (
             "emulation cannot see inside a compiled model: give MixedPrecision the model before "
-            "torch.compile, or use backend='native'"
+            "torch.compile or TorchScript, or use backend='native'"
         )
         raise UsageError(message)
     return "native" if precision.level == "O0" else chosen

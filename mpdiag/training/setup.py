@@ -126,7 +126,7 @@ def set_up(
     rules = arguments.operation_rules(
         overrides.fp32_operations, overrides.low_operations, precision
     )
-    _refuse_held(models)
+    _refuse_unholdable(models)
     refuse_low_precision(models)
     device = arguments.device_of(models)
     chosen = arguments.choose_backend(request.backend, precision, device, models)
@@ -153,6 +153,8 @@ def set_up(
         raise
     if any(hasattr(m, "_orig_mod") for model in models for m in model.modules()):
         share.stop("a compiled model shows no operations")
+    if any(isinstance(m, torch.jit.ScriptModule) for model in models for m in model.modules()):
+        share.stop("a TorchScript module shows no operations")
     share.begin()
     log = None
     if request.run is not None:
@@ -276,8 +278,14 @@ def let_go(models: Sequence[nn.Module], owner: object) -> None:
             del _holders[model]
 
 
-def _refuse_held(models: Sequence[nn.Module]) -> None:
+def _refuse_unholdable(models: Sequence[nn.Module]) -> None:
     for model in models:
+        if isinstance(model, torch.jit.ScriptModule):
+            message = (
+                "a TorchScript module takes no hooks: give MixedPrecision the eager model, or put the "
+                "module inside another (nn.Sequential(model))"
+            )
+            raise UsageError(message)
         holder = _holders.get(model)
         if holder is not None and holder() is not None:
             message = (

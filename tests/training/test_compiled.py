@@ -1,4 +1,4 @@
-"""Native levels under ``torch.compile``: compiled from the first step on, and as without it."""
+"""Compiled and scripted models: as without ``torch.compile`` and TorchScript."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import mpdiag
+from mpdiag.errors import UsageError
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # inductor's own imports
@@ -113,3 +114,105 @@ def test_what_was_counted_before_something_was_compiled_is_not_claimed():
         known, _ = share.share, torch.compile(nn.Linear(2, 2), backend="eager")(torch.zeros(1, 2))
     assert known is None
     mp.close()
+
+
+def test_micro_batches_of_a_compiled_model_compile_nothing_more():
+    """At O2 its parameters change their class with the second one."""
+    torch._dynamo.reset()
+    model = nn.Linear(4, 4)
+    count = CompileCounterWithBackend("aot_eager")
+    overrides = mpdiag.PrecisionOverrides(dtype="bf16")
+    optimizer = torch.optim.SGD(model.parameters(), 0.05)
+    mp = mpdiag.MixedPrecision(model, optimizer, backoff(64.0), level="O2", overrides=overrides)
+    call, graphs = torch.compile(model, backend=count), []
+    for _ in range(3):
+        for _ in range(3):
+            with mp.autocast():
+                loss = call(torch.ones(2, 4)).float().square().mean()
+            mp.backward(loss)
+            graphs.append(count.frame_count)
+        mp.step()
+    mp.close()
+    assert graphs == graphs[:1] * 9
+
+
+# -- TorchScript -----------------------------------------------------------------------------------
+
+
+class Buffered(nn.Module):
+    """Batch norm, and buffers that the forward pass writes."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.norm = nn.Linear(4, 4), nn.BatchNorm1d(4)
+        self.register_buffer("factor", torch.ones(4))
+        self.register_buffer("calls", torch.zeros((), dtype=torch.long))
+
+    def forward(self, x):
+        self.calls.add_(1)
+        self.factor.mul_(0.75)
+        return self.norm(self.linear(x)) * self.factor
+
+
+scripted = pytest.mark.filterwarnings("ignore")  # that TorchScript is old, and what tracing fixes
+KINDS = {
+    "eager": lambda module: module,
+    "script": torch.jit.script,
+    "trace": lambda module: torch.jit.trace(module, torch.eye(4), check_trace=False),
+}
+
+
+def train_scripted(level, kind):
+    """Five steps, the second and third of them on NaN and diagnosed."""
+    torch.manual_seed(0)
+    inside = Buffered()
+    model = nn.Sequential(KINDS[kind](inside), nn.Linear(4, 2))
+    with torch.no_grad():
+        inside.calls.zero_()
+        inside.factor.fill_(1)
+        inside.norm.reset_running_stats()
+    overrides = mpdiag.PrecisionOverrides(dtype=None if level == "O0" else "bf16")
+    optimizer = torch.optim.SGD(model.parameters(), 0.05)
+    skipped = []
+    with mpdiag.MixedPrecision(
+        model, optimizer, backoff(64.0), level=level, overrides=overrides
+    ) as mp:
+
+        def loss_of():
+            with mp.autocast():
+                return model(x).float().square().mean()
+
+        for i in range(5):
+            x = torch.randn(3, 4, generator=torch.Generator().manual_seed(i))
+            x = x * float("nan") if i in (1, 2) else x
+            result = mp.step(loss_of(), replay=loss_of)
+            skipped.append((result.skipped, result.cause))
+    return skipped, model.state_dict()
+
+
+@scripted
+@pytest.mark.parametrize("kind", ["script", "trace"])
+@pytest.mark.parametrize("level", ["O0", "O1", "O2", "O3"])
+def test_a_torchscript_module_inside_a_model_trains_as_the_eager_one(level, kind):
+    (skipped, eager), (again, found) = train_scripted(level, "eager"), train_scripted(level, kind)
+    assert again == skipped == [(i in (1, 2), "model" if i in (1, 2) else None) for i in range(5)]
+    for name, value in eager.items():
+        torch.testing.assert_close(found[name], value, rtol=2e-2, atol=2e-3)
+    assert int(found["0.calls"]) == 3  # skips have taken theirs back
+
+
+@scripted
+def test_where_torchscript_takes_no_hooks_it_is_refused_in_a_sentence():
+    model = torch.jit.script(nn.Linear(4, 4))
+    around = nn.Sequential(model)
+    bf16 = mpdiag.PrecisionOverrides(dtype="bf16")
+    kept = mpdiag.PrecisionOverrides(dtype="bf16", fp32_modules=("0",))
+    for given, overrides, said in (
+        (model, bf16, "inside another"),
+        (around, kept, "takes no hooks"),
+        (around, mpdiag.PrecisionOverrides(), "emulation cannot see inside"),
+    ):
+        optimizer = torch.optim.SGD(given.parameters(), 0.05)
+        with pytest.raises(UsageError, match=said):
+            mpdiag.MixedPrecision(given, optimizer, backoff(64.0), overrides=overrides)
+    assert not model._forward_pre_hooks

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from mpdiag.tracing.nonfinite import Producer, find_nonfinite
+from mpdiag.tracing.precision import HALF
 from mpdiag.training.judgement import rank, values_of
 from mpdiag.training.results import NonFinite, NonFiniteKind, SkipCause
 from mpdiag.training.skips.step_start import random_as_before
@@ -223,15 +224,20 @@ def run_again(
     wrapped.start.hold()
     parameters = list({p: None for m in wrapped.models for p in m.parameters()})
     values = [(p.data, p.grad) for p in parameters]
+    halves = [(b, b.data) for m in wrapped.models for b in m.buffers() if b.dtype in HALF]
     try:
         mixed = run_trial(wrapped.models, loss_of, backward, wrapped.start.random)
         wrapped.switch.on = False
+        for b, _ in halves:
+            b.data = b.data.float()
         for p in parameters:
             p.grad = None
             p.data = wrapped.masters.master(p).detach().float()
         plain = run_trial(wrapped.models, loss_of, Tensor.backward, wrapped.start.random)
     finally:
         wrapped.switch.on = True
+        for b, value in halves:
+            b.data = value
         for p, (value, gradient) in zip(parameters, values, strict=True):
             p.data, p.grad = value, None
             p.grad = gradient
@@ -251,6 +257,8 @@ def find_operation(
         loss_of: Runs the forward pass.
         backward: Runs a backward pass in mixed precision, with the loss scale.
     """
+    if any(isinstance(m, torch.jit.ScriptModule) for top in wrapped.models for m in top.modules()):
+        return None  # its interpreter may fail under a mode
     trace = find_nonfinite(wrapped.models)
     wrapped.start.hold()
     try:
@@ -315,6 +323,8 @@ def run_trial(
         stack.enter_context(random_as_before(random))
         for model in models:
             for name, module in model.named_modules():
+                if isinstance(module, torch.jit.ScriptModule):  # it takes no hooks
+                    continue
                 handle = module.register_forward_hook(watch.hook(name or "the model's output"))
                 stack.callback(handle.remove)
         for p in named:

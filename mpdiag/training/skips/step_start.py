@@ -194,9 +194,11 @@ class BufferGuard:
     def restore(self) -> None:
         """Every buffer as it was saved; those that the step has made are taken away."""
         for module, before in self._before:
-            for name in [name for name in module._buffers if name not in before]:
+            # TorchScript's have no more of a dict than this, and always the same names.
+            for name in [name for name in module._buffers.keys() if name not in before]:  # noqa: SIM118
                 del module._buffers[name]
-            module._buffers.update(before)
+            for name, buffer in before.items():
+                module._buffers[name] = buffer
         for saved in self._saved.values():
             buffer, copy = saved.buffer, saved.copy
             unchanged = copy is buffer or (_alike(buffer, copy) and bool(same(buffer, copy).all()))

@@ -16,6 +16,7 @@ from torch import nn
 from torch.utils._pytree import tree_map
 from torch.utils.hooks import RemovableHandle
 
+from mpdiag.errors import UsageError
 from mpdiag.tracing.precision import HALF
 
 if TYPE_CHECKING:
@@ -58,7 +59,17 @@ class Around:
     _leave: Callable[..., Any]
 
     def place(self, module: nn.Module) -> list[RemovableHandle]:
-        """Place them on a module."""
+        """Place them on a module.
+
+        Raises:
+            UsageError: If it is of TorchScript.
+        """
+        if isinstance(module, torch.jit.ScriptModule):
+            message = (
+                "a TorchScript module takes no hooks, so the plan can keep nothing in it in FP32: train "
+                "the eager model and script it afterwards, or take it out of the plan's FP32 choices"
+            )
+            raise UsageError(message)
         return [
             module.register_forward_pre_hook(
                 self._enter, prepend=True, with_kwargs=self.takes_keywords
