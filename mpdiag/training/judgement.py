@@ -74,7 +74,8 @@ class ForwardPass:
         sizes: Norms of buffers, on their devices.
         spoiled: The buffers that the step made infinite, asked for where a size is not finite: it may
             have been so before.
-        note_losses: Called with the values of the losses, once they are known.
+        note_losses: Called with the values of the losses, once they are known; without the first ones,
+            where their gradients were thrown away.
     """
 
     losses: Sequence[Tensor] = ()
@@ -265,12 +266,22 @@ def measure(
     wide = torch.float64 if any(n.dtype is torch.float64 for n in numbers) else torch.float32
     read = torch.stack([n.reshape(()).to(device, wide) for n in numbers]).tolist()
     begin, end = 1 + absmax, 1 + absmax + len(forward.sizes)
-    losses = read[end:]
+    losses = _since_cleared(read[end:]) if math.isfinite(read[0]) else read[end:]
     if losses:
         forward.note_losses(losses)
     buffers_finite = all(map(math.isfinite, read[begin:end])) or not forward.spoiled()
     finite = all(map(math.isfinite, losses)) and buffers_finite
     return read[0], read[1] if absmax else math.nan, finite
+
+
+def _since_cleared(losses: list[float]) -> list[float]:
+    """The losses behind gradients that are finite.
+
+    A loss that is not, and that others came after, was thrown away with its gradients:
+    ``zero_grad(set_to_none=False)`` leaves no other trace.
+    """
+    bad = [i for i, loss in enumerate(losses[:-1]) if not math.isfinite(loss)]
+    return losses[bad[-1] + 1 :] if bad else losses
 
 
 def values_of(gradient: Tensor) -> Tensor:

@@ -81,9 +81,14 @@ class GradientScaling:
         self.losses.append(value)
 
     def note_values(self, values: Sequence[float]) -> None:
-        """What the losses that are tensors hold, read from the device; nobody waits for it again."""
+        """What the losses that are tensors hold, read from the device; nobody waits for it again.
+
+        Where there are fewer values, the first losses are forgotten.
+        """
+        places = [i for i, value in enumerate(self.losses) if isinstance(value, Tensor)]
+        kept = self.losses[places[-len(values)] :] if len(values) < len(places) else self.losses
         rest = iter(values)
-        self.losses = [next(rest) if isinstance(value, Tensor) else value for value in self.losses]
+        self.losses = [next(rest) if isinstance(value, Tensor) else value for value in kept]
 
     @property
     def loss(self) -> float | None:

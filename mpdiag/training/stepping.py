@@ -40,6 +40,7 @@ from mpdiag.training.judgement import (
 from mpdiag.training.results import NonFinite, StepResult
 from mpdiag.training.scaling import GradientScaling, parameters_of
 from mpdiag.training.skips.diagnosis import FailedStep, diagnose
+from mpdiag.training.weights.given import answers_late
 
 if TYPE_CHECKING:
     from mpdiag.training.casting import Casting
@@ -113,6 +114,7 @@ def note_loss(context: StepContext, loss: Tensor) -> None:
     """Make ready for the backward pass of a loss at today's scale."""
     refuse_capture()
     scaling, wrapped = context.scaling, context.wrapped
+    wrapped.masters.begin_pass(adds=scaling.waiting)
     for optimizer in wrapped.optimizers:
         factor = scaling.align(optimizer)
         if factor != 1.0:
@@ -127,12 +129,12 @@ def gradients_matter(wrapped: Wrapped) -> bool:
 
 
 def gradients_wait(wrapped: Wrapped) -> bool:
-    """Whether any parameter of the optimizers has a gradient."""
-    model_side = wrapped.masters.model_parameter
+    """Whether any parameter of the optimizers has a gradient; on a CPU, zeros count as cleared."""
     return any(
-        p.grad is not None or model_side(p).grad is not None
+        answers_late(gradient.device) or bool(values_of(gradient).any())
         for o in wrapped.optimizers
         for p in parameters_of(o)
+        for gradient in wrapped.masters.gradients_of(p)
     )
 
 

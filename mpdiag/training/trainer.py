@@ -121,8 +121,9 @@ class MixedPrecision:
                 "plan": self.plan.to_json(),
             },
         )
-        self._release = weakref.finalize(self, _release, parts, self._guard)
-        setup.hold(models, self)
+        # What ``scaler()`` returns lives as long as this or a loop has it, and the models with it.
+        self._release = weakref.finalize(self._loop_scaler, _release, parts, self._guard)
+        setup.hold(models, self._loop_scaler)
 
     def __repr__(self) -> str:
         return (
@@ -385,7 +386,7 @@ class MixedPrecision:
         What was written into the model since its last step is kept. A weight that was cast and that no
         optimizer holds has no master: it comes back as half precision holds it.
         """
-        setup.let_go(self.context.wrapped.models, self)
+        setup.let_go(self.context.wrapped.models, self._loop_scaler)
         if self.context.monitor.check is not None:
             self.context.monitor.check.close()
         self._release()

@@ -131,6 +131,37 @@ def test_accumulation_and_an_overflow_on_one_rank_as_torch_does_it(run):
     )
 
 
+@pytest.mark.parametrize("views", [False, True])
+def test_micro_batches_under_no_sync_add_up_in_fp32_and_are_reduced(run, views):
+    run(
+        """
+        inner = nn.Linear(8, 1, bias=False)
+        nn.init.zeros_(inner.weight)
+        overrides = mpdiag.PrecisionOverrides(dtype="bf16", loss_scale=1.0)
+        sgd = torch.optim.SGD(inner.parameters(), 1.0)
+        mp = mpdiag.MixedPrecision(inner, sgd, plan(), level="O2", overrides=overrides)
+        net = nn.parallel.DistributedDataParallel(inner, gradient_as_bucket_view=sys.argv[1] == "True")
+        for step in range(2):
+            exact, before = torch.zeros(8, dtype=torch.float64), inner.weight.detach().clone()
+            for part in range(128):
+                x = rows(part)[:1].abs() / 128
+                net.require_backward_grad_sync = part == 127
+                with mp.autocast():
+                    loss = net(x).float().sum()
+                mp.backward(loss)
+                exact += x[0].bfloat16().double()
+            mp.step()
+            dist.all_reduce(exact)
+            (master,) = mp.master_parameters()
+            found = -(master.detach()[0] + step * exact / 2)
+            # The sum of a rank is rounded once, and once more where ranks are added.
+            torch.testing.assert_close(found.double(), exact / 2, rtol=2**-7, atol=0)
+            assert same_everywhere(inner.weight)
+        """,
+        str(views),
+    )
+
+
 def test_infinity_on_one_rank_of_a_model_without_ddp_skips_on_all_and_names_the_rank(run):
     outputs = run(
         """

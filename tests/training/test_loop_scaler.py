@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
-from support import backoff, batch, constant, loss_of_batch, network, trainer
+from support import backoff, batch, constant, loss_of_batch, network, trainer, wrapped
 from torch import nn
 
 import mpdiag
@@ -218,3 +220,20 @@ def test_its_backward_pass_is_emulated_no_longer_than_that_of_step():
                 mp.step(loss)
     assert seen[True] == seen[False]
     assert {0, 2} <= set(seen[True])
+
+
+@pytest.mark.parametrize("level", ["O1", "O2"])
+def test_it_keeps_its_trainer_until_it_is_dropped_itself(level):
+    model = nn.Linear(4, 1, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    overrides = mpdiag.PrecisionOverrides(dtype="bf16")
+    scaler = wrapped(model, optimizer=optimizer, level=level, overrides=overrides).scaler()
+    gc.collect()
+    with pytest.raises(UsageError, match="another MixedPrecision"):
+        wrapped(model)
+    scaler.scale(model(torch.ones(1, 4)).sum()).backward()
+    assert not scaler.step(optimizer).skipped
+    assert model.weight.dtype is (torch.bfloat16 if level == "O2" else torch.float32)
+    del scaler
+    assert model.weight.dtype is torch.float32
+    wrapped(model).close()

@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 import mpdiag
 from mpdiag.errors import TrainingDiverged
+from mpdiag.training import stepping
 from mpdiag.training.weights import given, masters
 
 BF16 = mpdiag.PrecisionOverrides(dtype="bf16")
@@ -274,3 +275,47 @@ def test_a_torchscript_module_inside_a_model_trains(level, how):
     with mp.autocast():
         loss = model(torch.ones(2, 4)).float().sum()
     assert not mp.step(loss).skipped
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("by_model", [False, True])
+@pytest.mark.parametrize("level", ["O0", "O1", "O2", "O3"])
+def test_a_micro_batch_is_thrown_away_with_its_loss(
+    monkeypatch, level, by_model, late, set_to_none
+):
+    if late:  # as an accelerator, whose values nobody waits for
+        monkeypatch.setattr(stepping, "answers_late", lambda _device: True)
+    model = nn.Linear(4, 1, bias=False)
+    nn.init.ones_(model.weight)
+    optimizer = torch.optim.SGD(model.parameters(), 0.5)
+    options = {} if level == "O0" else {"overrides": BF16}
+    mp = wrapped(model, constant(8.0), optimizer, level=level, **options)
+
+    def loss_of(value):
+        with mp.autocast():
+            return model(torch.full((1, 4), value)).float().sum()
+
+    for value in (1.0, float("nan")):
+        mp.backward(loss_of(value))
+    (model if by_model else optimizer).zero_grad(set_to_none=set_to_none)
+    mp.backward(loss_of(0.5))
+    result = mp.step(loss_of(0.25))
+    mp.close()
+    assert (result.skipped, result.loss) == (False, 3.0)
+    assert torch.equal(model.weight.detach(), torch.full((1, 4), 1 - 0.75 / 2))
+
+
+@pytest.mark.parametrize("level", ["O1", "O2", "O3"])
+def test_a_replay_of_a_model_whose_buffers_were_cast_finds_the_cause(level):
+    model = network()
+    mp = wrapped(model, constant(8.0), level=level, overrides=BF16)
+
+    def loss_of():
+        return loss_of_batch(model, mp) * float("nan")
+
+    before = {name: b.clone() for name, b in model.named_buffers()}
+    for _ in range(2):
+        result = mp.step(loss_of(), replay=loss_of)
+        assert (result.skipped, result.cause) == (True, "model")
+    assert all(torch.equal(before[name], b) for name, b in model.named_buffers())

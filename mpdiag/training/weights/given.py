@@ -9,7 +9,7 @@ the halves that the trainer wrote last are kept, two bytes a weight, and compare
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 def same(a: Tensor, b: Tensor) -> Tensor:
@@ -25,6 +25,9 @@ def answers_late(device: torch.device) -> bool:
 class Weight:
     """A parameter of a model in half precision, and its FP32 master.
 
+    To an optimizer the master is the parameter: ``requires_grad_()`` of either reaches the other, and
+    both have the same attributes (``lr_scale``, or how a tensor is sharded).
+
     Attributes:
         parameter, master: Both copies.
         dtype: The parameter's.
@@ -34,7 +37,9 @@ class Weight:
 
     def __init__(self, parameter: Tensor, value: Tensor) -> None:
         self.parameter = parameter
-        self.master = value.detach().clone().float().requires_grad_(parameter.requires_grad)
+        self.master: Tensor = nn.Parameter(value.detach().clone().float(), parameter.requires_grad)
+        self.master.__dict__ = parameter.__dict__
+        self._trained = parameter.requires_grad
         self.dtype = parameter.dtype
         self.wide: tuple[Tensor, int] | None = None
         self.remember()
@@ -107,8 +112,15 @@ class Weight:
         return master if changed is None else torch.where(changed, source, master)
 
     def straighten(self) -> None:
-        """Give the parameter its own dtype back, and the master the shape and place of the parameter."""
+        """Give the parameter its own dtype back, and the master the shape and place of the parameter.
+
+        One that was frozen or unfrozen takes the other along.
+        """
         parameter, master = self.parameter, self.master
+        if parameter.requires_grad is not master.requires_grad:
+            self._trained = not self._trained
+            parameter.requires_grad_(self._trained)
+            master.requires_grad_(self._trained)
         if parameter.dtype is not self.dtype:
             value = parameter.data
             parameter.data = value.to(self.dtype)

@@ -24,12 +24,15 @@ class _Held(Tensor):
     _master: Any
     """Holds the FP32 gradient as its ``grad``."""
 
-    @property
-    def grad(self) -> Tensor | None:
-        """Its own gradient, or else its master's."""
+    def _gradient(self) -> Tensor | None:
         own: Tensor | None = _own.__get__(self)
         master: Tensor | None = self._master.grad
         return master if own is None else own
+
+    @property
+    def grad(self) -> Tensor | None:
+        """Its own gradient, or else its master's."""
+        return self._gradient()
 
     @grad.setter
     def grad(self, value: Tensor | None) -> None:
@@ -49,19 +52,23 @@ class HeldTensor(_Held):
 
     def gather_wide(self, scale: float) -> None:
         """Move what a backward pass at this scale has left in half precision; gradients add up."""
-        own: Tensor | None = _own.__get__(self)
-        if own is None:
-            return
-        _own.__set__(self, None)
-        wide = divided(own.float(), scale)
-        self._master.grad = wide if self._master.grad is None else self._master.grad + wide
+        own = own_gradient(self)
+        if own is not None:
+            gather_gradient(self, divided(own.float(), scale), self._master)
 
 
 class HeldParameter(_Held, nn.Parameter):
     """A half-precision parameter whose gradient has moved to its master.
 
-    So ``clip_grad_norm_(model.parameters())`` after ``unscale`` clips what the optimizer will use.
+    So ``clip_grad_norm_(model.parameters())`` after ``unscale`` clips what the optimizer will use. What
+    another backward pass has left is added before anyone sees a part of the sum.
     """
+
+    def _gradient(self) -> Tensor | None:
+        own = own_gradient(self)
+        if own is not None and self._master.grad is not None:
+            gather_gradient(self, own, self._master)
+        return super()._gradient()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> nn.Parameter:
         """A plain parameter."""
@@ -79,6 +86,22 @@ def own_gradient(parameter: Tensor) -> Tensor | None:
     """The gradient that a backward pass has left on a tensor itself."""
     gradient: Tensor | None = _own.__get__(parameter)
     return gradient
+
+
+@torch.no_grad()
+def gather_gradient(tensor: Tensor, gradient: Tensor, holder: Any) -> None:
+    """Add a gradient, in FP32, to that of what holds a tensor's; the tensor has none of its own then."""
+    holder.grad = gradient.float() if holder.grad is None else holder.grad + gradient
+    _own.__set__(tensor, None)
+
+
+def put_back_gradient(tensor: Tensor, holder: Any) -> None:
+    """Move the sum of both gradients to a tensor itself, in its own precision."""
+    if holder.grad is not None:
+        own = own_gradient(tensor)
+        total = holder.grad if own is None else holder.grad + own
+        _own.__set__(tensor, total.to(tensor.dtype))
+        holder.grad = None
 
 
 def drop_own_gradient(parameter: Tensor) -> None:

@@ -10,17 +10,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.optimizer import _global_optimizer_post_hooks
 
 from mpdiag.errors import UsageError
 from mpdiag.tracing.precision import HALF
 from mpdiag.training.judgement import norms
 from mpdiag.training.weights.given import Weight, answers_late
-from mpdiag.training.weights.held import drop_own_gradient, hold, let_go, own_gradient
+from mpdiag.training.weights.held import (
+    drop_own_gradient,
+    gather_gradient,
+    hold,
+    let_go,
+    own_gradient,
+    put_back_gradient,
+)
 
 if TYPE_CHECKING:
     from mpdiag.training.levels import Precision
@@ -40,7 +48,11 @@ def castable(
     """
     if module in fp32:
         return
-    if not (isinstance(module, BATCH_NORMS) and precision.keep_batch_norm_fp32):
+    scripted = str(
+        getattr(module, "original_name", "")
+    )  # of a TorchScript module: its class's name
+    is_norm = isinstance(module, BATCH_NORMS) or scripted.startswith(("BatchNorm", "SyncBatchNorm"))
+    if not (is_norm and precision.keep_batch_norm_fp32):
         yield module
     for child in module.children():
         yield from castable(child, precision, fp32)
@@ -61,6 +73,8 @@ class Masters:
     Attributes:
         note_written: Told which parameters of the model others have written, once that was adopted.
         before_giving: Called before masters are rounded into the model.
+        keeps_gradients: Whether the last forward pass was under ``no_sync()``: no rank shares its
+            gradients.
     """
 
     def __init__(self, optimizers: Sequence[Optimizer]) -> None:
@@ -71,6 +85,8 @@ class Masters:
         self._shown: list[Tensor] = []  # parameters that show their masters' gradients
         self._compared: tuple[list[Weight], Tensor] | None = None  # and whether each was written
         self._given: list[tuple[int, list[Weight], Tensor]] = []  # by step, and which did not fit
+        self.keeps_gradients = False
+        self._unreduced = False  # whether gradients that wait are of such passes
         self.note_written: Callable[[Sequence[Tensor]], None] = lambda _parameters: None
         self.before_giving: Callable[[], None] = lambda: None
 
@@ -112,6 +128,10 @@ class Masters:
         Run again before each step, it finds parameters of groups that were added later.
         """
         for optimizer in self._optimizers:
+            if hasattr(
+                optimizer, "check_overrides"
+            ):  # bitsandbytes compares parameters by identity
+                optimizer.check_overrides()
             for group in optimizer.param_groups:
                 group["params"] = [self._adopted(optimizer, p) for p in group["params"]]
             _refresh(optimizer)
@@ -148,11 +168,33 @@ class Masters:
         """Move the model's gradients to the masters, as FP32, still scaled; there they add up."""
         self.adopt()
         for weight in self._held_by(optimizers):
-            gradient, master = own_gradient(weight.parameter), weight.master
+            gradient = own_gradient(weight.parameter)
             if gradient is not None:
-                wide = gradient.to(torch.float32)
-                master.grad = wide if master.grad is None else master.grad + wide
-                drop_own_gradient(weight.parameter)
+                gather_gradient(weight.parameter, gradient, weight.master)
+
+    @torch.no_grad()
+    def begin_pass(self, *, adds: bool) -> None:
+        """A backward pass begins; one that adds to gradients adds in FP32.
+
+        DDP reduces what lies on the model: a sum of passes under its ``no_sync()``, which is this
+        rank's alone, goes back there before the pass that is reduced, rounded once.
+
+        Args:
+            adds: Whether gradients of earlier passes may wait.
+        """
+        if not self._optimizers:
+            return
+        alone, self._unreduced = adds and self._unreduced, self.keeps_gradients
+        if alone and not self._unreduced:
+            for weight in self._weights.values():
+                put_back_gradient(weight.parameter, weight.master)
+            self.hide_gradients()
+        elif adds:
+            self.collect_gradients(self._optimizers)
+            for optimizer in self._optimizers:
+                self.show_gradients(
+                    [p for group in optimizer.param_groups for p in group["params"]]
+                )
 
     def show_gradients(self, masters: Sequence[Tensor]) -> None:
         """Let the model's parameters show gradients that have moved to these masters."""
@@ -282,11 +324,27 @@ class Masters:
                 return step, misfits
         return 0, []
 
+    def stepped(self, optimizer: Optimizer, *_arguments: Any) -> None:
+        """An optimizer has stepped: its other hooks see the new weights, and may write to them."""
+        if len(optimizer._optimizer_step_post_hooks) > 1 or _global_optimizer_post_hooks:
+            self.give_weights([p for group in optimizer.param_groups for p in group["params"]])
+            for weight in self._held_by([optimizer]):
+                weight.remember()
+
+    def _given_next(self, masters: Sequence[Tensor]) -> list[Weight]:
+        """The weights of some masters, with what hooks have written into the model since ``stepped``."""
+        weights = [self._of_master[m] for m in masters if m in self._of_master]
+        for weight in weights:
+            if weight.given is not None:
+                self._settle([weight])
+                weight.given = None
+        return weights
+
     @torch.no_grad()
     def give_weights(self, masters: Sequence[Tensor]) -> list[Tensor]:
         """Round masters into the model; those that do not fit are left out and returned."""
         self.before_giving()
-        weights = [self._of_master[m] for m in masters if m in self._of_master]
+        weights = self._given_next(masters)
         if not weights:
             return []
         beyond = _together(_beyond(weights)).tolist()
@@ -310,7 +368,7 @@ class Masters:
         """
         if not self._optimizers:
             return []
-        weights = [self._of_master[m] for m in masters if m in self._of_master]
+        weights = self._given_next(masters)
         if not weights or not all(answers_late(w.parameter.device) for w in weights):
             return self.give_weights(masters)
         torch._foreach_copy_([w.parameter for w in weights], [w.master for w in weights])

@@ -19,6 +19,7 @@ from mpdiag.tracing.capture import is_captured, refuse_capture, refuse_captured
 from mpdiag.tracing.dispatch import in_backward
 from mpdiag.tracing.precision import HALF
 from mpdiag.tracing.uncompiled import prepare, uncompiled
+from mpdiag.training import arguments
 from mpdiag.training.skips.step_start import BufferGuard, StepStart
 from mpdiag.training.weights import fp32_regions, lookout, masters
 from mpdiag.training.weights.held import drop_own_gradient
@@ -119,6 +120,8 @@ class Wrapped:
             return
         if torch.is_grad_enabled():
             refuse_capture()
+            ddp = nn.parallel.DistributedDataParallel._active_ddp_module
+            self.masters.keeps_gradients = ddp is not None and not ddp.require_backward_grad_sync
         if not is_captured():  # else random state cannot be read
             self.start.forward_began(grad=torch.is_grad_enabled())
 
@@ -230,6 +233,7 @@ class Wrapped:
             self._add(self.masters.release)
             for optimizer in self.optimizers:
                 self._clear_both(optimizer)
+                self._step_both(optimizer)
         else:
             masters.refuse_vanishing_eps(self.optimizers, precision.dtype)
             follow_weights(self.optimizers)
@@ -271,6 +275,14 @@ class Wrapped:
 
         optimizer.zero_grad = zero_grad  # type: ignore[method-assign]
         self._add(lambda: optimizer.__dict__.pop("zero_grad", None))
+
+    def _step_both(self, optimizer: Optimizer) -> None:
+        """Let the model have the weights of a step before others' hooks after it are called."""
+        for one in arguments.inside(optimizer):
+            handle = one.register_step_post_hook(self.masters.stepped)
+            hooks: Any = one._optimizer_step_post_hooks
+            hooks.move_to_end(handle.id, last=False)
+            self._add(handle.remove)
 
     def _hooks(self, handles: Sequence[Any]) -> None:
         for handle in handles:

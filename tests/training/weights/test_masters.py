@@ -11,7 +11,9 @@ from support import PRECISIONS, perceptron, take_step, trainer
 from torch import nn
 from torch.nn.utils import prune
 
+import mpdiag
 from mpdiag.errors import StateMismatch
+from mpdiag.numerics.loss_scalers import ConstantScale
 from mpdiag.runs.training_log import read_log
 
 LOW = {"fp16": torch.float16, "bf16": torch.bfloat16}
@@ -357,3 +359,197 @@ def test_a_refused_checkpoint_has_changed_nothing(level, dtype):
             assert torch.equal(a, s["exp_avg"])
         for p, b in zip(model.parameters(), before, strict=True):
             assert torch.equal(p.detach(), b.to(p.dtype))
+
+
+# -- a master is the parameter ---------------------------------------------------------------------
+
+
+def linear(value=None):
+    model = nn.Linear(4, 1, bias=False)
+    if value is not None:
+        nn.init.constant_(model.weight, value)
+    return model
+
+
+def step_of_ones(model, mp, factor=1.0):
+    with mp.autocast():
+        loss = model(torch.ones(1, 4)).float().sum() * factor
+    return mp.step(loss)
+
+
+@with_masters
+@pytest.mark.parametrize("of_master", [False, True])
+@pytest.mark.parametrize(("trained", "factor"), [(False, 1.0), (True, 0.9)])
+def test_what_is_frozen_or_unfrozen_is_so_for_the_model_and_the_optimizer(
+    dtype, trained, factor, of_master
+):
+    model = nn.Sequential(linear(0.5), nn.Linear(1, 1, bias=False))
+    model[0].requires_grad_(not trained)
+    mp = trainer(model, torch.optim.SGD(model.parameters(), 0.1), "O2", dtype)
+    mp.add_regularizer(lambda ps: 0.5 * sum(p.square().sum() for p in ps.values()))
+    changed = mp.master_parameters()[0] if of_master else model[0].weight
+    changed.requires_grad_(trained)
+    step_of_ones(model, mp, 0.0)
+    assert model[0].weight.requires_grad is mp.master_parameters()[0].requires_grad is trained
+    mp.close()
+    torch.testing.assert_close(model[0].weight.detach(), torch.full((1, 4), 0.5 * factor))
+    assert model[0].weight.requires_grad is trained
+
+
+class Scaled(torch.optim.SGD):
+    """A learning rate of each parameter's own, as muP and Megatron have; notes what it has stepped."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.sub_(p.grad, alpha=group["lr"] * getattr(p, "lr_scale", 1.0))
+                p.stepped = True
+
+
+@with_masters
+def test_attributes_of_a_parameter_and_its_master_are_the_same(dtype):
+    model = linear(1.0)
+    model.weight.lr_scale = 4.0
+    mp = trainer(model, Scaled(model.parameters(), 0.1), "O2", dtype)
+    assert isinstance(mp.master_parameters()[0], nn.Parameter)
+    step_of_ones(model, mp)
+    model.weight.lr_scale = 2.0
+    step_of_ones(model, mp)
+    assert model.weight.stepped
+    mp.close()
+    assert float(model.weight.detach().mean()) == pytest.approx(1 - 0.4 - 0.2, abs=1e-6)
+
+
+class ByIdentity(torch.optim.SGD):
+    """Looks for parameters with settings of their own as bitsandbytes does, when it steps."""
+
+    def __init__(self, model):
+        self.overridden, self.found = [(model[2], "weight")], set()
+        super().__init__(model.parameters(), 0.1)
+
+    def check_overrides(self):
+        for module, name in self.overridden:
+            for i, p in enumerate(self.param_groups[0]["params"]):
+                if p is getattr(module, name):
+                    self.found.add(i)
+
+    def step(self, closure=None):
+        self.check_overrides()
+        return super().step(closure)
+
+
+@with_masters
+def test_an_optimizer_that_looks_for_a_parameter_itself_finds_its_place(dtype):
+    model = perceptron()
+    optimizer = ByIdentity(model)
+    take_step(model, trainer(model, optimizer, "O2", dtype))
+    assert optimizer.found == {2}
+
+
+@with_masters
+def test_parameters_without_elements_train_beside_others(dtype):
+    class Headless(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body, self.head = linear(1.0), nn.Linear(1, 0)
+
+        def forward(self, x):
+            return self.body(x).sum() + self.head(self.body(x)).sum()
+
+    with pytest.warns(UserWarning, match="zero-element"):
+        model = Headless()
+    mp = trainer(model, torch.optim.SGD(model.parameters(), 0.1), "O2", dtype)
+    assert not step_of_ones(model, mp).skipped
+    mp.close()
+    assert float(model.body.weight.detach().mean()) == pytest.approx(0.9, abs=1e-6)
+
+
+# -- hooks of an optimizer -------------------------------------------------------------------------
+
+
+@every_level
+def test_hooks_after_a_step_see_its_weights_and_may_write_to_them(level, dtype):
+    model, seen = linear(1.0), []
+    optimizer = torch.optim.SGD(model.parameters(), 0.25)
+    optimizer.register_step_post_hook(lambda *_: model.weight.data.clamp_(min=0.25))
+    mp = trainer(model, optimizer, level, dtype)
+    optimizer.register_step_post_hook(lambda *_: seen.append(float(model.weight.detach().mean())))
+    for _ in range(4):
+        assert not step_of_ones(model, mp).skipped
+    assert seen == [0.75, 0.5, 0.25, 0.25]
+    mp.close()
+    assert torch.equal(model.weight.detach(), torch.full((1, 4), 0.25))
+
+
+@with_masters
+def test_what_a_hook_writes_into_a_master_is_given_to_the_model(dtype):
+    model = linear(1.0)
+    optimizer = torch.optim.SGD(model.parameters(), 0.25)
+    mp = trainer(model, optimizer, "O2", dtype)
+    (master,) = mp.master_parameters()
+    optimizer.register_step_post_hook(lambda *_: master.data.clamp_(min=0.875))
+    step_of_ones(model, mp)
+    assert torch.equal(model.weight.detach().float(), torch.full((1, 4), 0.875))
+
+
+# -- micro-batches ---------------------------------------------------------------------------------
+
+
+def accumulate(model, mp, optimizer, rows, by):
+    """One step over many micro-batches; returns the last micro-batch's result."""
+    scaler = mp.scaler()
+    for row in rows:
+        with mp.autocast():
+            loss = model(row[None]).float().sum() / len(rows)
+        mp.backward(loss) if by == "step" else scaler.scale(loss).backward()
+    return mp.step() if by == "step" else scaler.step(optimizer)
+
+
+@with_masters
+@pytest.mark.parametrize("by", ["step", "scaler"])
+def test_micro_batches_add_up_in_fp32(dtype, by):
+    model = linear(0.0)
+    rows = torch.randn(512, 4, generator=torch.Generator().manual_seed(0)) * 0.1 + 0.3
+    optimizer = torch.optim.SGD(model.parameters(), 1.0)
+    mp = trainer(model, optimizer, "O2", dtype)
+    accumulate(model, mp, optimizer, rows, by)
+    mp.close()
+    # Each micro-batch's gradient is rounded once, their sum never.
+    exact = (rows * 8 / 512).to(LOW[dtype]).double().sum(0) / 8
+    torch.testing.assert_close(-model.weight.detach()[0].double(), exact, rtol=1e-5, atol=0)
+
+
+@with_masters
+@pytest.mark.parametrize("touch", ["read", "double", "replace", "clear", "zero", "other scale"])
+def test_gradients_between_micro_batches_are_those_of_all_so_far(dtype, touch):
+    model = linear(0.0)
+    optimizer = torch.optim.SGD(model.parameters(), 1.0)
+    mp = trainer(model, optimizer, "O2", dtype, overrides=mpdiag.PrecisionOverrides(dtype=dtype))
+    scale = mp.loss_scale
+
+    def backward(value):
+        with mp.autocast():
+            loss = model(torch.full((1, 4), value)).float().sum()
+        mp.backward(loss)
+
+    for value in (1.0, 2**-12, 2**-12):
+        backward(value)
+    before = 1.0 + 2**-11
+    if touch == "read":
+        torch.testing.assert_close(model.weight.grad, torch.full((1, 4), before * scale))
+    elif touch == "double":
+        model.weight.grad.mul_(2)
+    elif touch == "replace":
+        model.weight.grad = torch.full((1, 4), 3.0 * scale).to(LOW[dtype])
+    elif touch == "other scale":
+        mp.context.scaling.scaler = ConstantScale(scale / 4)
+    else:
+        optimizer.zero_grad(set_to_none=touch == "clear")
+    left = {"double": 2 * before, "replace": 3.0, "clear": 0.0, "zero": 0.0}.get(touch, before)
+    backward(2**-12)
+    backward(2**-12)
+    mp.step()
+    assert model.weight.grad is None
+    mp.close()
+    torch.testing.assert_close(-model.weight.detach(), torch.full((1, 4), left + 2**-11))
