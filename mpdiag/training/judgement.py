@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
 
 import torch
-from torch import Tensor, distributed
+from torch import Tensor, distributed, nn
 
 from mpdiag.errors import UsageError
 
@@ -51,8 +51,8 @@ class JudgedGradients:
 
     Attributes:
         finite: Whether an optimizer may see them, on every rank.
-        norm: Euclidean norm of this rank's, unscaled and before clipping; infinite or NaN where one
-            of them is.
+        norm: Euclidean norm of them, unscaled and before clipping; infinite or NaN where one of them
+            is. Of sharded ones the norm is of the whole, the same on every rank.
         absmax: Largest |gradient|, likewise; NaN if it was not asked for.
         bad_ranks: The ranks whose gradients, or whose forward passes, are not finite.
         forward_failed: Whether a forward pass was not finite on any rank, which no scale changes.
@@ -94,10 +94,13 @@ class Ranks:
     Attributes:
         device: Where they exchange their answers, if their backend can.
         group: Their process group; None: all.
+        shards: By parameter of which FSDP1 has left a shard on this rank: the process group of all
+            its shards. Some of these may have no gradient here, and have one elsewhere.
     """
 
     device: torch.device
     group: Any = None
+    shards: Mapping[Tensor, Any] = field(default_factory=dict)
 
 
 def judge_gradients(
@@ -106,6 +109,7 @@ def judge_gradients(
     *,
     scale: float,
     ranks: Ranks,
+    parameters: Sequence[Tensor] = (),
     absmax: bool = False,
     known_bad: bool = False,
     clip: Clip = NO_CLIP,
@@ -122,6 +126,7 @@ def judge_gradients(
         forward: What else must be finite.
         scale: The loss scale of the step, which must be the same on every rank.
         ranks: Who must agree.
+        parameters: What the gradients are of, in their order; needed where ranks have ``shards``.
         absmax: Whether the largest |gradient| is wanted, which is a second reading.
         known_bad: Whether this rank has seen earlier that the step cannot be taken.
         clip: The limits.
@@ -130,12 +135,17 @@ def judge_gradients(
     Raises:
         UsageError: If ranks scale their losses differently, or one has no gradient.
     """
-    if not gradients:
+    if not gradients and not ranks.shards:
         agree(RankVerdict.NO_GRADIENT, scale, ranks)
-    norm, largest, forward_finite = measure(gradients, forward, absmax=absmax)
+    sums = _sums_of(gradients, parameters, ranks)
+    norm, largest, forward_finite = measure(gradients, forward, sums, absmax=absmax)
     finite = math.isfinite(norm) and not known_bad
     verdict = RankVerdict.FINITE if finite else RankVerdict.GRADIENTS
+    if not gradients and finite:
+        verdict = RankVerdict.ABSTAINS
     verdicts = agree(verdict if forward_finite else RankVerdict.FORWARD, scale, ranks)
+    if all(v is RankVerdict.ABSTAINS for v in verdicts):
+        raise UsageError(_NO_GRADIENT)
     bad_ranks = tuple(i for i, v in enumerate(verdicts) if v in BAD)
     if not bad_ranks:
         if inspect is not None:
@@ -148,12 +158,16 @@ def judge_gradients(
     return JudgedGradients(not bad_ranks, norm, largest, bad_ranks, forward_failed)
 
 
-def judge_without_gradients(scale: float, ranks: Ranks) -> JudgedGradients | None:
+def judge_without_gradients(
+    scale: float, ranks: Ranks, *, absmax: bool = False
+) -> JudgedGradients | None:
     """Learn what the other ranks say of a step for which this one has no gradient.
 
     Returns:
         None if no rank has any.
     """
+    if ranks.shards:  # a shard without a gradient, of a norm that others measure
+        measure((), NOTHING_ELSE, _sums_of((), (), ranks), absmax=absmax)
     verdicts = agree(RankVerdict.ABSTAINS, scale, ranks)
     if all(v is RankVerdict.ABSTAINS for v in verdicts):
         return None
@@ -242,14 +256,46 @@ _NO_GRADIENT = "step() found no gradient: call step(loss), or backward(loss) fir
 # -- one reading -----------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, eq=False)
+class _Sums:
+    """Over which ranks the norms of some gradients are summed.
+
+    Attributes:
+        groups: Of each gradient: the process groups over which it is sharded.
+        all_groups: All of these on any rank, in one order: each is summed over once by every rank.
+        device: Where the sums are made of a rank that has no gradient.
+    """
+
+    groups: Sequence[tuple[Any, ...]]
+    all_groups: Sequence[tuple[Any, ...]]
+    device: torch.device
+
+
+_LOCAL = _Sums((), (), torch.device("cpu"))
+
+
+def _sums_of(gradients: Sequence[Tensor], parameters: Sequence[Tensor], ranks: Ranks) -> _Sums:
+    """Sums over the shards of gradients that are DTensors, or FSDP1's; none where all are whole."""
+    if "torch.distributed.tensor" not in sys.modules and not ranks.shards:
+        return _LOCAL
+    groups = [sharded_group(gradient) for gradient in gradients]
+    if ranks.shards:
+        shards = [ranks.shards.get(parameter) for parameter in parameters]
+        groups = [g if s is None else (s,) for g, s in zip(groups, shards, strict=True)]
+    known = [(group,) for group in ranks.shards.values()]
+    all_groups = [group for group in dict.fromkeys([*known, *groups]) if group]
+    return _Sums(groups, all_groups, ranks.device) if all_groups else _LOCAL
+
+
 def measure(
-    gradients: Sequence[Tensor], forward: ForwardPass, *, absmax: bool
+    gradients: Sequence[Tensor], forward: ForwardPass, sums: _Sums = _LOCAL, *, absmax: bool
 ) -> tuple[float, float, bool]:
     """Read all gradients once (twice with ``absmax``); one synchronisation with the device.
 
     Args:
-        gradients: At least one; of sharded ones every rank must call, for the norm is of the whole.
+        gradients: This rank's.
         forward: What else is read.
+        sums: How norms of shards are those of the whole, which every rank must ask for.
         absmax: Whether the largest |gradient| is wanted.
 
     Returns:
@@ -258,10 +304,10 @@ def measure(
         finite.
     """
     values = [values_of(g) for g in gradients]
-    total = _total(gradients, norms(values, 2.0))
-    device, numbers = total.device, [total]
+    numbers = [_total(norms(values, 2.0), sums)]
+    device = numbers[0].device
     if absmax:
-        numbers.append(torch.stack([m.to(device) for m in norms(values, math.inf)]).max())
+        numbers.append(_largest([n.to(device) for n in norms(values, math.inf)], sums, device))
     numbers += [*forward.sizes, *forward.losses]
     wide = torch.float64 if any(n.dtype is torch.float64 for n in numbers) else torch.float32
     read = torch.stack([n.reshape(()).to(device, wide) for n in numbers]).tolist()
@@ -305,25 +351,73 @@ def sharded_group(gradient: Tensor) -> Any:
     return tuple(mesh.get_group(i) for i, p in enumerate(gradient.placements) if p.is_shard())
 
 
-def _total(gradients: Sequence[Tensor], parts: Sequence[Tensor]) -> Tensor:
-    """The norm of all gradients, from that of each; of sharded ones, over all shards."""
-    device = parts[0].device
-    groups: dict[Any, list[Tensor]] = {}
-    if "torch.distributed.tensor" not in sys.modules:
-        groups[()] = [part if part.device == device else part.to(device) for part in parts]
+def without_partial_sums(gradient: Tensor, parameter: Tensor) -> Tensor:
+    """A gradient whose sum over ranks is made where it is not yet, placed as its parameter.
+
+    Under sequence parallelism the gradients of norms are DTensors that are ``Partial``: their local
+    values have no norm and no largest value of their own.
+    """
+    if type(gradient) is Tensor:
+        return gradient
+    tensors = sys.modules.get("torch.distributed.tensor")
+    placements = getattr(gradient, "placements", ())
+    if tensors is None or not any(placement.is_partial() for placement in placements):
+        return gradient
+    placed: Any = gradient
+    if isinstance(parameter, tensors.DTensor) and parameter.device_mesh == placed.device_mesh:
+        wanted = parameter.placements
     else:
-        for gradient, part in zip(gradients, parts, strict=True):
-            groups.setdefault(sharded_group(gradient), []).append(part.to(device))
+        wanted = [tensors.Replicate() if p.is_partial() else p for p in placements]
+    summed: Tensor = placed.redistribute(placements=wanted)
+    return summed
+
+
+def fsdp_shards(models: Iterable[nn.Module]) -> dict[Tensor, Any]:
+    """The ``shards`` of ``Ranks``: what FullyShardedDataParallel, that is FSDP1, has cut in models."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    if fsdp is None:
+        return {}
+    parts = [m for model in models for m in model.modules()]
+    handles = [m._handle for m in parts if isinstance(m, fsdp.FullyShardedDataParallel)]
+    return {
+        parameter: handle.process_group
+        for handle in handles
+        if handle is not None and handle.uses_sharded_strategy
+        for parameter in handle.flat_param._params or [handle.flat_param]
+    }
+
+
+def _total(parts: Sequence[Tensor], sums: _Sums) -> Tensor:
+    """The norm of all gradients, from that of each; of sharded ones, over all shards."""
+    device = parts[0].device if parts else sums.device
+    held = [part if part.device == device else part.to(device) for part in parts]
     totals: list[Tensor] = []
-    for group, members in groups.items():
-        total = torch.linalg.vector_norm(torch.stack(members))
+    for group in [(), *sums.all_groups]:
+        members = held
+        if sums.groups:
+            members = [part for part, its in zip(held, sums.groups, strict=True) if its == group]
+        if not members and not group:
+            continue
+        total = torch.zeros((), device=device)
+        if members:
+            total = torch.linalg.vector_norm(torch.stack(members))
         if group:
             total = total.square()
             for process_group in group:
-                torch.distributed.all_reduce(total, group=process_group)
+                distributed.all_reduce(total, group=process_group)
             total = total.sqrt()
         totals.append(total)
-    return totals[0] if len(totals) == 1 else torch.linalg.vector_norm(torch.stack(totals))
+    if len(totals) > 1:
+        totals = [torch.linalg.vector_norm(torch.stack(totals))]
+    return totals[0]
+
+
+def _largest(parts: Sequence[Tensor], sums: _Sums, device: torch.device) -> Tensor:
+    """The largest of some values; of sharded gradients, over all shards."""
+    largest = torch.stack([torch.zeros((), device=device), *parts]).max()
+    for process_group in dict.fromkeys(one for group in sums.all_groups for one in group):
+        distributed.all_reduce(largest, distributed.ReduceOp.MAX, group=process_group)
+    return largest
 
 
 def norms(values: Sequence[Tensor], order: float) -> list[Tensor]:

@@ -296,7 +296,8 @@ class ScriptTrainer:
         if world_size(context.ranks.group) == 1:
             return plain()
         scale, loss = context.scaling.begun_at(optimizer), context.scaling.loss
-        judged = judge_without_gradients(scale, context.ranks)
+        absmax = context.scaling.scaler.needs_absmax
+        judged = judge_without_gradients(scale, context.ranks, absmax=absmax)
         if judged is None:
             return plain()
         if judged.finite:

@@ -32,7 +32,7 @@ from mpdiag.tracing.uncompiled import prepare
 from mpdiag.training import arguments, levels
 from mpdiag.training.callers import loop_stacklevel
 from mpdiag.training.casting import Casting
-from mpdiag.training.judgement import Ranks, rank
+from mpdiag.training.judgement import Ranks, fsdp_shards, rank
 from mpdiag.training.levels import DTYPES, Precision
 from mpdiag.training.monitor import DriftWatch, StepMonitor
 from mpdiag.training.movement import OptimizerWatch
@@ -179,7 +179,7 @@ def set_up(
         GradientScaling(scaler),
         monitor,
         OptimizerWatch(wrapped.masters, wrapped.names_of, monitor.note_finding),
-        Ranks(device, options.process_group),
+        Ranks(device, options.process_group, fsdp_shards(models)),
     )
     prepare()
     wrapped.masters.note_written = _noting_once(wrapped, monitor)

@@ -36,6 +36,7 @@ from mpdiag.training.judgement import (
     rank,
     unscale,
     values_of,
+    without_partial_sums,
 )
 from mpdiag.training.results import NonFinite, StepResult
 from mpdiag.training.scaling import GradientScaling, parameters_of
@@ -156,6 +157,8 @@ def gradients_held(parameters: Sequence[Tensor]) -> tuple[list[Tensor], list[Ten
         if gradient.layout is torch.sparse_coo and not gradient.is_coalesced():
             # Entries that stand for one value twice have no norm yet.
             p.grad = gradient = gradient.coalesce()
+        elif type(gradient) is not Tensor:
+            p.grad = gradient = without_partial_sums(gradient, p)
         held.append(p)
         gradients.append(gradient)
     return held, gradients
@@ -248,6 +251,7 @@ def take_step(
     held, gradients = gradients_held(_parameters_of_all(chosen))
     judged = judge(
         context,
+        held,
         gradients,
         [loss for loss in scaling.losses if isinstance(loss, Tensor)],
         scale=scale,
@@ -281,6 +285,7 @@ def stop_at_misfits(wrapped: Wrapped, misfits: Sequence[Tensor], step: int) -> N
 
 def judge(
     context: StepContext,
+    held: Sequence[Tensor],
     gradients: Sequence[Tensor],
     losses: Sequence[Tensor] = (),
     *,
@@ -289,13 +294,14 @@ def judge(
     known_bad: bool,
     inspect: Callable[[Sequence[Tensor]], None] | None = None,
 ) -> JudgedGradients:
-    """Judge some gradients, the losses behind them and the buffers; see ``judge_gradients``."""
+    """Judge gradients of what is held, their losses and the buffers; see ``judge_gradients``."""
     buffers = context.wrapped.buffers
     return judge_gradients(
         gradients,
         ForwardPass(losses, buffers.sizes(), buffers.spoiled, context.scaling.note_values),
         scale=scale,
         ranks=context.ranks,
+        parameters=held,
         absmax=context.scaling.scaler.needs_absmax,
         known_bad=known_bad,
         clip=clip,

@@ -248,6 +248,7 @@ def step_with_closure(
         bad = not taken and loss is not None and not math.isfinite(loss)
         judged = judge(
             context,
+            held,
             gradients,
             scale=scale,
             clip=clip,

@@ -186,12 +186,30 @@ def test_infinity_on_one_rank_of_a_model_without_ddp_skips_on_all_and_names_the_
     assert "NaN in the forward pass: the loss" in outputs[1]
 
 
-def test_a_model_inside_ddp_already_is_refused_where_its_weights_must_be_cast(run):
+def test_a_model_distributed_already_is_refused_where_its_weights_must_be_cast(run):
     run(
         """
-        net = nn.parallel.DistributedDataParallel(model())
+        from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+        ddp, cpu = nn.parallel.DistributedDataParallel, torch.device("cpu")
+        for net in (
+            ddp(model()),
+            nn.Sequential(ddp(model()), nn.Linear(4, 4)),
+            FSDP(model(), device_id=cpu),
+            FSDP(model(), device_id=cpu, use_orig_params=True),
+            nn.Sequential(FSDP(model(), device_id=cpu), nn.Linear(4, 4)),
+        ):
+            for low in ("O2", "O3"):
+                try:
+                    mpdiag.MixedPrecision(net, torch.optim.SGD(net.parameters(), 0.1), plan(), level=low)
+                except mpdiag.errors.UsageError as error:
+                    assert "before they are distributed" in str(error)
+                else:
+                    raise SystemExit("not refused")
+        net = model()  # sharded only afterwards, with the parameters that have masters
+        mp = mpdiag.MixedPrecision(net, torch.optim.SGD(net.parameters(), 0.1), plan(), level="O2")
+        net = FSDP(net, device_id=cpu, use_orig_params=True)
         try:
-            mpdiag.MixedPrecision(net, torch.optim.SGD(net.parameters(), 0.1), plan(), level="O2")
+            mp.step(net(rows(0)).square().mean())
         except mpdiag.errors.UsageError as error:
             assert "before they are distributed" in str(error)
         else:
@@ -292,32 +310,134 @@ def test_gradients_are_reduced_in_the_plans_dtype_divided_before_the_sum(run):
     assert summed == later == float("inf")
 
 
-@pytest.mark.parametrize("level", ["O0", "O1"])
-def test_fsdp2_clips_by_the_norm_of_whole_gradients(run, level):
-    run(
-        """
-        from torch.distributed.fsdp import fully_shard
-        from torch.distributed.device_mesh import init_device_mesh
-        mesh = init_device_mesh("cpu", (2,))
-        net = fully_shard(model(), mesh=mesh)
-        mp = mpdiag.MixedPrecision(net, torch.optim.SGD(net.parameters(), 0.1), plan(), level=level)
-        plain = nn.parallel.DistributedDataParallel(model())
-        other = mpdiag.MixedPrecision(plain, torch.optim.SGD(plain.parameters(), 0.1), plan(), level=level)
-        for step in range(3):
-            results = []
-            for one, trainer in ((net, mp), (plain, other)):
-                with trainer.autocast():
-                    loss = one(rows(step, bad=0 if step == 1 else None)).float().square().mean()
-                results.append(trainer.step(loss, clip_norm=0.01))
-            a, b = results
-            assert a.skipped == b.skipped == (step == 1)
-            if not a.skipped:
-                assert abs(a.gradient_norm - b.gradient_norm) < 2e-3 * b.gradient_norm, (a, b)
-        for p, q in zip(net.parameters(), plain.parameters()):
-            torch.testing.assert_close(whole(p.detach()), q.detach(), rtol=0, atol=1e-4)
-        """,
+SHARD = """
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP, ShardingStrategy, fully_shard
+way = sys.argv[2]
+def shard(net):
+    if way == "fsdp2":
+        return fully_shard(net, mesh=init_device_mesh("cpu", (2,)))
+    strategy = ShardingStrategy.NO_SHARD if way == "whole" else ShardingStrategy.FULL_SHARD
+    return FSDP(net, device_id=torch.device("cpu"), use_orig_params=way != "flat", sharding_strategy=strategy)
+def full(net):
+    if way == "fsdp2":
+        return [p.detach().full_tensor() for p in net.parameters()]
+    with FSDP.summon_full_params(net):
+        return [p.detach().clone() for p in net.parameters()]
+"""
+WAYS = ["fsdp2", "flat", "original", "whole"]
+"""FSDP2, and FSDP1 with flat, with original and with unsharded parameters."""
+
+
+@pytest.mark.filterwarnings("ignore:.*NO_SHARD.*")
+@pytest.mark.parametrize(
+    ("level", "way"), [("O0", "fsdp2"), ("O0", "flat"), *(("O1", way) for way in WAYS)]
+)
+def test_sharded_models_clip_by_the_norm_of_whole_gradients(run, level, way):
+    outputs = run(
+        SHARD
+        + """
+net = shard(model())
+mp = mpdiag.MixedPrecision(net, torch.optim.SGD(net.parameters(), 0.1), plan(), level=level)
+plain = nn.parallel.DistributedDataParallel(model())
+other = mpdiag.MixedPrecision(plain, torch.optim.SGD(plain.parameters(), 0.1), plan(), level=level)
+for step in range(3):
+    results = []
+    for one, trainer in ((net, mp), (plain, other)):
+        with trainer.autocast():
+            loss = one(rows(step, bad=0 if step == 1 else None)).float().square().mean()
+        results.append(trainer.step(loss, clip_norm=0.01))
+    a, b = results
+    assert a.skipped == b.skipped == (step == 1)
+    if not a.skipped:
+        assert abs(a.gradient_norm - b.gradient_norm) < 2e-3 * b.gradient_norm, (a, b)
+    print(a.gradient_norm)
+flat, whole_ones = (torch.cat([p.detach().reshape(-1) for p in ps]) for ps in (full(net), plain.parameters()))
+torch.testing.assert_close(flat[: len(whole_ones)], whole_ones, rtol=0, atol=1e-4)
+""",
         level,
+        way,
     )
+    assert outputs[0] == outputs[1]
+
+
+@pytest.mark.parametrize("way", ["flat", "original"])
+def test_a_scale_by_the_largest_gradient_is_one_on_all_shards_some_of_them_empty(run, way):
+    """Of one weight, FSDP1's second rank holds nothing; with original parameters, no gradient either."""
+    outputs = run(
+        SHARD
+        + """
+net = shard(nn.Linear(1, 1, bias=False))
+overrides = mpdiag.PrecisionOverrides(loss_scale={"method": "lognormal", "init_scale": 8.0})
+sgd = torch.optim.SGD(net.parameters(), 0.1)
+mp = mpdiag.MixedPrecision(net, sgd, plan(), level=level, overrides=overrides)
+for step in range(4):
+    with mp.autocast():
+        loss = net(torch.full((1, 1), 3.0 + rank)).float().sum()
+    result = mp.step(loss)
+    print(result.next_scale, result.gradient_norm)
+try:
+    mp.step()
+except mpdiag.errors.UsageError as error:
+    print(str(error).startswith("step() found no gradient"))
+""",
+        "O1",
+        way,
+    )
+    assert outputs[0] == outputs[1]
+    first, *_, refused = outputs[0].splitlines()
+    assert first.split()[1] == "3.5"
+    assert refused == "True"
+
+
+@pytest.mark.parametrize("clip", ["clip_norm", "clip_value"])
+def test_partial_gradients_of_sequence_parallelism_are_summed_before_they_are_judged(run, clip):
+    outputs = run(
+        """
+        import copy
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.tensor import Replicate, Shard
+        from torch.distributed.tensor.parallel import (
+            ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module)
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.ln, self.a, self.b = nn.LayerNorm(8), nn.Linear(8, 16), nn.Linear(16, 8)
+            def forward(self, x):
+                return self.b(torch.tanh(self.a(self.ln(x))))
+        torch.manual_seed(0)
+        net = Net()
+        plain = copy.deepcopy(net)
+        parallelize_module(net, init_device_mesh("cpu", (2,)), {
+            "ln": SequenceParallel(sequence_dim=1),
+            "a": ColwiseParallel(input_layouts=Shard(1)),
+            "b": RowwiseParallel(output_layouts=Replicate())})
+        limit = {sys.argv[2]: 0.02}
+        mp = mpdiag.MixedPrecision(net, torch.optim.SGD(net.parameters(), 0.1), plan(), level=level)
+        sgd = torch.optim.SGD(plain.parameters(), 0.1)
+        for step in range(3):
+            x = torch.randn(2, 4, 8, generator=torch.Generator().manual_seed(step))
+            with mp.autocast():
+                loss = net(x.chunk(2, 1)[rank]).square().mean() * 10
+            norm = mp.step(loss, **limit).gradient_norm
+            sgd.zero_grad()
+            (plain(x).square().mean() * 10).backward()
+            if sys.argv[2] == "clip_norm":
+                want = float(nn.utils.clip_grad_norm_(plain.parameters(), 0.02))
+            else:
+                want = float(nn.utils.get_total_norm([p.grad for p in plain.parameters()]))
+                nn.utils.clip_grad_value_(plain.parameters(), 0.02)
+            sgd.step()
+            assert abs(norm - want) < 1e-5 * want, (norm, want)
+            print(norm)
+        for p, q in zip(net.parameters(), plain.parameters()):
+            torch.testing.assert_close(whole(p.detach()), q.detach(), rtol=0, atol=1e-6)
+        print(net.b.bias.to_local().tolist(), net.ln.weight.to_local().tolist())
+        """,
+        "O0",
+        clip,
+    )
+    assert outputs[0] == outputs[1]
 
 
 def test_a_rank_without_gradients_keeps_no_other_waiting(run):

@@ -11,6 +11,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from mpdiag.errors import UsageError
+
+CAST_FIRST = (
+    "levels O2 and O3 cast weights, which must happen before they are distributed: give MixedPrecision "
+    "the plain model and wrap it in DDP afterwards; choose O1 for a model that is sharded"
+)
+
 
 def same(a: Tensor, b: Tensor) -> Tensor:
     """Element by element, whether two tensors hold the same; NaN counts as itself."""
@@ -126,6 +133,8 @@ class Weight:
             parameter.data = value.to(self.dtype)
             self.note_wide(value)
         if parameter.shape != master.shape or parameter.device != master.device:
+            if hasattr(parameter, "_fsdp_flattened"):
+                raise UsageError(CAST_FIRST)
             source = master if parameter.shape == master.shape else parameter
             master.data = source.detach().to(parameter.device).float()
             self.remember()

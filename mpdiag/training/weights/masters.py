@@ -20,7 +20,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks
 from mpdiag.errors import UsageError
 from mpdiag.tracing.precision import HALF
 from mpdiag.training.judgement import norms
-from mpdiag.training.weights.given import Weight, answers_late
+from mpdiag.training.weights.given import CAST_FIRST, Weight, answers_late
 from mpdiag.training.weights.held import (
     drop_own_gradient,
     gather_gradient,
@@ -451,14 +451,12 @@ def refuse_distributed(models: Sequence[nn.Module]) -> None:
     Raises:
         UsageError: DDP's buckets and FSDP's shards are of the dtype they were made with.
     """
+    wrappers = ("DistributedDataParallel", "FullyShardedDataParallel")
     for model in models:
         sharded = any(type(p.data).__name__ == "DTensor" for p in model.parameters())
-        if sharded or isinstance(model, nn.parallel.DistributedDataParallel):
-            message = (
-                "levels O2 and O3 cast weights, which must happen before they are distributed: give "
-                "MixedPrecision the plain model, then wrap it in DDP or shard it; or choose O1"
-            )
-            raise UsageError(message)
+        kinds = {base.__name__ for module in model.modules() for base in type(module).__mro__}
+        if sharded or not kinds.isdisjoint(wrappers):
+            raise UsageError(CAST_FIRST)
 
 
 def refuse_vanishing_eps(optimizers: Sequence[Optimizer], dtype: torch.dtype) -> None:
