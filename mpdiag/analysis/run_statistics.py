@@ -30,6 +30,9 @@ from mpdiag.runs.schema import KINDS, SAMPLED, TEXT, FormatFact
 if TYPE_CHECKING:
     from mpdiag.runs.run import Run
 
+KEEP_NOTHING_MORE = {"ReLU", "Identity", "Flatten", "Unflatten"}
+"""Modules that add nothing to what autograd keeps. A ReLU's output takes the place of its input, which
+has no other reader; the others return their input's own memory."""
 STREAM_FROM = 2_000_000
 """Rows from which a run is streamed: so many take some 500 MB when they are held."""
 UPDATE_FIGURES: tuple[tuple[FormatFact, str] | str, ...] = (
@@ -54,8 +57,17 @@ def read_statistics(run: Run) -> RunStatistics:
     """
     length = int(run.meta.get("steps_seen") or 0)
     if "records" in vars(run) or run.rows() < STREAM_FROM:
-        return RunStatistics.of(run.records, length)
-    return RunStatistics(partial(run.pieces, parts=run.parts()), length)
+        return RunStatistics.of(run.records, length, keeping_modules(run))
+    return RunStatistics(partial(run.pieces, parts=run.parts()), length, keeping_modules(run))
+
+
+def keeping_modules(run: Run) -> frozenset[str]:
+    """The modules without children whose outputs autograd keeps."""
+    modules = {str(m["name"]): m for m in run.modules() if m["what"] == "module"}
+    parents = {name.rpartition(".")[0] for name in modules if name}
+    return (
+        frozenset(n for n, m in modules.items() if m.get("type") not in KEEP_NOTHING_MORE) - parents
+    )
 
 
 class RunStatistics:
@@ -64,6 +76,7 @@ class RunStatistics:
     Args:
         pieces: Reads the rows, some at a time; keywords as for ``Run.pieces``, which it may disregard.
         length: How many steps the training had; 0 if that is not known.
+        keeping: Modules whose outputs autograd keeps.
         without: Modules: the gradients of their own weights are left out.
     """
 
@@ -71,20 +84,23 @@ class RunStatistics:
         self,
         pieces: Callable[..., Iterable[Records]],
         length: int = 0,
+        keeping: Collection[str] = (),
         without: Collection[str] = (),
     ) -> None:
-        self._read, self._length, self._without = pieces, length, frozenset(without)
+        self._read, self._length, self._keeping = pieces, length, keeping
+        self._without = frozenset(without)
         self._words: dict[str, dict[str, int]] = {column: {} for column in TEXT}
         self._words["kind"] = {kind: i for i, kind in enumerate(KINDS)}
 
     @classmethod
-    def of(cls, records: Records, length: int = 0) -> RunStatistics:
+    def of(cls, records: Records, length: int = 0, keeping: Collection[str] = ()) -> RunStatistics:
         """Rows that are in memory."""
-        return cls(lambda **_: (records,), length)
+        return cls(lambda **_: (records,), length, keeping)
 
     def without_weight_gradients(self, modules: Collection[str]) -> RunStatistics:
         """The same without the gradients of some modules' own weights."""
-        return RunStatistics(self._read, self._length, self._without.union(modules))
+        without = self._without.union(modules)
+        return RunStatistics(self._read, self._length, self._keeping, without)
 
     def layers(self) -> Layers:
         """All rows, merged by kind and name."""
@@ -126,26 +142,30 @@ class RunStatistics:
                 merger.add(piece, np.where(own, at, -1))
         return [merger.result() for merger in mergers]
 
-    def activations(self, leaves: Collection[str]) -> tuple[int, int]:
-        """How many values the modules of these names put out, and in how many steps of ranks."""
-        numel, moments = 0, set[tuple[int, int]]()
-        for piece in self._pieces(histograms=False):
-            rows = piece.of_kind("activation") & piece.with_names(leaves)
-            numel += int(piece.numel[rows].sum())
-            moments.update(zip(piece.step[rows].tolist(), piece.rank[rows].tolist(), strict=True))
-        return numel, len(moments)
+    def activations_per_step(self) -> int:
+        """How many values the modules that keep their outputs put out in one step of one rank.
+
+        This is about what autograd keeps on a device; with accumulation, it covers all micro-batches.
+        """
+        numel, moments = self._overview.activations
+        return numel // moments if moments else 0
 
     # -- passes over the rows ----------------------------------------------------------------------
 
     def _pieces(self, **options: Any) -> Iterator[Records]:
         """The rows some at a time, with codes that hold over all of them."""
+        tables: dict[tuple[str, ...], NDArray[np.int32]] = {}  # most pieces have the same words
+        words: dict[str, tuple[str, ...]] = {}
         for piece in self._read(**options):
             codes: dict[str, Any] = {}
             for column, known in self._words.items():
-                table = [known.setdefault(word, len(known)) for word in piece.words[column]]
-                codes[column] = np.array([*table, -1], np.int32)[getattr(piece, column)]
-            words = {column: tuple(known) for column, known in self._words.items()}
-            recoded = replace(piece, words=words, **codes)
+                own = (column, *piece.words[column])
+                if own not in tables:
+                    table = [known.setdefault(word, len(known)) for word in own[1:]]
+                    tables[own] = np.array([*table, -1], np.int32)
+                    words[column] = tuple(known)
+                codes[column] = tables[own][getattr(piece, column)]
+            recoded = replace(piece, words=dict(words), **codes)
             if self._without:
                 modules = [
                     name for name in words["name"] if name.rpartition(".")[0] in self._without
@@ -158,6 +178,7 @@ class RunStatistics:
     def _overview(self) -> _Overview:
         counting, maxima = Counting(), dict[int, float]()
         steps, keys = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+        numel, moments = 0, set[tuple[int, int]]()
         for piece in self._pieces(histograms=False):
             counting.note(piece)
             steps.append(np.unique(piece.step))
@@ -165,12 +186,16 @@ class RunStatistics:
             own, largest, _ = step_maxima(piece)
             for step, top in zip(own.tolist(), largest.tolist(), strict=True):
                 maxima[step] = max(top, maxima.get(step, 0.0))
+            rows = piece.of_kind("activation") & piece.with_names(self._keeping)
+            numel += int(piece.numel[rows].sum())
+            moments.update(zip(piece.step[rows].tolist(), piece.rank[rows].tolist(), strict=True))
         return _Overview(
             maxima,
             counting,
             np.unique(np.concatenate(steps)).astype(np.int64),
             np.unique(np.concatenate(keys)),
             {column: tuple(known) for column, known in self._words.items()},
+            (numel, len(moments)),
         )
 
     @cached_property
@@ -210,6 +235,8 @@ class _Overview:
         steps: Every step that any row speaks of, ascending.
         keys: ``layers.keys_of`` all rows, each once, ascending.
         words: For each text column, the words of all rows.
+        activations: How many values the outputs that autograd keeps have, and in how many steps of
+            ranks.
     """
 
     maxima: dict[int, float]
@@ -217,6 +244,7 @@ class _Overview:
     steps: NDArray[np.int64]
     keys: NDArray[np.int64]
     words: dict[str, tuple[str, ...]]
+    activations: tuple[int, int]
 
 
 @dataclass(frozen=True)

@@ -127,9 +127,6 @@ DEFAULT_STATES = 2
 # Bytes per weight: (model, masters and casts; gradients), and bytes per stored activation.
 _WEIGHTS = {"O0": (4, 4), "O1": (4 + 2, 4), "O2": (2 + 4, 2 + 4), "O3": (2, 2)}
 _ACTIVATION = {"O0": 4, "O1": 2, "O2": 2, "O3": 2}
-KEEP_NOTHING_MORE = {"ReLU", "Identity", "Flatten", "Unflatten"}
-"""Modules that add nothing to what autograd keeps: the output of a ReLU takes the place of its input,
-which nobody else keeps; the others return their input's own memory."""
 
 
 def advise_levels(
@@ -142,7 +139,7 @@ def advise_levels(
     far off it is.
     """
     weights = int((run.meta.get("model") or {}).get("parameters") or 0)
-    stored = activations_per_step(run, evidence)
+    stored = evidence.activations_per_step()
     if weights == 0:
         return ()
     states = sum(
@@ -182,18 +179,6 @@ def advise_levels(
             )
         )
     return tuple(advice)
-
-
-def activations_per_step(run: Run, evidence: RunStatistics) -> int:
-    """Number of values that modules without children output in one step of one rank.
-
-    This is about what autograd keeps on a device; with accumulation, it covers all micro-batches.
-    """
-    modules = {str(m["name"]): m for m in run.modules() if m["what"] == "module"}
-    parents = {name.rpartition(".")[0] for name in modules if name}
-    leaves = {name for name, m in modules.items() if m.get("type") not in KEEP_NOTHING_MORE}
-    numel, steps = evidence.activations(leaves - parents)
-    return numel // steps if steps else 0
 
 
 def _momentum(run: Run, states: int) -> int:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 MOST_ROWS = 1 << 22
 """A part is written from 20,000 rows on, after the step that reached them."""
-BATCH_ROWS = 16_384
+BATCH_ROWS = 65_536
 """Rows of a part read at a time, and of small parts decoded together."""
 _HISTOGRAMS = ("counts", "means", "ratio_counts", "formats")
 """Columns that take most of the time, and what was counted for formats with them."""

@@ -17,8 +17,8 @@ from torch import nn
 import mpdiag
 from mpdiag.analysis.format_advice import choose_reduction
 from mpdiag.analysis.layers import Layers
-from mpdiag.analysis.run_statistics import RunStatistics
-from mpdiag.analysis.weight_updates import NEEDED, activations_per_step, analyze_weight_updates
+from mpdiag.analysis.run_statistics import RunStatistics, keeping_modules, read_statistics
+from mpdiag.analysis.weight_updates import NEEDED, analyze_weight_updates
 from mpdiag.numerics.formats import FP16
 from mpdiag.numerics.histograms import ExponentHistogram, stack
 from mpdiag.runs.records import Records
@@ -118,7 +118,7 @@ def test_activations_are_those_of_modules_without_children(tmp_path):
     run = record(tmp_path / "run")
     # Convolution and batch norm, whose output the ReLU's replaces and flattening shares; linear.
     expected = 8 * (2 * 4 * 36 + 10)
-    assert activations_per_step(run, RunStatistics.of(run.records)) == expected
+    assert read_statistics(run).activations_per_step() == expected
 
 
 def residual(in_place: bool) -> nn.Module:
@@ -152,7 +152,7 @@ def test_the_estimate_is_about_what_autograd_keeps(tmp_path, in_place):
     for parameter in model.parameters():
         held.pop(parameter.data_ptr(), None)
     run = mpdiag.open_run(tmp_path / "run")
-    estimated = 4 * activations_per_step(run, RunStatistics.of(run.records))
+    estimated = 4 * read_statistics(run).activations_per_step()
     assert sum(held.values()) == pytest.approx(estimated, rel=0.1)
 
 
@@ -161,9 +161,9 @@ def test_activations_are_those_of_one_device(tmp_path):
     alone, both = (
         mpdiag.open_run(hand.write_run(tmp_path / str(ranks), world_size=ranks)) for ranks in (1, 2)
     )
-    held = activations_per_step(both, RunStatistics.of(both.records))
-    assert held == activations_per_step(alone, RunStatistics.of(alone.records)) > 0
-    assert held == activations_per_step(both, RunStatistics(both.pieces))
+    held = read_statistics(both).activations_per_step()
+    assert held == read_statistics(alone).activations_per_step() > 0
+    assert held == RunStatistics(both.pieces, 0, keeping_modules(both)).activations_per_step()
 
 
 @pytest.mark.parametrize(
