@@ -159,12 +159,12 @@ class RunStatistics:
         for piece in self._read(**options):
             codes: dict[str, Any] = {}
             for column, known in self._words.items():
-                own = (column, *piece.words[column])
-                if own not in tables:
-                    table = [known.setdefault(word, len(known)) for word in own[1:]]
-                    tables[own] = np.array([*table, -1], np.int32)
+                key = (column, *piece.words[column])
+                if key not in tables:
+                    table = [known.setdefault(word, len(known)) for word in key[1:]]
+                    tables[key] = np.array([*table, -1], np.int32)
                     words[column] = tuple(known)
-                codes[column] = tables[own][getattr(piece, column)]
+                codes[column] = tables[key][getattr(piece, column)]
             recoded = replace(piece, words=dict(words), **codes)
             if self._without:
                 modules = [
