@@ -1,4 +1,4 @@
-"""``mpdiag dashboard``: serve the Streamlit app in ``app/``, on this machine only.
+"""``mpdiag dashboard``: serve the Streamlit app in ``app/``, on this machine and to its user only.
 
 The server is Streamlit's own command line, in a process that runs this module. A page's imports take
 longer than its figures. They are loaded while the server starts and while the browser loads Streamlit's
@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
+from secrets import token_urlsafe
 from threading import Thread
 from typing import Annotated, Any
 
@@ -27,6 +28,8 @@ from mpdiag.installation.extras import EXTRAS
 
 FOLDER_VARIABLE = "MPDIAG_RUNS"
 """The environment variable that names the app's folder of runs."""
+TOKEN_VARIABLE = "MPDIAG_DASHBOARD_TOKEN"  # noqa: S105 - its name
+"""The environment variable that hands the server its token: arguments are seen by every user."""
 PROCESS = "mpdiag.commands.dashboard"
 """The module that the server's process runs."""
 PAGES_NEED = (
@@ -48,18 +51,22 @@ def dashboard(
         int, typer.Option(min=1, max=65535, metavar="PORT", help="The port it listens on.")
     ] = 8501,
     browser: Annotated[bool, typer.Option(help="Open it in a browser.")] = True,
+    token: Annotated[
+        bool, typer.Option(help="Let in only who has the token in the printed address.")
+    ] = True,
 ) -> None:
     """Look at runs in a browser."""
-    raise typer.Exit(serve(folder, port, browser=browser))
+    raise typer.Exit(serve(folder, port, browser=browser, token=token))
 
 
-def serve(folder: Path | None, port: int, *, browser: bool = True) -> int:
+def serve(folder: Path | None, port: int, *, browser: bool = True, token: bool = True) -> int:
     """Run the dashboard until it is stopped.
 
     Args:
         folder: A folder of runs, or one run; default: the sample runs.
         port: The port it listens on, at localhost.
         browser: Whether to open it in a browser.
+        token: Whether its address carries a token, without which it shows nothing.
 
     Returns:
         The exit code of the server.
@@ -76,7 +83,8 @@ def serve(folder: Path | None, port: int, *, browser: bool = True) -> int:
     if not (runs / META).is_file():
         list_runs(runs)  # raises if there is no such folder
     _refuse_used(port)
-    environment = {**os.environ, FOLDER_VARIABLE: str(runs)}
+    secret = token_urlsafe() if token else ""
+    environment = {**os.environ, FOLDER_VARIABLE: str(runs), TOKEN_VARIABLE: secret}
     return run_server(server_command(port, browser=browser), environment)
 
 
@@ -154,13 +162,18 @@ def server_command(port: int, *, browser: bool) -> list[str]:
         "server.address": "localhost",
         "server.port": port,
         "server.headless": not browser,
+        "server.enableCORS": True,
+        "server.enableXsrfProtection": True,
+        "server.enableAgentApi": False,
         "server.showEmailPrompt": False,
         "server.fileWatcherType": "none",
         "browser.gatherUsageStats": False,
         "client.toolbarMode": "minimal",
         "client.showErrorDetails": "none",
+        "logger.hideWelcomeMessage": True,  # it has the address without the token
     }
     words = [f"--{name}={str(value).lower()}" for name, value in options.items()]
+    words += [f"--server.allowedHosts={host}" for host in ("localhost", "127.0.0.1")]
     return [sys.executable, "-m", PROCESS, "run", str(app_folder() / "served.py"), *words]
 
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from contextlib import contextmanager
 
 import made_runs as hand
 import pytest
@@ -46,22 +47,24 @@ def runs(root, tmp_path_factory):
     return folder
 
 
-@pytest.fixture(scope="module")
-def address(browser, runs, root):
-    """The dashboard, served as a user serves it."""
+@contextmanager
+def served(runs, root, *words):
+    """The dashboard, served as a user serves it: the address that it prints."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "mpdiag", "dashboard", str(runs), "--port", str(port)]
     environment = {**os.environ, "PYTHONPATH": str(root)}
     server = subprocess.Popen(
-        [*command, "--no-browser"],
+        [*command, "--no-browser", *words],
         env=environment,
-        stdout=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
+        text=True,
     )
     try:
+        address = server.stdout.readline().removeprefix("The dashboard is at ").strip()
         for _ in range(300):
             try:
                 urllib.request.urlopen(f"http://localhost:{port}/_stcore/health", timeout=2)
@@ -69,10 +72,25 @@ def address(browser, runs, root):
             except OSError:
                 assert server.poll() is None
                 time.sleep(0.1)
-        yield f"http://localhost:{port}"
+        yield address
     finally:
         os.killpg(server.pid, signal.SIGTERM)
         server.wait(20)
+        server.stdout.close()
+
+
+@pytest.fixture(scope="module")
+def address(browser, runs, root):
+    """Without a token, which each new context of a browser would have to show."""
+    with served(runs, root, "--no-token") as printed:
+        yield printed.rstrip("/")
+
+
+@pytest.fixture
+def locked(browser, runs, root):
+    """The address of a dashboard with its token."""
+    with served(runs, root) as printed:
+        yield printed
 
 
 @pytest.fixture

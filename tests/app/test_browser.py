@@ -293,6 +293,19 @@ RUN = (
 )
 
 
+def test_a_dashboard_is_opened_by_its_token_alone(page, locked):
+    bare, _, token = locked.partition("?")
+    assert token.startswith("token=")
+    assert page.goto(bare).status == 403
+    page.get_by_text("This dashboard needs its token").wait_for()
+    page.goto(locked)
+    page.locator(".js-plotly-plot, [data-testid=\"stDataFrame\"]").first.wait_for()
+    assert "token" not in page.url
+    page.goto(f"{bare}runs")  # the cookie holds on
+    page.locator('[data-testid="stDataFrame"] canvas').first.wait_for()
+    page.troubles = [t for t in page.troubles if "403" not in t]  # asked for above
+
+
 def test_plotly_is_run_before_any_figure_asks_for_it(page, address):
     open_view(page, address, "runs")
     page.locator('[data-testid="stDataFrame"] canvas').first.wait_for()

@@ -1,4 +1,4 @@
-"""The dashboard's server: pages that load Plotly ahead, and the browser that it opens."""
+"""The dashboard's server: who is let in, pages that load Plotly ahead, the browser that it opens."""
 
 from __future__ import annotations
 
@@ -44,6 +44,49 @@ def answer(served, body, content_type, place="/static/js/Plotly.js", status=200,
     scope = {"type": "http", "method": "GET", "path": path, "headers": headers}
     asyncio.run(app(scope, None, send))
     return dict(sent[0]["headers"]), b"".join(m.get("body", b"") for m in sent[1:]), asked[0]
+
+
+def through_the_gate(served, path, query="", cookie="", kind="http"):
+    """What the server sends, first message first; ``{"type": "inside"}`` where the app is reached."""
+    sent = []
+
+    async def inner(_scope, _receive, send):
+        await send({"type": "inside"})
+
+    async def send(message):
+        sent.append(message)
+
+    headers = [(b"cookie", cookie.encode())] if cookie else []
+    scope = {"type": kind, "method": "GET", "path": path, "query_string": query.encode()}
+    scope |= {"headers": headers, "server": ("localhost", 8501)}
+    asyncio.run(served.TokenGate(inner, "right")(scope, None, send))
+    return sent
+
+
+@pytest.mark.parametrize("path", ["/", "/runs", "/media/x.json", "/_stcore/agent/mcp"])
+@pytest.mark.parametrize(
+    ("query", "cookie"),
+    [("", ""), ("token=", ""), ("token=wrong", ""), ("run=right", ""), ("token=r%C3%ADght", ""),
+     ("", "mpdiag-8501=wrong"), ("", "mpdiag-8502=right"), ("", "mpdiag-8501")],
+)  # fmt: skip
+def test_without_the_token_nothing_is_said_but_how_to_get_in(served, path, query, cookie):
+    start, body = through_the_gate(served, path, query, cookie)
+    assert start["status"] == 403
+    assert b"printed an address that ends in <code>?token=" in body["body"]
+    assert b"right" not in body["body"]
+    assert through_the_gate(served, path, query, cookie, "websocket")[0]["code"] == 1008
+
+
+def test_the_token_becomes_a_cookie_and_leaves_the_address(served):
+    start, *_ = through_the_gate(served, "/layers", "run=a%20b&token=right&empty=")
+    headers = dict(start["headers"])
+    assert (start["status"], headers[b"location"]) == (307, b"/layers?run=a+b&empty=")
+    cookie = headers[b"set-cookie"].decode()
+    assert {"mpdiag-8501=right", "HttpOnly", "SameSite=strict"} <= set(cookie.split("; "))
+    for kind in ("http", "websocket"):
+        sent = through_the_gate(served, "/layers", "", f"other=1; {cookie.split(';')[0]}", kind)
+        assert sent == [{"type": "inside"}]
+    assert through_the_gate(served, served.HEALTH) == [{"type": "inside"}]
 
 
 def test_streamlit_has_plotly_where_pages_are_told(served):
@@ -93,7 +136,7 @@ def opened(served, monkeypatch):
 
 @pytest.mark.parametrize("headless", [True, False])
 def test_a_browser_is_opened_once_the_server_answers_unless_it_was_not_wished(
-    served, opened, monkeypatch, headless
+    served, opened, monkeypatch, capsys, headless
 ):
     before = set(threading.enumerate())
     with socket.create_server(("localhost", 0)) as server:
@@ -108,18 +151,20 @@ def test_a_browser_is_opened_once_the_server_answers_unless_it_was_not_wished(
         asyncio.run(live())
         for thread in set(threading.enumerate()) - before:
             thread.join(20)
-    assert opened == ([] if headless else [f"http://localhost:{port}"])
+    assert opened == ([] if headless else [f"http://localhost:{port}/"])
+    assert capsys.readouterr().out == f"The dashboard is at http://localhost:{port}/\n"
+    assert served.address_of(port, "x") == f"http://localhost:{port}/?token=x"
 
 
 def test_a_browser_waits_for_the_server_and_not_for_ever(served, opened, monkeypatch):
     with socket.create_server(("localhost", 0)) as server:
         port = server.getsockname()[1]
     monkeypatch.setattr(served, "PATIENCE", 0.2)
-    served.open_once_it_listens(port)
+    served.open_once_it_listens("http://there", port)
     assert opened == []
     monkeypatch.setattr(served, "PATIENCE", 20.0)
-    waiting = threading.Thread(target=served.open_once_it_listens, args=[port])
+    waiting = threading.Thread(target=served.open_once_it_listens, args=["http://there", port])
     waiting.start()
     with socket.create_server(("localhost", port)):
         waiting.join(20)
-    assert opened == [f"http://localhost:{port}"]
+    assert opened == ["http://there"]

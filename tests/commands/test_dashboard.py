@@ -41,8 +41,22 @@ def test_it_serves_this_machine_alone_and_sends_nothing(started, tmp_path):
         "--server.headless=true",
         "--browser.gatherUsageStats=false",
         "--client.showErrorDetails=none",
+        "--server.enableCORS=true",
+        "--server.enableXsrfProtection=true",
+        "--server.enableAgentApi=false",
+        "--server.allowedHosts=localhost",
     } <= set(command)
     assert environment[dashboard.FOLDER_VARIABLE] == str(tmp_path)
+
+
+def test_each_dashboard_has_a_token_of_its_own_that_no_other_user_sees(started):
+    for words in (["dashboard"], ["dashboard"], ["dashboard", "--no-token"]):
+        assert CliRunner().invoke(app, words).exit_code == 0
+    first, second, none = [environment[dashboard.TOKEN_VARIABLE] for _, environment in started]
+    assert len(first) > 40
+    assert first != second
+    assert none == ""
+    assert not any(first in word for command, _ in started for word in command)
 
 
 def test_nothing_named_means_the_sample_runs(started, root):
