@@ -76,12 +76,15 @@ class ForwardPass:
             have been so before.
         note_losses: Called with the values of the losses, once they are known; without the first ones,
             where their gradients were thrown away.
+        losses_decide: Whether a step is skipped for a loss alone. Else a loss explains gradients that
+            are not finite, for it may be of a model that another optimizer steps.
     """
 
     losses: Sequence[Tensor] = ()
     sizes: Sequence[Tensor] = ()
     spoiled: Callable[[], object] = lambda: True
     note_losses: Callable[[Sequence[float]], None] = lambda _values: None
+    losses_decide: bool = True
 
 
 NOTHING_ELSE = ForwardPass()
@@ -316,8 +319,10 @@ def measure(
     if losses:
         forward.note_losses(losses)
     buffers_finite = all(map(math.isfinite, read[begin:end])) or not forward.spoiled()
-    finite = all(map(math.isfinite, losses)) and buffers_finite
-    return read[0], read[1] if absmax else math.nan, finite
+    finite = all(map(math.isfinite, losses))
+    if not forward.losses_decide:
+        finite = finite or math.isfinite(read[0])
+    return read[0], read[1] if absmax else math.nan, finite and buffers_finite
 
 
 def _since_cleared(losses: list[float]) -> list[float]:

@@ -23,12 +23,12 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mpdiag.errors import StateMismatch, UsageError
@@ -75,6 +75,7 @@ class LoopScaler:
         self._regularizers = regularizers
         self._stepped: set[int] = set()  # optimizers since the last update, by id
         self._unscaled: set[int] = set()
+        self._models: dict[tuple[int, int], list[nn.Module]] = {}  # by optimizer and its groups
         casting = weakref.ref(context.casting)
         self._kind = type("ScaledLoss", (ScaledLoss,), {"casting": casting})
         self.last: StepResult | None = None
@@ -86,6 +87,7 @@ class LoopScaler:
         """
         if isinstance(outputs, Tensor):
             stepping.note_loss(self._context, outputs)
+            self._context.scaling.scaled_by_loop = True
             scaled = self._context.scaling.scaled(outputs)
             return scaled.as_subclass(self._kind)
         if isinstance(outputs, (list, tuple)):
@@ -109,6 +111,9 @@ class LoopScaler:
     def step(self, optimizer: Optimizer, **options: Any) -> StepResult:
         """Step an optimizer, or skip it with a reason.
 
+        One of several is skipped for its own gradients, and for buffers of the models that it steps,
+        as ``GradScaler`` does; an infinite loss may be another's.
+
         Args:
             optimizer: One that ``MixedPrecision`` was given.
             options: What its ``step`` takes; no closure.
@@ -128,9 +133,11 @@ class LoopScaler:
         update = functools.partial(
             updates.update_weights, context, chosen, self._guard, options=options
         )
-        with self._until_update(), context.masters.updating(chosen):
+        one_of_many = len(context.wrapped.optimizers) > 1
+        own = self._judging_buffers(chosen[0]) if one_of_many else nullcontext()
+        with self._until_update(), context.masters.updating(chosen), own:
             stepping.prepare_gradients(context, chosen, self._regularizers)
-            result = stepping.take_step(context, chosen, update)
+            result = stepping.take_step(context, chosen, update, losses_decide=not one_of_many)
         self._stepped.add(id(chosen[0]))
         if context.wrapped.precision.master_weights:  # of which the loop may know nothing
             chosen[0].zero_grad()
@@ -138,6 +145,15 @@ class LoopScaler:
         self.last = result
         stepping.note_step(context, chosen, result)
         return result
+
+    def _judging_buffers(self, optimizer: Optimizer) -> AbstractContextManager[None]:
+        """Judges an optimizer's step by the buffers of the models that it steps."""
+        wrapped = self._context.wrapped
+        key = id(optimizer), len(optimizer.param_groups)
+        if key not in self._models:
+            self._models[key] = wrapped.models_of(optimizer)
+        models = self._models[key]
+        return nullcontext() if models == wrapped.models else wrapped.buffers.only(models)
 
     @contextmanager
     def _until_update(self) -> Iterator[None]:

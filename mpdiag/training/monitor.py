@@ -310,6 +310,12 @@ class StepMonitor:
         if self.log is not None:
             self.log.note({**finding.to_json(), "before_step": self.steps + 1})
 
+    def note_average(self, message: str, names: list[str]) -> None:
+        """Say that weights which no optimizer holds are written in every step, and write it down."""
+        self.drift.say(f"step {self.steps}: {message}")
+        if self.log is not None:
+            self.log.note({"averages": names, "before_step": self.steps + 1, "message": message})
+
     def note_step(
         self,
         result: StepResult,

@@ -1,4 +1,4 @@
-"""Whether optimizers step the weights that they were given.
+"""Whether optimizers step the weights that they were given, and what moves that none of them steps.
 
 An optimizer may keep parameters elsewhere than in ``param_groups``: in optimizers inside it, or in a
 list of its own. At O2 these are tensors that masters replaced, and its steps train nothing.
@@ -24,20 +24,24 @@ from torch.optim import Optimizer
 
 from mpdiag.analysis.findings import Finding
 from mpdiag.errors import UsageError
+from mpdiag.tracing.fingerprint import some_of
 from mpdiag.tracing.precision import HALF
 from mpdiag.training.judgement import values_of
 from mpdiag.training.scaling import parameters_of
+from mpdiag.training.weights.given import bits_of
 
 if TYPE_CHECKING:
     from mpdiag.training.weights.masters import Masters
+    from mpdiag.training.weights.wrapping import Wrapped
 
 UNREAD_STEPS = 4
 """Steps that moved no weight before it is said, of an optimizer that did not look at its weights."""
 READ_STEPS = 64
 """The same of one that did: it may add up gradients itself."""
+LOOK_EVERY, LOOKS = 50, 4
+"""Averages are looked for in the first few of so many steps."""
 _DEPTH = 12
 """How deep containers and objects inside an optimizer are looked through."""
-_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class _Parameters(list[Tensor]):
@@ -212,7 +216,7 @@ class OptimizerWatch:
         """Count a step that no version counter shows; what the weights hold may show it."""
         weights = [p for group in groups for p in group.parameters]
         still = self._still.setdefault(id(optimizer), _Still())
-        before, still.bits = still.bits, _bits(weights)
+        before, still.bits = still.bits, bits_of(weights)
         if still.bits is None or (before is not None and not torch.equal(before, still.bits)):
             self._settle(optimizer)
             return
@@ -265,13 +269,60 @@ def _held_outside(optimizer: Optimizer, wanted: Sequence[Tensor]) -> list[Tensor
     return list(found.values())
 
 
-def _bits(tensors: Sequence[Tensor]) -> Tensor | None:
-    """The sum over each tensor's bits, int64; None if one is of a class whose bits are its own."""
-    sums = []
-    for tensor in tensors:
-        values = values_of(tensor.detach())
-        if type(values) is not Tensor:
-            return None
-        values = torch.view_as_real(values) if values.is_complex() else values
-        sums.append(values.view(_INTEGERS[values.element_size()]).sum(dtype=torch.int64))
-    return torch.stack([one.to(sums[0].device) for one in sums])
+# -- averages --------------------------------------------------------------------------------------
+
+
+class AverageWatch:
+    """Says once that a loop keeps an average of weights in half precision.
+
+    A momentum encoder inside the model (MoCo, BYOL) is cast with it, and no optimizer holds it, so it
+    has no master: rounding swallows the small share of each update that it is given. What is written
+    in three steps in a row, and by no optimizer, is taken for one. Four steps of fifty are looked at.
+
+    Args:
+        wrapped: Models in half precision, and their optimizers.
+        say: Takes the sentence, and the names of the weights.
+    """
+
+    def __init__(self, wrapped: Wrapped, say: Callable[[str, list[str]], None]) -> None:
+        self._wrapped = wrapped
+        self._say: Callable[[str, list[str]], None] | None = say
+        self._steps = 0
+        self._marks: dict[Tensor, tuple[int, int, int]] = {}  # what each was after the step before
+        self._writes: dict[Tensor, int] = {}
+
+    def step_ended(self) -> None:
+        """A step is over."""
+        place, self._steps = self._steps % LOOK_EVERY, self._steps + 1
+        if self._say is None or place >= LOOKS or (place and not self._marks):
+            return
+        before, self._marks = self._marks, self._look()
+        if place == 0:
+            self._writes = dict.fromkeys(self._marks, 0)
+        else:
+            for parameter in self._writes:
+                self._writes[parameter] += before.get(parameter) != self._marks.get(parameter)
+        found = [p for p, writes in self._writes.items() if writes == LOOKS - 1]
+        if found:
+            names = self._wrapped.names_of(found)
+            half = self._wrapped.precision.format.upper()
+            self._say(
+                f"the loop writes {some_of(names)} in every step, and no optimizer holds "
+                f"{'it' if len(found) == 1 else 'them'}: an average in {half} loses updates below half "
+                "an ulp; keep that module in FP32 (fp32_modules), or average a copy.deepcopy of the "
+                "model, which is FP32",
+                names,
+            )
+            self._say = None
+        if found or place == LOOKS - 1:
+            self._marks, self._writes = {}, {}
+
+    def _look(self) -> dict[Tensor, tuple[int, int, int]]:
+        """Where each weight is that no optimizer holds, its version, and the sum of its bits."""
+        wrapped = self._wrapped
+        held = {p for o in wrapped.optimizers for p in parameters_of(o)}
+        halves = [p for m in wrapped.models for p in m.parameters() if p.dtype in HALF]
+        found = [p for p in halves if p not in held and p not in wrapped.masters]
+        bits = bits_of(found) if found else None
+        sums = [0] * len(found) if bits is None else bits.tolist()
+        return {p: (p.data_ptr(), p._version, n) for p, n in zip(found, sums, strict=True)}

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch import Tensor
 from torch.optim import Optimizer
 
+from mpdiag.errors import UsageError
 from mpdiag.numerics.formats import FP16
 
 if TYPE_CHECKING:
@@ -27,12 +28,13 @@ class GradientScaling:
         losses: Those behind the gradients that wait, one a backward pass; None if one was no number.
         root: The ``grad_fn`` of the last loss, which holds the order of its backward pass.
         waits_for_update: Whether the scale changes in ``end_round`` alone.
+        scaled_by_loop: Whether the loop was given a scaled loss, whose backward pass it runs itself.
     """
 
     def __init__(self, scaler: Scaler) -> None:
         self._scaler = scaler
         self._round: _Round | None = None
-        self.waits_for_update = False
+        self.waits_for_update = self.scaled_by_loop = False
         self.losses: list[Tensor | float | None] = []
         self.root: Any = None
         self._carried: dict[int, float] = {}  # by id of the optimizer whose gradients wait
@@ -101,6 +103,20 @@ class GradientScaling:
     def begun_at(self, optimizer: Optimizer) -> float:
         """The scale of the backward passes behind an optimizer's gradients."""
         return self._carried.get(id(optimizer), self.scale)
+
+    def refuse_unscaled(self) -> None:
+        """Refuse gradients of a loss that was not scaled.
+
+        Raises:
+            UsageError: If dividing them by the scale would change them.
+        """
+        if self.waiting or self.scaled_by_loop or self.scale == 1.0:
+            return
+        message = (
+            f"these gradients never had the loss scale of {self.scale:g}, by which step() would divide "
+            "them: call mp.step(loss), or mp.backward(loss), in place of loss.backward()"
+        )
+        raise UsageError(message)
 
     def is_unscaled(self, optimizer: Optimizer) -> bool:
         """Whether its gradients were unscaled ahead of their step."""

@@ -35,7 +35,7 @@ from mpdiag.training.casting import Casting
 from mpdiag.training.judgement import Ranks, fsdp_shards, rank
 from mpdiag.training.levels import DTYPES, Precision
 from mpdiag.training.monitor import DriftWatch, StepMonitor
-from mpdiag.training.movement import OptimizerWatch
+from mpdiag.training.movement import AverageWatch, OptimizerWatch
 from mpdiag.training.options import AS_PLANNED, DEFAULT_OPTIONS, PrecisionOverrides, TrainerOptions
 from mpdiag.training.run_log import RunLog
 from mpdiag.training.scaling import GradientScaling
@@ -179,6 +179,7 @@ def set_up(
         GradientScaling(scaler),
         monitor,
         OptimizerWatch(wrapped.masters, wrapped.names_of, monitor.note_finding),
+        AverageWatch(wrapped, monitor.note_average) if precision.low_precision_model else None,
         Ranks(device, options.process_group, fsdp_shards(models)),
     )
     prepare()

@@ -13,6 +13,7 @@ differs between the two, how an optimizer is stepped and where gradients come fr
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -46,7 +47,7 @@ from mpdiag.training.weights.given import answers_late
 if TYPE_CHECKING:
     from mpdiag.training.casting import Casting
     from mpdiag.training.monitor import StepMonitor
-    from mpdiag.training.movement import OptimizerWatch
+    from mpdiag.training.movement import AverageWatch, OptimizerWatch
     from mpdiag.training.weights.masters import Masters
     from mpdiag.training.weights.wrapping import Wrapped
 
@@ -66,6 +67,7 @@ class StepContext:
         scaling: The loss scale, and which gradients carry it.
         monitor: Counts steps, writes them down, raises alarms.
         watch: Sees whether optimizers step the weights that they were given.
+        averages: Sees whether weights that no optimizer holds are averages; None in FP32.
         ranks: Who must agree on a step, and the device of the models.
     """
 
@@ -75,6 +77,7 @@ class StepContext:
     scaling: GradientScaling
     monitor: StepMonitor
     watch: OptimizerWatch
+    averages: AverageWatch | None
     ranks: Ranks
 
     def chosen(self, optimizer: Optimizer | None) -> list[Optimizer]:
@@ -92,6 +95,14 @@ class StepContext:
             )
             raise UsageError(message)
         return [optimizer]
+
+    def waiting_parameters(self) -> list[Tensor]:
+        """The models' parameters while gradients of a backward pass wait for their step, else none."""
+        if not self.scaling.waiting:
+            return []
+        held = (p for o in self.wrapped.optimizers for p in parameters_of(o))
+        inside = (p for model in self.wrapped.models for p in model.parameters())
+        return [*map(self.masters.model_parameter, held), *inside]
 
     def places(self, chosen: Sequence[Optimizer]) -> tuple[int, ...]:
         """Where some optimizers stand in the trainer's list."""
@@ -180,6 +191,11 @@ def unscale_gradients(context: StepContext, optimizer: Optimizer) -> None:
 
 
 def _unscale(context: StepContext, optimizer: Optimizer) -> None:
+    """Divide an optimizer's gradients by their scale, once.
+
+    Raises:
+        UsageError: If they never had it.
+    """
     scaling = context.scaling
     if scaling.is_unscaled(optimizer):
         return
@@ -188,7 +204,10 @@ def _unscale(context: StepContext, optimizer: Optimizer) -> None:
         if other is not optimizer and scaling.is_unscaled(other):
             done = {id(p) for p in parameters_of(other)}
             held = [p for p in held if id(p) not in done]
-    unscale(gradients_held(held)[1], scaling.begun_at(optimizer))
+    gradients = gradients_held(held)[1]
+    if gradients:
+        scaling.refuse_unscaled()
+    unscale(gradients, scaling.begun_at(optimizer))
     scaling.note_unscaled(optimizer)
 
 
@@ -230,6 +249,7 @@ def take_step(
     clip: Clip = NO_CLIP,
     known_bad: bool = False,
     replay: Callable[[], Tensor] | None = None,
+    losses_decide: bool = True,
 ) -> StepResult:
     """Judge the gradients, then update weights or skip.
 
@@ -240,6 +260,7 @@ def take_step(
         clip: Limits on the gradients.
         known_bad: Whether gradients were seen earlier that were not finite.
         replay: Returns the loss of the same batch once more, to find the cause of a skip.
+        losses_decide: Whether an infinite loss alone skips the step; see ``ForwardPass``.
 
     Raises:
         UsageError: If there is no gradient, or ranks disagree on the scale.
@@ -258,6 +279,7 @@ def take_step(
         clip=clip,
         known_bad=known_bad,
         inspect=context.monitor.inspect,
+        losses_decide=losses_decide,
     )
     step, misfits = context.masters.device_answered(chosen)
     stop_at_misfits(context.wrapped, misfits, step)
@@ -269,6 +291,8 @@ def take_step(
     if misfit is not None:
         return skip_step(context, chosen, FailedStep(held, scale, loss, misfit=misfit), judged)
     scaling.note_taken(chosen, judged.absmax, scale)
+    if loss is not None and not math.isfinite(loss):
+        loss = None  # it holds that of another model, which this step did not train on
     return taken_step(context, scale, loss, judged.norm)
 
 
@@ -293,12 +317,13 @@ def judge(
     clip: Clip,
     known_bad: bool,
     inspect: Callable[[Sequence[Tensor]], None] | None = None,
+    losses_decide: bool = True,
 ) -> JudgedGradients:
     """Judge gradients of what is held, their losses and the buffers; see ``judge_gradients``."""
-    buffers = context.wrapped.buffers
+    buffers, note_values = context.wrapped.buffers, context.scaling.note_values
     return judge_gradients(
         gradients,
-        ForwardPass(losses, buffers.sizes(), buffers.spoiled, context.scaling.note_values),
+        ForwardPass(losses, buffers.sizes(), buffers.spoiled, note_values, losses_decide),
         scale=scale,
         ranks=context.ranks,
         parameters=held,
@@ -382,6 +407,8 @@ def note_step(
             # A scheduler stepped after a skip must not complain of the order.
             optimizer._opt_called = True  # type: ignore[attr-defined]
     context.scaling.losses = []
+    if context.averages is not None and context.wrapped.optimizers[0] in chosen:
+        context.averages.step_ended()
     context.monitor.note_step(
         result,
         context.scaling.scaler.floor,

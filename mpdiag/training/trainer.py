@@ -109,7 +109,7 @@ class MixedPrecision:
         self.context = parts.context
         self.run_log = parts.context.monitor.log
         self._regularizers: list[Regularizer] = []
-        self._guard = StepGuard(optimizers)
+        self._guard = StepGuard(optimizers, self.context.waiting_parameters)
         self._loop_scaler = LoopScaler(self.context, self._guard, self._regularizers)
         self._capsules = CapsuleWriter(
             self.run_log,
@@ -197,6 +197,7 @@ class MixedPrecision:
 
     def scale(self, loss: Tensor) -> Tensor:
         """The loss times the scale, in FP32: an FP16 loss could not hold the product."""
+        self.context.scaling.scaled_by_loop = True
         return self.context.scaling.scaled(loss)
 
     def backward(self, loss: Tensor, **options: Any) -> None:
@@ -318,7 +319,8 @@ class MixedPrecision:
 
         Raises:
             TrainingDiverged: If too many steps in a row were skipped, or a weight left the format.
-            UsageError: If there is no gradient, or an argument makes no sense.
+            UsageError: If there is no gradient, or it never had the loss scale, or an argument makes no
+                sense.
         """
         refuse_capture()
         clip = NO_CLIP if clip_norm is clip_value is None else Clip(clip_norm, clip_value)
@@ -445,7 +447,8 @@ class MixedPrecision:
         monitor.steps, monitor.skipped = progress.steps, progress.skipped
         monitor.skips.restore(progress.skips)
         self.context.scaling.scaler = progress.scaler
-        self.context.scaling.forget_all()
+        if not stepping.gradients_wait(self.context.wrapped):  # else they have the scale of before
+            self.context.scaling.forget_all()
         self.context.wrapped.start.ended()
 
     def fp32_state_dict(self, model: nn.Module | None = None) -> dict[str, Tensor]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import math
+import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -14,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_leaves
 
 from mpdiag.training.arguments import inside
@@ -36,50 +39,86 @@ NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
 # -- steps past the trainer ------------------------------------------------------------------------
 
 
+_PAST = (
+    "optimizer.step() was called past MixedPrecision: nothing was scaled, checked or logged; put "
+    "mp.step(loss) in place of loss.backward() and optimizer.step()"
+)
+_OTHER = (
+    "an optimizer that MixedPrecision does not hold steps on gradients of its backward pass: they were "
+    "not unscaled, checked or logged; give MixedPrecision all optimizers, or call "
+    "mp.add_optimizer(optimizer) at levels O0 and O1"
+)
+
+
+class _Steps(threading.local):
+    """How many steps of trainers are under way in this thread."""
+
+    under_way = 0
+
+
+_steps = _Steps()
+
+
 class StepGuard:
-    """Warns once if a loop steps a trainer's optimizer itself, which nothing else would show.
+    """Warns once if a loop steps past its trainer, which nothing else would show.
+
+    It may step one of the trainer's optimizers itself, or another, made later, on gradients that wait
+    for the trainer.
 
     Args:
         optimizers: The trainer's.
+        waiting: Returns the trainer's parameters while their gradients wait for a step, else none.
     """
 
-    def __init__(self, optimizers: Sequence[Optimizer]) -> None:
-        self._said = False
-        self._within = 0  # how many of the trainer's own steps are under way
-        self._handles: list[Any] = []
+    def __init__(
+        self, optimizers: Sequence[Optimizer], waiting: Callable[[], Iterable[Tensor]]
+    ) -> None:
+        self._said: set[str] = set()
+        self._waiting = waiting
+        self._ours: set[int] = set()
+        self._unrelated: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self.watch(optimizers)
+        self._handle = register_optimizer_step_pre_hook(self._before)
 
     def watch(self, optimizers: Sequence[Optimizer]) -> None:
-        """Watch these, too."""
-        self._handles += [
-            one.register_step_pre_hook(self._before) for o in optimizers for one in inside(o)
-        ]
+        """These are the trainer's, too."""
+        self._ours.update(id(one) for o in optimizers for one in inside(o))
 
     @contextmanager
     def within(self) -> Iterator[None]:
-        """Steps inside this context are the trainer's own."""
-        self._within += 1
+        """Steps inside this context are the trainer's own, and no other trainer's guard asks."""
+        _steps.under_way += 1
         try:
             yield
         finally:
-            self._within -= 1
+            _steps.under_way -= 1
 
     def release(self) -> None:
-        """Remove the hooks; a second call does nothing."""
-        handles, self._handles = self._handles, []
-        for handle in handles:
-            handle.remove()
+        """Remove the hook; a second call does nothing."""
+        self._handle.remove()
 
-    def _before(self, _optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-        if self._within or self._said:
+    def _before(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+        if _steps.under_way:
             return
-        self._said = True
-        warnings.warn(
-            "optimizer.step() was called past MixedPrecision: nothing was scaled, checked or logged; "
-            "put mp.step(loss) in place of loss.backward() and optimizer.step()",
-            RuntimeWarning,
-            stacklevel=loop_stacklevel(),
-        )
+        if id(optimizer) in self._ours:
+            message = _PAST
+        elif self._uses_waiting(optimizer):
+            message = _OTHER
+        else:
+            return
+        if message not in self._said:
+            self._said.add(message)
+            warnings.warn(message, RuntimeWarning, stacklevel=loop_stacklevel())
+
+    def _uses_waiting(self, optimizer: Optimizer) -> bool:
+        """Whether an optimizer steps on gradients that wait for the trainer."""
+        if _OTHER in self._said or optimizer in self._unrelated:
+            return False
+        waiting = set(map(id, self._waiting()))
+        held = [p for p in parameters_of(optimizer) if id(p) in waiting]
+        if waiting and not held:
+            self._unrelated.add(optimizer)
+        return any(p.grad is not None for p in held)
 
 
 # -- steps that may be undone ----------------------------------------------------------------------

@@ -237,3 +237,58 @@ def test_it_keeps_its_trainer_until_it_is_dropped_itself(level):
     del scaler
     assert model.weight.dtype is torch.float32
     wrapped(model).close()
+
+
+class Regressor(nn.Module):
+    """Its running statistics become infinite with its input."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.out = nn.BatchNorm1d(2), nn.Linear(2, 1)
+
+    def forward(self, x):
+        return self.out(self.norm(x))
+
+
+@pytest.mark.parametrize("kind", [Regressor, lambda: nn.Linear(2, 1)])
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("bad", [0, 1])
+def test_an_infinite_loss_of_one_model_skips_its_own_optimizer_alone(bad, level, kind):
+    """As GradScaler does, whichever steps first; the other model's buffers are as its step left them."""
+    models = [kind(), kind()]
+    optimizers = [torch.optim.SGD(m.parameters(), 0.01) for m in models]
+    mp = mpdiag.MixedPrecision(models, optimizers, backoff(64.0), level=level)
+    scaler = mp.scaler()
+    plain = [kind(), kind()]
+    sgds = [torch.optim.SGD(m.parameters(), 0.01) for m in plain]
+    theirs = torch.amp.GradScaler("cpu", init_scale=scaler.get_scale())
+    before = [p.detach().clone() for p in models[bad].parameters()]
+    for i in range(2):
+        x = [torch.randn(4, 2, generator=torch.Generator().manual_seed(i)) for _ in models]
+        if i:
+            x[bad][0] = float("inf")
+        seen = [[b.clone() for b in m.buffers()] for m in models]
+        for one, nets, steppers in ((scaler, models, optimizers), (theirs, plain, sgds)):
+            for stepper in steppers:
+                stepper.zero_grad()
+            for net, rows in zip(nets, x, strict=True):
+                with mp.autocast():
+                    loss = net(rows).float().square().mean()
+                one.scale(loss).backward()
+            taken = []
+            for net, stepper in zip(nets, steppers, strict=True):
+                old = [p.detach().clone() for p in net.parameters()]
+                result = one.step(stepper)
+                moved = any(
+                    not torch.equal(a, b) for a, b in zip(old, net.parameters(), strict=True)
+                )
+                taken.append(moved if one is theirs else not result.skipped)
+            assert taken == [not i or k != bad for k in range(2)]
+            one.update()
+        if i:
+            assert mp.context.monitor.skips.in_a_row_of([bad]) == 1
+            after = [[b.clone() for b in m.buffers()] for m in models]
+            assert all(map(torch.equal, seen[bad], after[bad]))
+            assert not after[1 - bad] or not all(map(torch.equal, seen[1 - bad], after[1 - bad]))
+        else:
+            assert not any(map(torch.equal, before, models[bad].parameters()))

@@ -397,3 +397,76 @@ def test_groups_added_later_are_watched(recwarn):
     for _ in range(UNREAD_STEPS + 1):
         step(mp, model)
     assert [CODE in str(w.message) for w in recwarn.list] == [True]
+
+
+# -- averages --------------------------------------------------------------------------------------
+
+
+class Momentum(nn.Module):
+    """MoCo: an encoder inside the model follows the other by an average, in the forward pass."""
+
+    def __init__(self, write):
+        super().__init__()
+        self.query, self.key = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.key.load_state_dict(self.query.state_dict())
+        self.key.requires_grad_(False)
+        self.write = write
+
+    def forward(self, x):
+        if self.training and torch.is_grad_enabled():
+            for key, query in zip(self.key.parameters(), self.query.parameters(), strict=True):
+                self.write(key, query.detach().to(key.dtype))
+        return self.query(x) * self.key(x).detach()
+
+
+@torch.no_grad()
+def in_place(key, query):
+    key.mul_(0.9).add_(query, alpha=0.1)
+
+
+def by_data(key, query):
+    key.data = key.data * 0.9 + query * 0.1
+
+
+def in_place_by_data(key, query):
+    key.data.mul_(0.9).add_(query, alpha=0.1)
+
+
+def averaging(write, level, tmp_path, **overrides):
+    torch.manual_seed(0)
+    model = Momentum(write)
+    overrides = mpdiag.PrecisionOverrides(**({"dtype": "bf16"} | overrides))
+    optimizer = torch.optim.SGD(model.query.parameters(), 0.5)
+    run = tmp_path / "run"
+    mp = mpdiag.MixedPrecision(
+        model, optimizer, constant(1.0), level=level, overrides=overrides, run=run
+    )
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(60):
+            step(mp, model)
+    mp.close()
+    return [str(w.message) for w in caught], read_log(run).notes
+
+
+@pytest.mark.parametrize("level", ["O2", "O3"])
+@pytest.mark.parametrize("write", [in_place, by_data, in_place_by_data])
+def test_an_average_in_half_precision_is_said_once(write, level, tmp_path):
+    (said,), notes = averaging(write, level, tmp_path)
+    assert "writes key.weight, key.bias in every step" in said
+    assert "an average in BF16" in said
+    assert [n["averages"] for n in notes if "averages" in n] == [["key.weight", "key.bias"]]
+
+
+@pytest.mark.parametrize(
+    ("level", "write", "overrides"),
+    [
+        ("O1", in_place, {}),
+        ("O2", in_place, {"fp32_modules": ["key"]}),
+        ("O2", lambda _key, _query: None, {}),
+    ],
+)
+def test_an_average_in_fp32_and_frozen_weights_are_not(level, write, overrides, tmp_path):
+    said, notes = averaging(write, level, tmp_path, **overrides)
+    assert not said
+    assert not any("averages" in note for note in notes)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
 
 import pytest
 import torch
 from support import batch, constant, loss_of_batch, network, wrapped
 from torch import nn
+from torch.optim.optimizer import _global_optimizer_pre_hooks
 from torch.overrides import TorchFunctionMode
 
 import mpdiag
-from mpdiag.errors import TrainingDiverged
+from mpdiag.errors import TrainingDiverged, UsageError
 from mpdiag.training import stepping
 from mpdiag.training.weights import given, masters
 
@@ -49,6 +51,118 @@ def test_the_trainers_own_steps_and_those_after_its_end_are_not(recwarn):
     optimizer.step()
     assert not recwarn.list
     assert "loss scale 8, 1 steps, 0 of them skipped" in repr(mp)
+
+
+def said_by(act):
+    """The warnings of two calls."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        act()
+        act()
+    assert all(w.filename == __file__ for w in caught)
+    return [str(w.message) for w in caught]
+
+
+@pytest.mark.parametrize("level", ["O0", "O1", "O2", "O3"])
+def test_an_optimizer_made_later_and_stepped_on_waiting_gradients_is_said_once(level):
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    mp = mpdiag.MixedPrecision(model, optimizer, constant(8.0), level=level)
+    later = torch.optim.SGD(model[0].parameters(), 0.1)
+    other = nn.Linear(2, 1)
+    unrelated = torch.optim.SGD(other.parameters(), 0.1)
+
+    def step(one):
+        other(torch.ones(1, 2)).sum().backward()
+        mp.backward(loss_of_batch(model, mp))
+        one.step()
+        mp.step()
+
+    assert said_by(lambda: step(unrelated)) == []
+    assert said_by(later.step) == []  # no gradient waits
+    (message,) = said_by(lambda: step(later))
+    assert "does not hold" in message
+    mp.close()
+
+
+def test_a_guard_ends_with_its_trainer():
+    gc.collect()
+    before = len(_global_optimizer_pre_hooks)
+    _, _, mp = trainer()
+    assert len(_global_optimizer_pre_hooks) == before + 1
+    mp.close()
+    _, _, mp = trainer()
+    del mp
+    gc.collect()
+    assert len(_global_optimizer_pre_hooks) == before
+
+
+# -- gradients that never had the loss scale -------------------------------------------------------
+
+
+@pytest.mark.parametrize("level", ["O0", "O1", "O2"])
+@pytest.mark.parametrize("way", ["step", "unscale", "scaler"])
+def test_a_backward_pass_by_hand_is_refused_before_the_step(way, level):
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    overrides = mpdiag.PrecisionOverrides(loss_scale=64.0)
+    mp = mpdiag.MixedPrecision(model, optimizer, constant(64.0), level=level, overrides=overrides)
+    before = model.weight.detach().clone()
+
+    def by_hand():
+        with mp.autocast():
+            loss = model(torch.ones(2, 4)).float().sum()
+        loss.backward()
+        if way == "scaler":
+            mp.scaler().step(optimizer)
+        elif way == "unscale":
+            mp.unscale()
+        else:
+            mp.step()
+
+    with pytest.raises(UsageError, match="never had the loss scale of 64"):
+        by_hand()
+    optimizer.zero_grad()
+    with mp.autocast():
+        loss = model(torch.ones(2, 4)).float().sum()
+    assert not mp.step(loss).skipped
+    assert not torch.equal(before, model.weight)
+    with pytest.raises(UsageError, match="never had the loss scale of 64"):
+        by_hand()
+
+
+@pytest.mark.parametrize("scale", [1.0, 64.0])
+def test_gradients_that_have_the_scale_are_stepped_whoever_ran_the_backward_pass(scale):
+    steps = []
+    for way in ("step", "scale", "grad", "by hand", "resumed"):
+        model = nn.Linear(4, 1)
+        nn.init.ones_(model.weight)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        mp = wrapped(model, constant(scale), optimizer)
+        with mp.autocast():
+            loss = model(torch.ones(2, 4)).float().sum()
+        if way == "step":
+            mp.backward(loss)
+        elif way == "scale":
+            mp.scale(loss).backward()
+        elif way == "grad":
+            for p, g in zip(
+                model.parameters(),
+                torch.autograd.grad(mp.scale(loss), list(model.parameters())),
+                strict=True,
+            ):
+                p.grad = g
+        elif way == "resumed":
+            state = mp.state_dict()
+            mp.backward(loss)
+            mp.load_state_dict(state)
+        elif scale == 1.0:
+            loss.backward()
+        else:
+            continue
+        assert not mp.step().skipped
+        steps.append(model.weight.detach().clone())
+    assert all(torch.equal(one, steps[0]) for one in steps)
 
 
 class Failing(torch.optim.SGD):

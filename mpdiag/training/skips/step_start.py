@@ -123,6 +123,21 @@ class BufferGuard:
         self._before: list[tuple[nn.Module, dict[str, Tensor | None]]] = []  # when the step began
         self._saved: dict[int, _Saved] = {}  # by id of the buffer, which it keeps alive
         self._bad_before: set[int] = set()  # buffers that were not finite before a step
+        self._only: frozenset[nn.Module] | None = None  # modules whose buffers are judged now
+
+    @contextmanager
+    def only(self, models: Sequence[nn.Module]) -> Iterator[None]:
+        """Within, only the buffers of these models are judged and restored."""
+        self._only = frozenset(module for model in models for module in model.modules())
+        try:
+            yield
+        finally:
+            self._only = None
+
+    def _judged(self) -> list[tuple[nn.Module, dict[str, Tensor | None]]]:
+        if self._only is None:
+            return self._before
+        return [(module, before) for module, before in self._before if module in self._only]
 
     @torch.no_grad()
     def save(self, *, unless_spoiled: bool = False) -> None:
@@ -154,7 +169,7 @@ class BufferGuard:
     def _pairs(self) -> list[tuple[Tensor, _Saved | None]]:
         """Each floating-point buffer there is now, and what was in its place before."""
         pairs: dict[int, tuple[Tensor, _Saved | None]] = {}
-        for module, before in self._before:
+        for module, before in self._judged():
             for name, buffer in module._buffers.items():
                 if buffer is not None and not buffer.is_meta and _may_be_infinite(buffer):
                     pairs.setdefault(id(buffer), (buffer, self._saved.get(id(before.get(name)))))
@@ -193,13 +208,15 @@ class BufferGuard:
     @torch.no_grad()
     def restore(self) -> None:
         """Every buffer as it was saved; those that the step has made are taken away."""
-        for module, before in self._before:
+        judged = self._judged()
+        for module, before in judged:
             # TorchScript's have no more of a dict than this, and always the same names.
             for name in [name for name in module._buffers.keys() if name not in before]:  # noqa: SIM118
                 del module._buffers[name]
             for name, buffer in before.items():
                 module._buffers[name] = buffer
-        for saved in self._saved.values():
+        held = {id(buffer) for _, before in judged for buffer in before.values()}
+        for saved in (saved for key, saved in self._saved.items() if key in held):
             buffer, copy = saved.buffer, saved.copy
             unchanged = copy is buffer or (_alike(buffer, copy) and bool(same(buffer, copy).all()))
             if not unchanged:

@@ -8,10 +8,13 @@ the halves that the trainer wrote last are kept, two bytes a weight, and compare
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
 from mpdiag.errors import UsageError
+from mpdiag.training.judgement import values_of
 
 CAST_FIRST = (
     "levels O2 and O3 cast weights, which must happen before they are distributed: give MixedPrecision "
@@ -22,6 +25,21 @@ CAST_FIRST = (
 def same(a: Tensor, b: Tensor) -> Tensor:
     """Element by element, whether two tensors hold the same; NaN counts as itself."""
     return (a == b) | ((a != a) & (b != b))
+
+
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def bits_of(tensors: Sequence[Tensor]) -> Tensor | None:
+    """The sum over each tensor's bits, int64; None if one is of a class whose bits are its own."""
+    sums = []
+    for tensor in tensors:
+        values = values_of(tensor.detach())
+        if type(values) is not Tensor:
+            return None
+        values = torch.view_as_real(values) if values.is_complex() else values
+        sums.append(values.view(_INTEGERS[values.element_size()]).sum(dtype=torch.int64))
+    return torch.stack([one.to(sums[0].device) for one in sums])
 
 
 def answers_late(device: torch.device) -> bool:
