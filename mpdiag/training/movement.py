@@ -38,7 +38,7 @@ UNREAD_STEPS = 4
 """Steps that moved no weight before it is said, of an optimizer that did not look at its weights."""
 READ_STEPS = 64
 """The same of one that did: it may add up gradients itself."""
-LOOK_EVERY, LOOKS = 50, 4
+LOOK_EVERY, LOOKS = 200, 4
 """Averages are looked for in the first few of so many steps."""
 _DEPTH = 12
 """How deep containers and objects inside an optimizer are looked through."""
@@ -277,7 +277,8 @@ class AverageWatch:
 
     A momentum encoder inside the model (MoCo, BYOL) is cast with it, and no optimizer holds it, so it
     has no master: rounding swallows the small share of each update that it is given. What is written
-    in three steps in a row, and by no optimizer, is taken for one. Four steps of fifty are looked at.
+    in three steps in a row, and by no optimizer, is taken for one. The watch looks after the first four
+    of every 200 steps.
 
     Args:
         wrapped: Models in half precision, and their optimizers.
@@ -320,9 +321,10 @@ class AverageWatch:
     def _look(self) -> dict[Tensor, tuple[int, int, int]]:
         """Where each weight is that no optimizer holds, its version, and the sum of its bits."""
         wrapped = self._wrapped
-        held = {p for o in wrapped.optimizers for p in parameters_of(o)}
-        halves = [p for m in wrapped.models for p in m.parameters() if p.dtype in HALF]
-        found = [p for p in halves if p not in held and p not in wrapped.masters]
+        held = {id(p) for o in wrapped.optimizers for p in parameters_of(o)}
+        held |= wrapped.masters.ids()
+        free = [p for m in wrapped.models for p in m.parameters() if id(p) not in held]
+        found = [p for p in free if p.dtype in HALF]
         bits = bits_of(found) if found else None
         sums = [0] * len(found) if bits is None else bits.tolist()
         return {p: (p.data_ptr(), p._version, n) for p, n in zip(found, sums, strict=True)}

@@ -115,8 +115,10 @@ class StepGuard:
         if _OTHER in self._said or optimizer in self._unrelated:
             return False
         waiting = set(map(id, self._waiting()))
+        if not waiting:
+            return False
         held = [p for p in parameters_of(optimizer) if id(p) in waiting]
-        if waiting and not held:
+        if not held:
             self._unrelated.add(optimizer)
         return any(p.grad is not None for p in held)
 

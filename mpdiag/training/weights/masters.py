@@ -103,6 +103,10 @@ class Masters:
         weight = self._of_master.get(master)
         return master if weight is None else weight.parameter
 
+    def ids(self) -> set[int]:
+        """The model's parameters that have a master of their own, by ``id``."""
+        return {id(weight.parameter) for weight in self._weights.values()}
+
     def replaced(self, masters: Iterable[Tensor]) -> list[Tensor]:
         """The model's parameters that some masters stand for; what is its own master is left out."""
         return [self._of_master[m].parameter for m in masters if m in self._of_master]
