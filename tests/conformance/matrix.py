@@ -98,18 +98,21 @@ class ByHand:
         return output.float().square().mean()
 
     def backward(self, loss: Tensor) -> None:
+        """Gradients of several passes add up in FP32 where masters are."""
         (loss * SCALE).backward()
+        for held, p in zip(self.held, self.parameters, strict=True):
+            if held is not p and p.grad is not None:
+                wide = p.grad.float()
+                held.grad = wide if held.grad is None else held.grad + wide
+                p.grad = None
 
     def unscale(self) -> None:
-        for held, p in zip(self.held, self.parameters, strict=True):
-            gradient = p.grad
+        for held in self.held:
+            gradient = held.grad
             if gradient is not None:
-                gradient = gradient.to(held.dtype)
                 if gradient.is_sparse:
                     gradient = gradient.coalesce()
                 held.grad = gradient / SCALE
-                if held is not p:
-                    p.grad = None
 
     def give(self) -> None:
         if self.level == "O2":
