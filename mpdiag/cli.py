@@ -11,6 +11,7 @@ import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from importlib import import_module
 from typing import Annotated, Any
@@ -198,6 +199,9 @@ def _root(
 
 def main() -> None:
     """Run the command; the entry point of the installed script."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(AttributeError, OSError):  # a path that is no UTF-8 is printed as it is
+            stream.reconfigure(errors="surrogateescape")  # type: ignore[union-attr]
     try:
         app()
     except KeyboardInterrupt:

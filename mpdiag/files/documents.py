@@ -25,7 +25,7 @@ nothing, and would cost its reader all memory."""
 
 
 def read_document(path: AnyPath, **options: Any) -> Any:
-    """The value of a JSON file.
+    """The value of a JSON file; halves of characters, which no text can hold, are replaced.
 
     Args:
         path: The file.
@@ -40,7 +40,23 @@ def read_document(path: AnyPath, **options: Any) -> Any:
         content = file.read(LARGEST + 1)
     if len(content) > LARGEST:
         raise ValueError(_too_large(f"more than {LARGEST:,}"))
-    return json.loads(content.decode("utf-8"), **options)
+    return whole_characters(json.loads(content.decode("utf-8"), **options), content)
+
+
+def whole_characters(value: Any, source: bytes) -> Any:
+    """A value read from JSON without lone surrogates, at any depth; the source says if there may be any.
+
+    A recorder writes them itself, where an argument or a path of the training was no UTF-8.
+    """
+    if b"\\ud" not in source and b"\\uD" not in source:
+        return value
+    if isinstance(value, str):
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if isinstance(value, dict):
+        return {whole_characters(k, source): whole_characters(v, source) for k, v in value.items()}
+    if isinstance(value, list):
+        return [whole_characters(v, source) for v in value]
+    return value
 
 
 def _regular(path: str, flags: int) -> int:

@@ -105,3 +105,8 @@ class Copies:
             path.fetch(copy)
             self._known[str(path)] = copy
             return copy
+
+
+def shown_name(path: AnyPath) -> str:
+    """A name for tables and figures, which hold no text that is not UTF-8: such bytes are replaced."""
+    return os.fsencode(path.name).decode("utf-8", "replace")

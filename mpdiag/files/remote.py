@@ -30,11 +30,20 @@ def _as_oserror(path: RemotePath) -> Iterator[None]:
     """Clients of object stores have errors of their own; callers expect what a file would raise."""
     try:
         yield
-    except OSError:
-        raise
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        raise _naming(error, str(path)) from error
     except Exception as error:  # whatever it is, it is no reason to stop a training
         message = f"{type(error).__name__}: {error}"
         raise OSError(None, message, str(path)) from error
+
+
+def _naming(error: OSError, place: str) -> OSError:
+    """The error of a network, which knows no file, as one that names it, and of Python's own class."""
+    kind = next(c for c in type(error).__mro__ if c.__module__ == "builtins")
+    named: OSError = kind(error.errno, error.strerror or str(error), place)
+    return named
 
 
 def _guarded(name: str) -> Any:
@@ -74,6 +83,8 @@ class RemotePath(ProxyUPath):
         except ValueError as error:
             message = f"{without_secrets(url)} is on no file system that fsspec knows ({error})"
             raise UsageError(message) from error
+        except OSError as error:  # some connect at once
+            raise _naming(error, without_secrets(url)) from error
 
     def __str__(self) -> str:
         """The URL as the file system writes it, without a user's name and password."""

@@ -89,7 +89,8 @@ def part_of(path: AnyPath, copies: Copies) -> Iterator[Any]:
     import pyarrow.parquet as pq
 
     try:
-        with pq.ParquetFile(copies.local(path)) as part:
+        # pyarrow opens no path that is not UTF-8.
+        with copies.local(path).open("rb") as file, pq.ParquetFile(file) as part:
             if part.metadata.num_rows > MOST_ROWS:
                 message = f"{part.metadata.num_rows:,} rows are more than a part can have"
                 raise ValueError(message)

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from mpdiag.errors import DamagedRun, MpdiagError, NewerSchema, RunNotFound
 from mpdiag.files.documents import read_document
-from mpdiag.files.paths import AnyPath, Copies, is_remote, place
+from mpdiag.files.paths import AnyPath, Copies, is_remote, place, shown_name
 from mpdiag.files.recognition import named_instead
 from mpdiag.files.secrets import HIDDEN
 from mpdiag.runs.meta_validation import refuse_odd_meta, refuse_odd_modules
@@ -90,7 +90,7 @@ class Run:
     @property
     def name(self) -> str:
         """The folder's name."""
-        return self.folder.resolve().name
+        return shown_name(self.folder.resolve())
 
     def __repr__(self) -> str:
         return f"<Run {str(self.folder)!r}, {self.meta.get('state')}>"

@@ -23,7 +23,7 @@ from itertools import chain
 from typing import IO, Any, Protocol
 
 from mpdiag.errors import DamagedRun, RunNotFound
-from mpdiag.files.documents import converted
+from mpdiag.files.documents import converted, whole_characters
 from mpdiag.files.paths import AnyPath, is_remote, place
 
 FILE = "training.jsonl"
@@ -279,7 +279,7 @@ def _lines(path: AnyPath) -> Iterator[tuple[int, dict[str, Any]]]:
             if not line.strip():
                 continue
             try:
-                document = json.loads(line)
+                document = whole_characters(json.loads(line), line)
             except (ValueError, RecursionError) as error:
                 if _is_torn(line, file):
                     continue

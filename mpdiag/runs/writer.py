@@ -70,7 +70,13 @@ class RunWriter:
         return self.folder / "ranks" / f"rank{self.rank:05d}.json"
 
     def _clear(self, world_size: int) -> None:
-        """Remove what this rank wrote before, and rank 0 also what ranks beyond the world wrote."""
+        """Remove what this rank wrote before, and rank 0 also what ranks beyond the world wrote.
+
+        What a link leads to belongs to another run: the link goes, and nothing behind it.
+        """
+        for inside in () if is_remote(self.folder) else list(self.folder.iterdir()):
+            if inside.is_symlink():
+                inside.unlink(missing_ok=True)
         for path in [*self.folder.glob("*/rank*"), *self.folder.glob("*/.rank*")]:
             digits = re.match(r"\.?rank(\d{5})", path.name)
             owner = int(digits.group(1)) if digits else -1
@@ -105,8 +111,11 @@ class RunWriter:
         schema = modules_schema()
         columns = array_from([dict(row) for row in rows], pa.struct(list(schema))).flatten()
         table = pa.Table.from_arrays(columns, schema=schema)
-        with atomic_path(self.folder / "modules" / f"rank{self.rank:05d}.parquet") as path:
-            pq.write_table(table, path, compression="zstd")
+        with (
+            atomic_path(self.folder / "modules" / f"rank{self.rank:05d}.parquet") as path,
+            path.open("wb") as file,
+        ):
+            pq.write_table(table, file, compression="zstd")
 
     def append(self, table: pa.Table, part: int | None = None) -> None:
         """Write one part of statistics; it is whole on disk when this returns.
@@ -139,10 +148,11 @@ class RunWriter:
         import pyarrow.parquet as pq
 
         name = f"rank{self.rank:05d}-{number:06d}.parquet"
-        with atomic_path(self.folder / kind / name) as path:
+        # pyarrow opens no path that is not UTF-8.
+        with atomic_path(self.folder / kind / name) as path, path.open("wb") as file:
             pq.write_table(
                 table,
-                path,
+                file,
                 compression="zstd",
                 compression_level=9,
                 write_statistics=False,

@@ -299,7 +299,7 @@ def test_a_dashboard_is_opened_by_its_token_alone(page, locked):
     assert page.goto(bare).status == 403
     page.get_by_text("This dashboard needs its token").wait_for()
     page.goto(locked)
-    page.locator(".js-plotly-plot, [data-testid=\"stDataFrame\"]").first.wait_for()
+    page.locator('.js-plotly-plot, [data-testid="stDataFrame"]').first.wait_for()
     assert "token" not in page.url
     page.goto(f"{bare}runs")  # the cookie holds on
     page.locator('[data-testid="stDataFrame"] canvas').first.wait_for()

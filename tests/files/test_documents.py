@@ -49,6 +49,20 @@ def test_a_document_that_is_no_regular_file_is_refused_at_once(tmp_path, make):
         documents.read_document(tmp_path / "comparison.json")
 
 
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        (r'"x\ud800y"', "x�y"),
+        (r'{"\uDFFF": ["\udc80", 1, null]}', {"�": ["�", 1, None]}),
+        (r'"\ud83d\ude00"', "😀"),
+        (r'"\\ud800"', r"\ud800"),  # an escaped backslash
+    ],
+)
+def test_half_a_character_is_replaced_and_a_whole_one_stays(tmp_path, text, value):
+    (tmp_path / "a.json").write_text(text)
+    assert documents.read_document(tmp_path / "a.json") == value
+
+
 def test_a_remote_document_is_bounded_too(monkeypatch):
     monkeypatch.setattr(documents, "LARGEST", 8)
     with fsspec.open("memory://documents/a.json", "w") as file:

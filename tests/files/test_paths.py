@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 import uuid
 from pathlib import Path
@@ -248,3 +249,24 @@ def test_a_script_is_recorded_at_a_url(tmp_path, fork_server):
     assert open_run(tmp_path / "run").meta["steps_recorded"] == 3
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "train.py"]
     assert not list((tmp_path / "run").rglob("*.part"))
+
+
+@pytest.mark.parametrize("scheme", ["http", "ftp"])
+def test_a_server_that_is_not_reached_is_one_sentence(scheme):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    result = CliRunner().invoke(app, ["analyze", f"{scheme}://127.0.0.1:{port}/run"])
+    assert result.exit_code == 3
+    assert result.stderr.startswith(f"error: cannot use {scheme}://127.0.0.1:{port}/run: ")
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_folder_whose_name_is_no_utf8_is_recorded_and_read(tmp_path, fork_server):
+    folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/run\xff"))
+    (tmp_path / "train.py").write_text(TRAIN)
+    done = fork_server("mpdiag", "record", "--out", str(folder), "--", "train.py", cwd=tmp_path)
+    assert done.code == 0, done.err
+    for words in (["analyze"], ["analyze", "--json"], ["report", "-o", "a.html"], ["runs"]):
+        done = fork_server("mpdiag", *words, str(folder), cwd=tmp_path)
+        assert done.code == 0, (words, done.err)
+    assert "run�" in (tmp_path / "a.html").read_text()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import threading
 
 import numpy as np
@@ -11,6 +12,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from made_runs import write_run
 from row_buffer import table_of
 
 import mpdiag
@@ -68,6 +70,17 @@ def test_an_earlier_run_is_replaced_only_when_told(tmp_path):
     assert open_run(tmp_path / "run").parts() == []
     assert not any((tmp_path / "run" / name).exists() for name in made)
     assert (tmp_path / "run" / "notes.md").read_text() == "mine"
+
+
+def test_what_a_link_in_a_replaced_run_leads_to_stays(tmp_path):
+    other = write_run(tmp_path / "other")
+    before = sorted(p.name for p in other.rglob("*"))
+    run = write_run(tmp_path / "run")
+    shutil.rmtree(run / "stats")
+    (run / "stats").symlink_to(other / "stats", target_is_directory=True)
+    RunWriter(run, overwrite=True)
+    assert not (run / "stats").is_symlink()
+    assert sorted(p.name for p in other.rglob("*")) == before
 
 
 def test_ranks_append_at_the_same_time(tmp_path):

@@ -128,5 +128,6 @@ def save(path: AnyPath, text: str) -> AnyPath:
         UsageError: If the file cannot be written.
     """
     with writing(path), atomic_path(path) as partial:
-        partial.write_text(text, encoding="utf-8")
+        # The name of a folder may be no UTF-8.
+        partial.write_text(text, encoding="utf-8", errors="replace")
     return path

@@ -13,6 +13,7 @@ import plotly.graph_objects as go
 
 from mpdiag.display.colors import GREEN, PURPLE, SERIES, VERMILION
 from mpdiag.display.wording import beginning, counted, in_figure, percent, scale_text
+from mpdiag.files.paths import shown_name
 from mpdiag.numerics.formats import FP16
 from mpdiag.reports import receipts
 from mpdiag.reports.picture import Picture, View
@@ -405,7 +406,7 @@ def reported(contents: RunContents) -> Iterator[Picture]:
     """What the HTML report shows: the run's own log."""
     if contents.log is None:
         return
-    shown = Trainings(str(contents.folder.parent), {contents.folder.name: contents.log})
+    shown = Trainings(str(contents.folder.parent), {shown_name(contents.folder): contents.log})
     yield shown.losses(log=True, window=15)
     if len(shown.norms):
         yield shown.drift()
