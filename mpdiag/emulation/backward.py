@@ -72,7 +72,6 @@ class Watch:
             self._since is not None
             and not create_graph
             and not self._emulation.hooked
-            and not self._emulation.low_sums
             and self._hooks == RemovableHandle.next_id  # on tensors and nodes alike
             and loss.device.type == "cpu"
             and not torch._C._len_torch_dispatch_stack()

@@ -25,7 +25,6 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mpdiag.emulation.accumulation import accumulates, product, reduces, reduction
 from mpdiag.tracing.dispatch import mapped, tensors_of
 from mpdiag.tracing.precision import HALF
 from mpdiag.tracing.uncompiled import CAN_HIDE, compiler_looks_on, hide, unseen
@@ -82,17 +81,12 @@ class Emulation(TorchDispatchMode):
     and GRU are one opaque operation that would hide every stored gate and state. Below it, for
     convolutions and the rest, oneDNN is switched on again.
 
-    Args:
-        low_sums: Accumulate in FP16, too (see ``accumulation``).
-
     Attributes:
-        low_sums: See above.
         hooked: Whether an operation ran while hooks on saved tensors were in force; the user clears it.
     """
 
-    def __init__(self, *, low_sums: bool = False) -> None:
+    def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.low_sums = low_sums
         self._kinds: dict[int, _Kind] = {}  # by id: torch's hash of an operation is Python's
         self._results: dict[Any, Dtypes | None] = {}
         self._onednn: list[bool] = []
@@ -135,13 +129,8 @@ class Emulation(TorchDispatchMode):
     def _run(self, func: Any, kind: _Kind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         torch._C._set_mkldnn_enabled(self._onednn[-1])
         try:
-            if self.low_sums and reduces(func, args):
-                with self:  # the sums inside are dispatched as operations
-                    return reduction(func, args, kwargs)
             if kind.is_native or (kind.is_sum and _is_plain(args, kwargs)):
                 return func(*args, **kwargs)
-            if self.low_sums and accumulates(func, args, kwargs):
-                return product(*args)
             return self._compute(func, kind, args, kwargs)
         finally:
             torch._C._set_mkldnn_enabled(False)
@@ -190,14 +179,14 @@ class Emulation(TorchDispatchMode):
 def alone() -> Emulation | None:
     """The emulation that is the only thing to see this thread's operations, if there is one.
 
-    None as well where sums are in FP16, and where hooks on saved tensors are in force: checkpointing
-    compares what two forward passes save.
+    None as well where hooks on saved tensors are in force: checkpointing compares what two forward
+    passes save.
     """
     if torch._C._len_torch_dispatch_stack() != 1:
         return None
     mode = torch._C._get_dispatch_stack_at(0)
-    plain = isinstance(mode, Emulation) and not mode.low_sums and not saved_tensors_are_hooked()
-    return mode if plain else None
+    # A subclass computes in its own way.
+    return mode if type(mode) is Emulation and not saved_tensors_are_hooked() else None
 
 
 class unwatched:  # noqa: N801 - it reads as a function, and is faster than one

@@ -190,9 +190,3 @@ def test_a_hook_on_a_weight_matters_where_the_weight_is_half():
         model = mlp().half() if half else mlp()
         model[0].weight.register_hook(lambda g: g / g.norm())
         assert watch.lets_go(loss_of(model, emulation, watch, half=half)) != half
-
-
-def test_sums_in_fp16_keep_it():
-    emulation = Emulation(low_sums=True)
-    watch = Watch(emulation)
-    assert not watch.lets_go(loss_of(mlp(), emulation, watch))

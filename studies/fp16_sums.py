@@ -15,12 +15,17 @@ inside a loss function keeps FP32: no gradient depends on it.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch._decomp import decomposition_table
+
+from mpdiag.emulation.mode import Emulation
 
 DEPTH = 16
 """Products that one instruction adds before it rounds."""
@@ -40,6 +45,26 @@ _MADE_OF_SUMS = frozenset(
     native_group_norm native_group_norm_backward
     """.split()
 )
+
+
+class LowSums(Emulation):
+    """An emulation that accumulates in FP16, too."""
+
+    def _run(self, func: Any, kind: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self.hooked = True  # so every backward pass runs inside it
+        if reduces(func, args):
+            with self:  # the sums inside are dispatched as operations
+                return reduction(func, args, kwargs)
+        if accumulates(func, args, kwargs):
+            return product(*args)
+        return super()._run(func, kind, args, kwargs)
+
+
+@contextmanager
+def in_trainers() -> Iterator[None]:
+    """Trainers that are made inside and emulate FP16 accumulate in FP16."""
+    with mock.patch("mpdiag.training.setup.Emulation", LowSums):
+        yield
 
 
 def accumulates(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -11,11 +11,9 @@ from hypothesis import strategies as st
 from support import wrapped
 from torch import nn
 
-from mpdiag.emulation.accumulation import DEPTH, product, total
-from mpdiag.emulation.mode import Emulation
-from mpdiag.errors import UsageError
+from mpdiag.emulation.mode import Emulation, alone
 from mpdiag.plan import PrecisionPlan
-from mpdiag.training.options import PrecisionOverrides, TrainerOptions
+from studies.fp16_sums import DEPTH, LowSums, in_trainers, product, total
 
 
 def halves(*shape, seed=0):
@@ -44,10 +42,10 @@ def test_long_sums_by_hand():
 
 
 def test_the_trainer_accumulates_low_in_both_passes():
-    def gradient(**options):
+    def gradient():
         torch.manual_seed(0)
         model = nn.Linear(8, 1, bias=False)
-        with wrapped(model, PrecisionPlan(), **options) as trainer:
+        with wrapped(model, PrecisionPlan()) as trainer:
             with trainer.autocast():
                 loss = model(torch.ones(4096 * DEPTH, 8)).sum() / DEPTH
             trainer.backward(loss)
@@ -55,9 +53,9 @@ def test_the_trainer_accumulates_low_in_both_passes():
             return model.weight.grad.clone()
 
     assert torch.equal(gradient(), torch.full((1, 8), 4096.0))
-    assert torch.equal(
-        gradient(options=TrainerOptions(fp16_accumulation=True)), torch.full((1, 8), 2048.0)
-    )
+    with in_trainers():
+        assert torch.equal(gradient(), torch.full((1, 8), 2048.0))
+    assert torch.equal(gradient(), torch.full((1, 8), 4096.0))
 
 
 def by_hand(values):
@@ -91,7 +89,8 @@ def test_a_single_column_is_not_added_in_pairs():
 
 def test_reductions_stall_where_fp32_goes_on():
     ones = torch.ones(4, 4096)
-    with Emulation(low_sums=True):
+    with LowSums():
+        assert alone() is None  # no shortcut of the emulation
         assert ones.sum().item() == 2048
         assert ones.sum(1).tolist() == [2048] * 4
         assert ones.mean(dim=1, keepdim=True).tolist() == [[0.5]] * 4
@@ -122,7 +121,7 @@ def test_short_reductions_are_as_before():
         results = []
         for low in (False, True):
             leaf = x.clone().requires_grad_()
-            with Emulation(low_sums=low):
+            with (LowSums if low else Emulation)():
                 out = form(leaf)
                 (out * torch.arange(1, out.numel() + 1).view(out.shape)).sum().backward()
             results.append((out.detach(), leaf.grad))
@@ -131,14 +130,4 @@ def test_short_reductions_are_as_before():
         scale = gradient.abs().max()
         torch.testing.assert_close(
             low_gradient / scale, gradient / scale, rtol=0, atol=1e-2, msg=name
-        )
-
-
-def test_only_an_emulation_can():
-    with pytest.raises(UsageError, match="emulated"):
-        wrapped(
-            nn.Linear(2, 2),
-            PrecisionPlan(),
-            overrides=PrecisionOverrides(dtype="bf16"),
-            options=TrainerOptions(fp16_accumulation=True),
         )
