@@ -10,21 +10,19 @@ import hashlib
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mpdiag.analysis.findings import Finding
+from mpdiag.analysis.layers import Layers
 from mpdiag.display.wording import counted, percent
 from mpdiag.errors import DamagedRun, MpdiagError
 from mpdiag.numerics.periods import unseen_periods
 from mpdiag.runs.coverage import stepped_in
-
-if TYPE_CHECKING:
-    from mpdiag.analysis.layers import Layers
-    from mpdiag.runs.records import Records
-    from mpdiag.runs.run import Run
+from mpdiag.runs.records import Records
+from mpdiag.runs.run import Run
 
 NOT_FP32 = "not-fp32"
 """The code of each finding that says that a recording is not of FP32 training."""

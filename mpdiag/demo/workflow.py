@@ -14,9 +14,10 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from multiprocessing import get_context
+from multiprocessing.queues import SimpleQueue
 from pathlib import Path
 from threading import Thread
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 from rich.console import Console, Group, RenderableType
@@ -39,10 +40,6 @@ from mpdiag.runs.training_log import LogWriter, Metric, TrainingStep
 from mpdiag.training.options import PrecisionOverrides
 from mpdiag.training.trainer import MixedPrecision
 from mpdiag.workloads.protocol import Session, Workload, mixed_step, start
-
-if TYPE_CHECKING:
-    from multiprocessing.queues import SimpleQueue
-
 
 _WORTH_PROCESSES = 10.0
 """Seconds of a training from which starting a process, some seconds itself, pays."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import weakref
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -30,9 +30,7 @@ import os
 from collections.abc import Iterator, Mapping
 
 from mpdiag.plan import PrecisionPlan
-
-if TYPE_CHECKING:
-    from mpdiag.training.trainer import MixedPrecision
+from mpdiag.training.trainer import MixedPrecision
 
 STATE_FILE = "mpdiag.pt"
 """In a checkpoint of ``PlanTrainer``: loss scale, counts and FP32 masters."""

@@ -17,7 +17,7 @@ from collections.abc import Callable, Container, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -27,14 +27,11 @@ from mpdiag.errors import UsageError
 from mpdiag.recording.counting.tensors import Countable, beside_sharded, countable
 from mpdiag.recording.failures import HookGuard, guarded
 from mpdiag.recording.ledger import Ledger, ParameterUpdate
+from mpdiag.recording.operations import OperationWatch
 from mpdiag.recording.step_clock import Step, StepClock, StepListener
 from mpdiag.runs.schema import TOTAL, Stage
 from mpdiag.tracing.dispatch import is_traced
-
-if TYPE_CHECKING:
-    from mpdiag.recording.operations import OperationWatch
-    from mpdiag.tracing.names import NamedParameter, Subjects
-
+from mpdiag.tracing.names import NamedParameter, Subjects
 
 BLOCK = 4096
 """Values copied together."""

@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from mpdiag.analysis.analyzer import Analysis
 from mpdiag.errors import RunNotFound
 from mpdiag.files.paths import AnyPath
 from mpdiag.plan import PrecisionPlan
+from mpdiag.runs.operations import Operation
 from mpdiag.runs.results import (
     Sensitivities,
     StoredSearch,
@@ -22,10 +24,6 @@ from mpdiag.runs.results import (
 )
 from mpdiag.runs.run import open_run
 from mpdiag.runs.training_log import FILE, TrainingLog, read_log
-
-if TYPE_CHECKING:
-    from mpdiag.analysis.analyzer import Analysis
-    from mpdiag.runs.operations import Operation
 
 
 @dataclass(frozen=True, eq=False)

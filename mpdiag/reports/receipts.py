@@ -11,12 +11,9 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
+from mpdiag.analysis.scaling.windows import Window
 from mpdiag.numerics.formats import FP16, FloatFormat
-
-if TYPE_CHECKING:
-    from mpdiag.analysis.scaling.windows import Window
 
 _ROWS = """\
 import numpy as np

@@ -31,7 +31,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from mpdiag.files.documents import finite
 from mpdiag.hardware import alignment as shapes
@@ -49,11 +49,8 @@ from mpdiag.tensorcores.roofline import (
     roofline_point,
     speedup,
 )
-
-if TYPE_CHECKING:
-    from mpdiag.tensorcores.work.products import MatrixWork
-    from mpdiag.tensorcores.work.traced_operation import OperationTime
-
+from mpdiag.tensorcores.work.products import MatrixWork
+from mpdiag.tensorcores.work.traced_operation import OperationTime
 
 CauseCode = Literal[
     "outside",

@@ -18,20 +18,17 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from mpdiag.errors import DamagedTrace
+from mpdiag.hardware.devices import DeviceFacts
+from mpdiag.hardware.peaks import Peaks
+from mpdiag.tensorcores.events import Kernel
 from mpdiag.tensorcores.kernels import counters
+from mpdiag.tensorcores.kernels.classification import KernelFacts
 from mpdiag.tensorcores.kernels.counters import CounterMeaning
 from mpdiag.tensorcores.kernels.rules import KernelVerdict
-
-if TYPE_CHECKING:
-    from mpdiag.hardware.devices import DeviceFacts
-    from mpdiag.hardware.peaks import Peaks
-    from mpdiag.tensorcores.events import Kernel
-    from mpdiag.tensorcores.kernels.classification import KernelFacts
-    from mpdiag.tensorcores.work.traced_operation import OperationTime
-
+from mpdiag.tensorcores.work.traced_operation import OperationTime
 
 MARGIN = 1.1
 """The factor by which a rate must exceed the published one: clocks may exceed the boost clock."""

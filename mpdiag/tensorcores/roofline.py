@@ -11,16 +11,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from mpdiag.hardware.alignment import bytes_of, is_sized
-
-if TYPE_CHECKING:
-    from mpdiag.hardware.devices import DeviceFacts
-    from mpdiag.hardware.peaks import Peaks
-    from mpdiag.tensorcores.work.products import MatrixWork
-    from mpdiag.tensorcores.work.traced_operation import OperationTime
-
+from mpdiag.hardware.devices import DeviceFacts
+from mpdiag.hardware.peaks import Peaks
+from mpdiag.tensorcores.work.products import MatrixWork
+from mpdiag.tensorcores.work.traced_operation import OperationTime
 
 Bound = Literal["memory", "compute"]
 

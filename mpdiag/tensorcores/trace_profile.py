@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from mpdiag.display.wording import percent
+from mpdiag.hardware.devices import DeviceFacts
 from mpdiag.tensorcores import kernel_evidence
+from mpdiag.tensorcores.causes import JudgedOperation, Worth
 from mpdiag.tensorcores.kernel_evidence import KernelEvidence
 from mpdiag.tensorcores.kernels.classification import VERDICTS, KernelFacts
 from mpdiag.tensorcores.kernels.rules import TABLE_VERSION, KernelVerdict
@@ -18,12 +20,7 @@ from mpdiag.tensorcores.summary import (
     sum_eligibility,
     summary_sentences,
 )
-
-if TYPE_CHECKING:
-    from mpdiag.hardware.devices import DeviceFacts
-    from mpdiag.tensorcores.causes import JudgedOperation, Worth
-    from mpdiag.tensorcores.timeline.sweep import Timeline
-
+from mpdiag.tensorcores.timeline.sweep import Timeline
 
 SCHEMA_VERSION = 1
 

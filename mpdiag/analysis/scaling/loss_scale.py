@@ -9,13 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mpdiag.analysis.figures import EMPTY, Figure, FigureTable, Key, layer_figures, pooled_figure
 from mpdiag.analysis.layers import Layers
+from mpdiag.analysis.run_statistics import RunStatistics
 from mpdiag.analysis.scaling.bounds import CONFIDENCE, largest_share
 from mpdiag.analysis.scaling.method import (
     TOLERATED_SKIPS,
@@ -43,9 +44,6 @@ from mpdiag.files.documents import finite
 from mpdiag.numerics.formats import FP16, FloatFormat
 from mpdiag.numerics.loss_scalers import LARGEST_SCALE, ScaleRange
 from mpdiag.plan import LossScalePlan
-
-if TYPE_CHECKING:
-    from mpdiag.analysis.run_statistics import RunStatistics
 
 
 @dataclass(frozen=True)

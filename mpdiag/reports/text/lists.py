@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.constrain import Constrain
@@ -14,9 +14,7 @@ from rich.text import Text
 
 from mpdiag.display.explanations import Explanation, listing
 from mpdiag.reports.text.tables import COLOURS, Fitted
-
-if TYPE_CHECKING:
-    from mpdiag.runs.run import Listing
+from mpdiag.runs.run import Listing
 
 SCHEMA_VERSION = 1
 

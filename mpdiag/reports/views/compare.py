@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from mpdiag.analysis.comparison.compare import Comparison
 from mpdiag.analysis.comparison.comparison_findings import MetricComparison, mean_of_finite
+from mpdiag.analysis.comparison.groups import SeedGroup
+from mpdiag.analysis.layers import Layers
 from mpdiag.display.colors import BLUE, GREEN, GREY, ORANGE, SERIES, VERMILION
 from mpdiag.display.wording import KIND_NAMES, counted, in_figure, sentence
 from mpdiag.reports import receipts
@@ -25,12 +28,7 @@ from mpdiag.reports.plotting import (
     log10_axis,
     row_height,
 )
-
-if TYPE_CHECKING:
-    from mpdiag.analysis.comparison.compare import Comparison
-    from mpdiag.analysis.comparison.groups import SeedGroup
-    from mpdiag.analysis.layers import Layers
-    from mpdiag.runs.schema import Kind
+from mpdiag.runs.schema import Kind
 
 _MEASURES = ["absmax", "underflow", "overflow"]
 VERDICT_STYLES = {

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from mpdiag.analysis.analyzer import Analysis
 from mpdiag.analysis.layers import Layers, countable_rows, share
 from mpdiag.analysis.scaling.windows import by_step
 from mpdiag.numerics.formats import FloatFormat
@@ -16,10 +17,7 @@ from mpdiag.numerics.histograms import ExponentHistogram
 from mpdiag.reports.views.gradients.frame import SCALES
 from mpdiag.runs.records import Records
 from mpdiag.runs.schema import Kind
-
-if TYPE_CHECKING:
-    from mpdiag.analysis.analyzer import Analysis
-    from mpdiag.runs.training_log import TrainingLog
+from mpdiag.runs.training_log import TrainingLog
 
 POINTS = 60
 """Points of a small curve in a table, at most: each merges neighbouring recorded steps."""

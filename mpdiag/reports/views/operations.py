@@ -10,12 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from mpdiag.analysis.analyzer import Analysis
 from mpdiag.analysis.figures import at_scale
 from mpdiag.analysis.layers import Layers
 from mpdiag.analysis.operations.rounding_error import operation_errors, rounding_error
@@ -24,6 +25,7 @@ from mpdiag.display.wording import counted, in_figure, layer_name
 from mpdiag.numerics.autocast_lists import CALLED_AS, LISTS, policy_name
 from mpdiag.numerics.formats import FORMATS, FP16, FloatFormat
 from mpdiag.reports import receipts
+from mpdiag.reports.contents import RunContents
 from mpdiag.reports.picture import Picture, View
 from mpdiag.reports.plotting import (
     empty,
@@ -38,10 +40,6 @@ from mpdiag.reports.receipts import Rows
 from mpdiag.reports.views.gradients.frame import in_model_order
 from mpdiag.runs.operations import Operation
 from mpdiag.runs.results import MAY, MUST, Sensitivities, by_weight
-
-if TYPE_CHECKING:
-    from mpdiag.analysis.analyzer import Analysis
-    from mpdiag.reports.contents import RunContents
 
 OUTSIDE = "(outside)"
 """How ``tracing`` names the module of what is computed outside of every module."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
@@ -12,6 +12,8 @@ from rich.text import Text
 
 from mpdiag.display.wording import beginning, counted, kernel_label
 from mpdiag.reports.text.tables import EXPLAIN, Clipped, Fitted
+from mpdiag.tensorcores.causes import JudgedOperation
+from mpdiag.tensorcores.profile_comparison import ProfileComparison
 from mpdiag.tensorcores.roofline import speedup
 from mpdiag.tensorcores.summary import (
     GAPS,
@@ -26,13 +28,9 @@ from mpdiag.tensorcores.summary import (
     step_rows,
     summary_sentences,
 )
-
-if TYPE_CHECKING:
-    from mpdiag.tensorcores.causes import JudgedOperation
-    from mpdiag.tensorcores.profile_comparison import ProfileComparison
-    from mpdiag.tensorcores.timeline.sweep import Timeline
-    from mpdiag.tensorcores.trace_profile import KernelTime, Profile
-    from mpdiag.tensorcores.work.traced_operation import OperationTime
+from mpdiag.tensorcores.timeline.sweep import Timeline
+from mpdiag.tensorcores.trace_profile import KernelTime, Profile
+from mpdiag.tensorcores.work.traced_operation import OperationTime
 
 SHOWN = 10
 FEW = 4

@@ -12,15 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mpdiag.errors import UsageError
 from mpdiag.files.documents import finite
 from mpdiag.tensorcores.summary import milliseconds
-
-if TYPE_CHECKING:
-    from mpdiag.tensorcores.timeline.sweep import Timeline, Window
-    from mpdiag.tensorcores.trace_profile import Profile
+from mpdiag.tensorcores.timeline.sweep import Timeline, Window
+from mpdiag.tensorcores.trace_profile import Profile
 
 SCHEMA_VERSION = 1
 ALIKE = 0.2

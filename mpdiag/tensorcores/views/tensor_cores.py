@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 import plotly.graph_objects as go
 
 from mpdiag.display.colors import VERDICT_COLORS
 from mpdiag.display.wording import beginning, counted, in_figure, kernel_label, percent
+from mpdiag.reports.contents import RunContents
 from mpdiag.reports.picture import Picture, View
 from mpdiag.reports.plotting import empty, figure, layer_axis, row_height
 from mpdiag.tensorcores.summary import milliseconds
@@ -21,9 +22,6 @@ from mpdiag.tensorcores.views.tensor_core_use import (
     table_receipt,
     use_pictures,
 )
-
-if TYPE_CHECKING:
-    from mpdiag.reports.contents import RunContents
 
 LABEL = 44
 """Characters of a kernel's name beside an axis."""

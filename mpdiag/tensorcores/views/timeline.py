@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 import plotly.graph_objects as go
@@ -13,12 +13,10 @@ from mpdiag.display.colors import BLUE, GREY, PURPLE, SKY, VERDICT_COLORS, YELLO
 from mpdiag.display.wording import beginning, counted, in_figure, kernel_label
 from mpdiag.reports.picture import Picture
 from mpdiag.reports.plotting import Drawing, empty, figure, layer_axis
+from mpdiag.tensorcores.opened_trace import StepPieces
 from mpdiag.tensorcores.summary import IDLE, milliseconds, percent
 from mpdiag.tensorcores.timeline.host_spans import Gap
 from mpdiag.tensorcores.views.tensor_core_use import HATCHES
-
-if TYPE_CHECKING:
-    from mpdiag.tensorcores.opened_trace import StepPieces
 
 PIXELS = 1200
 """Of a step's length: neighbours of one kind that are nearer than one of them are drawn as one."""

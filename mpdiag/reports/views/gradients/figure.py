@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pandas as pd
 import plotly.graph_objects as go
 
 from mpdiag.display import svg
 from mpdiag.display.colors import BLUE, FATE_COLORS
 from mpdiag.display.wording import in_figure, percent, shortened
+from mpdiag.numerics.formats import FloatFormat
 from mpdiag.reports.plotting import (
     LABEL,
     MARK,
@@ -23,11 +25,6 @@ from mpdiag.reports.plotting import (
     range_mark,
     row_height,
 )
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from mpdiag.numerics.formats import FloatFormat
 
 VALUES = "value before scaling"
 DECADES = 6

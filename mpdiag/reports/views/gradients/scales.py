@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -13,6 +12,7 @@ from mpdiag.analysis.scaling.necessity import LARGEST_EXPONENT, MATTERS, NEGLIGI
 from mpdiag.display.colors import BLUE, FATE_COLORS, GREEN, ORANGE, PURPLE, VERMILION
 from mpdiag.display.wording import in_figure, percent, scale_text, spoken_layer, superscript
 from mpdiag.numerics.formats import FloatFormat
+from mpdiag.plan import LossScalePlan
 from mpdiag.reports.plotting import (
     MARK,
     Drawing,
@@ -24,9 +24,6 @@ from mpdiag.reports.plotting import (
 )
 from mpdiag.reports.views.gradients.figure import fixed_rows
 from mpdiag.reports.views.gradients.frame import SCALES, recommended_interval
-
-if TYPE_CHECKING:
-    from mpdiag.plan import LossScalePlan
 
 MOST = 24
 """Layers in a figure of the worst of them."""
