@@ -66,8 +66,7 @@ def check_plan(plan: PrecisionPlan, now: PrecisionPlan, unanswered: str = "") ->
     """
     if plan.target != now.target:
         name = FORMATS[plan.target].label if plan.target in FORMATS else plan.target
-        message = f"the stored plan is for {name}: analyze with --target {plan.target}"
-        raise UsageError(message)
+        raise UsageError(f"the stored plan is for {name}: analyze with --target {plan.target}")
     found = [
         *_unanswered(now, unanswered),
         *_scale(plan.loss_scale, now.loss_scale),

@@ -42,11 +42,10 @@ def require_finite_gradients(run: Run, layers: Layers) -> None:
     """
     h = layers.of_kind("activation_grad", "weight_grad").histograms
     if h.numel.sum() > 0 and h.finite.sum() == 0:
-        message = (
+        raise DamagedRun(
             f"every gradient in {run.folder} is NaN or infinite: the FP32 training diverged before "
             "its first recorded step; fix it and record again"
         )
-        raise DamagedRun(message)
 
 
 def recording_findings(run: Run, layers: Layers) -> list[Finding]:

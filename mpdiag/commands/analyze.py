@@ -96,10 +96,8 @@ def _probed(analysis: Analysis, script: list[str] | None, *, probe: bool) -> Ana
 
     words = script or analysis.run.script_words
     if not probe:
-        message = "a script after -- is for the probe: add --probe"
-        raise UsageError(message)
+        raise UsageError("a script after -- is for the probe: add --probe")
     if not words:
-        message = "--probe needs the script: mpdiag analyze RUN --probe -- script.py ARGS"
-        raise UsageError(message)
+        raise UsageError("--probe needs the script: mpdiag analyze RUN --probe -- script.py ARGS")
     with terminal.waiting("training the first steps in FP32 and by the plan"):
         return analysis.with_probe(run_probe(analysis.plan, words))

@@ -144,8 +144,7 @@ def _refuse_used(port: int) -> None:
     with socket.socket() as probe:
         probe.settimeout(1)
         if probe.connect_ex(("localhost", port)) == 0:
-            message = f"port {port} is in use: choose another one with --port"
-            raise UsageError(message)
+            raise UsageError(f"port {port} is in use: choose another one with --port")
 
 
 def server_command(port: int, *, browser: bool) -> list[str]:

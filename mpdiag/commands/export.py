@@ -38,8 +38,7 @@ def export(
     loaded = PrecisionPlan.load(plan)
     written = export_plan(loaded, to)
     if output is not None and output.exists() and output.samefile(plan):
-        message = f"{output} is the plan itself: give another place with -o"
-        raise UsageError(message)
+        raise UsageError(f"{output} is the plan itself: give another place with -o")
     if output is not None:
         with writing(output):
             output.write_text(written.text, encoding="utf-8")

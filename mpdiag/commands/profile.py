@@ -107,11 +107,9 @@ def _refuse_mixtures(
         message = "give a trace or a script after --, not both; an earlier trace with --against"
         raise UsageError(message)
     if script is None and trace is None:
-        message = "give a trace, or a script after --: mpdiag profile -- script.py ARGS"
-        raise UsageError(message)
+        raise UsageError("give a trace, or a script after --: mpdiag profile -- script.py ARGS")
     if script is not None and triton_cache is not None:
-        message = "--triton-cache belongs to a trace: give one instead of a script"
-        raise UsageError(message)
+        raise UsageError("--triton-cache belongs to a trace: give one instead of a script")
 
 
 def _ranks(trace: Path, more: list[str], against: Path | None, *, as_json: bool) -> None:
@@ -120,8 +118,7 @@ def _ranks(trace: Path, more: list[str], against: Path | None, *, as_json: bool)
     from mpdiag.reports import terminal
 
     if against is not None:
-        message = "several traces are ranks of one run: give one trace only with --against"
-        raise UsageError(message)
+        raise UsageError("several traces are ranks of one run: give one trace only with --against")
     paths = [trace, *map(Path, more)] if more else part("trace_analysis").traces_in(trace)
     with terminal.waiting(f"reading {len(paths)} traces"):
         found = part("trace_analysis").profile_ranks(paths)

@@ -77,8 +77,7 @@ def replay(
     typed = given_words(context)
     for name in _SETTINGS:
         if name in typed and name not in known:
-            message = f"the {scaler} scaler has no {typed[name]}: leave it out"
-            raise UsageError(message)
+            raise UsageError(f"the {scaler} scaler has no {typed[name]}: leave it out")
     played = replay_run(
         run,
         scaler,

@@ -49,7 +49,6 @@ def report(
         from mpdiag.reports.documents.write import write_report
 
         if against is not None:
-            message = "--against compares traces: for two runs, mpdiag compare A B"
-            raise UsageError(message)
+            raise UsageError("--against compares traces: for two runs, mpdiag compare A B")
         terminal.show(str(write_report(run, output)))
         terminal.name_next(*next_commands.look_beside(run))

@@ -38,13 +38,11 @@ def why(
     """Explain one layer, or a skipped step. Without LAYER, the layer that loses most."""
     if (run / META).is_file() or not _is_capsule(run):
         if model is not None:
-            message = f"--model is for a skip capsule, and {run} is none: leave it out"
-            raise UsageError(message)
+            raise UsageError(f"--model is for a skip capsule, and {run} is none: leave it out")
         _explain_layer(run, layer, as_json)
         return
     if layer is not None:
-        message = f"{run} is a skip capsule, which has no layers to name: leave {layer} out"
-        raise UsageError(message)
+        raise UsageError(f"{run} is a skip capsule, which has no layers to name: leave {layer} out")
     _explain_skip(run, model, as_json)
 
 
@@ -80,11 +78,10 @@ def _explain_skip(capsule: Path, model: str | None, as_json: bool) -> None:
 
     loaded = load_capsule(capsule)
     if model is None:
-        message = (
+        raise UsageError(
             f"to run the step again, the code of its {loaded.document.get('model')} is needed: pass "
             "--model package.module:function, which returns the model and a loss function"
         )
-        raise UsageError(message)
     replayed = replay_capsule(loaded, builder_named(model))
     if as_json:
         terminal.show_json(replayed.to_json())

@@ -163,8 +163,7 @@ def require_device(device: str) -> None:
         torch.zeros(1, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         reason = str(error).strip().splitlines()[0].rstrip(".")
-        message = f"cannot train on device {device!r}: {reason}"
-        raise UsageError(message) from error
+        raise UsageError(f"cannot train on device {device!r}: {reason}") from error
 
 
 def record_fp32(

@@ -188,11 +188,10 @@ def _format_of(plan: PrecisionPlan, support: Support) -> str:
         return plan.target
     if format_named(plan.target).needs_tensor_scale and FP16.name in support.formats:
         return FP16.name
-    message = (
+    raise UsageError(
         f"{support.name} cannot train in {format_named(plan.target).label}: analyze with --target "
         f"{support.formats[0] if support.formats else 'fp16'}, and export that plan"
     )
-    raise UsageError(message)
 
 
 def _heading(

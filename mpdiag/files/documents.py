@@ -54,8 +54,7 @@ def _regular(path: str, flags: int) -> int:
         raise IsADirectoryError(path)
     if stat.S_ISREG(status.st_mode):
         raise ValueError(_too_large(f"{status.st_size:,}"))
-    message = "it is not a file"
-    raise ValueError(message)
+    raise ValueError("it is not a file")
 
 
 def _too_large(size: str) -> str:
@@ -81,8 +80,7 @@ def converted(value: Any, kind: type[T]) -> T:
     except msgspec.ValidationError as error:
         reason, _, where = str(error).replace("`", "").partition(" - at $")
         field = where.lstrip(".")
-        message = f"{field}: {reason}" if field else reason
-        raise ValueError(message) from None
+        raise ValueError(f"{field}: {reason}" if field else reason) from None
 
 
 def finite(value: Any) -> Any:

@@ -37,5 +37,4 @@ def _beside(name: str, witness: str) -> Path:
     for folder in (_PACKAGE / f"_{name}", _PACKAGE.parent / name):
         if (folder / witness).is_file():
             return folder
-    message = f"this installation of mpdiag has no {name}: install it again"
-    raise RunNotFound(message)
+    raise RunNotFound(f"this installation of mpdiag has no {name}: install it again")

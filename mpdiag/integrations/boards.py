@@ -230,5 +230,4 @@ def write_board(run: Run, kind: str, where: str | None = None) -> tuple[int, str
     if kind == "wandb":
         project = where or "mpdiag"
         return to_wandb(run, project=project), f"W&B, project {project}"
-    message = f"there is no board {kind!r}: choose one of {', '.join(BOARDS)}"
-    raise UsageError(message)
+    raise UsageError(f"there is no board {kind!r}: choose one of {', '.join(BOARDS)}")

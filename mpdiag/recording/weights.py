@@ -81,8 +81,7 @@ class WeightCopies:
 
     def __init__(self, budget: int | None = None) -> None:
         if budget is not None and (type(budget) is not int or budget < 0):
-            message = f"copy_budget must be a number of bytes, 0 or more, not {budget!r}"
-            raise UsageError(message)
+            raise UsageError(f"copy_budget must be a number of bytes, 0 or more, not {budget!r}")
         self._stated = budget
         self._budgets: dict[torch.device, float] = {}
         self._shares: dict[int, tuple[int, dict[torch.device, float]]] = {}

@@ -120,8 +120,7 @@ def read_profile(folder: AnyPath) -> dict[str, Any]:
         for name in ("kernels", "operations", "findings")
     )
     if not lists:
-        message = f"{path} is not a profile: profile again with mpdiag profile --json"
-        raise DamagedRun(message)
+        raise DamagedRun(f"{path} is not a profile: profile again with mpdiag profile --json")
     _refuse_newer(path, document.get("schema_version"))
     return dict(document)
 

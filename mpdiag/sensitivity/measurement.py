@@ -212,8 +212,7 @@ def groups_of(sites: Collection[Site], by: str) -> dict[tuple[str, str], tuple[S
             for i in range(1, len(parts) + 1):
                 groups.setdefault((".".join(parts[:i]), ""), []).append(site)
         else:
-            message = f"by must be site, operation or module, not {by!r}"
-            raise UsageError(message)
+            raise UsageError(f"by must be site, operation or module, not {by!r}")
     return {key: tuple(held) for key, held in groups.items()}
 
 
@@ -245,8 +244,7 @@ def measure(
         UsageError: If the step returns no loss or trains nothing, or ``part`` or ``by`` is invalid.
     """
     if part not in ("forward", "backward", "both"):
-        message = f"part must be forward, backward or both, not {part!r}"
-        raise UsageError(message)
+        raise UsageError(f"part must be forward, backward or both, not {part!r}")
     reference = run_once(model, step, scale=scale)
     return [
         compare(

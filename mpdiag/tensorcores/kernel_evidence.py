@@ -267,10 +267,9 @@ def read_code(place: Path) -> dict[str, KernelEvidence]:
         for name in {next(filter(None, groups)) for groups in _EXPORTED.findall(code)}:
             variants[name].add(_judged(code, source))
     if not variants:
-        message = (
+        raise DamagedTrace(
             f"{place} holds no compiled Triton kernel: no *.ptx, *.amdgcn or log of tritonparse"
         )
-        raise DamagedTrace(message)
     agreed = ((name, _agreed(list(found))) for name, found in variants.items())
     return {name: evidence for name, evidence in agreed if evidence is not None}
 

@@ -55,11 +55,10 @@ def profile_script(words: Sequence[str], *, steps: int, warmup: int) -> Launched
         InputError: If the script does not exist.
     """
     if launcher_of(words) is not None:
-        message = (
+        raise UsageError(
             "profile runs one process: give it the script, or start it in each with "
             "`torchrun … -m mpdiag profile -- script.py`"
         )
-        raise UsageError(message)
     script = parse(words)
     with tempfile.TemporaryDirectory(prefix="mpdiag-") as name:
         folder = Path(name)

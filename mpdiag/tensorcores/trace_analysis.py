@@ -84,8 +84,7 @@ def compare_traces(before: str | os.PathLike[str], now: object) -> ProfileCompar
         UsageError: If ``now`` is not the profile of a GPU's trace.
     """
     if not isinstance(now, Profile):
-        message = "only traces of a GPU can be compared: --against needs two of them"
-        raise UsageError(message)
+        raise UsageError("only traces of a GPU can be compared: --against needs two of them")
     return compare_profiles(profile_trace(before), now)
 
 

@@ -132,11 +132,10 @@ def given_margin(
         return Margin(_checked(margins), None)
     for known in margins:
         if known not in metrics:
-            message = (
+            raise UsageError(
                 f"a margin was given for {known!r}{did_you_mean(known, metrics)}, which is none of "
                 f"the metrics compared: {', '.join(metrics)}"
             )
-            raise UsageError(message)
     return Margin(_checked(margins[name]), None) if name in margins else None
 
 
@@ -152,8 +151,7 @@ def parse_margins(texts: Sequence[str]) -> float | dict[str, float] | None:
         try:
             number = float(value)
         except ValueError as error:
-            message = f"--margin takes a number or NAME=NUMBER, not {text!r}"
-            raise UsageError(message) from error
+            raise UsageError(f"--margin takes a number or NAME=NUMBER, not {text!r}") from error
         if not equals:
             if len(texts) > 1:
                 message = "--margin VALUE is for all metrics: give it once, or NAME=VALUE for each"

@@ -90,8 +90,7 @@ def refuse_file(folder: AnyPath, option: str) -> None:
         UsageError: With the option that names a folder.
     """
     if not is_remote(folder) and folder.exists() and not folder.is_dir():
-        message = f"{folder} is a file: name a folder with {option}"
-        raise UsageError(message)
+        raise UsageError(f"{folder} is a file: name a folder with {option}")
 
 
 def given_words(context: typer.Context) -> dict[str, str]:

@@ -24,8 +24,7 @@ def scaler_class(name: str) -> type[Scaler]:
     if name in SCALERS:
         return SCALERS[name]
     hint = did_you_mean(name, SCALERS)
-    message = f"there is no loss scaler {name!r}{hint}: choose one of {', '.join(SCALERS)}"
-    raise UsageError(message)
+    raise UsageError(f"there is no loss scaler {name!r}{hint}: choose one of {', '.join(SCALERS)}")
 
 
 def scaler_named(name: str, **settings: Any) -> Scaler:

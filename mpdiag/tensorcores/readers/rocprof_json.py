@@ -70,11 +70,10 @@ class RocprofJsonTrace(TraceReader):
                 f"left out {counted(self._damaged, 'damaged record')} of the trace"
             )
         if not found:
-            message = (
+            raise DamagedTrace(
                 f"{self._path} holds no kernels: record with rocprofv3 --kernel-trace "
                 "--output-format json"
             )
-            raise DamagedTrace(message)
         yield from found
 
     def _processes(self, stream: JsonStream, processes: list[_Process]) -> None:
