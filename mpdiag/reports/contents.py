@@ -14,14 +14,8 @@ from mpdiag.analysis.analyzer import Analysis
 from mpdiag.errors import RunNotFound
 from mpdiag.files.paths import AnyPath
 from mpdiag.plan import PrecisionPlan
+from mpdiag.runs import results
 from mpdiag.runs.operations import Operation
-from mpdiag.runs.results import (
-    Sensitivities,
-    StoredSearch,
-    read_profile,
-    read_search,
-    read_sensitivities,
-)
 from mpdiag.runs.run import open_run
 from mpdiag.runs.training_log import FILE, TrainingLog, read_log
 
@@ -43,8 +37,8 @@ class RunContents:
     analysis: Analysis
     modules: Sequence[Mapping[str, Any]]
     operations: Sequence[Operation]
-    sensitivities: Sensitivities | None = None
-    search: StoredSearch | None = None
+    sensitivities: results.Sensitivities | None = None
+    search: results.StoredSearch | None = None
     log: TrainingLog | None = None
     profile: Mapping[str, Any] | None = None
 
@@ -63,15 +57,15 @@ def read_contents(analysis: Analysis) -> RunContents:
     folder = analysis.run.folder
     log = read_log(folder) if (folder / FILE).is_file() else None
     try:
-        profile = read_profile(folder)
+        profile = results.read_profile(folder)
     except RunNotFound:
         profile = None
     return RunContents(
         analysis,
         analysis.run.modules(),
         analysis.run.operations(),
-        read_sensitivities(folder),
-        read_search(folder),
+        results.read_sensitivities(folder),
+        results.read_search(folder),
         log if log is not None and log.steps else None,
         profile,
     )

@@ -28,13 +28,7 @@ from mpdiag.files.documents import finite
 from mpdiag.files.paths import place
 from mpdiag.numerics.formats import FP16, FloatFormat, format_named
 from mpdiag.runs.results import OperationSensitivity, Sensitivities
-from mpdiag.sensitivity.loss_estimate import (
-    by_operation,
-    check_loss,
-    estimate,
-    trained_parameters,
-    untouched,
-)
+from mpdiag.sensitivity import loss_estimate
 from mpdiag.tracing.operation_calls import Site, Sites, floats
 
 NarrowPasses = Literal["forward", "backward", "both"]
@@ -174,15 +168,15 @@ def run_once(
     def keep(_module: nn.Module, _args: Any, output: Any) -> None:
         outputs[:] = [x.detach().clone() for x in floats(output)]
 
-    trained = trained_parameters(model)
-    with untouched(model):
+    trained = loss_estimate.trained_parameters(model)
+    with loss_estimate.untouched(model):
         handle = model.register_forward_hook(keep)
         try:
             with narrow.forward():
                 loss: Any = step()
         finally:
             handle.remove()
-        check_loss(loss)
+        loss_estimate.check_loss(loss)
         value = float(loss.detach())
         seed = torch.full_like(loss, scale)
         with narrow:
@@ -338,7 +332,9 @@ def measure_sensitivity(
         UsageError: If the step returns no loss, or trains nothing.
         ValueError: If there is no such format.
     """
-    estimates = dict(by_operation(estimate(model, step, fmt=fmt, scale=scale)))
+    estimates = dict(
+        loss_estimate.by_operation(loss_estimate.estimate(model, step, fmt=fmt, scale=scale))
+    )
     rows = tuple(
         _row(found, estimates.get((found.module, found.op)))
         for found in measure(model, step, fmt=fmt, scale=scale)

@@ -8,18 +8,11 @@ from typing import Any, Literal
 
 from mpdiag.display.wording import percent
 from mpdiag.hardware.devices import DeviceFacts
-from mpdiag.tensorcores import kernel_evidence
+from mpdiag.tensorcores import kernel_evidence, summary
 from mpdiag.tensorcores.causes import JudgedOperation, Worth
 from mpdiag.tensorcores.kernel_evidence import KernelEvidence
 from mpdiag.tensorcores.kernels.classification import VERDICTS, KernelFacts
 from mpdiag.tensorcores.kernels.rules import TABLE_VERSION, KernelVerdict
-from mpdiag.tensorcores.summary import (
-    CauseGroup,
-    Eligibility,
-    cause_groups,
-    sum_eligibility,
-    summary_sentences,
-)
 from mpdiag.tensorcores.timeline.sweep import Timeline
 
 SCHEMA_VERSION = 1
@@ -63,14 +56,14 @@ class Profile:
     world_size: int | None = None
 
     @property
-    def eligibility(self) -> Eligibility:
+    def eligibility(self) -> summary.Eligibility:
         """Kernel time by whether its operation could use Tensor Cores, and did."""
-        return sum_eligibility(self.operations, self.kernel_time_us)
+        return summary.sum_eligibility(self.operations, self.kernel_time_us)
 
     @property
-    def cause_groups(self) -> list[CauseGroup]:
+    def cause_groups(self) -> list[summary.CauseGroup]:
         """The causes that have a fix, each with one bound for all its operations."""
-        return cause_groups(self.operations, self.worth, self.kernel_time_us)
+        return summary.cause_groups(self.operations, self.worth, self.kernel_time_us)
 
     @property
     def kernels(self) -> tuple[KernelTime, ...]:
@@ -152,7 +145,7 @@ class Profile:
             "operations": [o.to_json() for o in self.operations],
             "worth": [w.to_json() for w in self.worth],
             "findings": list(self.findings),
-            "summary": summary_sentences(self.eligibility, self.timeline),
+            "summary": summary.summary_sentences(self.eligibility, self.timeline),
             "causes": [group.to_json() for group in self.cause_groups],
             "eligibility": self.eligibility.to_json(),
             "timeline": self.timeline.to_json() if self.timeline else None,

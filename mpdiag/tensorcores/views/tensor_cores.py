@@ -14,14 +14,8 @@ from mpdiag.reports.contents import RunContents
 from mpdiag.reports.picture import Picture, View
 from mpdiag.reports.plotting import empty, figure, layer_axis, row_height
 from mpdiag.tensorcores.summary import milliseconds
+from mpdiag.tensorcores.views import tensor_core_use
 from mpdiag.tensorcores.views.roofline import roofline
-from mpdiag.tensorcores.views.tensor_core_use import (
-    cause_frame,
-    causes,
-    receipt,
-    table_receipt,
-    use_pictures,
-)
 
 LABEL = 44
 """Characters of a kernel's name beside an axis."""
@@ -280,7 +274,7 @@ def verdicts(run: str, profile: Mapping[str, Any]) -> Picture:
         )
     figure_ = verdict_figure(frame, unit_names(profile))
     lines = _VERDICT_LINES.format(rows=rows)
-    return Picture("verdicts", title, caption, figure_, frame, receipt(run, lines))
+    return Picture("verdicts", title, caption, figure_, frame, tensor_core_use.receipt(run, lines))
 
 
 def _spent(frame: pd.DataFrame) -> str:
@@ -299,7 +293,7 @@ def kernels(run: str, profile: Mapping[str, Any]) -> Picture:
         rest = (
             f"{_spent(frame)} in oneDNN's own log, which leaves out what oneDNN does not compute."
         )
-    lines = table_receipt(
+    lines = tensor_core_use.table_receipt(
         run,
         "kernels",
         ["name", "calls", "time_us", "verdict", "share"],
@@ -312,9 +306,9 @@ def kernels(run: str, profile: Mapping[str, Any]) -> Picture:
 def pictures(run: str, profile: Mapping[str, Any]) -> Iterator[Picture]:
     """What reports show of a profile."""
     yield verdicts(run, profile)
-    if not cause_frame(profile).empty:
-        yield causes(run, profile)
-    yield from use_pictures(run, profile)
+    if not tensor_core_use.cause_frame(profile).empty:
+        yield tensor_core_use.causes(run, profile)
+    yield from tensor_core_use.use_pictures(run, profile)
     yield kernels(run, profile)
     yield roofline(run, profile, unit_names(profile))
 

@@ -67,7 +67,8 @@ def test_what_no_plan_can_keep_in_fp32_is_said(tmp_path, monkeypatch):
     places = {"op": "mul_", "aten": "mul_", "where": "train.py:7", "text": "x *= y"}
     told = {"reason": "its result reaches 1e+06", "fix": "multiply in FP32", "without": "NaN"}
     found = OperationFinding("overflow", module=None, **places, **told)
-    monkeypatch.setattr("mpdiag.analysis.analyzer.find_operations", lambda *_: (found,))
+    find = "mpdiag.analysis.operations.detection.find_operations"
+    monkeypatch.setattr(find, lambda *_, **__: (found,))
     verdict = analyze(record(tmp_path / "run")).verdict
     assert verdict.level == "cannot"
     assert verdict.text == (
@@ -75,7 +76,7 @@ def test_what_no_plan_can_keep_in_fp32_is_said(tmp_path, monkeypatch):
         "its result reaches 1e+06. Multiply in FP32."
     )
     in_a_module = replace(found, module="body")
-    monkeypatch.setattr("mpdiag.analysis.analyzer.find_operations", lambda *_: (in_a_module,))
+    monkeypatch.setattr(find, lambda *_, **__: (in_a_module,))
     assert analyze(tmp_path / "run").verdict.level == "expected"
 
 
