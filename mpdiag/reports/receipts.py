@@ -18,10 +18,6 @@ from string import Template
 from mpdiag.analysis.scaling.windows import Window
 from mpdiag.numerics.formats import FP16, FloatFormat
 
-_PARTS = re.split(
-    r"^=== (\w+)\n", Path(__file__).with_suffix(".txt").read_text("utf-8"), flags=re.MULTILINE
-)
-_TEXTS = dict(zip(_PARTS[1::2], _PARTS[2::2], strict=True))
 COLUMNS = {
     "absmax": '(rows["absmax"] / rows["scale"]).groupby(rows[key]).max()',
     "nonzero": 'added(bins, "counts") + small',
@@ -40,9 +36,18 @@ _LAYERS = '.rename_axis("layer").reset_index()\n'
 _SHARES = ("nonzero", "lost", "lost_share", "whole", "gone", "sum_share")
 
 
+def texts_in(file: Path) -> dict[str, Template]:
+    """The parts of a file such as ``receipts.txt``, by name."""
+    parts = re.split(r"^=== (\w+)\n", file.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return dict(zip(parts[1::2], map(Template, parts[2::2]), strict=True))
+
+
+_TEXTS = texts_in(Path(__file__).with_suffix(".txt"))
+
+
 def _lines(part: str, **words: object) -> str:
     """A part of ``receipts.txt``, with words in place of its ``${names}``."""
-    return Template(_TEXTS[part]).substitute(words)
+    return _TEXTS[part].substitute(words)
 
 
 @dataclass(frozen=True)

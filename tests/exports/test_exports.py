@@ -18,8 +18,7 @@ import torch
 from support import backoff, batch, constant, network
 
 from mpdiag.errors import UsageError
-from mpdiag.exports.notes import modules_in_fp32
-from mpdiag.exports.registry import EXPORTERS, export_plan
+from mpdiag.exports.registry import EXPORTERS, export_plan, modules_in_fp32
 from mpdiag.plan import (
     Fp32Choice,
     LayerFormat,
