@@ -5,16 +5,20 @@ from __future__ import annotations
 import traceback
 import warnings
 from dataclasses import dataclass, field
-from functools import cache
-from typing import TYPE_CHECKING, Literal
+from functools import cache, wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 import torch
+from conformance.models import Weighted, values
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from conformance.subjects.protocol import Subject
+    from conformance.subjects.protocol import Scale, Subject, Training
+
+    Check = Callable[[Subject], None]
 
 Kind = Literal["holds", "fails", "not applicable"]
 PEERS = ("torch.amp", "Accelerate", "Lightning")
@@ -52,7 +56,7 @@ class Behaviour:
 
     name: str
     source: str
-    check: Callable[[Subject], None]
+    check: Check
     instead: Mapping[str, str] = field(default_factory=dict)
     on_purpose: Mapping[str, str] = field(default_factory=dict)
     awaited: Mapping[str, str] = field(default_factory=dict)
@@ -79,35 +83,60 @@ class Chapter:
     about_loops: bool = False
     behaviours: list[Behaviour] = field(default_factory=list)
 
-    def behaviour(
+    def add(
         self,
+        name: str,
         source: str,
+        check: Check,
         *,
         instead: Mapping[str, str] | str | None = None,
         on_purpose: Mapping[str, str] | None = None,
         awaited: Mapping[str, str] | None = None,
-    ) -> Callable[[Callable[[Subject], None]], Callable[[Subject], None]]:
-        """Add a function as a behaviour; the first line of its docstring is the name.
-
-        Where all peers differ alike, ``instead`` says it once.
-        """
+    ) -> None:
+        """Add a behaviour; where all peers differ alike, ``instead`` says it once."""
         differ = dict.fromkeys(PEERS, instead) if isinstance(instead, str) else dict(instead or {})
+        self.behaviours.append(
+            Behaviour(name, source, check, differ, dict(on_purpose or {}), dict(awaited or {}))
+        )
 
-        def add(check: Callable[[Subject], None]) -> Callable[[Subject], None]:
+    def behaviour(self, source: str, **differs: Any) -> Callable[[Check], Check]:
+        """Add a function as a behaviour; the first line of its docstring is the name."""
+
+        def add(check: Check) -> Check:
             name = (check.__doc__ or "").splitlines()[0].rstrip(".")
-            self.behaviours.append(
-                Behaviour(
-                    name,
-                    source,
-                    check,
-                    differ,
-                    dict(on_purpose or {}),
-                    dict(awaited or {}),
-                )
-            )
+            self.add(name, source, check, **differs)
             return check
 
         return add
+
+    def trained(
+        self,
+        source: str,
+        weights: list[float] | None = None,
+        *,
+        scale: Scale | None = None,
+        rate: float = 0.5,
+        **differs: Any,
+    ) -> Callable[[Callable[[Training], None]], Check]:
+        """Add a function of a training of one ``Weighted``, which has these weights at the end."""
+
+        def add(run: Callable[[Training], None]) -> Check:
+            @wraps(run)
+            def check(subject: Subject) -> None:
+                with subject.training(Weighted(), scale=scale, rate=rate) as training:
+                    run(training)
+                    assert weights is None or values(training.weights()) == weights
+
+            return self.behaviour(source, **differs)(check)
+
+        return add
+
+
+def table(name: str) -> list[dict[str, str]]:
+    """The rows of a table beside the behaviours."""
+    lines = Path(__file__).with_name("behaviours").joinpath(f"{name}.tsv").read_text().splitlines()
+    columns = lines[0].split("\t")
+    return [dict(zip(columns, line.split("\t"), strict=True)) for line in lines[1:]]
 
 
 @cache

@@ -17,7 +17,7 @@ def of_ours():
             for subject in ours(chapter):
                 awaited = behaviour.missing(subject)
                 marks = [pytest.mark.xfail(strict=True, reason=awaited)] if awaited else []
-                name = f"{behaviour.check.__name__}-{subject.label}"
+                name = f"{behaviour.name}-{subject.label}"
                 yield pytest.param(behaviour, subject, id=name, marks=marks)
 
 

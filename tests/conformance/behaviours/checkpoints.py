@@ -86,13 +86,12 @@ def a_state_of_another_scale(subject: Subject) -> None:
         assert training.scale == 64
 
 
-@CHAPTER.behaviour("torch: docs, Saving/Resuming")
-def saved_after_an_abandoned_accumulation(subject: Subject) -> None:
+@CHAPTER.trained("torch: docs, Saving/Resuming")
+def saved_after_an_abandoned_accumulation(training: Training) -> None:
     """A state can be saved after gradients that waited were cleared by ``zero_grad``."""
-    with subject.training(Weighted()) as training:
-        training.backward(training.forward(ONE).sum())
-        training.optimizer.zero_grad()
-        assert training.state()
+    training.backward(training.forward(ONE).sum())
+    training.optimizer.zero_grad()
+    assert training.state()
 
 
 @CHAPTER.behaviour(

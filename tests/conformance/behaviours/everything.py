@@ -1,7 +1,10 @@
-"""All chapters, in the order of the table."""
+"""All chapters, in the order of the table, with the behaviours of ``scripted.tsv``."""
 
 from __future__ import annotations
 
+from functools import partial
+
+import torch
 from conformance.behaviours import (
     casts,
     checkpoints,
@@ -12,8 +15,55 @@ from conformance.behaviours import (
     steppers,
     weights,
 )
+from conformance.models import INF, NAN, Weighted, poisoned, values
+from conformance.outcomes import table
+from conformance.subjects.protocol import Scale, Subject
 
-CHAPTERS = tuple(
-    module.CHAPTER
-    for module in (loss_scale, scalers, loops, steppers, forward, weights, checkpoints, casts)
-)
+MODULES = (loss_scale, scalers, loops, steppers, forward, weights, checkpoints, casts)
+CHAPTERS = tuple(module.CHAPTER for module in MODULES)
+
+GRADIENTS = {
+    ".": 1.0,
+    "0": 0.0,
+    "x": INF,
+    "n": NAN,
+    "-": -INF,
+    "f": 1.0,
+    "h": 0.5,
+    "q": 0.25,
+    "i": INF,
+}
+"""Events that begin with a forward and a backward pass: what its gradients are."""
+TAKEN = {".": True, "0": True, "x": False, "n": False, "-": False, "s": True, "S": False}
+"""Events that end with a step: whether it is taken."""
+OTHERS = {
+    "p": lambda training: training.forward(torch.ones(2)),
+    "c": lambda training: training.clip(1.0),
+    "z": lambda training: training.optimizer.zero_grad(),
+    "Z": lambda training: training.optimizer.zero_grad(set_to_none=False),
+    "m": lambda training: training.model.zero_grad(),
+}
+
+
+def play(row: dict[str, str], subject: Subject) -> None:
+    """The events of a row, and the scales after its steps and the weights at its end."""
+    scale, scales = Scale(**eval(f"dict({row['scale']})")), []
+    with subject.training(Weighted(), scale=scale) as training:
+        for event in row["events"]:
+            if event in GRADIENTS:
+                output = training.forward(torch.ones(2))
+                training.backward(poisoned(output, GRADIENTS[event]).sum())
+            if event in TAKEN:
+                assert training.step() == TAKEN[event]
+                scales.append(training.scale)
+            if event in OTHERS:
+                OTHERS[event](training)
+        for expected, found in (("scales", scales), ("weights", values(training.weights()))):
+            assert not row[expected] or found == [float(x) for x in row[expected].split()]
+
+
+for row in table("scripted"):
+    peers = {"Lightning": row["lightning"]} if row["lightning"] else None
+    chapter = {module.__name__.rpartition(".")[2]: module.CHAPTER for module in MODULES}
+    check = partial(play, row)
+    chapter[row["chapter"]].add(row["behaviour"], row["source"], check, instead=peers)

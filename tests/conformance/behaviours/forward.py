@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from conformance.models import INF, Weighted, close, perceptron, poisoned, rows, same, values
 from conformance.outcomes import Chapter, NotApplicable
-from conformance.subjects.protocol import Subject
+from conformance.subjects.protocol import Subject, Training
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
@@ -57,15 +57,14 @@ def evaluation_in_the_same_context(subject: Subject) -> None:
             assert not any(torch.equal(before[n], after[n]) for n in before), quiet.__name__
 
 
-@CHAPTER.behaviour("torch: docs, Typical Mixed Precision Training")
-def evaluation_sees_new_weights(subject: Subject) -> None:
+@CHAPTER.trained("torch: docs, Typical Mixed Precision Training")
+def evaluation_sees_new_weights(training: Training) -> None:
     """A forward pass after a step computes with the new weights."""
-    with subject.training(Weighted()) as training:
-        training.train(ONE)
-        with torch.no_grad():
-            assert training.forward(ONE).tolist() == [0.5, 1.5]
-        training.model.eval()
+    training.train(ONE)
+    with torch.no_grad():
         assert training.forward(ONE).tolist() == [0.5, 1.5]
+    training.model.eval()
+    assert training.forward(ONE).tolist() == [0.5, 1.5]
 
 
 @CHAPTER.behaviour(
@@ -323,26 +322,20 @@ def batch_norm_statistics(subject: Subject) -> None:
         assert int(model.num_batches_tracked) == 3
 
 
-@CHAPTER.behaviour("torch: docs, torch.amp")
-def a_loss_that_is_not_finite(subject: Subject) -> None:
+@CHAPTER.trained("torch: docs, torch.amp", [0.5, 1.5])
+def a_loss_that_is_not_finite(training: Training) -> None:
     """A NaN in the inputs skips the step, and training goes on with the next batch."""
-    with subject.training(Weighted()) as training:
-        training.backward(training.forward(torch.tensor([1.0, math.nan])).sum())
-        assert not training.step()
-        assert training.train(ONE)
-        assert values(training.weights()) == [0.5, 1.5]
+    training.backward(training.forward(torch.tensor([1.0, math.nan])).sum())
+    assert not training.step()
+    assert training.train(ONE)
 
 
-@CHAPTER.behaviour(
-    "torch: torch/amp/grad_scaler.py",
-    instead="the step is taken",
-)
-def a_nan_loss_with_finite_gradients(subject: Subject) -> None:
+@CHAPTER.trained("torch: torch/amp/grad_scaler.py", instead="the step is taken")
+def a_nan_loss_with_finite_gradients(training: Training) -> None:
     """A loss that is NaN skips the step, even where its gradients are finite."""
-    with subject.training(Weighted()) as training:
-        output = training.forward(ONE)
-        training.backward(output.sum() + math.nan)
-        assert not training.step()
+    output = training.forward(ONE)
+    training.backward(output.sum() + math.nan)
+    assert not training.step()
 
 
 @CHAPTER.behaviour("torch: test/test_torch.py, test_grad_scaling_autocast")

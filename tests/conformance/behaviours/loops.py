@@ -32,9 +32,7 @@ def clipping_sees_unscaled_gradients(subject: Subject) -> None:
         )
 
 
-@CHAPTER.behaviour(
-    f"{TORCH}, test_grad_scaling_clipping_separate_unscale",
-)
+@CHAPTER.behaviour(f"{TORCH}, test_grad_scaling_clipping_separate_unscale")
 def clipping_the_models_parameters(subject: Subject) -> None:
     """``clip_grad_norm_(model.parameters())`` after unscaling clips, or raises: it never returns 0."""
     model = Weighted()
@@ -61,40 +59,7 @@ def clipping_scaled_gradients(subject: Subject) -> None:
         assert values(training.weights()) == pytest.approx([0.25, 1.0], abs=2e-3)
 
 
-@CHAPTER.behaviour(
-    "Lightning: tests/tests_pytorch/plugins/precision/test_amp.py, test_clip_gradients",
-    instead={"Lightning": "raises an error unless it is told not to"},
-)
-def clipping_with_an_overflow(subject: Subject) -> None:
-    """Clipping gradients that overflowed leaves the step skipped."""
-    with subject.training(Weighted()) as training:
-        training.backward(poisoned(training.forward(ONE)).sum())
-        training.clip(1.0)
-        assert not training.step()
-        assert values(training.weights()) == [1, 2]
-
-
 # -- accumulation ----------------------------------------------------------------------------------
-
-
-@CHAPTER.behaviour(f"{TORCH}, test_grad_scaling_accumulation; accelerate: tests/test_grad_sync.py")
-def accumulation(subject: Subject) -> None:
-    """Gradients of several backward passes add up in one step."""
-    with subject.training(Weighted()) as training:
-        for part in (0.25, 0.5, 0.25):
-            training.backward((training.forward(ONE) * part).sum())
-        assert training.step()
-        assert values(training.weights()) == [0.5, 1.5]
-
-
-@CHAPTER.behaviour(f"{TORCH}, test_grad_scaling_accumulation")
-def an_overflow_in_one_part(subject: Subject) -> None:
-    """An overflow in the first of several accumulated parts skips the step."""
-    with subject.training(Weighted()) as training:
-        training.backward(poisoned(training.forward(ONE)).sum())
-        training.backward(training.forward(ONE).sum())
-        assert not training.step()
-        assert values(training.weights()) == [1, 2]
 
 
 @CHAPTER.behaviour(
@@ -117,38 +82,6 @@ def a_change_of_scale_within_an_accumulation(subject: Subject) -> None:
         training.backward(training.forward(ONE, model=training.models[0]).sum())
         training.step(one)
         assert values(training.weights(training.models[0])) == [0, 1]
-
-
-@CHAPTER.behaviour("torch: docs, Working with Unscaled Gradients")
-def zero_grad_forgets(subject: Subject) -> None:
-    """``zero_grad`` before a step throws the gradients of an abandoned pass away, overflow included."""
-    with subject.training(Weighted()) as training:
-        training.backward(poisoned(training.forward(ONE)).sum())
-        training.optimizer.zero_grad()
-        assert training.train(ONE)
-        assert values(training.weights()) == [0.5, 1.5]
-
-
-@CHAPTER.behaviour("torch: test/test_optim.py, set_to_none")
-def zero_grad_to_zero(subject: Subject) -> None:
-    """``zero_grad(set_to_none=False)`` leaves zeros, and training goes on."""
-    with subject.training(Weighted()) as training:
-        training.backward(training.forward(ONE).sum())
-        training.optimizer.zero_grad(set_to_none=False)
-        training.backward(training.forward(ONE).sum())
-        assert training.step()
-        assert values(training.weights()) == [0.5, 1.5]
-
-
-@CHAPTER.behaviour("torch: docs, Autograd mechanics")
-def model_zero_grad(subject: Subject) -> None:
-    """``model.zero_grad()`` clears what waits for a step."""
-    with subject.training(Weighted()) as training:
-        training.backward(training.forward(ONE).sum())
-        training.model.zero_grad()
-        training.backward(training.forward(ONE).sum())
-        assert training.step()
-        assert values(training.weights()) == [0.5, 1.5]
 
 
 # -- several models, optimizers, losses ------------------------------------------------------------

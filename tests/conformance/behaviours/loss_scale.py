@@ -22,13 +22,11 @@ def overflow(training: Training, value: float = INF) -> bool:
     return training.step()
 
 
-@CHAPTER.behaviour(f"{TORCH}, test_grad_scaling_scale")
-def gradients_carry_the_scale(subject: Subject) -> None:
+@CHAPTER.trained(f"{TORCH}, test_grad_scaling_scale", scale=Scale(64.0))
+def gradients_carry_the_scale(training: Training) -> None:
     """Before the step, gradients are the plain ones times the scale."""
-    model = Weighted()
-    with subject.training(model, scale=Scale(64.0)) as training:
-        training.backward(training.forward(torch.tensor([1.0, -3.0])).sum())
-        assert model.weight.grad.tolist() == [64.0, -192.0]
+    training.backward(training.forward(torch.tensor([1.0, -3.0])).sum())
+    assert training.weight.grad.tolist() == [64.0, -192.0]
 
 
 @CHAPTER.behaviour(f"{TORCH}, test_grad_scaling_unscale")
@@ -40,64 +38,6 @@ def unscaling_is_exact(subject: Subject) -> None:
             training.unscale()
             (held,) = training.stepped()
             assert held.grad.tolist() == [1.5, -0.375]
-
-
-@CHAPTER.behaviour(f"{TORCH}, test_grad_scaling_update_scale; Keras: loss_scale_optimizer_test.py")
-def grows_after_the_interval(subject: Subject) -> None:
-    """The scale grows by its factor after every full interval of finite steps."""
-    with subject.training(Weighted(), scale=Scale(2.0, interval=2)) as training:
-        seen = []
-        for _ in range(8):
-            assert training.train(ONE)
-            seen.append(training.scale)
-        assert seen == [2, 4, 4, 8, 8, 16, 16, 32]
-
-
-@CHAPTER.behaviour(f"{TORCH}, test_grad_scaling_update_scale; Keras: loss_scale_optimizer_test.py")
-def backs_off_on_infinity(subject: Subject) -> None:
-    """Each step with an infinite gradient lowers the scale by its factor."""
-    with subject.training(Weighted(), scale=Scale(400.0)) as training:
-        seen = []
-        for _ in range(4):
-            assert not overflow(training)
-            seen.append(training.scale)
-        assert seen == [200, 100, 50, 25]
-
-
-@CHAPTER.behaviour("DeepSpeed: test_dynamic_loss_scale.py, test_all_overflow")
-def nan_and_negative_infinity_count(subject: Subject) -> None:
-    """NaN and negative infinity lower the scale as infinity does."""
-    with subject.training(Weighted(), scale=Scale(64.0)) as training:
-        assert not overflow(training, -INF)
-        assert not overflow(training, NAN)
-        assert training.scale == 16
-
-
-@CHAPTER.behaviour(f"{TORCH}, test_grad_scaling_update_scale")
-def other_factors(subject: Subject) -> None:
-    """Growth by 3 and backoff by 1/4 are obeyed."""
-    scale = Scale(4.0, growth=3.0, backoff=0.25, interval=2)
-    with subject.training(Weighted(), scale=scale) as training:
-        training.train(ONE)
-        training.train(ONE)
-        assert training.scale == 12
-        overflow(training)
-        assert training.scale == 3
-
-
-@CHAPTER.behaviour(f"{TORCH}, test_grad_scaling_update_scale; jmp: loss_scale_test.py")
-def an_overflow_restarts_the_interval(subject: Subject) -> None:
-    """A skipped step restarts the count of finite steps."""
-    with subject.training(Weighted(), scale=Scale(64.0, interval=3)) as training:
-        training.train(ONE)
-        training.train(ONE)
-        overflow(training)
-        assert training.scale == 32
-        training.train(ONE)
-        training.train(ONE)
-        assert training.scale == 32
-        training.train(ONE)
-        assert training.scale == 64
 
 
 @CHAPTER.behaviour("Keras: loss_scale_optimizer_test.py, test_finite_step")
@@ -183,36 +123,35 @@ def sparse_duplicates(subject: Subject) -> None:
         assert bool(torch.isfinite(training.weights()["weight"]).all())
 
 
-@CHAPTER.behaviour(
+@CHAPTER.trained(
     f"{TORCH}, test_grad_scaling_unscale",
+    scale=Scale(64.0),
     instead="raises an error",
     on_purpose=dict.fromkeys(
         ("O1 by mp.scaler()", "O2 by mp.scaler()"), "raises an error, as GradScaler does"
     ),
 )
-def unscaling_twice(subject: Subject) -> None:
+def unscaling_twice(training: Training) -> None:
     """Unscaling twice divides once."""
-    with subject.training(Weighted(), scale=Scale(64.0)) as training:
-        training.backward(training.forward(torch.tensor([1.0, 3.0])).sum())
-        training.unscale()
-        training.unscale()
-        (held,) = training.stepped()
-        assert held.grad.tolist() == [1.0, 3.0]
+    training.backward(training.forward(torch.tensor([1.0, 3.0])).sum())
+    training.unscale()
+    training.unscale()
+    (held,) = training.stepped()
+    assert held.grad.tolist() == [1.0, 3.0]
 
 
-@CHAPTER.behaviour(
+@CHAPTER.trained(
     f"{TORCH}, test_params_invalidated_with_grads_invalidated_between_unscale_and_step",
     instead="steps, and the weights become NaN",
 )
-def nan_after_unscale_is_not_stepped(subject: Subject) -> None:
+def nan_after_unscale_is_not_stepped(training: Training) -> None:
     """A gradient that becomes NaN after it was unscaled is not stepped."""
-    with subject.training(Weighted()) as training:
-        training.backward(training.forward(ONE).sum())
-        training.unscale()
-        for held in training.stepped():
-            held.grad.fill_(NAN)
-        training.step()
-        assert all(map(math.isfinite, values(training.weights())))
+    training.backward(training.forward(ONE).sum())
+    training.unscale()
+    for held in training.stepped():
+        held.grad.fill_(NAN)
+    training.step()
+    assert all(map(math.isfinite, values(training.weights())))
 
 
 @CHAPTER.behaviour(f"{TORCH}, test_grad_scale_will_not_overflow")
@@ -265,9 +204,7 @@ def the_state_round_trips(subject: Subject) -> None:
         assert training.scale == 64
 
 
-@CHAPTER.behaviour(
-    f"{APEX}/test_checkpointing.py, test_loss_scale_decrease",
-)
+@CHAPTER.behaviour(f"{APEX}/test_checkpointing.py, test_loss_scale_decrease")
 def the_first_steps_may_overflow(subject: Subject) -> None:
     """From 2^16, a scale that has to fall to 2^4 gets there, and then trains."""
     if subject.level == "O0":
@@ -282,22 +219,11 @@ def the_first_steps_may_overflow(subject: Subject) -> None:
         assert training.scale == 16
 
 
-@CHAPTER.behaviour("OpenSeq2Seq: mp_wrapper_test.py")
-def zero_gradients_are_finite(subject: Subject) -> None:
-    """Gradients that are all zero are a finite step."""
-    with subject.training(Weighted(), scale=Scale(4.0, interval=1)) as training:
-        assert training.train(torch.zeros(2))
-        assert training.scale == 8
-
-
-@CHAPTER.behaviour(f"{TORCH}, test_grad_scaling_scale")
-def a_loss_of_one_element(subject: Subject) -> None:
+@CHAPTER.trained(f"{TORCH}, test_grad_scaling_scale", [0.5, 1.5], scale=Scale(64.0))
+def a_loss_of_one_element(training: Training) -> None:
     """A loss of shape (1,) is scaled like a scalar."""
-    model = Weighted()
-    with subject.training(model, scale=Scale(64.0)) as training:
-        training.backward(training.forward(ONE).sum().reshape(1))
-        assert training.step()
-        assert values(training.weights()) == [0.5, 1.5]
+    training.backward(training.forward(ONE).sum().reshape(1))
+    assert training.step()
 
 
 def half_loss(training: Training) -> torch.Tensor:

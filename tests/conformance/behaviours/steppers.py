@@ -9,7 +9,7 @@ import pytest
 import torch
 from conformance.models import INF, Weighted, close, perceptron, poisoned, rows, values
 from conformance.outcomes import Chapter, NotApplicable
-from conformance.subjects.protocol import Scale, Subject
+from conformance.subjects.protocol import Scale, Subject, Training
 from torch import nn
 
 CHAPTER = Chapter("Optimizers, hooks and closures", about_loops=True)
@@ -62,34 +62,31 @@ def a_gradient_penalty(subject: Subject) -> None:
         assert values(training.weights()) == [-1, -1]
 
 
-@CHAPTER.behaviour("Apex: issue 654; torch: docs, Gradient penalty")
-def retained_graphs(subject: Subject) -> None:
+@CHAPTER.trained("Apex: issue 654; torch: docs, Gradient penalty", [0, 1])
+def retained_graphs(training: Training) -> None:
     """Two backward passes through one graph with ``retain_graph`` add up."""
-    with subject.training(Weighted()) as training:
-        loss = training.forward(ONE).sum()
-        training.backward(loss, retain_graph=True)
-        training.backward(loss)
-        assert training.step()
-        assert values(training.weights()) == [0, 1]
+    loss = training.forward(ONE).sum()
+    training.backward(loss, retain_graph=True)
+    training.backward(loss)
+    assert training.step()
 
 
 # -- schedulers, hooks, groups ---------------------------------------------------------------------
 
 
-@CHAPTER.behaviour(
+@CHAPTER.trained(
     "pytorch issues 44511 and 55585; Lightning issue 21339",
     instead="torch warns of lr_scheduler.step() before optimizer.step()",
 )
-def a_scheduler_after_a_skip(subject: Subject) -> None:
+def a_scheduler_after_a_skip(training: Training) -> None:
     """A scheduler stepped after a first step that was skipped does not warn."""
-    with subject.training(Weighted()) as training:
-        inner = getattr(training.optimizer, "optimizer", training.optimizer)
-        scheduler = torch.optim.lr_scheduler.StepLR(inner, 1, 0.5)
-        training.backward(poisoned(training.forward(ONE)).sum())
-        training.step()
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            scheduler.step()
+    inner = getattr(training.optimizer, "optimizer", training.optimizer)
+    scheduler = torch.optim.lr_scheduler.StepLR(inner, 1, 0.5)
+    training.backward(poisoned(training.forward(ONE)).sum())
+    training.step()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        scheduler.step()
 
 
 @CHAPTER.behaviour(
@@ -176,9 +173,7 @@ def frozen_and_thawed(subject: Subject) -> None:
         assert values(training.weights()) == [0.75, 0.75, 0, 0]
 
 
-@CHAPTER.behaviour(
-    f"{TORCH}, test_grad_scaling_autocast_fused",
-)
+@CHAPTER.behaviour(f"{TORCH}, test_grad_scaling_autocast_fused")
 def fused_optimizers(subject: Subject) -> None:
     """Fused Adam, AdamW, SGD and Adagrad train as the plain ones do, and skip what is not finite."""
     for kind in (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad):
@@ -198,9 +193,7 @@ def fused_optimizers(subject: Subject) -> None:
         assert close(*found, tolerance=2e-3 if subject.low_model else 1e-6), kind.__name__
 
 
-@CHAPTER.behaviour(
-    f"{APEX}/test_larc.py, test_larc_mixed_precision",
-)
+@CHAPTER.behaviour(f"{APEX}/test_larc.py, test_larc_mixed_precision")
 def an_optimizer_around_an_optimizer(subject: Subject) -> None:
     """A wrapper that rescales gradients in its ``step`` (LARC) is stepped on unscaled gradients."""
     if subject.name in ("Accelerate", "Lightning"):
@@ -279,17 +272,6 @@ def groups_with_options_of_their_own(subject: Subject) -> None:
         training.optimizer.param_groups[0]["lr"] = 0.0
         training.train(ONE)
         assert values(training.weights())[:2] == [0.5, 0.5]
-
-
-@CHAPTER.behaviour("Lightning: plugins/precision/test_amp_integration.py")
-def a_loop_may_leave_a_step_out(subject: Subject) -> None:
-    """A batch that the loop leaves out, without a backward pass, counts neither way."""
-    with subject.training(Weighted(), scale=Scale(64.0, interval=2)) as training:
-        training.train(ONE)
-        training.forward(ONE)  # this batch is left out
-        assert training.scale == 64
-        training.train(ONE)
-        assert training.scale == 128
 
 
 # -- unusual parameters ----------------------------------------------------------------------------

@@ -44,9 +44,11 @@ class Training(ABC):
 
     Attributes:
         models, optimizers: As the loop holds them, wrapped where the subject wraps.
+        weight: The parameter ``weight`` of the first model, where it has one.
     """
 
     models: Sequence[nn.Module]
+    weight: Any
     optimizers: Sequence[Optimizer]
 
     @property
@@ -179,6 +181,7 @@ class Subject(ABC):
             optimizers = [torch.optim.SGD(m.parameters(), rate) for m in several]
         steppers = [optimizers] if isinstance(optimizers, Optimizer) else list(optimizers)
         training = self.begin(several, steppers, scale or Scale(), target)
+        training.weight = getattr(several[0], "weight", None)
         try:
             yield training
         finally:
