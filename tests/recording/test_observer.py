@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import weakref
 
 import pytest
 import torch
 from recorded import (
+    Output,
     around_linear,
     assert_same_histogram,
     model_and_optimizer,
@@ -76,13 +76,6 @@ def test_in_place_operations_leave_each_gradient_to_its_own_module(tmp_path):
     for name, truth in (("0", before_relu), ("1", after_relu)):
         assert_same_histogram(tmp_path / "run", truth, kind="activation", name=name)
         assert_same_histogram(tmp_path / "run", truth.grad, kind="activation_grad", name=name)
-
-
-@dataclasses.dataclass
-class Output:
-    logits: torch.Tensor
-    hidden: list[torch.Tensor]
-    name: str = "output"
 
 
 def model_output(a, b):
