@@ -51,7 +51,6 @@ class Behaviour:
         check: Asserts it of a subject; raises ``NotApplicable`` where it cannot be asked.
         instead: What a peer does where the behaviour does not hold for it, by the peer's name.
         on_purpose: Why it does not hold for ours, by level or label; it must fail there.
-        awaited: What is wrong with ours, by level or label; it must fail there until it is repaired.
     """
 
     name: str
@@ -59,15 +58,10 @@ class Behaviour:
     check: Check
     instead: Mapping[str, str] = field(default_factory=dict)
     on_purpose: Mapping[str, str] = field(default_factory=dict)
-    awaited: Mapping[str, str] = field(default_factory=dict)
 
     def purpose(self, subject: Subject) -> str:
         """Why it does not hold for one of ours; empty if it should."""
         return self.on_purpose.get(subject.label) or self.on_purpose.get(subject.level, "")
-
-    def missing(self, subject: Subject) -> str:
-        """What is wrong with one of ours; empty if nothing is known to be."""
-        return self.awaited.get(subject.label) or self.awaited.get(subject.level, "")
 
 
 @dataclass(frozen=True)
@@ -91,13 +85,10 @@ class Chapter:
         *,
         instead: Mapping[str, str] | str | None = None,
         on_purpose: Mapping[str, str] | None = None,
-        awaited: Mapping[str, str] | None = None,
     ) -> None:
         """Add a behaviour; where all peers differ alike, ``instead`` says it once."""
         differ = dict.fromkeys(PEERS, instead) if isinstance(instead, str) else dict(instead or {})
-        self.behaviours.append(
-            Behaviour(name, source, check, differ, dict(on_purpose or {}), dict(awaited or {}))
-        )
+        self.behaviours.append(Behaviour(name, source, check, differ, dict(on_purpose or {})))
 
     def behaviour(self, source: str, **differs: Any) -> Callable[[Check], Check]:
         """Add a function as a behaviour; the first line of its docstring is the name."""

@@ -66,16 +66,6 @@ def _smallest(fmt):
 # -- limits ----------------------------------------------------------------------------------------
 
 
-@CAST
-def test_limits_equal_torchs(fmt):
-    limits = torch.finfo(getattr(torch, fmt.torch_name))
-    assert fmt.max == limits.max
-    assert fmt.smallest_normal == limits.tiny == limits.smallest_normal
-    assert fmt.bits == limits.bits
-    assert 2.0**-fmt.mantissa_bits == limits.eps
-    assert _smallest(fmt) == fmt.smallest_normal * limits.eps
-
-
 @pytest.mark.parametrize(
     ("fmt", "bits", "mantissa", "largest", "normal", "subnormal", "threshold"),
     [
@@ -114,20 +104,6 @@ def test_the_thresholds_are_where_rounding_changes(fmt):
     assert not math.isfinite(fmt.round(above))
     assert fmt.overflows(above)
     assert fmt.overflows(top) == (not math.isfinite(fmt.round(top)))
-
-
-@pytest.mark.parametrize("fmt", [FP16, BF16, FP8_E5M2], ids=lambda f: f.name)
-def test_zero_begins_where_torchs_cast_makes_zero(fmt):
-    tie = np.float32(2.0**fmt.zero_exponent)
-    stored = cast(fmt, [tie, np.nextafter(tie, np.float32(1))])
-    assert stored.tolist() == [0.0, _smallest(fmt)]
-
-
-def test_overflow_of_fp16_and_bf16_begins_where_torchs_cast_makes_infinity():
-    for fmt in (FP16, BF16):
-        top = np.float32(fmt.overflow_threshold)
-        stored = cast(fmt, [np.nextafter(top, np.float32(0)), top])
-        assert stored.tolist() == [fmt.max, math.inf]
 
 
 # -- the registry ----------------------------------------------------------------------------------
@@ -183,6 +159,7 @@ def test_rounding_of_ties_equals_exact_fractions(fmt, exponent, numerator, sign)
 
 @CAST
 @given(values=st.lists(FLOATS, min_size=1, max_size=20))
+@example(values=[2.0**-25, 3 * 2.0**-25, (1 + 2.0**-23) * 2.0**-25, 65519.99609375, 2.0**-134])
 def test_rounding_equals_torchs_casts_within_the_range(fmt, values):
     # Past the range torch's FP8 casts saturate or give NaN, by version: our table defines it.
     inside = [x for x in values if not fmt.overflows(abs(x))]

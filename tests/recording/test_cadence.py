@@ -88,11 +88,6 @@ def test_the_recorded_steps_depend_on_nothing_but_their_number():
     assert torch.equal(state, torch.get_rng_state())
 
 
-def test_two_tasks_that_alternate_are_recorded_equally():
-    odd = [step % 2 for step in usual(4_000)[DENSE_STEPS:]]
-    assert 0.4 < np.mean(odd) < 0.6
-
-
 @pytest.mark.parametrize("thin", [2, 8, 64])
 def test_a_thinner_cadence_records_one_step_of_each_wider_stratum_and_no_others(thin):
     cadence = Cadence()

@@ -86,14 +86,6 @@ def a_state_of_another_scale(subject: Subject) -> None:
         assert training.scale == 64
 
 
-@CHAPTER.trained("torch: docs, Saving/Resuming")
-def saved_after_an_abandoned_accumulation(training: Training) -> None:
-    """A state can be saved after gradients that waited were cleared by ``zero_grad``."""
-    training.backward(training.forward(ONE).sum())
-    training.optimizer.zero_grad()
-    assert training.state()
-
-
 @CHAPTER.behaviour(
     "torch: torch/nn/modules/module.py, load_state_dict",
     instead="the model is loaded before the optimizer refuses",

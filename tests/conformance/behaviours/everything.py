@@ -46,20 +46,27 @@ OTHERS = {
 
 
 def play(row: dict[str, str], subject: Subject) -> None:
-    """The events of a row, and the scales after its steps and the weights at its end."""
-    scale, scales = Scale(**eval(f"dict({row['scale']})")), []
-    with subject.training(Weighted(), scale=scale) as training:
-        for event in row["events"]:
-            if event in GRADIENTS:
-                output = training.forward(torch.ones(2))
-                training.backward(poisoned(output, GRADIENTS[event]).sum())
-            if event in TAKEN:
-                assert training.step() == TAKEN[event]
-                scales.append(training.scale)
-            if event in OTHERS:
-                OTHERS[event](training)
-        for expected, found in (("scales", scales), ("weights", values(training.weights()))):
-            assert not row[expected] or found == [float(x) for x in row[expected].split()]
+    """The events of a row, and the scales after its steps and the weights at its end.
+
+    After a bar a training of new objects goes on from the state of the one before it.
+    """
+    scale, scales, state = Scale(**eval(f"dict({row['scale']})")), [], None
+    for events in row["events"].split("|"):
+        with subject.training(Weighted(), scale=scale) as training:
+            if state is not None:
+                training.load(state)
+            for event in events:
+                if event in GRADIENTS:
+                    output = training.forward(torch.ones(2))
+                    training.backward(poisoned(output, GRADIENTS[event]).sum())
+                if event in TAKEN:
+                    assert training.step() == TAKEN[event]
+                    scales.append(training.scale)
+                if event in OTHERS:
+                    OTHERS[event](training)
+            state, found = training.state(), values(training.weights())
+    assert not row["scales"] or scales == [float(x) for x in row["scales"].split()]
+    assert not row["weights"] or found == [float(x) for x in row["weights"].split()]
 
 
 for row in table("scripted"):

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from conformance.models import INF, Weighted, close, perceptron, poisoned, rows, same, values
 from conformance.outcomes import Chapter, NotApplicable
 from conformance.subjects.protocol import Subject, Training
+from support import Casts
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 CHAPTER = Chapter("Forward passes and buffers")
@@ -27,14 +27,12 @@ LIGHTNING = "Lightning: tests/tests_pytorch/plugins/precision/test_amp.py"
 def evaluation_between_steps(subject: Subject) -> None:
     """An evaluation without gradients between two steps leaves the second one right."""
     found = []
-    for evaluate in (False, True):
-        model = perceptron()
-        with subject.training(model, rate=0.1) as training:
+    for between in ((), (rows(5),)):
+        with subject.training(perceptron(), rate=0.1) as training:
             for i in range(2):
                 training.train(rows(i))
-                if evaluate:
-                    with torch.no_grad():
-                        training.forward(rows(5))
+                with torch.no_grad():
+                    _ = [training.forward(x) for x in between]
             found.append(training.weights())
     assert same(*found)
 
@@ -95,19 +93,6 @@ def an_fp16_step_inside_the_context(subject: Subject) -> None:
             training.backward(training.model(x).float().sum())
             training.step()
             assert training.model(x).float().mean().item() == expected
-
-
-class Casts(TorchDispatchMode):
-    """Counts the casts of one tensor to half."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        super().__init__()
-        self.tensor, self.count = tensor, 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.aten._to_copy.default and args[0] is self.tensor:
-            self.count += 1
-        return func(*args, **(kwargs or {}))
 
 
 @CHAPTER.behaviour("torch: test/test_autocast.py, test_cast_cache_is_global")

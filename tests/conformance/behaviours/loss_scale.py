@@ -6,7 +6,7 @@ import math
 
 import torch
 from conformance.models import INF, NAN, Weighted, poisoned, values
-from conformance.outcomes import Chapter, NotApplicable
+from conformance.outcomes import Chapter
 from conformance.subjects.protocol import Scale, Subject, Training
 
 CHAPTER = Chapter("Loss scale", about_loops=True)
@@ -186,37 +186,6 @@ def a_scale_that_falls_without_end(subject: Subject) -> None:
             training.backward(training.forward(ONE).sum())
             training.step()
         assert all(map(math.isfinite, values(training.weights())))
-
-
-@CHAPTER.behaviour(f"{TORCH}, test_grad_scaling_state_dict")
-def the_state_round_trips(subject: Subject) -> None:
-    """Scale and count of finite steps go through a state."""
-    scale = Scale(64.0, interval=3)
-    with subject.training(Weighted(), scale=scale) as training:
-        overflow(training)
-        training.train(ONE)
-        training.train(ONE)
-        state = training.state()
-    with subject.training(Weighted(), scale=scale) as training:
-        training.load(state)
-        assert training.scale == 32
-        training.train(ONE)
-        assert training.scale == 64
-
-
-@CHAPTER.behaviour(f"{APEX}/test_checkpointing.py, test_loss_scale_decrease")
-def the_first_steps_may_overflow(subject: Subject) -> None:
-    """From 2^16, a scale that has to fall to 2^4 gets there, and then trains."""
-    if subject.level == "O0":
-        raise NotApplicable("an overflow in FP32 is the model's")
-    with subject.training(Weighted(), scale=Scale(2.0**16)) as training:
-        taken = []
-        for _ in range(14):
-            large = training.scale > 16
-            training.backward(poisoned(training.forward(ONE), INF if large else 1.0).sum())
-            taken.append(training.step())
-        assert taken == [False] * 12 + [True] * 2
-        assert training.scale == 16
 
 
 @CHAPTER.trained(f"{TORCH}, test_grad_scaling_scale", [0.5, 1.5], scale=Scale(64.0))

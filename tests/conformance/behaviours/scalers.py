@@ -56,16 +56,3 @@ def overflow_at_the_smallest_scale(subject: Subject) -> None:
     ):
         for _ in range(16):
             overflow(training)
-
-
-@CHAPTER.behaviour(f"{DEEPSPEED}, test_hysteresis_survives_a_checkpoint")
-def hysteresis_in_a_checkpoint(subject: Subject) -> None:
-    """What is left of the hysteresis is in the checkpoint."""
-    scale = Scale(256.0, hysteresis=2)
-    with subject.training(Weighted(), scale=scale) as training:
-        overflow(training)
-        state = training.state()
-    with subject.training(Weighted(), scale=scale) as training:
-        training.load(state)
-        overflow(training)
-        assert training.scale == 128
