@@ -5,11 +5,12 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+from functools import partial
 
 import torch
 from conformance.models import Weighted, perceptron, poisoned, rows, same, values
-from conformance.outcomes import Chapter, NotApplicable
-from conformance.subjects.protocol import Subject, Training
+from conformance.outcomes import Chapter, NotApplicable, table
+from conformance.subjects.protocol import Subject
 from torch import nn
 from torch.nn.utils import parametrizations, prune
 
@@ -20,20 +21,20 @@ CHAPTER = Chapter("Weights that a loop changes")
 ONE = torch.ones(2)
 
 
-def changed(training: Training) -> list[float]:
-    """The weights after a step that adds nothing to them."""
-    training.train(torch.zeros(2))
-    return values(training.weights())
-
-
-@CHAPTER.behaviour("torch: docs, Saving and Loading Models")
-def load_state_dict(subject: Subject) -> None:
-    """``model.load_state_dict`` in the middle of a training is what training goes on from."""
+def holds(statement: str, weights: str, subject: Subject) -> None:
+    """What a statement writes between two steps, of which the second adds nothing, is still there."""
     model = Weighted()
     with subject.training(model) as training:
         training.train(ONE)
-        model.load_state_dict({"weight": torch.tensor([5.0, 6.0])})
-        assert changed(training) == [5, 6]
+        with torch.no_grad():
+            exec(statement, globals() | {"model": model, "weight": model.weight})
+        training.train(torch.zeros(2))
+        assert values(training.weights()) == [float(x) for x in weights.split()]
+
+
+for row in table("written"):
+    check = partial(holds, row["statement"], row["weights"])
+    CHAPTER.add(row["behaviour"], row["source"], check)
 
 
 @CHAPTER.behaviour("Hugging Face: load_best_model_at_end")
@@ -47,32 +48,6 @@ def load_the_best_at_the_end(subject: Subject) -> None:
     assert model.weight.tolist() == [1, 2]
 
 
-@CHAPTER.trained("WGAN's reference code", [0.25, 0.25])
-def clamped_by_data(training: Training) -> None:
-    """``p.data.clamp_`` after each step, as a WGAN does, holds."""
-    training.train(ONE)
-    training.weight.data.clamp_(-0.25, 0.25)
-    training.train(torch.zeros(2))
-
-
-@CHAPTER.trained("torch: docs, torch.nn.init", [1, 0.75])
-def written_without_gradients(training: Training) -> None:
-    """What is written in place under ``no_grad`` holds."""
-    training.train(ONE)
-    with torch.no_grad():
-        training.weight.mul_(0.5)
-        nn.init.ones_(training.weight[:1])
-    training.train(torch.zeros(2))
-
-
-@CHAPTER.trained("torch: docs, torch.nn", [3, 4])
-def data_assigned(training: Training) -> None:
-    """A tensor assigned to ``p.data`` holds."""
-    training.train(ONE)
-    training.weight.data = torch.tensor([3.0, 4.0]).to(training.weight.dtype)
-    training.train(torch.zeros(2))
-
-
 @CHAPTER.behaviour("torch: docs, reset_parameters")
 def reset_parameters(subject: Subject) -> None:
     """``reset_parameters`` of a layer in the middle of a training holds."""
@@ -84,26 +59,6 @@ def reset_parameters(subject: Subject) -> None:
         expected = model.weight.detach().float().clone()
         training.train(torch.zeros(2))
         assert torch.equal(training.weights()["weight"], expected)
-
-
-@CHAPTER.trained("torch: docs, multi-tensor kernels", [7, 8])
-def written_by_a_foreach_kernel(training: Training) -> None:
-    """What ``torch._foreach_copy_`` writes, past version counters, holds."""
-    training.train(ONE)
-    with torch.no_grad():
-        torch._foreach_copy_([training.weight.data], [torch.tensor([7.0, 8.0])])
-    training.train(torch.zeros(2))
-
-
-@CHAPTER.behaviour("torch: docs, torch.nn.utils.vector_to_parameters")
-def vector_to_parameters(subject: Subject) -> None:
-    """``vector_to_parameters`` holds."""
-    model = Weighted()
-    with subject.training(model) as training:
-        training.train(ONE)
-        vector = torch.tensor([2.0, 3.0]).to(model.weight.dtype)
-        nn.utils.vector_to_parameters(vector, model.parameters())
-        assert changed(training) == [2, 3]
 
 
 @CHAPTER.behaviour("an average of weights in many scripts")
