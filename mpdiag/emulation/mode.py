@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from mpdiag.numerics.autocast_lists import OPERATIONS
 from mpdiag.tracing.dispatch import mapped, tensors_of
 from mpdiag.tracing.precision import HALF
 from mpdiag.tracing.uncompiled import CAN_HIDE, compiler_looks_on, hide, unseen
@@ -33,20 +34,7 @@ Dtypes = tuple[torch.dtype | None, ...]
 
 # Operations that round once, or not at all, in torch's own half-precision kernels: they return the
 # same as FP32 arithmetic rounded once (a test compares them bit by bit), and they are faster.
-_EXACT_NATIVELY = frozenset(
-    """
-    _to_copy _unsafe_view abs alias_copy argmax argmin argsort bernoulli bernoulli_ cat clamp
-    clamp_max clamp_min clone constant_pad_nd copy copy_ detach div embedding empty_like eq
-    exponential_ fill fill_ flip full_like gather ge gt index index_select is_nonzero isfinite
-    isinf isnan le lt masked_fill masked_fill_ masked_select max_pool2d_with_indices maximum
-    minimum mul ne neg new_empty new_empty_strided new_full new_ones new_zeros nonzero normal_
-    ones_like rand_like randn_like relu relu_ repeat roll sigmoid sigmoid_ silu tanh tanh_
-    leaky_relu leaky_relu_ leaky_relu_backward scatter select_backward select_scatter set_ sign
-    slice_backward slice_scatter sort stack threshold_backward topk tril triu uniform_ where
-    zero_ zeros_like _local_scalar_dense record_stream _pin_memory resize_ unbind_copy
-    as_strided_scatter lift_fresh t_ transpose_ squeeze_ unsqueeze_ as_strided_ detach_
-    """.split()
-)
+_EXACT_NATIVELY = OPERATIONS["exact_natively"]
 
 _SUMS = frozenset(
     {torch.ops.aten.add, torch.ops.aten.add_, torch.ops.aten.sub, torch.ops.aten.sub_}

@@ -13,24 +13,21 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 
-_DTYPES = (
-    # (dtype, bytes of one value in memory, names of it in torch, its profiler and oneDNN)
-    ("fp64", 8, ("double", "float64", "f64")),
-    ("fp32", 4, ("float", "float32", "f32")),
-    ("tf32", 4, ()),
-    ("fp16", 2, ("half", "float16", "f16")),
-    ("bf16", 2, ("bfloat16",)),
-    ("fp8_e4m3", 1, ("float8_e4m3fn", "float8_e4m3fnuz", "f8_e4m3")),
-    ("fp8_e5m2", 1, ("float8_e5m2", "float8_e5m2fnuz", "f8_e5m2")),
-    ("fp8", 1, ()),
-    ("int8", 1, ("signed char", "unsigned char", "uint8", "s8", "u8")),
-)
-BYTES = {dtype: size for dtype, size, _ in _DTYPES}
+from mpdiag.hardware.tables import read_table
+
+_DTYPES = read_table(Path(__file__).with_name("dtypes.tsv"))
+BYTES = {row["dtype"]: int(row["bytes"]) for row in _DTYPES}
 """Bytes of one value in memory."""
 _PACKED = {"fp4": 0.5}
 """Formats of which two values share a byte; only kernels' names say so, no dtype of a tensor."""
-_DTYPE_NAMES = {name: dtype for dtype, _, names in _DTYPES for name in (dtype, *names)}
+_DTYPE_NAMES = {
+    name: row["dtype"]
+    for row in _DTYPES
+    for name in (row["dtype"], *row["names"].split(", "))
+    if name
+}
 
 _BY_CAPABILITY = {
     (7, 0): "volta",

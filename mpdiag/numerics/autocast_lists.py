@@ -16,14 +16,16 @@ from mpdiag.hardware.tables import read_table
 Rule = Literal["low", "fp32", "promote", "banned"]
 
 
-def _lists() -> dict[str, frozenset[str]]:
+def _lists(file: str) -> dict[str, frozenset[str]]:
     lists: dict[str, set[str]] = {}
-    for row in read_table(Path(__file__).with_name("autocast_lists.tsv")):
-        lists.setdefault(row["list"], set()).add(row["operation"])
+    for row in read_table(Path(__file__).with_name(file)):
+        lists.setdefault(row["list"], set()).update(row["operation"].split())
     return {name: frozenset(operations) for name, operations in lists.items()}
 
 
-_LISTS = _lists()
+OPERATIONS = _lists("operations.tsv")
+"""Operations by what else they do; who reads a list says what it is."""
+_LISTS = _lists("autocast_lists.tsv")
 RECURRENT, FP32, PROMOTE = _LISTS["recurrent"], _LISTS["fp32"], _LISTS["promote"]
 LOW, BANNED = RECURRENT | _LISTS["low"], _LISTS["banned"]
 NO_HALF, NO_HALF_FUNCTIONS = _LISTS["no_half"], _LISTS["no_half_function"]

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mpdiag.numerics.autocast_lists import LOW, policy_name
+from mpdiag.numerics.autocast_lists import LOW, OPERATIONS, policy_name
 from mpdiag.tracing.dispatch import in_backward, tensors_of
 from mpdiag.tracing.source_lines import ModuleCalls
 from mpdiag.tracing.tap import FunctionTap, OperationTap
@@ -30,17 +30,7 @@ OUTSIDE = "(outside)"
 """Stands for the module of what is computed outside of all modules, such as a loss function."""
 
 # What only moves or makes values: it rounds nothing that was not rounded before.
-_MOVES = frozenset(
-    """
-    _to_copy _unsafe_view alias_copy arange bernoulli bernoulli_ cat clone constant_pad_nd copy_
-    detach empty empty_like empty_strided exponential_ fill fill_ flip full full_like gather index
-    index_select lift_fresh masked_select new_empty new_empty_strided new_full new_ones new_zeros
-    normal_ ones ones_like rand rand_like randn randn_like repeat roll scatter select_backward
-    select_scatter set_ slice_backward slice_scatter sort stack topk tril triu uniform_ unbind_copy
-    unsafe_split zero_ zeros zeros_like expand_copy resize_
-    transpose_ t_ squeeze_ unsqueeze_ as_strided_ _local_scalar_dense scalar_tensor
-    """.split()
-)
+_MOVES = OPERATIONS["moves"]
 
 # ATen's name below autograd -> the name above it, where policies and plans speak.
 _ABOVE = {
