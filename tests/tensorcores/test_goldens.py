@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from tensorcores.timeline.test_ranks import trace as rank_trace
-from tensorcores.traces import SGEMM, kernel, launch, product, step, write
+from tensorcores.traces import FALLBACK, SGEMM, kernel, launch, op, product, step, write
 from typer.testing import CliRunner
 
 from mpdiag.cli import app
@@ -30,6 +30,7 @@ GOLDENS = {
     "step-against.json": "profile --json step.json --against before.json",
     "step-against.md": "report step.json --against before.json -o out.md",
     "unlinked.md": "report unlinked.json -o out.md",
+    "causes.txt": "profile -v causes.json",
     "ranks.txt": "profile ranks",
     "ranks.json": "profile --json rank0.json rank1.json",
     "ranks.md": "report ranks -o out.md",
@@ -44,6 +45,14 @@ def folder(root, tmp_path_factory):
     write(place / "step.json", [*step(), hostile, launch(4, 65), kernel(HOSTILE, 4, 5)])
     before = [product(256, 256, 256, 0, 10), launch(1, 5), kernel(SGEMM, 1, 90)]
     write(place / "before.json", before)
+    causes = [
+        *step(),
+        product(128, 512, 256, 60, 70, dtype="float"), launch(5, 65), kernel(SGEMM, 5, 20),
+        product(512, 513, 513, 80, 90, "c10::BFloat16"), launch(6, 85), kernel(FALLBACK, 6, 40),
+        product(512, 77, 512, 95, 98, "c10::BFloat16"), launch(7, 97), kernel(FALLBACK, 7, 40),
+        op("aten::relu", 99, 100),
+    ]  # fmt: skip
+    write(place / "causes.json", causes)
     write(place / "unlinked.json", [kernel(SGEMM, 1, 90)])  # of no operation, no module
     (place / "ranks").mkdir()
     for rank, compute in ((0, 40), (1, 70)):

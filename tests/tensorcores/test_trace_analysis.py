@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from calls import run
 from tensorcores.traces import (
     A100,
     FALLBACK,
@@ -20,9 +21,7 @@ from tensorcores.traces import (
     step,
     write,
 )
-from typer.testing import CliRunner
 
-from mpdiag.cli import app
 from mpdiag.errors import DamagedTrace, ExitCode
 from mpdiag.tensorcores.trace_analysis import profile_trace
 
@@ -204,21 +203,8 @@ def test_what_was_left_out_is_said(tmp_path):
 # -- the command -----------------------------------------------------------------------------------
 
 
-def run(*words):
-    return CliRunner().invoke(app, ["profile", *map(str, words)])
-
-
 def test_json_is_one_document_and_strict_exits_with_1(tmp_path):
     path = write(tmp_path / "t.json", step())
-    result = run(path, "--json", "--strict")
+    result = run("profile", path, "--json", "--strict")
     assert result.exit_code == ExitCode.FINDINGS
     assert json.loads(result.stdout)["source"] == "torch.profiler"
-
-
-@pytest.mark.parametrize(
-    ("words", "code"), [(["nowhere.json"], 3), ([], 2), (["a.json", "b.json"], 3)]
-)
-def test_exit_codes(words, code):
-    result = run(*words)
-    assert (result.exit_code, result.stdout) == (code, "")
-    assert len(result.stderr.splitlines()) == 1

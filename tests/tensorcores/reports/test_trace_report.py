@@ -59,9 +59,3 @@ def test_operations_stand_under_their_cause(root, tmp_path):
     assert open_tables == 0
     said = body.partition("which the causes above give in detail")[2].partition("Evidence")[0]
     assert "matrix-on-cuda-cores" in said
-
-
-def test_runs_are_compared_otherwise(tmp_path):
-    result = report(tmp_path, "--against", tmp_path)
-    assert result.exit_code == 2
-    assert "mpdiag compare A B" in re.sub(r"\s+", " ", result.stderr)
