@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import made_runs as hand
 import pytest
-from app_pages import VIEWS, figures, words
+from app_pages import VIEWS, figures, page_text, words
 
 RUNS = ("ssd", "ssd-fp16-plan", "digits", "denoiser", "gpu-sample")
 SAYS_WHY = {"ssd-fp16-plan": "is a training by a plan", "gpu-sample": "holds a profile alone"}
 RECEIPTS = ("gradients", "layers", "updates", "operations", "training")
 REFUSED = ("verdict", "gradients", "layers", "updates", "operations")
+KEPT = Path(__file__).parents[1] / "data" / "pages"
 pytestmark = pytest.mark.filterwarnings("default")  # Streamlit's own, of being run bare
 
 
 @pytest.mark.parametrize(
     ("view", "run"), [("runs", "ssd"), *((v, r) for r in RUNS for v in VIEWS if v != "runs")]
 )
-def test_every_view_on_every_sample_run(opened, caplog, view, run):
+def test_every_view_on_every_sample_run(opened, root, caplog, view, run):
     test = opened(view=view, run=run)
     assert not test.exception
     assert "Serialization" not in caplog.text  # a table as it is, not as Streamlit mends it
@@ -35,6 +38,18 @@ def test_every_view_on_every_sample_run(opened, caplog, view, run):
     refused = run in SAYS_WHY and view in REFUSED
     assert not test.error  # a training, or a profile, is a normal state
     assert not refused or SAYS_WHY[run] in test.info[0].value
+    if view != "runs":  # whose table is that of all sample runs
+        text = page_text(test).replace(f"{root}", "HERE")
+        assert_as_kept(KEPT / run / f"{view}.txt", text)
+
+
+def assert_as_kept(path, text):
+    """``MPDIAG_WRITE_GOLDENS=1`` writes the file anew; read its difference before it is kept."""
+    text = "\n".join(line.rstrip() for line in text.splitlines()) + "\n"
+    if os.environ.get("MPDIAG_WRITE_GOLDENS"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    assert text == path.read_text(encoding="utf-8")
 
 
 def test_the_app_loads_no_torch(root, tmp_path):
