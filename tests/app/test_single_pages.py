@@ -158,18 +158,6 @@ def test_what_is_drawn_at_once_is_sent_before_the_heat_map(opened, monkeypatch):
 # -- layers ----------------------------------------------------------------------------------------
 
 
-def test_the_table_of_layers_is_the_analysis_s(opened, root):
-    analysis = analyze(root / "sample_runs" / "ssd")
-    test = opened(view="layers", run="ssd", find="trunk.1")
-    frame = test.dataframe[0].value.set_index("layer")
-    assert all("trunk.1" in name for name in frame.index)
-    lost = analysis.figures.find("layer-sum", "trunk.1")
-    assert frame.loc["trunk.1", "sum_share"] == lost.value
-    values = analysis.figures.find("layer-values", "trunk.1")
-    assert frame.loc["trunk.1", "lost_share"] == values.value
-    assert "No layer has “zzz”" in words(opened(view="layers", run="ssd", find="zzz"))
-
-
 def test_a_link_opens_a_layer(opened, root):
     test = opened(view="layers", run="ssd", layer="trunk.1", scale="3", format="FP16")
     assert not test.exception

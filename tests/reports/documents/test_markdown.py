@@ -8,8 +8,6 @@ from xml.etree import ElementTree as ET
 import made_runs as hand
 import pytest
 
-from mpdiag.analysis.analyzer import analyze
-from mpdiag.display.wording import percent
 from mpdiag.reports.documents.markdown import PARTED, code, escaped, image
 from mpdiag.reports.documents.write import write_report
 
@@ -19,31 +17,6 @@ def written(root, tmp_path_factory):
     path = tmp_path_factory.mktemp("markdown") / "my ssd.md"
     write_report(root / "sample_runs" / "ssd", path)
     return path, path.read_text(encoding="utf-8")
-
-
-def test_it_says_what_the_analysis_says(root, written):
-    run = root / "sample_runs" / "ssd"
-    text = written[1]
-    analysis = analyze(run)
-    assert text.startswith(f"## ssd\n\n**{analysis.verdict.text}**\n")
-    for finding in analysis.findings:
-        assert finding.message in text
-        assert f"`{finding.code}`" in text
-    figures = analysis.to_json()["figures"]
-    lost = {f["layer"]: f["value"] for f in figures if f["key"] == "layer-values"}
-    rows = re.findall(r"^\| (\S+) \| \S+ %.*? \| (.*?) \| .*? \|$", text, re.MULTILINE)
-    shown = {name: share for name, share in rows if name in lost}
-    assert len(shown) >= 5
-    assert shown == {name: percent(lost[name]) for name in shown}
-
-
-def test_it_reads_well_as_text(written):
-    """No escape that Markdown does not need, no header without words, no backtick that is shown."""
-    text = written[1]
-    assert set(re.findall(r"\\(.)", text)) <= {"|"}  # Σ|g|, in a table
-    assert "| True |" not in text
-    assert not re.search(r"^\|( *\|)+\n\| ---", text, re.MULTILINE)
-    assert "next: " in text.lower()
 
 
 def test_its_picture_lies_beside_it(written):

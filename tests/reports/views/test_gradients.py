@@ -154,21 +154,6 @@ def test_a_row_is_clicked_anywhere(analysis):
     assert not [trace for trace in plain.figure.data if trace.type == "bar"]
 
 
-def test_the_line_of_facts(analysis):
-    layers = layers_of(analysis, "activation_grad")
-    plan = analysis.plan.loss_scale
-    for exponent in (0, 3, 24):
-        found = gradients.summary(gradients.scale_frame(layers, FP16, exponent))
-        line = shown(analysis, plan=plan).facts(exponent)
-        words = shown(analysis).heat_map_words(exponent)
-        assert f"makes {percent(found.lost_share)} of the non-zero values 0" in words
-        assert f"{percent(found.lost_share)} of" not in line  # said once
-        assert ("no layer overflows" in line) == (found.overflow_layers == 0)
-        low, high = gradients.recommended_interval(plan)
-        assert ("inside the plan's" in line) == (low <= exponent <= high)
-    assert "interval" not in shown(analysis, fmt=FP8_E4M3).facts(3)
-
-
 def test_a_line_that_another_one_covers_is_not_named(analysis):
     plan = analysis.plan.loss_scale
     recommended = int(np.log2(plan.recommended))

@@ -1,4 +1,4 @@
-"""What ``profile`` and ``report`` print of small traces, kept word for word in ``tests/data/profiles``.
+"""What commands print of sample runs and of small traces, kept word for word in ``tests/data/printed``.
 
 ``MPDIAG_WRITE_GOLDENS=1`` writes the files anew; read their difference before it is kept.
 """
@@ -17,10 +17,18 @@ from typer.testing import CliRunner
 from mpdiag.cli import app
 from mpdiag.version import __version__
 
-KEPT = Path(__file__).parents[1] / "data" / "profiles"
+KEPT = Path(__file__).parents[1] / "data" / "printed"
 HOSTILE = "<img src=x onerror=alert(1)>|`x`"
 # File -> words of the command; its output, or the file that it writes.
 GOLDENS = {
+    "analyze.txt": "analyze ssd",
+    "analyze-verbose.txt": "analyze -v ssd",
+    "compare.txt": "compare ssd ssd-fp16-plan",
+    "explain.txt": "explain loss-scale-needed",
+    "replay.txt": "replay digits",
+    "report.md": "report ssd -o out.md",
+    "runs.txt": "runs .",
+    "why.txt": "why ssd",
     "sample.txt": "profile sample.json.gz",
     "sample-verbose.txt": "profile -v sample.json.gz",
     "sample.md": "report sample.json.gz -o out.md",
@@ -39,7 +47,9 @@ GOLDENS = {
 
 @pytest.fixture(scope="module")
 def folder(root, tmp_path_factory):
-    place = tmp_path_factory.mktemp("traces")
+    place = tmp_path_factory.mktemp("goldens")
+    for name in ("ssd", "ssd-fp16-plan", "digits"):
+        shutil.copytree(root / "sample_runs" / name, place / name)
     shutil.copy(root / "sample_runs" / "gpu-sample" / "trace.json.gz", place / "sample.json.gz")
     hostile = product(256, 250, 256, 60, 70, dtype="float")
     write(place / "step.json", [*step(), hostile, launch(4, 65), kernel(HOSTILE, 4, 5)])
@@ -67,7 +77,7 @@ def test_word_for_word(folder, monkeypatch, name):
     monkeypatch.setenv("COLUMNS", "100")
     result = CliRunner().invoke(app, GOLDENS[name].split())
     assert result.exit_code == 0, result.output
-    text = Path("out.md").read_text(encoding="utf-8") if name.endswith(".md") else result.stdout
+    text = Path("out.md").read_text(encoding="utf-8") if name.endswith(".md") else result.output
     text = "\n".join(line.rstrip() for line in text.splitlines()) + "\n"
     text = text.replace(__version__, "VERSION").replace(str(folder), "FOLDER")
     if os.environ.get("MPDIAG_WRITE_GOLDENS"):
