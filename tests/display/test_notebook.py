@@ -6,8 +6,7 @@ from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
-import torch
-from support import backoff, batch, network
+from support import backoff, record_and_train
 
 import mpdiag
 from mpdiag.display import notebook
@@ -38,16 +37,9 @@ class Tags(HTMLParser):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("runs") / "mine"
-    model = network()
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    with mpdiag.record(model, optimizer, folder):
-        for i in range(3):
-            x, y = batch(i)
-            optimizer.zero_grad()
-            torch.nn.functional.cross_entropy(model(x), y).backward()
-            optimizer.step()
-    return mpdiag.open_run(folder)
+    folder = tmp_path_factory.mktemp("runs")
+    record_and_train(folder / "mine", folder / "trained")
+    return mpdiag.open_run(folder / "mine")
 
 
 def shown(thing):
@@ -103,19 +95,10 @@ def test_an_analysis(run):
     assert analysis.verdict.text in repr(analysis)
 
 
-def test_a_comparison(tmp_path):
-    for name in ("a", "b"):
-        model = network()
-        optimizer = torch.optim.SGD(model.parameters(), 0.1)
-        with mpdiag.MixedPrecision(model, optimizer, backoff(), run=tmp_path / name) as mp:
-            for i in range(3):
-                x, y = batch(i)
-                with mp.autocast():
-                    loss = torch.nn.functional.cross_entropy(model(x), y)
-                mp.step(loss)
-            mp.log_metric("accuracy", 0.9)
-    comparison = mpdiag.compare(tmp_path / "a", tmp_path / "b")
-    assert "accuracy" in shown(comparison)
+def test_a_comparison(root):
+    runs = (root / "sample_runs" / name for name in ("ssd", "ssd-fp16-plan"))
+    comparison = mpdiag.compare(*runs)
+    assert "mAP@0.5" in shown(comparison)
     assert "margin" in shown(comparison)
     assert comparison.verdict in repr(comparison)
 
