@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 INF, NAN = float("inf"), float("nan")
+ONE = torch.ones(2)
 
 
 class Weighted(nn.Module):

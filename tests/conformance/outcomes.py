@@ -7,7 +7,7 @@ import warnings
 from dataclasses import dataclass, field
 from functools import cache, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import pytest
 import torch
@@ -64,6 +64,17 @@ class Behaviour:
         return self.on_purpose.get(subject.label) or self.on_purpose.get(subject.level, "")
 
 
+def table(name: str) -> list[dict[str, str]]:
+    """The rows of a table beside the behaviours."""
+    lines = Path(__file__).with_name("behaviours").joinpath(f"{name}.tsv").read_text().splitlines()
+    columns = lines[0].split("\t")
+    return [dict(zip(columns, line.split("\t"), strict=True)) for line in lines[1:]]
+
+
+SOURCES = {row["check"]: row for row in table("sources")}
+"""By the name of a check: where the behaviour is described, and where and why it does not hold."""
+
+
 @dataclass(frozen=True)
 class Chapter:
     """Behaviours of one kind, in the order of their definition.
@@ -90,24 +101,22 @@ class Chapter:
         differ = dict.fromkeys(PEERS, instead) if isinstance(instead, str) else dict(instead or {})
         self.behaviours.append(Behaviour(name, source, check, differ, dict(on_purpose or {})))
 
-    def behaviour(self, source: str, **differs: Any) -> Callable[[Check], Check]:
-        """Add a function as a behaviour; the first line of its docstring is the name."""
+    def behaviour(self, check: Check) -> Check:
+        """Add a function as a behaviour; the first line of its docstring is the name.
 
-        def add(check: Check) -> Check:
-            name = (check.__doc__ or "").splitlines()[0].rstrip(".")
-            self.add(name, source, check, **differs)
-            return check
-
-        return add
+        Its source, and what peers do instead, are in ``sources.tsv``.
+        """
+        row = SOURCES[check.__name__]
+        name = (check.__doc__ or "").splitlines()[0].rstrip(".")
+        differ = {peer: row[peer] for peer in PEERS if row[peer]}
+        on_purpose = dict.fromkeys(
+            filter(None, row["differ on purpose"].split(", ")), row["because"]
+        )
+        self.add(name, row["source"], check, instead=differ, on_purpose=on_purpose)
+        return check
 
     def trained(
-        self,
-        source: str,
-        weights: list[float] | None = None,
-        *,
-        scale: Scale | None = None,
-        rate: float = 0.5,
-        **differs: Any,
+        self, weights: list[float] | None = None, *, scale: Scale | None = None, rate: float = 0.5
     ) -> Callable[[Callable[[Training], None]], Check]:
         """Add a function of a training of one ``Weighted``, which has these weights at the end."""
 
@@ -118,16 +127,9 @@ class Chapter:
                     run(training)
                     assert weights is None or values(training.weights()) == weights
 
-            return self.behaviour(source, **differs)(check)
+            return self.behaviour(check)
 
         return add
-
-
-def table(name: str) -> list[dict[str, str]]:
-    """The rows of a table beside the behaviours."""
-    lines = Path(__file__).with_name("behaviours").joinpath(f"{name}.tsv").read_text().splitlines()
-    columns = lines[0].split("\t")
-    return [dict(zip(columns, line.split("\t"), strict=True)) for line in lines[1:]]
 
 
 @cache

@@ -16,9 +16,6 @@ from torch import Tensor, nn
 
 CHAPTER = Chapter("Casts of operations")
 
-APEX = "Apex: tests/L0/run_amp"
-TORCH = "torch: torch/testing/_internal/autocast_test_lists.py"
-AUTOCAST = "torch: test/test_autocast.py and test/test_cuda.py"
 HALF = torch.bfloat16  # native on every device, so that what is cast is seen in the dtype
 NO_CASTS = "this level casts no operations"
 
@@ -61,7 +58,7 @@ for row in table("cast_groups"):
     CHAPTER.add(row["behaviour"], row["source"], check, instead=row["peers"] or None)
 
 
-@CHAPTER.behaviour(f"{APEX}/test_basic_casts.py, test_batch_norm_is_match")
+@CHAPTER.behaviour
 def batch_norm_follows_its_input(subject: Subject) -> None:
     """Batch norm returns its input's dtype and keeps FP32 statistics, in training and evaluation."""
     needs_casts(subject)
@@ -77,10 +74,7 @@ def batch_norm_follows_its_input(subject: Subject) -> None:
         assert model.running_mean.dtype == torch.float32
 
 
-@CHAPTER.behaviour(
-    f"{APEX}/test_promotion.py, test_atan2_matches_widest, test_cat_matches_widest; {TORCH}",
-    instead="torch's lists for CPUs promote few of these; others raise an error",
-)
+@CHAPTER.behaviour
 def several_inputs_promote(subject: Subject) -> None:
     """Operations on several tensors compute in the widest of their dtypes."""
     needs_casts(subject)
@@ -96,7 +90,7 @@ def several_inputs_promote(subject: Subject) -> None:
     assert not wrong, f"not in the widest dtype: {', '.join(wrong)}"
 
 
-@CHAPTER.behaviour(f"{APEX}/test_promotion.py, test_inplace_add_matches_self")
+@CHAPTER.behaviour
 def in_place_keeps_the_dtype(subject: Subject) -> None:
     """An operation in place keeps the dtype of what it changes."""
     needs_casts(subject)
@@ -107,10 +101,7 @@ def in_place_keeps_the_dtype(subject: Subject) -> None:
                 assert F.relu(x.clone(), inplace=True).dtype == x.dtype
 
 
-@CHAPTER.behaviour(
-    f"{APEX}/test_basic_casts.py, test_bce_raises_by_default; {AUTOCAST}, test_autocast_banned",
-    instead="the ban is CUDA's: on a CPU it is computed",
-)
+@CHAPTER.behaviour
 def banned(subject: Subject) -> None:
     """Binary cross-entropy of probabilities is refused, with the name of what to use instead."""
     needs_casts(subject)
@@ -120,7 +111,7 @@ def banned(subject: Subject) -> None:
                 F.binary_cross_entropy(x, torch.ones(4, 4))
 
 
-@CHAPTER.behaviour(f"{AUTOCAST}, test_autocast_ignored_types")
+@CHAPTER.behaviour
 def other_types_are_left_alone(subject: Subject) -> None:
     """Double and integer tensors are not cast."""
     with begun(subject) as training, training.autocast():
@@ -133,7 +124,7 @@ def other_types_are_left_alone(subject: Subject) -> None:
         assert whole.sum().dtype == torch.long
 
 
-@CHAPTER.behaviour(f"{AUTOCAST}, nested autocast")
+@CHAPTER.behaviour
 def disabled_regions(subject: Subject) -> None:
     """``torch.autocast(enabled=False)`` inside the context switches casts off, and they come back."""
     needs_casts(subject)
@@ -146,7 +137,7 @@ def disabled_regions(subject: Subject) -> None:
         assert (SQUARE @ SQUARE).dtype == HALF
 
 
-@CHAPTER.behaviour(f"{AUTOCAST}")
+@CHAPTER.behaviour
 def an_error_leaves_the_context(subject: Subject) -> None:
     """An error inside the context leaves nothing cast behind it."""
     with begun(subject) as training:
@@ -157,7 +148,7 @@ def an_error_leaves_the_context(subject: Subject) -> None:
         assert torch.exp(SQUARE.to(HALF)).dtype == HALF
 
 
-@CHAPTER.behaviour(f"{AUTOCAST}, thread local")
+@CHAPTER.behaviour
 def other_threads(subject: Subject) -> None:
     """The context casts nothing in another thread."""
     found: list[torch.dtype] = []
@@ -168,7 +159,7 @@ def other_threads(subject: Subject) -> None:
     assert found == [torch.float32]
 
 
-@CHAPTER.behaviour(f"{APEX}/test_basic_casts.py, test_backward")
+@CHAPTER.behaviour
 def gradients_have_their_tensors_dtype(subject: Subject) -> None:
     """A gradient has the dtype of its tensor: FP32 for FP32 inputs and weights, half for half ones."""
     needs_casts(subject)
@@ -187,10 +178,7 @@ CELLS = {"RNNCell": nn.RNNCell, "GRUCell": nn.GRUCell, "LSTMCell": nn.LSTMCell}
 LAYERS = {"RNN": nn.RNN, "GRU": nn.GRU, "LSTM": nn.LSTM}
 
 
-@CHAPTER.behaviour(
-    f"{APEX}/test_rnn.py, test_rnn_cell_is_half",
-    instead="the state is FP32 on a CPU",
-)
+@CHAPTER.behaviour
 def recurrent_cells_are_half(subject: Subject) -> None:
     """RNN, GRU and LSTM cells return half, and train."""
     needs_casts(subject)
@@ -206,10 +194,7 @@ def recurrent_cells_are_half(subject: Subject) -> None:
             assert training.step(), name
 
 
-@CHAPTER.behaviour(
-    f"{APEX}/test_rnn.py, test_rnn_is_half, test_lstm_is_half, test_rnn_packed_sequence",
-    instead="raises, or returns FP32, for some of them on a CPU",
-)
+@CHAPTER.behaviour
 def recurrent_layers_are_half(subject: Subject) -> None:
     """RNN, GRU and LSTM layers, of two directions and on packed sequences, return half and train."""
     needs_casts(subject)
@@ -227,7 +212,7 @@ def recurrent_layers_are_half(subject: Subject) -> None:
                 assert training.step(), name
 
 
-@CHAPTER.behaviour("torch: test/test_transformers.py")
+@CHAPTER.behaviour
 def a_transformer_layer(subject: Subject) -> None:
     """A transformer encoder layer trains, and its weights stay finite."""
     torch.manual_seed(0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import partial
 
-import torch
 from conformance.behaviours import (
     casts,
     checkpoints,
@@ -15,29 +14,19 @@ from conformance.behaviours import (
     steppers,
     weights,
 )
-from conformance.models import INF, NAN, Weighted, poisoned, values
+from conformance.models import INF, NAN, ONE, Weighted, poisoned, values
 from conformance.outcomes import table
 from conformance.subjects.protocol import Scale, Subject
 
 MODULES = (loss_scale, scalers, loops, steppers, forward, weights, checkpoints, casts)
 CHAPTERS = tuple(module.CHAPTER for module in MODULES)
 
-GRADIENTS = {
-    ".": 1.0,
-    "0": 0.0,
-    "x": INF,
-    "n": NAN,
-    "-": -INF,
-    "f": 1.0,
-    "h": 0.5,
-    "q": 0.25,
-    "i": INF,
-}
+GRADIENTS = dict(zip(".0xn-fhqi", (1.0, 0.0, INF, NAN, -INF, 1.0, 0.5, 0.25, INF), strict=True))
 """Events that begin with a forward and a backward pass: what its gradients are."""
 TAKEN = {".": True, "0": True, "x": False, "n": False, "-": False, "s": True, "S": False}
 """Events that end with a step: whether it is taken."""
 OTHERS = {
-    "p": lambda training: training.forward(torch.ones(2)),
+    "p": lambda training: training.forward(ONE),
     "c": lambda training: training.clip(1.0),
     "z": lambda training: training.optimizer.zero_grad(),
     "Z": lambda training: training.optimizer.zero_grad(set_to_none=False),
@@ -57,7 +46,7 @@ def play(row: dict[str, str], subject: Subject) -> None:
                 training.load(state)
             for event in events:
                 if event in GRADIENTS:
-                    output = training.forward(torch.ones(2))
+                    output = training.forward(ONE)
                     training.backward(poisoned(output, GRADIENTS[event]).sum())
                 if event in TAKEN:
                     assert training.step() == TAKEN[event]

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from conformance.models import INF, Weighted, close, perceptron, poisoned, rows, same, values
+from conformance.models import INF, ONE, Weighted, close, perceptron, poisoned, rows, same, values
 from conformance.outcomes import Chapter, NotApplicable
 from conformance.subjects.protocol import Subject, Training
 from support import Casts
@@ -16,14 +16,11 @@ from torch.utils.checkpoint import checkpoint
 
 CHAPTER = Chapter("Forward passes and buffers")
 
-ONE = torch.ones(2)
-LIGHTNING = "Lightning: tests/tests_pytorch/plugins/precision/test_amp.py"
-
 
 # -- evaluation and the cache of casts -------------------------------------------------------------
 
 
-@CHAPTER.behaviour("Apex: tests/L0/run_amp/test_cache.py")
+@CHAPTER.behaviour
 def evaluation_between_steps(subject: Subject) -> None:
     """An evaluation without gradients between two steps leaves the second one right."""
     found = []
@@ -37,7 +34,7 @@ def evaluation_between_steps(subject: Subject) -> None:
     assert same(*found)
 
 
-@CHAPTER.behaviour(f"{LIGHTNING}, test_amp_with_no_grad, test_amp_with_inference_mode")
+@CHAPTER.behaviour
 def evaluation_in_the_same_context(subject: Subject) -> None:
     """A forward pass under ``no_grad`` or ``inference_mode`` in the context of the training one."""
     for quiet in (torch.no_grad, torch.inference_mode):
@@ -55,7 +52,7 @@ def evaluation_in_the_same_context(subject: Subject) -> None:
             assert not any(torch.equal(before[n], after[n]) for n in before), quiet.__name__
 
 
-@CHAPTER.trained("torch: docs, Typical Mixed Precision Training")
+@CHAPTER.trained()
 def evaluation_sees_new_weights(training: Training) -> None:
     """A forward pass after a step computes with the new weights."""
     training.train(ONE)
@@ -65,10 +62,7 @@ def evaluation_sees_new_weights(training: Training) -> None:
     assert training.forward(ONE).tolist() == [0.5, 1.5]
 
 
-@CHAPTER.behaviour(
-    "torch: docs, Typical Mixed Precision Training",
-    instead="computes with the casts of the old weights",
-)
+@CHAPTER.behaviour
 def a_step_inside_the_context(subject: Subject) -> None:
     """A step inside the context for forward passes: the next pass computes with the new weights."""
     model = nn.Linear(256, 64, bias=False)
@@ -80,7 +74,7 @@ def a_step_inside_the_context(subject: Subject) -> None:
         assert training.model(x).float().mean().item() == 128.0
 
 
-@CHAPTER.behaviour("torch: docs, Typical Mixed Precision Training")
+@CHAPTER.behaviour
 def an_fp16_step_inside_the_context(subject: Subject) -> None:
     """The same in FP16, with a weight of 2^14 elements."""
     if not subject.ours:
@@ -95,7 +89,7 @@ def an_fp16_step_inside_the_context(subject: Subject) -> None:
             assert training.model(x).float().mean().item() == expected
 
 
-@CHAPTER.behaviour("torch: test/test_autocast.py, test_cast_cache_is_global")
+@CHAPTER.behaviour
 def a_weight_is_cast_once(subject: Subject) -> None:
     """A weight that is used three times in one context is cast once."""
     if not subject.casts_operations:
@@ -164,7 +158,7 @@ class WithFunctions(nn.Module):
         return FP32Exp.apply(Product.apply(x, self.weight))
 
 
-@CHAPTER.behaviour("torch: test/test_cuda.py, test_autocast_custom_enabled, _custom_cast_inputs")
+@CHAPTER.behaviour
 def custom_functions(subject: Subject) -> None:
     """A ``custom_fwd`` function trains; with ``cast_inputs`` its inputs are FP32."""
     plain = WithFunctions()
@@ -194,7 +188,7 @@ class Checkpointed(nn.Module):
         return result
 
 
-@CHAPTER.behaviour("torch: test/test_cuda.py, test_autocast_checkpointing")
+@CHAPTER.behaviour
 def activation_checkpointing(subject: Subject) -> None:
     """Activation checkpointing changes no bit of the weights."""
     found = []
@@ -207,7 +201,7 @@ def activation_checkpointing(subject: Subject) -> None:
     assert same(found[0], found[2])
 
 
-@CHAPTER.behaviour("torch: docs, Reproducibility")
+@CHAPTER.behaviour
 def dropout_is_repeatable(subject: Subject) -> None:
     """The same seed gives the same training with dropout."""
     found = []
@@ -221,7 +215,7 @@ def dropout_is_repeatable(subject: Subject) -> None:
     assert same(*found)
 
 
-@CHAPTER.behaviour("torch: test/nn/test_module_hooks.py")
+@CHAPTER.behaviour
 def module_hooks(subject: Subject) -> None:
     """Forward hooks and full backward hooks of modules run, and what they return counts."""
     model = Weighted()
@@ -235,7 +229,7 @@ def module_hooks(subject: Subject) -> None:
         assert values(training.weights()) == [0, 1]
 
 
-@CHAPTER.behaviour("torch: docs, nested outputs")
+@CHAPTER.behaviour
 def nested_inputs_and_outputs(subject: Subject) -> None:
     """Models with dicts, lists and None among inputs and outputs train."""
 
@@ -259,8 +253,6 @@ def nested_inputs_and_outputs(subject: Subject) -> None:
 
 # -- buffers ---------------------------------------------------------------------------------------
 
-STAYS = "the statistics stay infinite or NaN"
-
 
 class OwnNorm(nn.Module):
     """Batch normalisation by ``F.batch_norm`` on buffers of its own."""
@@ -274,7 +266,7 @@ class OwnNorm(nn.Module):
         return F.batch_norm(x, self.mean, self.variance, training=self.training)
 
 
-@CHAPTER.behaviour("pytorch issues 88474, 90342 and 115500", instead=STAYS)
+@CHAPTER.behaviour
 def batch_norm_after_a_skip(subject: Subject) -> None:
     """A skipped step leaves statistics as they were, of batch norm and of one written by hand."""
     for norm in (nn.BatchNorm1d(4), OwnNorm()):
@@ -290,7 +282,7 @@ def batch_norm_after_a_skip(subject: Subject) -> None:
             assert all(torch.equal(b, before[n]) for n, b in model.named_buffers())
 
 
-@CHAPTER.behaviour("torch: test/test_nn.py, batch norm")
+@CHAPTER.behaviour
 def batch_norm_statistics(subject: Subject) -> None:
     """Batch norm's running statistics agree with FP32's."""
     plain = nn.BatchNorm1d(4)
@@ -307,7 +299,7 @@ def batch_norm_statistics(subject: Subject) -> None:
         assert int(model.num_batches_tracked) == 3
 
 
-@CHAPTER.trained("torch: docs, torch.amp", [0.5, 1.5])
+@CHAPTER.trained([0.5, 1.5])
 def a_loss_that_is_not_finite(training: Training) -> None:
     """A NaN in the inputs skips the step, and training goes on with the next batch."""
     training.backward(training.forward(torch.tensor([1.0, math.nan])).sum())
@@ -315,7 +307,7 @@ def a_loss_that_is_not_finite(training: Training) -> None:
     assert training.train(ONE)
 
 
-@CHAPTER.trained("torch: torch/amp/grad_scaler.py", instead="the step is taken")
+@CHAPTER.trained()
 def a_nan_loss_with_finite_gradients(training: Training) -> None:
     """A loss that is NaN skips the step, even where its gradients are finite."""
     output = training.forward(ONE)
@@ -323,7 +315,7 @@ def a_nan_loss_with_finite_gradients(training: Training) -> None:
     assert not training.step()
 
 
-@CHAPTER.behaviour("torch: test/test_torch.py, test_grad_scaling_autocast")
+@CHAPTER.behaviour
 def two_batches_of_other_shapes(subject: Subject) -> None:
     """Batches of other sizes, an empty one among them, train."""
     with subject.training(perceptron(), rate=0.1) as training:
@@ -332,7 +324,7 @@ def two_batches_of_other_shapes(subject: Subject) -> None:
         assert all(bool(torch.isfinite(w).all()) for w in training.weights().values())
 
 
-@CHAPTER.behaviour("torch: test/test_autograd.py")
+@CHAPTER.behaviour
 def gradients_of_inputs(subject: Subject) -> None:
     """Gradients of inputs carry the scale and are those of FP32 otherwise."""
     plain, x = perceptron(), rows(0).requires_grad_()
@@ -344,7 +336,7 @@ def gradients_of_inputs(subject: Subject) -> None:
     assert close(found, {"x": x.grad}, 5e-3)
 
 
-@CHAPTER.behaviour("torch: docs, Autograd mechanics")
+@CHAPTER.behaviour
 def an_abandoned_pass(subject: Subject) -> None:
     """A forward pass that is thrown away without a backward pass leaves nothing behind."""
     found = []

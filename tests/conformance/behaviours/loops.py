@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import pytest
 import torch
-from conformance.models import INF, Weighted, poisoned, values
+from conformance.models import INF, ONE, Weighted, poisoned, values
 from conformance.outcomes import Chapter
 from conformance.subjects.protocol import Scale, Subject
 from torch import nn
 
 CHAPTER = Chapter("Training loops", about_loops=True)
 
-TORCH = "torch: test/test_torch.py"
-APEX = "Apex: tests/L0/run_amp"
-ONE = torch.ones(2)
-
 
 # -- clipping --------------------------------------------------------------------------------------
 
 
-@CHAPTER.behaviour(f"{TORCH}, test_grad_scaling_clipping_separate_unscale")
+@CHAPTER.behaviour
 def clipping_sees_unscaled_gradients(subject: Subject) -> None:
     """The norm that clipping returns, and the step after it, are those of unscaled gradients."""
     with subject.training(Weighted(), scale=Scale(1024.0)) as training:
@@ -32,7 +28,7 @@ def clipping_sees_unscaled_gradients(subject: Subject) -> None:
         )
 
 
-@CHAPTER.behaviour(f"{TORCH}, test_grad_scaling_clipping_separate_unscale")
+@CHAPTER.behaviour
 def clipping_the_models_parameters(subject: Subject) -> None:
     """``clip_grad_norm_(model.parameters())`` after unscaling clips, or raises: it never returns 0."""
     model = Weighted()
@@ -48,7 +44,7 @@ def clipping_the_models_parameters(subject: Subject) -> None:
         assert values(training.weights()) == pytest.approx([0.25, 1.0], abs=1e-3)
 
 
-@CHAPTER.behaviour(f"{TORCH}, test_grad_scaling_clipping")
+@CHAPTER.behaviour
 def clipping_scaled_gradients(subject: Subject) -> None:
     """Clipping by hand at a limit times the scale, before unscaling, is clipping at the limit."""
     model = Weighted()
@@ -62,14 +58,7 @@ def clipping_scaled_gradients(subject: Subject) -> None:
 # -- accumulation ----------------------------------------------------------------------------------
 
 
-@CHAPTER.behaviour(
-    "torch: torch/amp/grad_scaler.py (a note forbids it)",
-    instead={
-        "torch.amp": "the earlier part counts half",
-        "Accelerate": "the same",
-        "Lightning": "the same",
-    },
-)
+@CHAPTER.behaviour
 def a_change_of_scale_within_an_accumulation(subject: Subject) -> None:
     """A change of scale between accumulated parts weighs all parts alike."""
     first, second = Weighted(), Weighted()
@@ -87,9 +76,7 @@ def a_change_of_scale_within_an_accumulation(subject: Subject) -> None:
 # -- several models, optimizers, losses ------------------------------------------------------------
 
 
-@CHAPTER.behaviour(
-    f"{APEX}/test_multiple_models_optimizers_losses.py, test_2models2losses1optimizer"
-)
+@CHAPTER.behaviour
 def two_models_one_optimizer(subject: Subject) -> None:
     """Two models, two losses, one optimizer: an overflow in either loss skips both."""
     for bad in range(2):
@@ -106,13 +93,7 @@ def two_models_one_optimizer(subject: Subject) -> None:
             assert all(values(training.weights(m)) == [0.5, 1.5] for m in training.models)
 
 
-UPDATED = "the first step changes the scale by which the second one's gradients are then divided"
-
-
-@CHAPTER.behaviour(
-    f"{TORCH}, test_grad_scaling_multiple; {APEX}, test_2models2losses2optimizers",
-    instead={"Accelerate": UPDATED, "Lightning": UPDATED},
-)
+@CHAPTER.behaviour
 def two_models_two_optimizers(subject: Subject) -> None:
     """Two models with an optimizer each: an overflow in one skips that one alone."""
     for bad in range(2):
@@ -126,9 +107,7 @@ def two_models_two_optimizers(subject: Subject) -> None:
             assert found[1 - bad] == [0.5, 1.5]
 
 
-@CHAPTER.behaviour(
-    f"{APEX}/test_multiple_models_optimizers_losses.py, test_3models2losses2optimizers"
-)
+@CHAPTER.behaviour
 def a_model_shared_by_two_losses(subject: Subject) -> None:
     """A model shared by two losses receives the gradients of both."""
     shared, first, second = Weighted(1.0, 1.0), Weighted(2.0, 2.0), Weighted(4.0, 4.0)
@@ -141,13 +120,7 @@ def a_model_shared_by_two_losses(subject: Subject) -> None:
         assert values(training.weights(training.models[0])) == [-2, -2]
 
 
-@CHAPTER.behaviour(
-    f"{TORCH}, test_grad_scaling_multiple",
-    instead={
-        "Accelerate": "adjusts after every optimizer: the scale grows twice as fast",
-        "Lightning": "adjusts after every optimizer: the scale grows twice as fast",
-    },
-)
+@CHAPTER.behaviour
 def two_optimizers_grow_the_scale_once(subject: Subject) -> None:
     """Two optimizers stepped one after the other count as one step of the growth interval."""
     with subject.training([Weighted(), Weighted()], scale=Scale(64.0, interval=2)) as training:
@@ -157,9 +130,7 @@ def two_optimizers_grow_the_scale_once(subject: Subject) -> None:
         assert training.scale == 64
 
 
-@CHAPTER.behaviour(
-    "Lightning: tests/tests_pytorch/trainer/optimization/test_manual_optimization.py"
-)
+@CHAPTER.behaviour
 def a_gan(subject: Subject) -> None:
     """Generator and discriminator in turn, with gradients that pass through the other one."""
     generator, discriminator = Weighted(1.0, 1.0), Weighted(2.0, 2.0)
@@ -178,7 +149,7 @@ def a_gan(subject: Subject) -> None:
         assert values(training.weights(made)) == [1.78515625, 1.78515625]
 
 
-@CHAPTER.behaviour("torch: torch/amp/grad_scaler.py, step")
+@CHAPTER.behaviour
 def a_step_without_gradients_is_refused(subject: Subject) -> None:
     """A step for which there is no gradient raises an error rather than do nothing."""
     with (
@@ -188,7 +159,7 @@ def a_step_without_gradients_is_refused(subject: Subject) -> None:
         training.step()
 
 
-@CHAPTER.behaviour("torch: test/test_optim.py")
+@CHAPTER.behaviour
 def unused_parameters(subject: Subject) -> None:
     """Parameters without gradients, or without elements, are left alone."""
     model = Weighted()

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from conformance.behaviours.loss_scale import ONE, overflow
-from conformance.models import INF, NAN, Weighted, poisoned
+from conformance.behaviours.loss_scale import overflow
+from conformance.models import INF, NAN, ONE, Weighted, poisoned
 from conformance.outcomes import Chapter
 from conformance.subjects.protocol import Scale, Subject, Training
 
 CHAPTER = Chapter("Loss scales of jmp, Keras, DeepSpeed and Apex")
-
-JMP = "jmp: loss_scale_test.py"
-DEEPSPEED = "DeepSpeed: test_dynamic_loss_scale.py"
 
 
 class Three(torch.nn.Module):
@@ -26,14 +23,14 @@ class Three(torch.nn.Module):
         return [part(x) for part in self.parts]
 
 
-@CHAPTER.trained(f"{JMP}, test_no_op_loss_scale", scale=Scale(1.0, constant=True))
+@CHAPTER.trained(scale=Scale(1.0, constant=True))
 def no_op(training: Training) -> None:
     """A constant scale of 1 leaves losses and gradients bit for bit as they are."""
     training.backward(training.forward(torch.tensor([3.0, 5.0])).sum())
     assert training.weight.grad.tolist() == [3.0, 5.0]
 
 
-@CHAPTER.behaviour(f"{JMP}, test_all_finite")
+@CHAPTER.behaviour
 def all_finite(subject: Subject) -> None:
     """Infinity or NaN in any one of several parameters is seen, wherever it stands."""
     for place in range(3):
@@ -47,7 +44,7 @@ def all_finite(subject: Subject) -> None:
                 assert not training.step(), (place, value)
 
 
-@CHAPTER.behaviour("DeepSpeed: runtime/fp16/loss_scaler.py; fairseq: optim/dynamic_loss_scaler.py")
+@CHAPTER.behaviour
 def overflow_at_the_smallest_scale(subject: Subject) -> None:
     """Overflow after overflow at the smallest scale ends the training with the reason."""
     with (

@@ -8,7 +8,7 @@ import pickle
 from functools import partial
 
 import torch
-from conformance.models import Weighted, perceptron, poisoned, rows, same, values
+from conformance.models import ONE, Weighted, perceptron, poisoned, rows, same, values
 from conformance.outcomes import Chapter, NotApplicable, table
 from conformance.subjects.protocol import Subject
 from torch import nn
@@ -17,8 +17,6 @@ from torch.nn.utils import parametrizations, prune
 from mpdiag.errors import UsageError
 
 CHAPTER = Chapter("Weights that a loop changes")
-
-ONE = torch.ones(2)
 
 
 def holds(statement: str, weights: str, subject: Subject) -> None:
@@ -37,7 +35,7 @@ for row in table("written"):
     CHAPTER.add(row["behaviour"], row["source"], check)
 
 
-@CHAPTER.behaviour("Hugging Face: load_best_model_at_end")
+@CHAPTER.behaviour
 def load_the_best_at_the_end(subject: Subject) -> None:
     """The best weights, loaded after the last step, are still there when training is closed."""
     model = Weighted()
@@ -48,7 +46,7 @@ def load_the_best_at_the_end(subject: Subject) -> None:
     assert model.weight.tolist() == [1, 2]
 
 
-@CHAPTER.behaviour("torch: docs, reset_parameters")
+@CHAPTER.behaviour
 def reset_parameters(subject: Subject) -> None:
     """``reset_parameters`` of a layer in the middle of a training holds."""
     model = nn.Linear(2, 1, bias=False)
@@ -61,7 +59,7 @@ def reset_parameters(subject: Subject) -> None:
         assert torch.equal(training.weights()["weight"], expected)
 
 
-@CHAPTER.behaviour("an average of weights in many scripts")
+@CHAPTER.behaviour
 def an_average_swapped_in_and_out(subject: Subject) -> None:
     """Averaged weights swapped in for an evaluation and out again leave training as it was."""
     with subject.training(perceptron(), rate=0.1) as training:
@@ -86,7 +84,7 @@ def an_average_swapped_in_and_out(subject: Subject) -> None:
     assert same(found[0], found[1])
 
 
-@CHAPTER.behaviour("torch: test/test_optim.py, AveragedModel")
+@CHAPTER.behaviour
 def averaged_model(subject: Subject) -> None:
     """``swa_utils.AveragedModel`` averages what the optimizer steps, or is refused."""
     model = Weighted(1.0, 1.0)
@@ -104,7 +102,7 @@ def averaged_model(subject: Subject) -> None:
         assert average.module.weight.float().tolist() == [expected] * 2
 
 
-@CHAPTER.behaviour("torch: torch/optim/swa_utils.py, update_bn")
+@CHAPTER.behaviour
 def update_bn(subject: Subject) -> None:
     """Batch norm's statistics set by ``update_bn`` between steps are not rolled back."""
     model = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 2))
@@ -126,7 +124,7 @@ def update_bn(subject: Subject) -> None:
             raise NotApplicable("a skipped step leaves statistics changed in any case")
 
 
-@CHAPTER.behaviour("torch: docs, weight tying")
+@CHAPTER.behaviour
 def tied_before(subject: Subject) -> None:
     """Weights tied before wrapping stay one, and receive both gradients."""
     first, second = Weighted(1.0, 1.0), Weighted(1.0, 1.0)
@@ -138,7 +136,7 @@ def tied_before(subject: Subject) -> None:
         assert first.weight.tolist() == [0, 0]
 
 
-@CHAPTER.behaviour("torch: docs, weight tying")
+@CHAPTER.behaviour
 def tied_by_assignment(subject: Subject) -> None:
     """Weights tied by assignment in the middle of a training are one from then on."""
     first, second = Weighted(1.0, 1.0), Weighted(0.5, 0.5)
@@ -152,7 +150,7 @@ def tied_by_assignment(subject: Subject) -> None:
         assert second.weight is first.weight
 
 
-@CHAPTER.behaviour("torch: test/nn/test_pruning.py")
+@CHAPTER.behaviour
 def pruned(subject: Subject) -> None:
     """A layer pruned before training trains, with its mask in force."""
     torch.manual_seed(0)
@@ -164,7 +162,7 @@ def pruned(subject: Subject) -> None:
         assert int((model.weight == 0).sum()) == 4
 
 
-@CHAPTER.behaviour("torch: test/nn/test_pruning.py")
+@CHAPTER.behaviour
 def pruned_in_the_middle(subject: Subject) -> None:
     """A mask applied by hand after each step leaves its zeros in place."""
     model = Weighted(3.0, 2.0)
@@ -177,7 +175,7 @@ def pruned_in_the_middle(subject: Subject) -> None:
     assert model.weight.tolist() == [0, 1]
 
 
-@CHAPTER.behaviour("torch: test/nn/test_parametrization.py")
+@CHAPTER.behaviour
 def weight_norm(subject: Subject) -> None:
     """Weight and spectral normalisation train, and their weights stay finite."""
     for kind in (parametrizations.weight_norm, parametrizations.spectral_norm):
@@ -192,7 +190,7 @@ def weight_norm(subject: Subject) -> None:
             assert all(bool(torch.isfinite(w).all()) for w in after.values())
 
 
-@CHAPTER.behaviour("torch: test/nn/test_lazy_modules.py")
+@CHAPTER.behaviour
 def lazy_modules(subject: Subject) -> None:
     """A lazy module that was initialised by a first call trains."""
     model = nn.Sequential(nn.LazyLinear(3), nn.Linear(3, 1))
@@ -201,7 +199,7 @@ def lazy_modules(subject: Subject) -> None:
         assert training.train(rows(1))
 
 
-@CHAPTER.behaviour("torch: docs, torch.nn")
+@CHAPTER.behaviour
 def a_layer_added(subject: Subject) -> None:
     """A layer added to the model and to the optimizer in the middle of a training is trained."""
     model = nn.Sequential(Weighted(1.0, 1.0))
@@ -218,7 +216,7 @@ def a_layer_added(subject: Subject) -> None:
 # -- copies ----------------------------------------------------------------------------------------
 
 
-@CHAPTER.behaviour("torch: docs, copy.deepcopy of modules")
+@CHAPTER.behaviour
 def deepcopy(subject: Subject) -> None:
     """``copy.deepcopy(model)`` computes by itself, and training leaves it alone."""
     model = Weighted()
@@ -230,9 +228,7 @@ def deepcopy(subject: Subject) -> None:
         assert other(ONE.to(other.weight.dtype)).float().tolist() == [0.5, 1.5]
 
 
-@CHAPTER.behaviour(
-    "accelerate: tests/test_optimizer.py, test_accelerated_optimizer_pickling; torch.save(model)"
-)
+@CHAPTER.behaviour
 def pickled(subject: Subject) -> None:
     """A model can be pickled and saved whole while it is trained."""
     model = Weighted()
@@ -247,13 +243,7 @@ def pickled(subject: Subject) -> None:
         assert loaded.weight.detach().float().tolist() == [0.5, 1.5]
 
 
-HELD = "it holds the model's own half weights; mp.fp32_state_dict() has them in full"
-
-
-@CHAPTER.behaviour(
-    "Apex: tests/L0/run_amp/test_checkpointing.py, test_state_dict",
-    on_purpose={"O2": HELD, "O3": HELD},
-)
+@CHAPTER.behaviour
 def state_dict_in_fp32(subject: Subject) -> None:
     """``model.state_dict()`` is FP32 while the model is trained."""
     model = perceptron()
@@ -262,7 +252,7 @@ def state_dict_in_fp32(subject: Subject) -> None:
         assert all(v.dtype == torch.float32 for v in model.state_dict().values())
 
 
-@CHAPTER.behaviour("Apex: tests/L0/run_amp/test_checkpointing.py, test_state_dict")
+@CHAPTER.behaviour
 def full_weights_can_be_read(subject: Subject) -> None:
     """Weights can be read in full: small steps that half precision cannot hold are in them."""
     if subject.level == "O3":
@@ -274,7 +264,7 @@ def full_weights_can_be_read(subject: Subject) -> None:
     assert model.weight.tolist() == [1 - 2.0**-14] * 2
 
 
-@CHAPTER.behaviour("torch: docs, Optimizer")
+@CHAPTER.behaviour
 def parameters_keep_their_identity(subject: Subject) -> None:
     """The model's parameters are the same objects before, during and after training."""
     model = perceptron()
