@@ -7,7 +7,7 @@ import warnings
 from dataclasses import dataclass, field
 from functools import cache, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 import torch
@@ -16,7 +16,8 @@ from conformance.models import Weighted, values
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from conformance.subjects.protocol import Scale, Subject, Training
+    from conformance.subjects.protocol import Subject, Training
+    from torch import nn
 
     Check = Callable[[Subject], None]
 
@@ -116,14 +117,18 @@ class Chapter:
         return check
 
     def trained(
-        self, weights: list[float] | None = None, *, scale: Scale | None = None, rate: float = 0.5
+        self,
+        weights: list[float] | None = None,
+        *,
+        model: Callable[[], nn.Module] = Weighted,
+        **options: Any,
     ) -> Callable[[Callable[[Training], None]], Check]:
-        """Add a function of a training of one ``Weighted``, which has these weights at the end."""
+        """Add a function of a training of one model, which has these weights at the end."""
 
         def add(run: Callable[[Training], None]) -> Check:
             @wraps(run)
             def check(subject: Subject) -> None:
-                with subject.training(Weighted(), scale=scale, rate=rate) as training:
+                with subject.training(model(), **options) as training:
                     run(training)
                     assert weights is None or values(training.weights()) == weights
 

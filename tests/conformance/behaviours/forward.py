@@ -315,13 +315,12 @@ def a_nan_loss_with_finite_gradients(training: Training) -> None:
     assert not training.step()
 
 
-@CHAPTER.behaviour
-def two_batches_of_other_shapes(subject: Subject) -> None:
+@CHAPTER.trained(model=perceptron, rate=0.1)
+def two_batches_of_other_shapes(training: Training) -> None:
     """Batches of other sizes, an empty one among them, train."""
-    with subject.training(perceptron(), rate=0.1) as training:
-        for count in (8, 3, 0, 1):
-            assert training.train(rows(0, count)) or count == 0
-        assert all(bool(torch.isfinite(w).all()) for w in training.weights().values())
+    for count in (8, 3, 0, 1):
+        assert training.train(rows(0, count)) or count == 0
+    assert all(bool(torch.isfinite(w).all()) for w in training.weights().values())
 
 
 @CHAPTER.behaviour

@@ -6,7 +6,7 @@ import pytest
 import torch
 from conformance.models import INF, ONE, Weighted, poisoned, values
 from conformance.outcomes import Chapter
-from conformance.subjects.protocol import Scale, Subject
+from conformance.subjects.protocol import Scale, Subject, Training
 from torch import nn
 
 CHAPTER = Chapter("Training loops", about_loops=True)
@@ -28,31 +28,27 @@ def clipping_sees_unscaled_gradients(subject: Subject) -> None:
         )
 
 
-@CHAPTER.behaviour
-def clipping_the_models_parameters(subject: Subject) -> None:
+@CHAPTER.trained(scale=Scale(1024.0))
+def clipping_the_models_parameters(training: Training) -> None:
     """``clip_grad_norm_(model.parameters())`` after unscaling clips, or raises: it never returns 0."""
-    model = Weighted()
-    with subject.training(model, scale=Scale(1024.0)) as training:
-        training.backward(training.forward(torch.tensor([3.0, 4.0])).sum())
-        training.unscale()
-        try:
-            norm = float(nn.utils.clip_grad_norm_(model.parameters(), 2.5))
-        except RuntimeError:
-            return
-        assert norm == 5.0
-        training.step()
-        assert values(training.weights()) == pytest.approx([0.25, 1.0], abs=1e-3)
+    training.backward(training.forward(torch.tensor([3.0, 4.0])).sum())
+    training.unscale()
+    try:
+        norm = float(nn.utils.clip_grad_norm_(training.raw.parameters(), 2.5))
+    except RuntimeError:
+        return
+    assert norm == 5.0
+    training.step()
+    assert values(training.weights()) == pytest.approx([0.25, 1.0], abs=1e-3)
 
 
-@CHAPTER.behaviour
-def clipping_scaled_gradients(subject: Subject) -> None:
+@CHAPTER.trained(scale=Scale(64.0))
+def clipping_scaled_gradients(training: Training) -> None:
     """Clipping by hand at a limit times the scale, before unscaling, is clipping at the limit."""
-    model = Weighted()
-    with subject.training(model, scale=Scale(64.0)) as training:
-        training.backward(training.forward(torch.tensor([3.0, 4.0])).sum())
-        nn.utils.clip_grad_norm_(model.parameters(), 2.5 * training.scale)
-        training.step()
-        assert values(training.weights()) == pytest.approx([0.25, 1.0], abs=2e-3)
+    training.backward(training.forward(torch.tensor([3.0, 4.0])).sum())
+    nn.utils.clip_grad_norm_(training.raw.parameters(), 2.5 * training.scale)
+    training.step()
+    assert values(training.weights()) == pytest.approx([0.25, 1.0], abs=2e-3)
 
 
 # -- accumulation ----------------------------------------------------------------------------------

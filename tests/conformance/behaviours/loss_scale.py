@@ -22,7 +22,7 @@ def overflow(training: Training, value: float = INF) -> bool:
 def gradients_carry_the_scale(training: Training) -> None:
     """Before the step, gradients are the plain ones times the scale."""
     training.backward(training.forward(torch.tensor([1.0, -3.0])).sum())
-    assert training.weight.grad.tolist() == [64.0, -192.0]
+    assert training.raw.weight.grad.tolist() == [64.0, -192.0]
 
 
 @CHAPTER.behaviour
@@ -90,26 +90,22 @@ def sparse_gradients(subject: Subject) -> None:
         assert torch.equal(training.weights()["weight"], expected)
 
 
-@CHAPTER.behaviour
-def sparse_infinity(subject: Subject) -> None:
+@CHAPTER.trained(model=lambda: torch.nn.Embedding(5, 2, sparse=True))
+def sparse_infinity(training: Training) -> None:
     """An infinity in a sparse gradient skips the step."""
-    model = torch.nn.Embedding(5, 2, sparse=True)
-    with subject.training(model) as training:
-        before = training.weights()["weight"]
-        training.backward(poisoned(training.forward(torch.tensor([1, 3]))).sum())
-        assert not training.step()
-        assert torch.equal(training.weights()["weight"], before)
+    before = training.weights()["weight"]
+    training.backward(poisoned(training.forward(torch.tensor([1, 3]))).sum())
+    assert not training.step()
+    assert torch.equal(training.weights()["weight"], before)
 
 
-@CHAPTER.behaviour
-def sparse_duplicates(subject: Subject) -> None:
+@CHAPTER.trained(model=lambda: torch.nn.Embedding(3, 2, sparse=True), scale=Scale(1.0))
+def sparse_duplicates(training: Training) -> None:
     """Entries of a sparse gradient whose sum overflows never make a weight infinite."""
-    model = torch.nn.Embedding(3, 2, sparse=True)
-    with subject.training(model, scale=Scale(1.0)) as training:
-        output = training.forward(torch.tensor([1, 1, 1, 1, 1]))
-        training.backward(poisoned(output, 2.0**127).sum())
-        training.step()
-        assert bool(torch.isfinite(training.weights()["weight"]).all())
+    output = training.forward(torch.tensor([1, 1, 1, 1, 1]))
+    training.backward(poisoned(output, 2.0**127).sum())
+    training.step()
+    assert bool(torch.isfinite(training.weights()["weight"]).all())
 
 
 @CHAPTER.trained(scale=Scale(64.0))
@@ -184,9 +180,8 @@ def a_half_loss(subject: Subject) -> None:
             assert values(training.weights()) == [7.75, 7.75]
 
 
-@CHAPTER.behaviour
-def a_half_loss_at_a_larger_scale(subject: Subject) -> None:
+@CHAPTER.trained(model=lambda: Weighted(8.0, 8.0), scale=Scale(2.0**16))
+def a_half_loss_at_a_larger_scale(training: Training) -> None:
     """An FP16 loss at a scale of 2^16 is stepped."""
-    with subject.training(Weighted(8.0, 8.0), scale=Scale(2.0**16)) as training:
-        training.backward(half_loss(training) * 2.0**-6)
-        assert training.step()
+    training.backward(half_loss(training) * 2.0**-6)
+    assert training.step()

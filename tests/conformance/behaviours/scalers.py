@@ -27,7 +27,7 @@ class Three(torch.nn.Module):
 def no_op(training: Training) -> None:
     """A constant scale of 1 leaves losses and gradients bit for bit as they are."""
     training.backward(training.forward(torch.tensor([3.0, 5.0])).sum())
-    assert training.weight.grad.tolist() == [3.0, 5.0]
+    assert training.raw.weight.grad.tolist() == [3.0, 5.0]
 
 
 @CHAPTER.behaviour

@@ -34,18 +34,15 @@ def lbfgs(subject: Subject) -> None:
         assert float(closure().detach()) < before / 4
 
 
-@CHAPTER.behaviour
-def a_gradient_penalty(subject: Subject) -> None:
+@CHAPTER.trained([-1, -1], model=lambda: Weighted(0.5, 0.5), scale=Scale(64.0))
+def a_gradient_penalty(training: Training) -> None:
     """A penalty on the gradients' norm, by a second backward pass, is that of FP32."""
-    model = Weighted(0.5, 0.5)
-    with subject.training(model, scale=Scale(64.0)) as training:
-        x = torch.ones(2, requires_grad=True)
-        loss = training.forward(x).square().sum()
-        (gradient,) = torch.autograd.grad(loss, x, create_graph=True)  # 2 w² x
-        training.backward(loss + gradient.float().square().sum())  # w² + 4 w⁴
-        assert training.step()
-        # 2 w + 16 w³ = 1 + 2
-        assert values(training.weights()) == [-1, -1]
+    x = torch.ones(2, requires_grad=True)
+    loss = training.forward(x).square().sum()
+    (gradient,) = torch.autograd.grad(loss, x, create_graph=True)  # 2 w² x
+    training.backward(loss + gradient.float().square().sum())  # w² + 4 w⁴
+    assert training.step()
+    # 2 w + 16 w³ = 1 + 2
 
 
 @CHAPTER.trained([0, 1])
@@ -280,17 +277,15 @@ class Rotated(nn.Module):
         return (self.weight * x).real
 
 
-@CHAPTER.behaviour
-def complex_parameters(subject: Subject) -> None:
+@CHAPTER.trained(model=Rotated, scale=Scale(64.0))
+def complex_parameters(training: Training) -> None:
     """Complex parameters are unscaled, checked and stepped."""
-    model = Rotated()
-    with subject.training(model, scale=Scale(64.0)) as training:
-        training.backward(training.forward(ONE).sum())
-        assert training.step()
-        assert model.weight.tolist() == [0.5 + 1j, 1.5 - 1j]
-        training.backward(poisoned(training.forward(ONE)).sum())
-        assert not training.step()
-        assert model.weight.tolist() == [0.5 + 1j, 1.5 - 1j]
+    training.backward(training.forward(ONE).sum())
+    assert training.step()
+    assert training.raw.weight.tolist() == [0.5 + 1j, 1.5 - 1j]
+    training.backward(poisoned(training.forward(ONE)).sum())
+    assert not training.step()
+    assert training.raw.weight.tolist() == [0.5 + 1j, 1.5 - 1j]
 
 
 @CHAPTER.behaviour

@@ -10,7 +10,7 @@ from functools import partial
 import torch
 from conformance.models import ONE, Weighted, perceptron, poisoned, rows, same, values
 from conformance.outcomes import Chapter, NotApplicable, table
-from conformance.subjects.protocol import Subject
+from conformance.subjects.protocol import Subject, Training
 from torch import nn
 from torch.nn.utils import parametrizations, prune
 
@@ -46,17 +46,15 @@ def load_the_best_at_the_end(subject: Subject) -> None:
     assert model.weight.tolist() == [1, 2]
 
 
-@CHAPTER.behaviour
-def reset_parameters(subject: Subject) -> None:
+@CHAPTER.trained(model=lambda: nn.Linear(2, 1, bias=False))
+def reset_parameters(training: Training) -> None:
     """``reset_parameters`` of a layer in the middle of a training holds."""
-    model = nn.Linear(2, 1, bias=False)
-    with subject.training(model) as training:
-        training.train(ONE)
-        torch.manual_seed(1)
-        model.reset_parameters()
-        expected = model.weight.detach().float().clone()
-        training.train(torch.zeros(2))
-        assert torch.equal(training.weights()["weight"], expected)
+    training.train(ONE)
+    torch.manual_seed(1)
+    training.raw.reset_parameters()
+    expected = training.raw.weight.detach().float().clone()
+    training.train(torch.zeros(2))
+    assert torch.equal(training.weights()["weight"], expected)
 
 
 @CHAPTER.behaviour
@@ -199,57 +197,49 @@ def lazy_modules(subject: Subject) -> None:
         assert training.train(rows(1))
 
 
-@CHAPTER.behaviour
-def a_layer_added(subject: Subject) -> None:
+@CHAPTER.trained(model=lambda: nn.Sequential(Weighted(1.0, 1.0)))
+def a_layer_added(training: Training) -> None:
     """A layer added to the model and to the optimizer in the middle of a training is trained."""
-    model = nn.Sequential(Weighted(1.0, 1.0))
-    with subject.training(model) as training:
-        training.train(ONE)
-        added = nn.Linear(2, 2, bias=False)
-        nn.init.ones_(added.weight)
-        model.append(added)
-        training.optimizer.add_param_group({"params": list(added.parameters())})
-        training.train(ONE)
-        assert added.weight.detach().float().flatten().tolist() == [0.75] * 4
+    training.train(ONE)
+    added = nn.Linear(2, 2, bias=False)
+    nn.init.ones_(added.weight)
+    training.raw.append(added)
+    training.optimizer.add_param_group({"params": list(added.parameters())})
+    training.train(ONE)
+    assert added.weight.detach().float().flatten().tolist() == [0.75] * 4
 
 
 # -- copies ----------------------------------------------------------------------------------------
 
 
-@CHAPTER.behaviour
-def deepcopy(subject: Subject) -> None:
+@CHAPTER.trained()
+def deepcopy(training: Training) -> None:
     """``copy.deepcopy(model)`` computes by itself, and training leaves it alone."""
-    model = Weighted()
-    with subject.training(model) as training:
-        training.train(ONE)
-        other = copy.deepcopy(model)
-        training.train(ONE)
-        assert other.weight.detach().float().tolist() == [0.5, 1.5]
-        assert other(ONE.to(other.weight.dtype)).float().tolist() == [0.5, 1.5]
+    training.train(ONE)
+    other = copy.deepcopy(training.raw)
+    training.train(ONE)
+    assert other.weight.detach().float().tolist() == [0.5, 1.5]
+    assert other(ONE.to(other.weight.dtype)).float().tolist() == [0.5, 1.5]
 
 
-@CHAPTER.behaviour
-def pickled(subject: Subject) -> None:
+@CHAPTER.trained()
+def pickled(training: Training) -> None:
     """A model can be pickled and saved whole while it is trained."""
-    model = Weighted()
-    with subject.training(model) as training:
-        training.train(ONE)
-        again = pickle.loads(pickle.dumps(model))
-        assert again.weight.detach().float().tolist() == [0.5, 1.5]
-        file = io.BytesIO()
-        torch.save(model, file)
-        file.seek(0)
-        loaded = torch.load(file, weights_only=False)
-        assert loaded.weight.detach().float().tolist() == [0.5, 1.5]
+    training.train(ONE)
+    again = pickle.loads(pickle.dumps(training.raw))
+    assert again.weight.detach().float().tolist() == [0.5, 1.5]
+    file = io.BytesIO()
+    torch.save(training.raw, file)
+    file.seek(0)
+    loaded = torch.load(file, weights_only=False)
+    assert loaded.weight.detach().float().tolist() == [0.5, 1.5]
 
 
-@CHAPTER.behaviour
-def state_dict_in_fp32(subject: Subject) -> None:
+@CHAPTER.trained(model=perceptron, rate=0.01)
+def state_dict_in_fp32(training: Training) -> None:
     """``model.state_dict()`` is FP32 while the model is trained."""
-    model = perceptron()
-    with subject.training(model, rate=0.01) as training:
-        training.train(rows(0))
-        assert all(v.dtype == torch.float32 for v in model.state_dict().values())
+    training.train(rows(0))
+    assert all(v.dtype == torch.float32 for v in training.raw.state_dict().values())
 
 
 @CHAPTER.behaviour

@@ -44,11 +44,11 @@ class Training(ABC):
 
     Attributes:
         models, optimizers: As the loop holds them, wrapped where the subject wraps.
-        weight: The parameter ``weight`` of the first model, where it has one.
+        raw: The first model as it was made.
     """
 
     models: Sequence[nn.Module]
-    weight: Any
+    raw: Any
     optimizers: Sequence[Optimizer]
 
     @property
@@ -181,7 +181,7 @@ class Subject(ABC):
             optimizers = [torch.optim.SGD(m.parameters(), rate) for m in several]
         steppers = [optimizers] if isinstance(optimizers, Optimizer) else list(optimizers)
         training = self.begin(several, steppers, scale or Scale(), target)
-        training.weight = getattr(several[0], "weight", None)
+        training.raw = several[0]
         try:
             yield training
         finally:
