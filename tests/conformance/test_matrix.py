@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -48,24 +49,12 @@ def batch(optimizer: str, step: int) -> Tensor:
     return torch.randn(5, 3, generator=generator)
 
 
+TABLE = Path(__file__).with_name("optimizers.tsv").read_text().splitlines()
 OPTIMIZERS: dict[str, Callable[[Any], optim.Optimizer]] = {
-    "Adadelta": lambda p: optim.Adadelta(p, 0.5, eps=1e-3),
-    "Adafactor": lambda p: optim.Adafactor(p, 0.05),
-    "Adagrad": lambda p: optim.Adagrad(p, 0.05, eps=1e-3),
-    "Adam": lambda p: optim.Adam(p, 0.01, eps=1e-3, amsgrad=True),
-    "AdamW": lambda p: optim.AdamW(p, 0.01, eps=1e-3, weight_decay=0.1),
-    "Adamax": lambda p: optim.Adamax(p, 0.01, eps=1e-3),
-    "ASGD": lambda p: optim.ASGD(p, 0.05),
-    "LBFGS": lambda p: optim.LBFGS(p, 0.1, max_iter=2, history_size=3),
-    "NAdam": lambda p: optim.NAdam(p, 0.01, eps=1e-3),
-    "RAdam": lambda p: optim.RAdam(p, 0.01, eps=1e-3),
-    "RMSprop": lambda p: optim.RMSprop(p, 0.01, eps=1e-3, momentum=0.9, centered=True),
-    "Rprop": lambda p: optim.Rprop(p, 0.01),
-    "SGD": lambda p: optim.SGD(p, 0.05, momentum=0.9, weight_decay=0.1, nesterov=True),
-    "SparseAdam": lambda p: optim.SparseAdam(p, 0.01, eps=1e-3),
+    name: eval(f"lambda p: {call}")
+    for name, call in (row.split("\t") for row in TABLE[1:])
+    if hasattr(optim, name)
 }
-if hasattr(optim, "Muon"):
-    OPTIMIZERS["Muon"] = lambda p: optim.Muon(p, 0.01)
 
 
 # -- loops -----------------------------------------------------------------------------------------

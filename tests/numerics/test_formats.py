@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,7 +21,6 @@ from mpdiag.numerics.formats import (
     FP32,
     HALVES,
     TARGETS,
-    TF32,
     TRAINABLE,
     FloatFormat,
     format_named,
@@ -66,22 +66,14 @@ def _smallest(fmt):
 # -- limits ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("fmt", "bits", "mantissa", "largest", "normal", "subnormal", "threshold"),
-    [
-        # (2 - 2^-10)·2^15, 2^-14, 2^-24; 65504 + half of its last place, 32
-        (FP16, 16, 10, 65504.0, -14, -24, 65520.0),
-        # S.1110.111 is NaN's neighbour: 1.75·2^8 = 448, its last place 32
-        (FP8_E4M3, 8, 3, 448.0, -6, -9, 464.0),
-        # 1.75·2^15 = 57344, its last place 2^13
-        (FP8_E5M2, 8, 2, 57344.0, -14, -16, 61440.0),
-        (BF16, 16, 7, 255 * 2.0**120, -126, -133, 511 * 2.0**119),
-        (TF32, 19, 10, 2047 * 2.0**117, -126, -136, 4095 * 2.0**116),
-        (FP32, 32, 23, (2**24 - 1) * 2.0**104, -126, -149, (2**25 - 1) * 2.0**103),
-    ],
-    ids=lambda v: getattr(v, "name", ""),
-)
-def test_limits_by_hand(fmt, bits, mantissa, largest, normal, subnormal, threshold):
+LIMITS = Path(__file__).with_name("limits_by_hand.tsv").read_text().splitlines()[1:]
+
+
+@pytest.mark.parametrize("limits", LIMITS, ids=lambda row: row.partition("\t")[0])
+def test_limits_by_hand(limits):
+    name, *cells, _ = limits.split("\t")
+    fmt = format_named(name)
+    bits, mantissa, largest, normal, subnormal, threshold = map(eval, cells)
     assert (fmt.bits, fmt.mantissa_bits, fmt.max) == (bits, mantissa, largest)
     assert (fmt.min_exponent, fmt.min_subnormal_exponent) == (normal, subnormal)
     assert (fmt.smallest_normal, fmt.zero_exponent) == (2.0**normal, subnormal - 1)

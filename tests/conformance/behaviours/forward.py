@@ -109,9 +109,7 @@ def a_weight_is_cast_once(subject: Subject) -> None:
 
 
 class Product(torch.autograd.Function):
-    """A matrix product that says in which dtype its own code ran."""
-
-    dtypes: list[torch.dtype]
+    """A matrix product."""
 
     @staticmethod
     @torch.amp.custom_fwd(device_type="cpu")

@@ -189,19 +189,9 @@ class Halving:
 
     def __init__(self, inner: torch.optim.Optimizer) -> None:
         self.optim = inner
-        self.param_groups, self.state = inner.param_groups, inner.state
 
-    def zero_grad(self, *args: Any, **kwargs: Any) -> None:
-        self.optim.zero_grad(*args, **kwargs)
-
-    def register_step_post_hook(self, hook: Any) -> Any:
-        return self.optim.register_step_post_hook(hook)
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.optim.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.optim.load_state_dict(state)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.optim, name)
 
     def step(self) -> None:
         for group in self.param_groups:
