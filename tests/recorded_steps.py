@@ -10,6 +10,19 @@ import mpdiag
 from mpdiag.runs.run import open_run
 
 
+class Layers(nn.Module):
+    """Layers by their names, and how they are called."""
+
+    def __init__(self, call, **layers) -> None:
+        super().__init__()
+        self.call = call
+        for name, layer in layers.items():
+            setattr(self, name, layer)
+
+    def forward(self, x):
+        return self.call(self, x)
+
+
 class Head(nn.Module):
     """The function under test, in a module of its own."""
 
