@@ -61,16 +61,9 @@ def ranked(folder):
     rng = np.random.default_rng(0)
     for rank in (0, 1):
         writer = RunWriter(folder, rank=rank, world_size=2)
-        writer.write_meta(
-            {
-                "state": "complete",
-                "world_size": 2,
-                "steps_recorded": 9,
-                "steps_seen": 9,
-                "model": {"type": "Net", "parameters": 100},
-                "optimizers": [{"type": "Adam"}],
-            }
-        )
+        counts = {"world_size": 2, "steps_recorded": 9, "steps_seen": 9}
+        model = {"model": {"type": "Net", "parameters": 100}, "optimizers": [{"type": "Adam"}]}
+        writer.write_meta({"state": "complete"} | counts | model)
         names = ("late", "a", "b.c") if rank else ("a", "b.c", "late")
         writer.write_modules([{"name": n, "what": "module", "type": "Linear"} for n in names])
         for begin in (0, 3, 6):
@@ -125,9 +118,10 @@ def test_a_real_recording_comes_out_the_same(tmp_path, monkeypatch):
 
 def test_what_is_damaged_is_said_as_ever(tmp_path, monkeypatch):
     RunWriter(tmp_path / "run").write_meta({"state": "complete"})
-    monkeypatch.setattr(run_statistics, "STREAM_FROM", 0)
-    with pytest.raises(DamagedRun, match="holds no statistics"):
-        analyze(tmp_path / "run")
+    for stream_from in (run_statistics.STREAM_FROM, 0):
+        monkeypatch.setattr(run_statistics, "STREAM_FROM", stream_from)
+        with pytest.raises(DamagedRun, match="holds no statistics"):
+            analyze(tmp_path / "run")
     (tmp_path / "run" / "stats" / "rank00000-000001.parquet").write_bytes(b"PAR1")
     with pytest.raises(DamagedRun, match="is damaged"):
         analyze(tmp_path / "run")

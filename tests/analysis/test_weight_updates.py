@@ -121,18 +121,13 @@ def test_activations_are_those_of_modules_without_children(tmp_path):
     assert activations_per_step(run, RunStatistics.of(run.records)) == expected
 
 
-def residual(in_place: bool) -> nn.Module:
-    """A convolution, batch norm and ReLU, three times, and a linear layer."""
+@pytest.mark.parametrize("in_place", [False, True])
+def test_the_estimate_is_about_what_autograd_keeps(tmp_path, in_place):
     torch.manual_seed(0)
     layers: list[nn.Module] = []
     for channels in (3, 16, 16):
         layers += [nn.Conv2d(channels, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(in_place)]
-    return nn.Sequential(*layers, nn.Identity(), nn.Flatten(), nn.Linear(16 * 64, 10))
-
-
-@pytest.mark.parametrize("in_place", [False, True])
-def test_the_estimate_is_about_what_autograd_keeps(tmp_path, in_place):
-    model = residual(in_place)
+    model = nn.Sequential(*layers, nn.Identity(), nn.Flatten(), nn.Linear(16 * 64, 10))
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
     x = torch.randn(4, 3, 8, 8)
     kept: dict[int, int] = {}
@@ -173,6 +168,8 @@ def test_activations_are_those_of_one_device(tmp_path):
 def test_the_baseline_counts_weights_gradients_states_and_activations(tmp_path, optimizer, states):
     plan = mpdiag.analyze(record(tmp_path / "run", optimizer, 0.1)).plan
     levels = {a.level: a for a in plan.levels}
+    assert (list(levels), plan.level) == (["O0", "O1", "O2", "O3"], "O1")  # as they are to be tried
+    assert all(a.reason for a in plan.levels)
     weights = sum(p.numel() for p in network().parameters())
     activations = 8 * (2 * 4 * 36 + 10)
     assert levels["O0"].memory_bytes == 4 * (weights * (2 + states) + activations)
@@ -181,26 +178,12 @@ def test_the_baseline_counts_weights_gradients_states_and_activations(tmp_path, 
     assert levels["O1"].batch_factor == round(2 - weights / activations, 2) > 1
 
 
-def test_the_levels_come_in_the_order_to_try_them(tmp_path):
-    plan = mpdiag.analyze(record(tmp_path / "run")).plan
-    assert [a.level for a in plan.levels] == ["O0", "O1", "O2", "O3"]
-    assert plan.level == "O1"
-    assert all(a.reason for a in plan.levels)
-
-
 @pytest.mark.parametrize(("momentum", "possible"), [(0.0, True), (0.9, False)])
 def test_an_optimizers_own_state_in_fp16_is_not_judged(tmp_path, momentum, possible):
     optimizer = partial(torch.optim.SGD, momentum=momentum)
     plan = mpdiag.analyze(record(tmp_path / "run", optimizer, 0.1)).plan
     assert not plan.master_weights.needed
     assert plan.levels[3].possible == possible
-
-
-def gradients(*values):
-    histogram = ExponentHistogram.of(np.array(values, np.float32))
-    one = stack([histogram])
-    names = np.array(["w"], object)
-    return Layers(np.array(["weight_grad"], object), names, one, np.array([1]))
 
 
 def exact(values, scale, ranks, divide):
@@ -223,14 +206,13 @@ def exact(values, scale, ranks, divide):
 def test_the_reduction_fits_the_recorded_maximum_times_the_ranks(
     values, scale, ranks, dtype, divided
 ):
-    plan = choose_reduction(gradients(*values), scale, ranks)
+    one = stack([ExponentHistogram.of(np.array(values, np.float32))])
+    names = (np.array([name], object) for name in ("weight_grad", "w"))
+    gradients = Layers(*names, one, np.array([1]))
+    assert choose_reduction(gradients, scale, 1) is None
+    plan = choose_reduction(gradients, scale, ranks)
     assert (plan.dtype, plan.pre_divide) == (dtype, divided)
     if dtype == "fp16":
         overflow, lost = exact(values, scale, ranks, divided)
         assert not overflow
         assert lost < 0.001
-
-
-def test_one_rank_reduces_nothing():
-    assert choose_reduction(gradients(1.0), 1.0, 1) is None
-    assert FP16.max == 65504

@@ -86,24 +86,6 @@ def test_every_command_works_on_the_run(demo, mpdiag, words):
     assert "Traceback" not in done.err
 
 
-@pytest.mark.parametrize(
-    ("words", "code", "sentence"),
-    [
-        (("analyze", "nowhere"), 3, "there is no run at nowhere"),
-        (("why", "runs/digits", "steem"), 3, "stem"),
-        (("demo", "nothing"), 2, "digits"),
-        (("replay", "runs/digits", "--init-scale", "0"), 2, "init_scale"),
-        (("analyze", "runs/digits", "--target", "fp4"), 2, "fp16"),
-    ],
-)
-def test_bad_input_is_one_sentence(demo, mpdiag, words, code, sentence):
-    done = mpdiag(*words, cwd=demo[0])
-    assert done.code == code
-    assert sentence in done.err
-    assert "Traceback" not in done.err
-    assert done.out == ""
-
-
 class _Noted:
     """Bars that only remember."""
 

@@ -7,12 +7,12 @@ import sys
 import numpy as np
 import pytest
 import torch
-from support import batch, loss_of_batch, network, wrapped
-from typer.testing import CliRunner
+from calls import run as call
+from recorded_steps import loss_of_network, record_steps
+from support import loss_of_batch, network, wrapped
 
 import mpdiag
 from mpdiag.analysis.layers import merge_layers
-from mpdiag.cli import app
 from mpdiag.errors import UsageError
 from mpdiag.integrations import boards
 from mpdiag.numerics.formats import FP16
@@ -26,12 +26,7 @@ def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "mine"
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    with mpdiag.record(model, optimizer, folder, every=1):
-        for i in range(3):
-            x, y = batch(i)
-            optimizer.zero_grad()
-            torch.nn.functional.cross_entropy(model(x), y).backward()
-            optimizer.step()
+    record_steps(folder, model, loss_of_network, 3, lambda *_: optimizer, every=1)
     with wrapped(model, optimizer=optimizer, run=folder) as mp:
         for i in range(4):
             mp.step(loss_of_batch(model, mp, i) * (float("inf") if i == 2 else 1))
@@ -95,12 +90,12 @@ def test_the_training_is_there(board):
 
 def test_the_command(run, tmp_path, monkeypatch):
     monkeypatch.setattr("shutil.which", lambda name: f"/bin/{name}")
-    result = CliRunner().invoke(app, ["board", str(run.folder), "-o", str(tmp_path / "board")])
+    result = call("board", run.folder, "-o", tmp_path / "board")
     assert result.exit_code == 0, result.output
     assert f"tensorboard --logdir {tmp_path / 'board'}" in " ".join(result.stderr.split())
     assert list((tmp_path / "board").glob("events.out.tfevents.*"))
-    assert CliRunner().invoke(app, ["board", str(tmp_path / "none")]).exit_code == 3
-    assert CliRunner().invoke(app, ["board", str(run.folder), "--to", "x"]).exit_code == 2
+    assert call("board", tmp_path / "none").exit_code == 3
+    assert call("board", run.folder, "--to", "x").exit_code == 2
 
 
 def test_what_is_missing_is_said(run, monkeypatch):

@@ -19,7 +19,6 @@ from mpdiag.runs.results import by_weight, read_sensitivities
 from mpdiag.sensitivity.loss_estimate import by_operation, estimate
 from mpdiag.sensitivity.measurement import measure, run_once
 from mpdiag.tracing.operation_calls import OUTSIDE
-from studies.gradient_estimate import estimate_gradients
 
 
 def half(x):
@@ -182,15 +181,6 @@ def test_a_recurrent_layer_shows_its_gates(data):
     assert 0 < found["lstm"].output_error < 0.01
 
 
-def test_what_makes_no_sense_is_refused(net, data):
-    with pytest.raises(UsageError, match="part must be"):
-        measure(net, lambda: net(data[0]).sum(), part="sideways")
-    with pytest.raises(UsageError, match="by must be"):
-        measure(net, lambda: net(data[0]).sum(), by="weight")
-    with pytest.raises(UsageError, match="must return its loss"):
-        measure(net, lambda: net(data[0]))
-
-
 # -- the estimate ----------------------------------------------------------------------------------
 
 
@@ -260,60 +250,6 @@ def test_overflow_and_vanished_epsilons_come_first(data):
     assert math.isinf(by_operation(found)[0][1])
 
 
-def test_the_estimated_gradient_error_is_the_measured_one(net, smooth):
-    """Over many directions it is ‖Δg‖, forward and backward, for every operation."""
-    assert len(measured_estimates(net, smooth)) == 4
-
-
-def test_gradients_that_no_weight_moves_count_as_well(net, data):
-    """The last bias's, sixteen times 1: no rounding reaches it, and most of ‖g‖ is its."""
-    measured_estimates(net, lambda: net(data[0]).sum())
-
-
-def test_of_a_model_whose_gradients_no_weight_moves_the_backward_pass_rounds_alone(data):
-    net = nn.Linear(6, 2)
-    found = measured_estimates(net, lambda: net(data[0]).sum())
-    assert [e.forward for e in found] == [0.0, 0.0]
-    assert found[0].backward > 0
-
-
-def measured_estimates(net, step):
-    """The estimates, which are what running each site in FP16 gives."""
-    found = estimate_gradients(net, step, scale=1024.0, directions=400)
-    exact = run_once(net, step, scale=1024.0)
-    assert len(found) == len(exact.sites)
-    size = math.sqrt(sum(float(g.double().pow(2).sum()) for g in exact.gradients.values()))
-    for e in found:
-        for part, estimated in (("forward", e.forward), ("backward", e.backward)):
-            narrow = run_once(net, step, [e.site], part=part, scale=1024.0)
-            error = math.sqrt(
-                sum(
-                    float((narrow.gradients[n] - g).double().pow(2).sum())
-                    for n, g in exact.gradients.items()
-                )
-            )
-            assert estimated == pytest.approx(error / size, rel=0.25, abs=1e-6), (e.site, part)
-    return found
-
-
-def test_what_cannot_be_differentiated_twice_is_said_with_a_way_out():
-    q = nn.Parameter(torch.randn(1, 2, 4, 8))
-
-    class Attention(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.q = q
-
-        def forward(self):
-            return F.scaled_dot_product_attention(self.q, self.q, self.q)
-
-    model = Attention()
-    with pytest.raises(UsageError, match="SDPBackend"):
-        estimate_gradients(model, lambda: model().square().sum())
-    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
-        assert estimate_gradients(model, lambda: model().square().sum())
-
-
 def test_buffers_change_once_while_a_training_is_ranked():
     """An operation is run twice: what it writes to must be written to once."""
     net = nn.BatchNorm1d(3)
@@ -348,25 +284,20 @@ class Blocks(nn.Module):
         return x
 
 
-@pytest.mark.parametrize("part", ["forward", "backward", "both"])
-def test_activation_checkpointing_changes_no_measurement(data, part):
+@pytest.mark.parametrize("part", ["forward", "backward", "both", "estimated"])
+def test_activation_checkpointing_changes_no_figure(data, part):
     """What backward computes again is a forward operation, of the module that it was of before."""
     x, y = data
-    plain, again = (
-        measure(model, lambda m=model: F.mse_loss(m(x), y), part=part)
-        for model in (Blocks(again=False), Blocks(again=True))
-    )
-    assert again == plain
-    assert {s.op for s in plain} >= {"linear", "tanh", "softmax"}
 
+    def figures(model):
+        def step():
+            return F.mse_loss(model(x), y)
 
-def test_activation_checkpointing_changes_no_estimate(data):
-    x, y = data
-    plain, again = (
-        estimate(model, lambda m=model: F.mse_loss(m(x), y))
-        for model in (Blocks(again=False), Blocks(again=True))
-    )
+        return estimate(model, step) if part == "estimated" else measure(model, step, part=part)
+
+    plain, again = (figures(Blocks(again=again)) for again in (False, True))
     assert again == plain
+    assert part == "estimated" or {s.op for s in plain} >= {"linear", "tanh", "softmax"}
 
 
 class Squares(nn.Module):
@@ -383,7 +314,7 @@ def training():
     return model, lambda: model(x).mean()
 
 
-def test_the_overflowing_operation_is_on_top(tmp_path):
+def test_the_overflowing_operation_is_on_top_and_figures_are_those_of_the_measurement(tmp_path):
     model, step = training()
     before = {n: p.clone() for n, p in model.named_parameters()}
     found = mpdiag.measure_sensitivity(model, step, tmp_path / "run", scale=8.0)
@@ -394,53 +325,31 @@ def test_the_overflowing_operation_is_on_top(tmp_path):
     assert read_sensitivities(tmp_path / "run") == found
     assert (found.format, found.scale) == ("fp16", 8.0)
     assert all(torch.equal(before[n], p) and p.grad is None for n, p in model.named_parameters())
-
-
-def test_the_numbers_are_those_of_the_measurement():
-    model, step = training()
-    stored = {(r.module, r.op): r for r in mpdiag.measure_sensitivity(model, step).operations}
-    for row in measure(model, step):
+    stored = {(r.module, r.op): r for r in found.operations}
+    for row in measure(model, step, scale=8.0):
         own = stored.pop((row.module, row.op))
         if own.finite:
             assert own.gradient_error == row.gradient_error
-            assert own.estimate is not None
             assert own.estimate > 0
     assert not stored
 
 
-def test_another_format_is_less_exact():
-    model, step = training()
-    errors = {}
-    for fmt in ("fp16", "fp8_e5m2"):
-        rows = mpdiag.measure_sensitivity(model, step, fmt=fmt).operations
-        errors[fmt] = next(r.gradient_error for r in rows if (r.module, r.op) == ("0", "linear"))
-    assert errors["fp8_e5m2"] > 10 * errors["fp16"] > 0
-
-
 @pytest.mark.parametrize(
-    "change",
+    ("change", "options", "error", "words"),
     [
-        lambda loss: None,
-        lambda loss: 1.0,
-        lambda loss: loss.detach(),
-        lambda loss: torch.stack([loss, loss]),
+        (lambda _: None, {}, UsageError, "must return its loss"),
+        (lambda _: 1.0, {}, UsageError, "must return its loss"),
+        (torch.Tensor.detach, {}, UsageError, "must return its loss"),
+        (lambda loss: loss.repeat(2), {}, UsageError, "must return its loss"),
+        (torch.Tensor.detach, {"frozen": True}, UsageError, "requires a gradient"),
+        (lambda loss: loss, {"fmt": "fp12"}, ValueError, "no number format"),
+        (lambda loss: loss, {"part": "sideways"}, UsageError, "part must be"),
+        (lambda loss: loss, {"by": "weight"}, UsageError, "by must be"),
     ],
 )
-def test_a_step_without_a_loss_is_refused(change):
+def test_what_makes_no_sense_is_refused(change, options, error, words):
     model, step = training()
-    with pytest.raises(UsageError, match="must return its loss"):
-        mpdiag.measure_sensitivity(model, lambda: change(step()))
-
-
-def test_a_model_that_trains_nothing_is_refused():
-    model, _ = training()
-    x = torch.randn(6, 4, requires_grad=True)
-    model.requires_grad_(False)
-    with pytest.raises(UsageError, match="requires a gradient"):
-        mpdiag.measure_sensitivity(model, lambda: model(x).mean())
-
-
-def test_an_unknown_format_is_refused():
-    model, step = training()
-    with pytest.raises(ValueError, match="no number format"):
-        mpdiag.measure_sensitivity(model, step, fmt="fp12")
+    model.requires_grad_(not options.pop("frozen", False))
+    call = measure if {"part", "by"} & options.keys() else mpdiag.measure_sensitivity
+    with pytest.raises(error, match=words):
+        call(model, lambda: change(step()), **options)

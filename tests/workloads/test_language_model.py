@@ -1,4 +1,4 @@
-"""The language model's softmax, whole and sampled."""
+"""The language models: an LSTM's softmax, whole and sampled, and the GPT's attention."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from mpdiag.workloads.gpt import Block, GptModel
 from mpdiag.workloads.language_model import ProjectedLstm, log_uniform, sampled_softmax_loss
 
 
@@ -44,3 +45,28 @@ def test_the_right_word_is_not_pushed_down_where_it_was_drawn():
     states, targets = torch.randn(1, 2), torch.tensor([3])
     loss = sampled_softmax_loss(states, targets, torch.tensor([3, 3]), output)
     assert float(loss.detach()) == pytest.approx(0, abs=1e-6)
+
+
+def test_a_block_is_attention_and_two_layers_beside_shortcuts():
+    torch.manual_seed(0)
+    block, x = Block(8, 2, causal=False), torch.randn(3, 5, 8)
+    q, k, v = block.attend(block.norm1(x)).chunk(3, dim=2)
+    seen = []
+    for head in (slice(0, 4), slice(4, 8)):
+        scores = q[..., head] @ k[..., head].transpose(1, 2) / math.sqrt(4)
+        seen.append(scores.softmax(2) @ v[..., head])
+    y = x + block.project(torch.cat(seen, dim=2))
+    y = y + block.narrow(F.gelu(block.widen(block.norm2(y))))
+    torch.testing.assert_close(block(x), y)
+
+
+def test_a_gpt_does_not_see_what_is_to_come():
+    torch.manual_seed(0)
+    model = GptModel(length=10, width=16, heads=2, blocks=2).eval()
+    text = torch.randint(97, (1, 10))
+    other = text.clone()
+    other[0, 6] = (text[0, 6] + 1) % 97
+    with torch.no_grad():
+        a, b = model(text), model(other)
+    assert torch.equal(a[:, :6], b[:, :6])
+    assert not torch.allclose(a[:, 6:], b[:, 6:])

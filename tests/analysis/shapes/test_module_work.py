@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from calls import printed
+from recorded_steps import Layers
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -12,47 +13,35 @@ import mpdiag
 from mpdiag.analysis.shapes.advice import advise_shapes, recorded_generation
 from mpdiag.analysis.shapes.recorded import from_modules, module_work
 from mpdiag.analysis.shapes.solution import Wanted, solve_sizes
-from mpdiag.plan import PrecisionPlan
 from mpdiag.reports.text.analysis import analysis_text, shapes_table
 
 
-class Language(nn.Module):
-    """An LSTM language model with tied weights and an odd vocabulary."""
-
-    def __init__(self, words=519, width=24):
-        super().__init__()
-        self.encoder = nn.Embedding(words, width)
-        self.rnn = nn.LSTM(width, width, num_layers=2)
-        self.decoder = nn.Linear(width, words)
-        self.decoder.weight = self.encoder.weight
-
-    def forward(self, tokens):
-        return self.decoder(self.rnn(self.encoder(tokens))[0])
-
-
-class Pictures(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first = nn.Conv2d(3, 16, 3)
-        self.deep = nn.Conv2d(16, 24, 3, groups=2, stride=2)
-        self.depth = nn.Conv2d(24, 24, 3, groups=24)
-        self.up = nn.ConvTranspose2d(24, 12, 2, stride=2)
-        self.head = nn.Linear(12, 10)
-
-    def forward(self, x):
-        return self.head(self.up(self.depth(self.deep(self.first(x)))).mean((2, 3)))
+def pictures_model():
+    convolutions = {"first": nn.Conv2d(3, 16, 3), "deep": nn.Conv2d(16, 24, 3, groups=2, stride=2)}
+    convolutions |= {"depth": nn.Conv2d(24, 24, 3, groups=24)}
+    rest = {"up": nn.ConvTranspose2d(24, 12, 2, stride=2), "head": nn.Linear(12, 10)}
+    return Layers(
+        lambda m, x: m.head(m.up(m.depth(m.deep(m.first(x)))).mean((2, 3))), **convolutions, **rest
+    )
 
 
 @pytest.fixture(scope="module")
 def language(recorded, tmp_path_factory):
+    """An LSTM language model with tied weights and an odd vocabulary."""
     torch.manual_seed(0)
-    return recorded(Language(), torch.randint(0, 519, (7, 5)), tmp_path_factory.mktemp("l") / "run")
+    parts = {"encoder": nn.Embedding(519, 24), "rnn": nn.LSTM(24, 24, num_layers=2)}
+    model = Layers(
+        lambda m, x: m.decoder(m.rnn(m.encoder(x))[0]), **parts, decoder=nn.Linear(24, 519)
+    )
+    model.decoder.weight = model.encoder.weight
+    return recorded(model, torch.randint(0, 519, (7, 5)), tmp_path_factory.mktemp("l") / "run")
 
 
 @pytest.fixture(scope="module")
 def pictures(recorded, tmp_path_factory):
     torch.manual_seed(0)
-    return recorded(Pictures(), torch.randn(4, 3, 16, 16), tmp_path_factory.mktemp("p") / "run")
+    x = torch.randn(4, 3, 16, 16)
+    return recorded(pictures_model(), x, tmp_path_factory.mktemp("p") / "run")
 
 
 def by_module(run):
@@ -62,12 +51,12 @@ def by_module(run):
 def test_flops_are_torchs(pictures):
     """Forward, input gradient and weight gradient: three times those of the forward pass."""
     works = by_module(pictures)
-    model = Pictures()
+    model = pictures_model()
     with FlopCounterMode(display=False) as counter:
         model(torch.randn(4, 3, 16, 16))
     counted = counter.get_flop_counts()
     for name, work in works.items():
-        assert work.flops == 3 * sum(counted[f"Pictures.{name}"].values()), name
+        assert work.flops == 3 * sum(counted[f"Layers.{name}"].values()), name
     assert set(works) == {"first", "deep", "depth", "up", "head"}
 
 
@@ -78,7 +67,8 @@ def test_an_lstms_work(language):
 
 def test_attention(recorded, tmp_path):
     model = nn.MultiheadAttention(32, 4, batch_first=True)
-    run = recorded(Attending(model), torch.randn(3, 10, 32), tmp_path / "run")
+    attending = Layers(lambda m, x: m.attend(x, x, x)[0], attend=model)
+    run = recorded(attending, torch.randn(3, 10, 32), tmp_path / "run")
     work = by_module(run)["attend"]
     x = torch.randn(3, 10, 32, requires_grad=True)
     with FlopCounterMode(display=False) as counter:
@@ -88,15 +78,6 @@ def test_attention(recorded, tmp_path):
     assert {
         d.name: solved.new(d.size) for d in solved.model.dimensions if d.name != "embed_dim"
     } == {"sequence": 16}
-
-
-class Attending(nn.Module):
-    def __init__(self, attend):
-        super().__init__()
-        self.attend = attend
-
-    def forward(self, x):
-        return self.attend(x, x, x)[0]
 
 
 def test_the_vocabulary_is_padded_where_it_is_an_output_too(language):
@@ -127,15 +108,6 @@ def test_images_are_padded_to_four_channels(pictures):
     assert advice["", "batch"].padded == 8
 
 
-def test_the_plan_keeps_the_advice_and_the_terminal_shows_it(language, tmp_path):
-    analysis = mpdiag.analyze(language)
-    analysis.plan.save(tmp_path / "plan.json")
-    assert PrecisionPlan.load(tmp_path / "plan.json") == analysis.plan
-    text = printed(analysis_text(analysis), width=160)
-    assert "Shapes to pad for Tensor Cores" in text
-    assert "519 → 520" in text
-
-
 def test_sizes_to_pad_take_a_line_each(language):
     """In 80 columns; the reasons are under ``-v``, and in the plan."""
     plan = mpdiag.analyze(language).plan
@@ -152,6 +124,9 @@ def test_sizes_to_pad_take_a_line_each(language):
     assert all(advice.dimension in words for advice in plan.shapes)
     assert "padding adds" in words
     assert len(shown[True].splitlines()) > len(shown[False].splitlines())
+    text = printed(analysis_text(mpdiag.analyze(language)), width=160)
+    assert "Shapes to pad for Tensor Cores" in text
+    assert "519 → 520" in text
 
 
 def test_what_is_worth_a_finding(pictures, language):
