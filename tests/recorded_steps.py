@@ -78,6 +78,16 @@ def record_steps(folder, model, loss=of_batch, steps=1, make=torch.optim.SGD, ra
     return open_run(folder)
 
 
+def recorded_twice(model, x, folder):
+    """The run of two training steps of a model."""
+
+    def loss(model, _step):
+        y = model(x)
+        return sum(out.square().mean() for out in (y if isinstance(y, tuple) else (y,)))
+
+    return record_steps(folder, model, loss, 2, rate=0.1)
+
+
 def loss_of_network(model, step):
     """The loss of ``support.network``."""
     x, y = support.batch(step)

@@ -201,16 +201,6 @@ def test_no_surface_speaks_of_a_scale_without_its_number(surfaces):
         assert not UNNAMED.search(text), (name, UNNAMED.search(text))
 
 
-def test_replayed_steps_say_how_they_come_about(analysis, surfaces):
-    for text in surfaces.values():
-        for of, recorded, repeated in re.findall(
-            r"of (\d+) replayed steps \((\d+) recorded, the last (\d+) of them once more", text
-        ):
-            assert int(of) == int(recorded) + int(repeated)
-            assert int(recorded) == analysis.loss_scale.finite_steps
-        assert not re.search(r"of \d+ replayed steps(?! \()", text.split("the best constant")[0])
-
-
 def test_the_layers_of_each_table_are_those_of_the_verdict(analysis, surfaces):
     figures = analysis.figures
     first = figures.find("layer-sum")

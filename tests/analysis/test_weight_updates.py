@@ -101,24 +101,8 @@ def test_weights_that_vanish_need_masters(size, needed, tmp_path):
         assert masters.reason.startswith("FP16 makes 100 % of the sum of 0.weight 0; ")
 
 
-def test_the_share_that_decides_and_its_limit_stand_first():
-    """The short screen cuts what comes last."""
-    reason = masters_of(STILL).reason
-    assert reason.startswith(
-        "100 % of the way that weights go lies where FP16 weights would stand still (FP32 masters are "
-        "needed from 10 % on)"
-    )
-
-
 def record(folder, make=torch.optim.Adam, rate=1e-3):
     return record_steps(folder, network(), loss_of_network, 3, make, rate, every=1)
-
-
-def test_activations_are_those_of_modules_without_children(tmp_path):
-    run = record(tmp_path / "run")
-    # Convolution and batch norm, whose output the ReLU's replaces and flattening shares; linear.
-    expected = 8 * (2 * 4 * 36 + 10)
-    assert activations_per_step(run, RunStatistics.of(run.records)) == expected
 
 
 @pytest.mark.parametrize("in_place", [False, True])
@@ -166,12 +150,15 @@ def test_activations_are_those_of_one_device(tmp_path):
     [(torch.optim.Adam, 2), (torch.optim.SGD, 0), (partial(torch.optim.SGD, momentum=0.9), 1)],
 )
 def test_the_baseline_counts_weights_gradients_states_and_activations(tmp_path, optimizer, states):
-    plan = mpdiag.analyze(record(tmp_path / "run", optimizer, 0.1)).plan
+    run = record(tmp_path / "run", optimizer, 0.1)
+    plan = mpdiag.analyze(run).plan
     levels = {a.level: a for a in plan.levels}
     assert (list(levels), plan.level) == (["O0", "O1", "O2", "O3"], "O1")  # as they are to be tried
     assert all(a.reason for a in plan.levels)
     weights = sum(p.numel() for p in network().parameters())
+    # Convolution and batch norm, whose output the ReLU's replaces and flattening shares; linear.
     activations = 8 * (2 * 4 * 36 + 10)
+    assert activations_per_step(run, RunStatistics.of(run.records)) == activations
     assert levels["O0"].memory_bytes == 4 * (weights * (2 + states) + activations)
     assert levels["O0"].batch_factor == 1.0
     # Activations take half, and a copy of the weights in FP16 is to be paid from that.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from typing import Any
@@ -50,20 +49,6 @@ def test_the_demo_trains_three_ways_and_compares(demo, mpdiag):
     assert "accuracy" in compared.out
 
 
-def test_json_is_one_document(demo, mpdiag):
-    folder, _ = demo
-    done = mpdiag("analyze", "runs/digits", "--json", "-o", "plan.json", cwd=folder)
-    document = json.loads(done.out)
-    assert document["plan"] == json.loads((folder / "plan.json").read_text())
-    kinds = {layer["kind"] for layer in document["layers"]}
-    assert kinds == {"activation", "activation_grad", "weight", "weight_grad", "update"}
-
-
-def test_strict_lets_a_healthy_run_pass(demo, mpdiag):
-    folder, _ = demo
-    assert mpdiag("analyze", "runs/digits", "--strict", cwd=folder).code == 0
-
-
 @pytest.mark.parametrize(
     "words",
     [
@@ -75,6 +60,7 @@ def test_strict_lets_a_healthy_run_pass(demo, mpdiag):
         ("runs",),
         ("runs", "--json"),
         ("analyze", "runs/digits", "--target", "bf16"),
+        ("analyze", "runs/digits", "--strict"),  # a healthy run passes
         ("analyze", "runs/digits", "--target", "fp8_e4m3"),
     ],
     ids=" ".join,

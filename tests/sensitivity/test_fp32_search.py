@@ -124,9 +124,7 @@ def test_what_is_searched_goes_by_the_lists_and_the_level(size, changes, options
     assert result.answer == ("found" if fp32 else "none")
     assert set(result.fp32) == fp32
     chosen = (*result.plan.fp32_operations, *result.plan.fp32_modules)
-    assert {(c.module, c.op) for c in chosen} == {
-        (c.module, c.op or "Squares") for c in result.fp32
-    }
+    assert {Fp32Candidate(c.module, c.op) for c in chosen} == fp32
     if options:
         assert {"mul", "sum", "linear", "div"} <= {c.op for c, _ in result.candidates}
 

@@ -86,14 +86,6 @@ def test_a_constant_where_gradients_are_steady(tmp_path):
     assert played.lost.mean() < 0.05  # of the values, fewer than 1 % of their sum
 
 
-def test_a_larger_constant_where_gradients_shrink_and_there_is_room(tmp_path):
-    still = chosen(record(tmp_path / "still", np.full(N, -6.0), np.full(N, -30.0)))[0]
-    shrinking = np.linspace(0, -8, N)
-    plan, _ = chosen(record(tmp_path / "run", shrinking - 2, shrinking - 26))
-    assert plan.method == "constant"
-    assert plan.recommended > still.recommended
-
-
 def test_backoff_where_gradients_begin_large_and_shrink(tmp_path):
     """No constant serves both ends; grown often enough, Backoff does, and rarely would not."""
     steps = np.concatenate([np.arange(20), np.arange(20, 4000, 20)])
@@ -186,16 +178,6 @@ def test_what_shrank_is_taken_to_shrink_as_much_again():
     # The last step's values lie at 2^-26: lost at scale 2, kept at scale 4.
     assert twice.judge(ConstantScale(2.0)).lost == 0.5
     assert twice.judge(ConstantScale(4.0)).lost == 0.0
-
-
-def test_the_simplest_of_equals_wins():
-    steady = history([0.0] * 4, [-10.0] * 4)
-    allowed = ScaleRange(wanted=0, safe=13, upper=15)
-    choice = choose_method(steady, allowed, headroom=2, scaled=True)
-    found = choice.chosen
-    assert (found.method, found.scale, len(choice.judged)) == ("constant", 1.0, 1)
-    choice = choose_method(steady, allowed, headroom=2, scaled=False)
-    assert choice.chosen.method == "none"
 
 
 def test_every_method_the_choice_can_make_is_a_scaler_by_name():

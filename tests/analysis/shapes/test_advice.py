@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from recorded_steps import Layers
+from recorded_steps import Layers, recorded_twice
 from torch import nn
 from torch.nn import functional as F
 
@@ -35,22 +35,22 @@ def findings(run, code, **wanted):
 
 
 @pytest.fixture(scope="module")
-def grouped(recorded, tmp_path_factory):
+def grouped(tmp_path_factory):
     model = Layers(lambda m, x: m.conv(x), conv=nn.Conv2d(36, 36, 3, groups=3))
-    return recorded(model, torch.randn(2, 36, 8, 8), tmp_path_factory.mktemp("g") / "run")
+    return recorded_twice(model, torch.randn(2, 36, 8, 8), tmp_path_factory.mktemp("g") / "run")
 
 
 @pytest.fixture(scope="module")
-def attention(recorded, tmp_path_factory):
+def attention(tmp_path_factory):
     model = Layers(attend, packed=nn.Linear(45, 135), out=nn.Linear(45, 45))
-    return recorded(model, torch.randn(4, 6, 45), tmp_path_factory.mktemp("a") / "run")
+    return recorded_twice(model, torch.randn(4, 6, 45), tmp_path_factory.mktemp("a") / "run")
 
 
 @pytest.fixture(scope="module")
-def own(recorded, tmp_path_factory):
+def own(tmp_path_factory):
     """Seven heads of nine values in torch's own attention."""
     model = Layers(lambda m, x: x + m.own(x, x, x)[0], own=nn.MultiheadAttention(63, 7))
-    return recorded(model, torch.randn(5, 2, 63), tmp_path_factory.mktemp("o") / "run")
+    return recorded_twice(model, torch.randn(5, 2, 63), tmp_path_factory.mktemp("o") / "run")
 
 
 def sizes(advice):
@@ -175,9 +175,9 @@ def fused(run, op, states):
         ({"proj_size": 20}, {"input_size": 32, "hidden_size": 48, "proj_size": 24}),
     ],
 )
-def test_a_recurrent_layer_in_one_operation(recorded, tmp_path, settings, padded):
+def test_a_recurrent_layer_in_one_operation(tmp_path, settings, padded):
     """As on a GPU: all layers and directions at once, input, state and output as wide as before."""
-    run = recorded(_Recurrent(**settings), torch.randn(7, 8, 12), tmp_path / "run")
+    run = recorded_twice(_Recurrent(**settings), torch.randn(7, 8, 12), tmp_path / "run")
     directions = 2 if settings.get("bidirectional") else 1
     leaving = padded.get("proj_size", padded["hidden_size"])
     for op, states in (("_cudnn_rnn", ("hx", "cx")), ("lstm", ("hx", "hx"))):
@@ -191,9 +191,9 @@ def test_a_recurrent_layer_in_one_operation(recorded, tmp_path, settings, padded
         assert len(products) == (3 if "proj_size" in settings else 8)
 
 
-def test_findings_are_of_the_same_shards_as_the_advice(recorded, tmp_path):
+def test_findings_are_of_the_same_shards_as_the_advice(tmp_path):
     """40 is a multiple of 8, but 20 a shard is none."""
-    run = recorded(nn.Sequential(nn.Linear(40, 40)), torch.randn(64, 40), tmp_path / "run")
+    run = recorded_twice(nn.Sequential(nn.Linear(40, 40)), torch.randn(64, 40), tmp_path / "run")
     for shards, modules in ((1, set()), (2, {"0"})):
         advised = {a.module for a in advise(run, shards=shards) if a.module}
         padded = findings(run, "shapes-to-pad", shards=shards)
@@ -229,11 +229,11 @@ def joined(model, x):
     return model.head(y + 0), model.odd(y) * torch.ones(4, 20)
 
 
-def test_sums_halves_and_products_of_sizes(recorded, tmp_path):
+def test_sums_halves_and_products_of_sizes(tmp_path):
     convolutions = {"left": nn.Conv2d(3, 12, 3), "right": nn.Conv2d(3, 18, 3)}
     layers = {"gate": nn.Linear(30 * 4, 44), "head": nn.Linear(22, 10), "odd": nn.Linear(22, 20)}
     model = Layers(joined, **convolutions, **layers)
-    run = recorded(model, torch.randn(4, 3, 4, 4), tmp_path / "run")
+    run = recorded_twice(model, torch.randn(4, 3, 4, 4), tmp_path / "run")
     advice = advise(run, worthwhile=False)
     assert sizes(advice) == {
         ("left", "in_channels"): 8, ("right", "in_channels"): 8,
@@ -247,14 +247,14 @@ def test_sums_halves_and_products_of_sizes(recorded, tmp_path):
 
 
 @pytest.mark.parametrize("residual", [False, True])
-def test_the_layers_of_a_stream_are_tied_whatever_their_number(recorded, tmp_path, residual):
+def test_the_layers_of_a_stream_are_tied_whatever_their_number(tmp_path, residual):
     def stream(model, x):
         for layer in model.layers:
             x = x + layer(x) if residual else layer(x)
         return x
 
     layers = nn.ModuleList(nn.Linear(30, 30) for _ in range(300))
-    run = recorded(Layers(stream, layers=layers), torch.randn(8, 30), tmp_path / "run")
+    run = recorded_twice(Layers(stream, layers=layers), torch.randn(8, 30), tmp_path / "run")
     padded = sizes(advise(run))
     assert len(padded) == 600
     assert set(padded.values()) == {32}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from calls import printed
-from recorded_steps import Layers
+from recorded_steps import Layers, recorded_twice
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -26,7 +26,7 @@ def pictures_model():
 
 
 @pytest.fixture(scope="module")
-def language(recorded, tmp_path_factory):
+def language(tmp_path_factory):
     """An LSTM language model with tied weights and an odd vocabulary."""
     torch.manual_seed(0)
     parts = {"encoder": nn.Embedding(519, 24), "rnn": nn.LSTM(24, 24, num_layers=2)}
@@ -34,14 +34,16 @@ def language(recorded, tmp_path_factory):
         lambda m, x: m.decoder(m.rnn(m.encoder(x))[0]), **parts, decoder=nn.Linear(24, 519)
     )
     model.decoder.weight = model.encoder.weight
-    return recorded(model, torch.randint(0, 519, (7, 5)), tmp_path_factory.mktemp("l") / "run")
+    return recorded_twice(
+        model, torch.randint(0, 519, (7, 5)), tmp_path_factory.mktemp("l") / "run"
+    )
 
 
 @pytest.fixture(scope="module")
-def pictures(recorded, tmp_path_factory):
+def pictures(tmp_path_factory):
     torch.manual_seed(0)
     x = torch.randn(4, 3, 16, 16)
-    return recorded(pictures_model(), x, tmp_path_factory.mktemp("p") / "run")
+    return recorded_twice(pictures_model(), x, tmp_path_factory.mktemp("p") / "run")
 
 
 def by_module(run):
@@ -65,10 +67,10 @@ def test_an_lstms_work(language):
     assert (work.batch, work.flops) == ((5, 1), 3 * 35 * 2 * 4 * 24 * 2 * 48)
 
 
-def test_attention(recorded, tmp_path):
+def test_attention(tmp_path):
     model = nn.MultiheadAttention(32, 4, batch_first=True)
     attending = Layers(lambda m, x: m.attend(x, x, x)[0], attend=model)
-    run = recorded(attending, torch.randn(3, 10, 32), tmp_path / "run")
+    run = recorded_twice(attending, torch.randn(3, 10, 32), tmp_path / "run")
     work = by_module(run)["attend"]
     x = torch.randn(3, 10, 32, requires_grad=True)
     with FlopCounterMode(display=False) as counter:
@@ -78,34 +80,6 @@ def test_attention(recorded, tmp_path):
     assert {
         d.name: solved.new(d.size) for d in solved.model.dimensions if d.name != "embed_dim"
     } == {"sequence": 16}
-
-
-def test_the_vocabulary_is_padded_where_it_is_an_output_too(language):
-    advice = {(a.module, a.dimension): a for a in mpdiag.analyze(language).plan.shapes}
-    assert set(advice) == {
-        ("decoder", "out_features"), ("encoder", "num_embeddings"), ("", "batch"),
-    }  # fmt: skip
-    vocabulary = advice["decoder", "out_features"]
-    assert (vocabulary.size, vocabulary.padded) == (519, 520)
-    evidence = vocabulary.evidence
-    assert (evidence["values_at_once_before"], evidence["values_at_once_after"]) == (1, 8)
-    assert (evidence["padded_int8"], evidence["padded_best"]) == (528, 576)
-    assert evidence["cost_flops"] == pytest.approx(evidence["share_of_flops"] / 519)
-    batch = advice["", "batch"]
-    assert (batch.size, batch.padded) == (5, 8)  # 7 steps × 5 rows, and the LSTM's 5 alone
-
-
-def test_images_are_padded_to_four_channels(pictures):
-    advice = {(a.module, a.dimension): a for a in mpdiag.analyze(pictures, "bf16").plan.shapes}
-    assert (advice["first", "in_channels"].size, advice["first", "in_channels"].padded) == (3, 4)
-    # Two groups of 12 become groups of 16; what follows has the same channels, and as many groups.
-    assert "2 groups of 12 → 16" in advice["deep", "out_channels"].reason
-    follow = [("deep", "out_channels"), ("depth", "in_channels"), ("depth", "out_channels"),
-              ("depth", "groups"), ("up", "in_channels")]  # fmt: skip
-    assert {advice[place].padded for place in follow} == {32}
-    assert advice["up", "out_channels"].padded == advice["head", "in_features"].padded == 16
-    assert ("head", "out_features") not in advice  # ten classes: a thousandth of the work
-    assert advice["", "batch"].padded == 8
 
 
 def test_sizes_to_pad_take_a_line_each(language):
@@ -142,8 +116,8 @@ def test_what_is_worth_a_finding(pictures, language):
     assert "shapes-to-pad" in codes
 
 
-def test_an_aligned_model_is_left_alone(recorded, tmp_path):
-    run = recorded(nn.Linear(16, 8), torch.randn(8, 16), tmp_path / "run")
+def test_an_aligned_model_is_left_alone(tmp_path):
+    run = recorded_twice(nn.Linear(16, 8), torch.randn(8, 16), tmp_path / "run")
     analysis = mpdiag.analyze(run)
     assert analysis.plan.shapes == ()
     assert "Shapes to pad" not in printed(analysis_text(analysis))
