@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from html.parser import HTMLParser
 
 import pytest
+from html_reader import Page
 from support import backoff, record_and_train
 
 import mpdiag
@@ -13,26 +13,6 @@ from mpdiag.display import notebook
 from mpdiag.plan import Fp32Choice, PrecisionPlan, ReductionPlan, Verdict
 
 EVIL = "<script>alert('x')</script>&\"'"
-
-
-class Tags(HTMLParser):
-    """Tags that are opened and closed, and the text between."""
-
-    def __init__(self, html):
-        super().__init__()
-        self.open, self.tags, self.text = [], set(), []
-        self.feed(html)
-        assert self.open == []
-
-    def handle_starttag(self, tag, attrs):
-        self.open.append(tag)
-        self.tags.add(tag)
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        self.text.append(data)
 
 
 @pytest.fixture(scope="module")
@@ -43,9 +23,9 @@ def run(tmp_path_factory):
 
 
 def shown(thing):
-    tags = Tags(thing._repr_html_())
+    tags = Page(thing._repr_html_())
     assert "script" not in tags.tags
-    return " ".join(tags.text)
+    return tags.text
 
 
 def test_parts_escape():
@@ -57,9 +37,9 @@ def test_parts_escape():
         notebook.note(EVIL),
         mood=EVIL,
     )
-    tags = Tags(html)
+    tags = Page(html)
     assert "script" not in tags.tags
-    assert "".join(tags.text).count("<script>") == 8
+    assert tags.text.count("<script>") == 8
 
 
 def test_a_plan():
@@ -112,7 +92,7 @@ def test_each_object_shows_a_figure_and_the_next_step(root, run):
         (analysis.plan, "Loss scales that work", "mpdiag.MixedPrecision(model, optimizer, plan)"),
     ):
         html = thing._repr_html_()
-        assert "svg" in Tags(html).tags
+        assert "svg" in Page(html).tags
         text = shown(thing)
         assert title in text
         assert call in text
@@ -129,4 +109,4 @@ def test_a_verdict_stands_first(root):
 def test_a_log_that_cannot_be_read_draws_nothing(run, tmp_path):
     broken = replace(run, folder=tmp_path)
     (tmp_path / "training.jsonl").write_text('{"step": 0, "loss": 1}\n[]\n{"step": 1}\n')
-    assert "svg" not in Tags(broken._repr_html_()).tags
+    assert "svg" not in Page(broken._repr_html_()).tags

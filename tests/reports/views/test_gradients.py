@@ -130,9 +130,6 @@ def test_why_this_scale_is_said_in_figures_of_the_plan(root):
     frame = gradients.layer_scales_frame(layers, FP16, layers)
     exponent = int(np.log2(plan.recommended))
     said = scales_words(frame, FP16, exponent, plan, "late")
-    after = max(f.value for f in analysis.figures if f.key == "layer-sum-scaled")
-    assert f"loses most, {percent(after)} of its sum" in said
-    assert f"may grow {int(plan.upper / plan.recommended):,} times" in said
     assert "At the selected" not in said
     lost = analysis.figures.find("layer-sum")
     other = scales_words(frame, FP16, 0, plan, "late")

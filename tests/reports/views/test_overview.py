@@ -95,10 +95,6 @@ def test_the_next_commands_can_be_run(ssd):
 def test_what_is_known_of_a_training():
     said = overview.training_words
     assert said({"state": "complete"}, None, "FP16") == "Trained in FP16; no step was logged."
-    own, recorded = log([1.0], [Metric("m", 0.5)]), log([1.0], [Metric("m", 0.25)])
-    assert said({"state": "complete"}, own, "FP16, O1", recorded) == (
-        "Trained in FP16, O1: 1 step, none skipped. m 0.5, beside 0.25 in the recording."
-    )
     going = said({"state": "training"}, log([1.0, np.nan], skipped=True), "BF16")
     assert going == (
         "A training (training) in BF16: 2 steps, 2 skipped; its last loss is not finite."

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+from tensorcores.timeline.test_ranks import trace as rank_trace
 from tensorcores.traces import kernel, launch, product, step, write
 from typer.testing import CliRunner
 
@@ -41,6 +42,17 @@ def test_one_file_that_opens_offline(trace, tmp_path):
     assert HOSTILE not in page
     assert "&lt;img src=x onerror=alert(1)&gt;" in body.replace("\\u0026", "&")  # in a figure
     assert "&lt;img src=x onerror=alert" in body  # in a table
+
+
+def test_the_page_of_a_folder_of_ranks(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "traces").mkdir()
+    for rank, compute in ((0, 40), (1, 70)):
+        rank_trace(tmp_path / "traces" / f"rank{rank}.json", rank, compute)
+    assert report("traces").stdout == "traces.html\n"
+    page = (tmp_path / "traces.html").read_text(encoding="utf-8")
+    assert "2 of 2 ranks, step 6: rank 1 is the slowest" in page
+    assert "Step 6 on each rank" in page
 
 
 def test_operations_stand_under_their_cause(root, tmp_path):
