@@ -56,7 +56,14 @@ def as_text(frame):
 
 def page_text(test):
     """All that a page says, without receipts: its words, numbers, choices, tables and commands."""
-    chosen = [f"{box.label}: {box.value}" for box in (*test.selectbox, *test.multiselect)]
+    boxes = (
+        *test.selectbox,
+        *test.multiselect,
+        *test.slider,
+        *test.select_slider,
+        *test.text_input,
+    )
+    chosen = [f"{b.label}: {b.value}{' (disabled)' * b.disabled}" for b in boxes]
     tables = [as_text(table.value) for table in test.dataframe]
     code = [block.value for block in test.code if block.language != "python"]
     parts = [words(test), *(f"{k}: {v}" for k, v in metrics(test).items()), *chosen, *tables]

@@ -21,6 +21,8 @@ CHOICES = (
     ("layer-fp8", "layers", {"layer": "trunk.1", "format": "E4M3", "scale": "0"}),
     ("step", "layers", {"tab": "One step", "step": "300"}),
     ("none", "layers", {"find": "zzz"}),
+    ("parameter", "layers", {"layer": "trunk.0.weight"}),
+    ("activations", "gradients", {"kind": "activations", "scale": "11"}),
     ("fp8", "gradients", {"format": "E4M3", "scale": "5", "find": "trunk"}),
     ("unscaled", "gradients", {"scale": "0"}),
     ("overflow", "gradients", {"scale": "24"}),
