@@ -6,8 +6,6 @@ themselves, the two must agree bit for bit.
 
 from __future__ import annotations
 
-import copy
-import io
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from conformance.models import through_a_file
 from conformance.subjects.ours import OurTraining
 from torch import Tensor, nn, optim
 
@@ -305,11 +304,9 @@ def resumes(level: str, name: str, target: str) -> str:
         whole = loop.weights()
     with ours(level, name, target=target) as loop:
         advance(loop, 0)
-        file = io.BytesIO()
-        torch.save(copy.deepcopy(loop.mp.state_dict()), file)
-    file.seek(0)
+        state = through_a_file(loop.mp.state_dict())
     with ours(level, name, target=target, seed=1) as loop:
-        loop.mp.load_state_dict(torch.load(file, weights_only=True))
+        loop.mp.load_state_dict(state)
         for step in range(1, 3):
             advance(loop, step)
         found = loop.weights()

@@ -80,21 +80,18 @@ def within(model, plan=None, **overrides):
     return wrapped(model, plan or constant(), overrides=chosen)
 
 
-def test_an_operation_is_kept_in_fp32_everywhere():
+def test_an_operation_is_kept_in_fp32_or_low_everywhere():
     with within(nn.Linear(2, 2), fp32_operations=["linear", "gelu"]) as mp, mp.autocast():
         assert F.linear(low(4, 8), low(4, 8)).dtype == FULL
         assert F.gelu(low(4)).dtype == FULL
         assert low(4).softmax(0).dtype == FULL
+    with within(nn.Linear(2, 2), low_operations=["softmax"]) as mp, mp.autocast():
+        assert full(4, 8).softmax(1).dtype == HALF
     with within(nn.Linear(2, 2)) as mp, mp.autocast():
         assert F.linear(full(4, 8), full(4, 8)).dtype == HALF
         assert F.gelu(low(4)).dtype == HALF
     with torch.autocast("cpu", HALF):
         assert F.linear(full(4, 8), full(4, 8)).dtype == HALF
-
-
-def test_an_operation_is_kept_low():
-    with within(nn.Linear(2, 2), low_operations=["softmax"]) as mp, mp.autocast():
-        assert full(4, 8).softmax(1).dtype == HALF
 
 
 class Two(nn.Module):
@@ -107,36 +104,34 @@ class Two(nn.Module):
         return self.seen[0] + self.seen[1]
 
 
-def test_a_module_is_kept_in_fp32_by_the_plan():
-    plan = PrecisionPlan(fp32_modules=(Fp32Choice("", "b"),))
-    model = Two()
-    with within(model, plan) as mp:
-        with mp.autocast():
-            model(full(2, 4))
-        assert [t.dtype for t in model.seen] == [HALF, FULL]
-        with pytest.raises(ValueError, match="wrong"), mp.autocast():
-            model.b.register_forward_hook(raises)
-            model(full(2, 4))
-        assert not torch.is_autocast_enabled("cpu")
-    assert len(model.b._forward_hooks) == 1
-
-
 def raises(*_):
     message = "wrong"
     raise ValueError(message)
 
 
-def test_an_operation_is_kept_in_fp32_in_one_module_by_the_plan():
-    plan = PrecisionPlan(fp32_operations=(Fp32Choice("linear", "b"), Fp32Choice("Linear", "a")))
+LINEAR_B = Fp32Choice("linear", "b")
+
+
+@pytest.mark.parametrize(
+    ("plan", "seen"),
+    [
+        (PrecisionPlan(fp32_modules=(Fp32Choice("", "b"),)), [HALF, FULL]),
+        (PrecisionPlan(fp32_operations=(LINEAR_B,)), [HALF, FULL]),
+        (PrecisionPlan(fp32_operations=(LINEAR_B, Fp32Choice("Linear", "a"))), [FULL, FULL]),
+    ],
+)
+def test_what_the_plan_keeps_in_fp32_in_a_module_is_kept_there(plan, seen):
     model = Two()
-    with within(model, plan) as mp, mp.autocast():
-        model(full(2, 4))
-        assert [t.dtype for t in model.seen] == [FULL, FULL]
-        assert F.linear(full(2, 4), full(4, 4)).dtype == HALF
-    plan = PrecisionPlan(fp32_operations=(Fp32Choice("linear", "b"),))
-    with within(model, plan) as mp, mp.autocast():
-        model(full(2, 4))
-        assert [t.dtype for t in model.seen] == [HALF, FULL]
+    with within(model, plan) as mp:
+        with mp.autocast():
+            model(full(2, 4))
+            assert [t.dtype for t in model.seen] == seen
+            assert F.linear(full(2, 4), full(4, 4)).dtype == HALF
+        with pytest.raises(ValueError, match="wrong"), mp.autocast():
+            model.b.register_forward_hook(raises)
+            model(full(2, 4))
+        assert not torch.is_autocast_enabled("cpu")
+    assert len(model.b._forward_hooks) == 1
 
 
 def test_a_number_may_stand_for_a_tensor_where_an_operation_is_named():

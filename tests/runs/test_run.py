@@ -87,9 +87,8 @@ def test_ranks_append_at_the_same_time(tmp_path):
     assert len(run.parts()) == len(records) == 20
     assert np.bincount(records.rank).tolist() == [5, 5, 5, 5]
     assert sorted(set(records.texts("name"))) == ["rank0", "rank1", "rank2", "rank3"]
-    assert sorted(p.name for p in (tmp_path / "run" / "ranks").iterdir()) == [
-        f"rank0000{rank}.json" for rank in (1, 2, 3)
-    ]
+    written = sorted(p.name for p in (run.folder / "ranks").iterdir())
+    assert written == [f"rank0000{rank}.json" for rank in (1, 2, 3)]
 
 
 def test_a_run_reads_while_it_is_written(tmp_path):

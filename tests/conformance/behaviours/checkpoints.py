@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import copy
-import io
 import warnings
 
 import pytest
 import torch
-from conformance.models import ONE, Weighted, perceptron, poisoned, rows, same, values
+from conformance.models import (
+    ONE,
+    Weighted,
+    perceptron,
+    poisoned,
+    rows,
+    same,
+    through_a_file,
+    values,
+)
 from conformance.outcomes import Chapter, NotApplicable
 from conformance.subjects.protocol import Scale, Subject, Training
 from torch import nn
@@ -38,12 +46,10 @@ def resumed_bit_for_bit(subject: Subject) -> None:
         model = perceptron()
         with subject.training(model, adam(model), Scale(64.0, interval=2)) as training:
             some(training, range(stop))
-            file = io.BytesIO()
-            torch.save(training.state(), file)
-        file.seek(0)
+            state = through_a_file(training.state())
         other = perceptron(seed=1)
         with subject.training(other, adam(other), Scale(64.0, interval=2)) as training:
-            training.load(torch.load(file, weights_only=True))
+            training.load(state)
             some(training, range(stop, 6))
             assert same(training.weights(), whole), f"stopped at {stop}"
             assert training.scale == scale
@@ -100,11 +106,8 @@ def the_models_own_checkpoint(subject: Subject) -> None:
     with subject.training(model, rate=0.01) as training:
         some(training, range(3))
         expected = training.weights()
-    file = io.BytesIO()
-    torch.save(model.state_dict(), file)
-    file.seek(0)
     other = perceptron(seed=1)
-    other.load_state_dict(torch.load(file, weights_only=True))
+    other.load_state_dict(through_a_file(model.state_dict()))
     assert same(dict(other.named_parameters()), expected)
     assert all(p.dtype == torch.float32 for p in other.parameters())
 

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import copy
-import io
 import pickle
 from functools import partial
 
 import torch
-from conformance.models import ONE, Weighted, perceptron, poisoned, rows, same, values
+from conformance.models import (
+    ONE,
+    Weighted,
+    perceptron,
+    poisoned,
+    rows,
+    same,
+    through_a_file,
+    values,
+)
 from conformance.outcomes import Chapter, NotApplicable, table
 from conformance.subjects.protocol import Subject, Training
 from torch import nn
@@ -223,10 +231,7 @@ def pickled(training: Training) -> None:
     training.train(ONE)
     again = pickle.loads(pickle.dumps(training.raw))
     assert again.weight.detach().float().tolist() == [0.5, 1.5]
-    file = io.BytesIO()
-    torch.save(training.raw, file)
-    file.seek(0)
-    loaded = torch.load(file, weights_only=False)
+    loaded = through_a_file(training.raw, weights_only=False)
     assert loaded.weight.detach().float().tolist() == [0.5, 1.5]
 
 
