@@ -45,9 +45,6 @@ def record(where, steps=3, **options):
     return model
 
 
-# -- names -----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", ["runs/mine", "/tmp/x", "C:/x", "a:b", ".", "we-ird: name/x"])
 def test_a_path_stays_a_path(name):
     assert place(name) == Path(name)
@@ -77,9 +74,6 @@ def test_unknown_file_systems_are_refused_and_no_password_is_said():
     with pytest.raises(UsageError, match=r"nonsense://\(hidden\)@host/run") as refused:
         place("nonsense://user:secret@host/run")
     assert "secret" not in str(refused.value)
-
-
-# -- the course of work ----------------------------------------------------------------------------
 
 
 def test_a_run_in_memory_says_what_a_local_one_says(url, tmp_path, monkeypatch):

@@ -127,9 +127,6 @@ def test_its_settings_survive_the_plan(tmp_path):
     assert again == made
     assert again.loss_scale.scaler() == PeakHold(256.0, margin=5)
     assert again.loss_scale.adaptive
-
-
-def test_settings_that_no_field_of_the_plan_holds_survive_for_every_scaler():
     scaler = LogNormal(8.0, beta1=0.5, quantile=2.0, max_scale=4096.0)
     scale = LossScalePlan().with_scaler(scaler)
     assert (scale.settings, scale.max_scale) == ({"beta1": 0.5, "quantile": 2.0}, 4096.0)

@@ -70,9 +70,6 @@ def test_nobody_looks_where_nothing_is(tmp_path):
     assert not is_replaced(tmp_path, 1, "now")
 
 
-# -- disks -----------------------------------------------------------------------------------------
-
-
 def full(*_args, **_kwargs):
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

@@ -71,9 +71,6 @@ def test_a_recorded_training_ends_with_the_same_weights(tmp_path, train, untouch
     assert open_run(tmp_path / "run").meta["state"] == "complete"
 
 
-# -- kills -----------------------------------------------------------------------------------------
-
-
 def whole_steps(run):
     """Each recorded step is there with all its rows; returns the steps."""
     steps, rows = np.unique(run.records.step, return_counts=True)
@@ -108,9 +105,6 @@ def test_killed_at_random_moments(tmp_path, start):
         assert analyze(folder).verdict
         assert run.modules()
     assert killed_while_recording >= 2
-
-
-# -- disks -----------------------------------------------------------------------------------------
 
 
 def test_a_disk_full_from_the_start(tmp_path, train, untouched):

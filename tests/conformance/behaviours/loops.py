@@ -12,9 +12,6 @@ from torch import nn
 CHAPTER = Chapter("Training loops", about_loops=True)
 
 
-# -- clipping --------------------------------------------------------------------------------------
-
-
 @CHAPTER.behaviour
 def clipping_sees_unscaled_gradients(subject: Subject) -> None:
     """The norm that clipping returns, and the step after it, are those of unscaled gradients."""
@@ -51,9 +48,6 @@ def clipping_scaled_gradients(training: Training) -> None:
     assert values(training.weights()) == pytest.approx([0.25, 1.0], abs=2e-3)
 
 
-# -- accumulation ----------------------------------------------------------------------------------
-
-
 @CHAPTER.behaviour
 def a_change_of_scale_within_an_accumulation(subject: Subject) -> None:
     """A change of scale between accumulated parts weighs all parts alike."""
@@ -67,9 +61,6 @@ def a_change_of_scale_within_an_accumulation(subject: Subject) -> None:
         training.backward(training.forward(ONE, model=training.models[0]).sum())
         training.step(one)
         assert values(training.weights(training.models[0])) == [0, 1]
-
-
-# -- several models, optimizers, losses ------------------------------------------------------------
 
 
 @CHAPTER.behaviour

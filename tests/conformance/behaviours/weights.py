@@ -212,9 +212,6 @@ def a_layer_added(training: Training) -> None:
     assert added.weight.detach().float().flatten().tolist() == [0.75] * 4
 
 
-# -- copies ----------------------------------------------------------------------------------------
-
-
 @CHAPTER.trained()
 def deepcopy(training: Training) -> None:
     """``copy.deepcopy(model)`` computes by itself, and training leaves it alone."""
