@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
@@ -11,6 +10,7 @@ from pathlib import Path
 import made_runs as hand
 import pytest
 from app_pages import VIEWS, figures, page_text, words
+from goldens import assert_as_kept
 
 RUNS = ("ssd", "ssd-fp16-plan", "digits", "denoiser", "gpu-sample")
 SAYS_WHY = {"ssd-fp16-plan": "is a training by a plan", "gpu-sample": "holds a profile alone"}
@@ -60,15 +60,6 @@ def test_every_view_on_every_sample_run(opened, root, caplog, view, run):
     if view != "runs":  # whose table is that of all sample runs
         text = page_text(test).replace(f"{root}", "HERE")
         assert_as_kept(KEPT / run / f"{view}.txt", text)
-
-
-def assert_as_kept(path, text):
-    """``MPDIAG_WRITE_GOLDENS=1`` writes the file anew; read its difference before it is kept."""
-    text = "\n".join(line.rstrip() for line in text.splitlines()) + "\n"
-    if os.environ.get("MPDIAG_WRITE_GOLDENS"):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-    assert text == path.read_text(encoding="utf-8")
 
 
 def test_the_app_loads_no_torch(root, tmp_path):

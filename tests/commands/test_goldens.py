@@ -1,15 +1,12 @@
-"""What commands print of sample runs and of small traces, kept word for word in ``tests/data/printed``.
-
-``MPDIAG_WRITE_GOLDENS=1`` writes the files anew; read their difference before it is kept.
-"""
+"""What commands print of sample runs and small traces, kept word for word in ``tests/data/printed``."""
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 
 import pytest
+from goldens import assert_as_kept
 from tensorcores.timeline.test_ranks import trace as rank_trace
 from tensorcores.traces import FALLBACK, SGEMM, kernel, launch, op, product, step, write
 from typer.testing import CliRunner
@@ -78,8 +75,4 @@ def test_word_for_word(folder, monkeypatch, name):
     result = CliRunner().invoke(app, GOLDENS[name].split())
     assert result.exit_code == 0, result.output
     text = Path("out.md").read_text(encoding="utf-8") if name.endswith(".md") else result.output
-    text = "\n".join(line.rstrip() for line in text.splitlines()) + "\n"
-    text = text.replace(__version__, "VERSION").replace(str(folder), "FOLDER")
-    if os.environ.get("MPDIAG_WRITE_GOLDENS"):
-        (KEPT / name).write_text(text, encoding="utf-8")
-    assert text == (KEPT / name).read_text(encoding="utf-8")
+    assert_as_kept(KEPT / name, text.replace(__version__, "VERSION").replace(str(folder), "FOLDER"))
