@@ -6,7 +6,7 @@ import re
 
 import pytest
 from calls import COMMANDS
-from pages import ran, text
+from doc_pages import ran, text
 
 import mpdiag
 from mpdiag.runs.run import open_run

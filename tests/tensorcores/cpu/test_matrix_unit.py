@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
+from calls import printed
 from goldens import assert_as_kept
 from tensorcores.traces import module, op
 
@@ -16,6 +17,7 @@ from mpdiag.tensorcores.cpu import onednn
 from mpdiag.tensorcores.cpu.matrix_unit import CpuFacts, join
 from mpdiag.tensorcores.cpu.onednn import StdoutCapture, read_log
 from mpdiag.tensorcores.cpu.operators import operator_times
+from mpdiag.tensorcores.reports.profile import cpu_profile_text
 from mpdiag.tensorcores.work.products import convolution, matmul, recurrent
 from mpdiag.tensorcores.work.traced_operation import OperationTime
 
@@ -161,8 +163,12 @@ def test_a_profile():
         time_of(matmul(9, 9, 9, dtype="bf16"), 50),
         time_of(None, 50, "aten::relu"),
     ]
-    document = join(times, log, AMX, steps=2).to_json()
-    assert_as_kept(HERE / "profile.json", json.dumps(document, indent=1, allow_nan=False))
+    profile = join(times, log, AMX, steps=2)
+    document = json.dumps(profile.to_json(), indent=1, allow_nan=False)
+    assert_as_kept(HERE / "profile.json", document)
+    assert_as_kept(HERE / "profile.txt", printed(cpu_profile_text(profile)))
+    nothing = join([], log_of(), AMX)  # a finding, and its fix on a line of its own
+    assert_as_kept(HERE / "nothing.txt", printed(cpu_profile_text(nothing)))
 
 
 @pytest.mark.parametrize(

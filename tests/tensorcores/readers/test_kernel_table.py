@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from mpdiag.errors import DamagedTrace
+from mpdiag.tensorcores.readers import tables
 from mpdiag.tensorcores.readers.recognition import read
 
 TRACES = Path(__file__).parents[2] / "data" / "traces"
@@ -93,3 +94,14 @@ def test_a_table_without_kernels_is_refused(tmp_path):
     path.write_text(text_of("rocprofv3-trace.csv").splitlines()[0] + "\n", encoding="utf-8")
     with pytest.raises(DamagedTrace, match="but no kernel"):
         list(read(path))
+
+
+def test_a_line_as_long_as_the_disk_is_passed_over(tmp_path, monkeypatch):
+    monkeypatch.setattr(tables, "LONGEST_FIELD", 100)
+    path = tmp_path / "a.csv"
+    path.write_text("a,b\n" + "x" * 1000 + ",y\n==PROF== c\nc,d\n" + "z" * 99)
+    limit = csv.field_size_limit()  # of the process
+    try:
+        assert list(tables.rows(path)) == [["a", "b"], ["c", "d"], ["z" * 99]]
+    finally:
+        csv.field_size_limit(limit)

@@ -19,7 +19,7 @@ from torch import nn
 
 import mpdiag
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 PAGES = (
     "README.md",
     "CONTRIBUTING.md",
