@@ -10,11 +10,9 @@ import pytest
 from row_buffer import UpdateCounts, write_rows
 
 from mpdiag.analysis.analyzer import analyze
-from mpdiag.analysis.layer_history import explain_layer
 from mpdiag.analysis.scaling.necessity import NEEDED, lost_by_scale
 from mpdiag.analysis.scaling.replay import replay_run
 from mpdiag.errors import (
-    LayerNotFound,
     UsageError,
 )
 
@@ -161,12 +159,3 @@ def test_replay_is_exact_for_the_recorded_steps(tmp_path):
     assert not wild.overflow[-1]
     with pytest.raises(UsageError, match="lognormal"):
         replay_run(run, "magic")
-
-
-def test_one_layers_story(tmp_path):
-    story = explain_layer(simple_run(tmp_path / "run", -26.0), "layer")
-    assert story.roles
-    assert story.steps.size == 30
-    assert all(after <= before for before, after in zip(story.lost, story.lost_scaled, strict=True))
-    with pytest.raises(LayerNotFound, match="layer"):
-        explain_layer(tmp_path / "run", "layr")

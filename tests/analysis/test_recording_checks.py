@@ -90,12 +90,6 @@ def test_an_optimizer_whose_steps_were_all_missed_is_named(run, optimizers, miss
         assert finding.evidence == {"optimizers": missed}
 
 
-def test_a_bf16_recording_is_a_finding(tmp_path):
-    recorded_steps(tmp_path, torch.nn.Linear(8, 4).bfloat16(), 3, torch.randn(5, 8).bfloat16())
-    (finding,) = (f for f in mpdiag.analyze(tmp_path).findings if f.code == "not-fp32")
-    assert "bfloat16" in finding.message
-
-
 def test_a_double_precision_recording_says_what_it_does_not_show(tmp_path):
     torch.manual_seed(0)
     x = torch.randn(5, 8, dtype=torch.float64)

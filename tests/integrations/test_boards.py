@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -111,33 +112,17 @@ def test_what_is_missing_is_said(run, monkeypatch):
 
 
 def test_wandb_is_given_the_same(run, monkeypatch):
-    """Through a stand-in of the two calls, as wandb itself starts a server of its own."""
-    logged = {}
-
-    class Fake:
-        @staticmethod
-        def Histogram(np_histogram):  # noqa: N802
-            counts, edges = np_histogram
-            assert len(edges) == len(counts) + 1
-            return sum(counts)
-
-        @staticmethod
-        def init(**options):
-            logged["options"] = options
-            return Fake()
-
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *_):
-            pass
-
-        def log(self, row, step):
-            logged[step] = row
-
-    monkeypatch.setitem(sys.modules, "wandb", Fake)
+    """Through a stand-in, as wandb itself starts a server of its own."""
+    fake = MagicMock()
+    monkeypatch.setitem(sys.modules, "wandb", fake)
     written = boards.to_wandb(run, project="x")
-    assert logged["options"]["project"] == "x"
-    assert logged["options"]["name"] == "mine"
+    options = fake.init.call_args.kwargs
+    assert (options["project"], options["name"]) == ("x", "mine")
+    opened = fake.init.return_value.__enter__.return_value
+    logged = {made.kwargs["step"]: made.args[0] for made in opened.log.call_args_list}
     assert logged[1]["training/loss"] > 0
-    assert written == sum(len(row) for step, row in logged.items() if step != "options")
+    assert written == sum(map(len, logged.values()))
+    assert fake.Histogram.call_args_list
+    for made in fake.Histogram.call_args_list:
+        counts, edges = made.kwargs["np_histogram"]
+        assert len(edges) == len(counts) + 1

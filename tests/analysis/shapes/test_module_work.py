@@ -13,7 +13,7 @@ import mpdiag
 from mpdiag.analysis.shapes.advice import advise_shapes, recorded_generation
 from mpdiag.analysis.shapes.recorded import from_modules, module_work
 from mpdiag.analysis.shapes.solution import Wanted, solve_sizes
-from mpdiag.reports.text.analysis import analysis_text, shapes_table
+from mpdiag.reports.text.analysis import analysis_text
 
 
 def pictures_model():
@@ -80,27 +80,6 @@ def test_attention(tmp_path):
     assert {
         d.name: solved.new(d.size) for d in solved.model.dimensions if d.name != "embed_dim"
     } == {"sequence": 16}
-
-
-def test_sizes_to_pad_take_a_line_each(language):
-    """In 80 columns; the reasons are under ``-v``, and in the plan."""
-    plan = mpdiag.analyze(language).plan
-    shown = {v: printed(shapes_table(plan, verbose=v)) for v in (False, True)}
-    short = [line for line in shown[False].splitlines() if "→" in line]
-    assert len(short) == min(10, len(plan.shapes))
-    assert all(
-        f"{a.size} → {a.padded}" in line for a, line in zip(plan.shapes, short, strict=False)
-    )
-    assert all(line.rstrip("│ ").endswith(("yes", "no")) for line in short)
-    assert "not proved" not in shown[False]
-    assert "more matrix work in an expected" in " ".join(shown[False].split())
-    words = " ".join(shown[True].replace("│", " ").split())
-    assert all(advice.dimension in words for advice in plan.shapes)
-    assert "padding adds" in words
-    assert len(shown[True].splitlines()) > len(shown[False].splitlines())
-    text = printed(analysis_text(mpdiag.analyze(language)), width=160)
-    assert "Shapes to pad for Tensor Cores" in text
-    assert "519 → 520" in text
 
 
 def test_what_is_worth_a_finding(pictures, language):
