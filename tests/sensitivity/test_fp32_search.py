@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from recorded_steps import Layers
 from support import constant
 from torch import nn
 
@@ -27,31 +28,18 @@ from mpdiag.training.trainer import MixedPrecision
 SMALL = {"seeds": (0, 1), "probe_seeds": 1, "higher_is_better": False}
 
 
-class Squares(nn.Module):
-    """Squares of values some thousand in size, centred: the square overflows, and so does the sum."""
-
-    def forward(self, x):
-        squares = x * x
-        centred = squares - squares.sum(-1, keepdim=True) / 8
-        return centred / (centred.abs().sum(-1, keepdim=True) + 1)
-
-
-class Net(nn.Module):
-    def __init__(self, size):
-        super().__init__()
-        self.size = size
-        self.first = nn.Linear(4, 8)
-        self.squares = Squares()
-        self.last = nn.Linear(8, 2)
-
-    def forward(self, x):
-        return self.last(self.squares(self.first(x) * self.size))
+def squares(_, x):
+    """Of values some thousand in size, centred: the square overflows, and so does the sum."""
+    squares = x * x
+    centred = squares - squares.sum(-1, keepdim=True) / 8
+    return centred / (centred.abs().sum(-1, keepdim=True) + 1)
 
 
 def builder(size, steps=12, built=None):
     def build(seed):
         torch.manual_seed(seed)
-        model = Net(size)
+        parts = {"first": nn.Linear(4, 8), "squares": Layers(squares), "last": nn.Linear(8, 2)}
+        model = Layers(lambda m, x: m.last(m.squares(m.first(x) * size)), **parts)
         optimizer = torch.optim.Adam(model.parameters(), 1e-2)
         if built is not None:
             built.append(seed)

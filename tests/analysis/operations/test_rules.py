@@ -14,6 +14,7 @@ import pytest
 import torch
 from recorded_steps import (
     Head,
+    Layers,
     Net,
     batch,
     difference,
@@ -263,16 +264,11 @@ def test_a_softmax_of_infinity_is_judged_too():
     assert ("overflow", "add") in {(f.code, f.op) for f in found}
 
 
-class Raw(nn.Module):
+def raw(function):
     """A function of the batch itself, which is FP32 at O1 and FP16 where everything is."""
-
-    def __init__(self, function) -> None:
-        super().__init__()
-        self.first = Head(function)
-        self.body = nn.Linear(16, 16)
-
-    def forward(self, x):
-        return self.body(self.first(x))
+    torch.manual_seed(0)
+    layers = {"first": Head(function), "body": nn.Linear(16, 16)}
+    return Layers(lambda m, x: m.body(m.first(x)), **layers)
 
 
 def euler(x):
@@ -299,8 +295,7 @@ RAW = {
 def test_what_only_fp32_data_spares_is_told_and_not_kept_in_fp32(case, tmp_path):
     function, offset, size, codes = RAW[case]
     x = offset + size * batch()
-    torch.manual_seed(0)
-    model = Raw(function)
+    model = raw(function)
     run = record_steps(tmp_path / "run", model, lambda m, _: weighed(m(x)), operations=1)
     analysis = mpdiag.analyze(run)
     assert {f.code for f in analysis.operations} == codes
