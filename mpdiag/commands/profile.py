@@ -7,16 +7,11 @@ from typing import Annotated, Any
 
 import typer
 
-from mpdiag.commands.shared.options import (
-    JsonOption,
-    PlainCommand,
-    StrictOption,
-    exit_on_findings,
-)
+from mpdiag.commands.shared import options
 from mpdiag.errors import UsageError
 
 
-class ProfileCommand(PlainCommand):
+class ProfileCommand(options.PlainCommand):
     """Keeps the words after ``--`` apart: a script follows them, not a trace."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -60,8 +55,8 @@ def profile(
     verbose: Annotated[
         bool, typer.Option("-v", "--verbose", help="Tables of kernels, steps and gaps, too.")
     ] = False,
-    as_json: JsonOption = False,
-    strict: StrictOption = False,
+    as_json: options.JsonOption = False,
+    strict: options.StrictOption = False,
 ) -> None:
     """Say whether matrix work ran on Tensor Cores. For a script after --, or a trace."""
     from mpdiag.profiler import part
@@ -92,7 +87,7 @@ def profile(
     document = show(result, against, change, as_json=as_json, verbose=verbose)
     if code:
         raise typer.Exit(code)
-    exit_on_findings(strict, (finding["severity"] for finding in document["findings"]))
+    options.exit_on_findings(strict, (finding["severity"] for finding in document["findings"]))
 
 
 def _refuse_mixtures(
