@@ -294,17 +294,16 @@ def range_mark(
     # Words right of a line that stands at the right edge, as on a phone, need room beyond it.
     beyond = margin["r"] if side == "right" else max(margin["r"], LETTER * len(words))
     fig.update_layout(margin={"t": max(margin["t"], 12 + MARK * (line + 1)), "r": beyond})
-    fig.add_annotation(
-        x=place,
-        y=1,
-        yref="paper",
-        yanchor="bottom",
-        yshift=MARK * line,
-        xanchor=side,
-        text=words,
-        showarrow=False,
-        font={"size": 12, "color": colour},
-    )
+    words_above(fig, place, words, colour, side, line)
+
+
+def words_above(
+    fig: Drawing, place: float, words: str, colour: str, side: str, line: int = 0
+) -> None:
+    """Words above the plot; arguments as of ``range_mark``, but they may stand in the ``center``."""
+    above = {"yref": "paper", "yanchor": "bottom", "yshift": MARK * line, "xanchor": side}
+    font = {"size": 12, "color": colour}
+    fig.add_annotation(x=place, y=1, text=words, showarrow=False, font=font, **above)
 
 
 def log10_axis(fig: Drawing, values: object, axis: str = "y") -> None:

@@ -252,13 +252,6 @@ def kernel_figure(
 # -- pictures --------------------------------------------------------------------------------------
 
 
-_VERDICT_LINES = """\
-rows = pd.DataFrame(profile["{rows}"])
-frame = rows.groupby("verdict")["time_us"].sum().reset_index()
-frame["share"] = frame["time_us"] / frame["time_us"].sum()
-"""
-
-
 def verdicts(run: str, profile: Mapping[str, Any]) -> Picture:
     """Time by verdict."""
     frame = verdict_frame(profile)
@@ -273,7 +266,7 @@ def verdicts(run: str, profile: Mapping[str, Any]) -> Picture:
             f"Of {_spent(frame)} in operators; where matrix work ran is from oneDNN's own log."
         )
     figure_ = verdict_figure(frame, unit_names(profile))
-    lines = _VERDICT_LINES.format(rows=rows)
+    lines = tensor_core_use.TEXTS["verdicts"].substitute(rows=rows)
     return Picture("verdicts", title, caption, figure_, frame, tensor_core_use.receipt(run, lines))
 
 

@@ -118,18 +118,9 @@ def _planned(fig: plotting.Drawing, scale: LossScalePlan) -> None:
 
 def _mark(fig: plotting.Drawing, place: int, words: str, colour: str, dash: str, line: int) -> None:
     fig.add_vline(place, line={"color": colour, "width": 2, "dash": dash})
-    fig.add_annotation(
-        x=place,
-        y=1,
-        yref="paper",
-        yanchor="bottom",
-        yshift=plotting.MARK * line,
-        # A wide word at an edge would be cut off.
-        xanchor="left" if place < 4 else "right" if place > 18 else "center",
-        text=words,
-        showarrow=False,
-        font={"size": 12, "color": colour},
-    )
+    # A wide word at an edge would be cut off.
+    side = "left" if place < 4 else "right" if place > 18 else "center"
+    plotting.words_above(fig, place, words, colour, side, line)
 
 
 def consequences(frame: pd.DataFrame) -> go.Figure:
