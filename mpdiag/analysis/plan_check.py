@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from mpdiag.analysis.findings import Finding
+from mpdiag.analysis.findings import Finding, by_severity
 from mpdiag.display.wording import scale_text
 from mpdiag.errors import InputError, UsageError
 from mpdiag.numerics.formats import FORMATS
@@ -74,9 +74,8 @@ def check_plan(plan: PrecisionPlan, now: PrecisionPlan, unanswered: str = "") ->
         *_masters(plan, now),
         *_model(plan, now),
     ]
-    order = ("error", "warning", "info")
     known = None if plan.model is None or now.model is None else True
-    return PlanCheck(tuple(sorted(found, key=lambda f: order.index(f.severity))), known)
+    return PlanCheck(by_severity(found), known)
 
 
 def _model(plan: PrecisionPlan, now: PrecisionPlan) -> Iterator[Finding]:

@@ -263,8 +263,9 @@ def read_sensitivities(run: AnyPath) -> Sensitivities | None:
 
 def by_weight(rows: Sequence[OperationSensitivity]) -> list[OperationSensitivity]:
     """Most sensitive first: what was not finite, then by the error of the gradients."""
-    return sorted(rows, key=lambda row: (row.finite, -_known(row.gradient_error)))
+    return sorted(rows, key=lambda row: (row.finite, -or_infinite(row.gradient_error)))
 
 
-def _known(value: float | None) -> float:
+def or_infinite(value: float | None) -> float:
+    """A figure of a document, in which null stands for infinity."""
     return math.inf if value is None else value

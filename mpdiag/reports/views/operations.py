@@ -30,7 +30,7 @@ from mpdiag.reports.picture import Picture, View
 from mpdiag.reports.receipts import Rows
 from mpdiag.reports.views.gradients.frame import in_model_order
 from mpdiag.runs.operations import Operation
-from mpdiag.runs.results import MAY, MUST, Sensitivities, by_weight
+from mpdiag.runs.results import MAY, MUST, Sensitivities, by_weight, or_infinite
 
 OUTSIDE = "(outside)"
 """How ``tracing`` names the module of what is computed outside of every module."""
@@ -169,12 +169,12 @@ def _measured(measured: Sensitivities) -> list[dict[str, Any]]:
         {
             "module": row.module,
             "operation": row.op,
-            "value": math.inf if not row.finite else _infinite(row.gradient_error),
+            "value": math.inf if not row.finite else or_infinite(row.gradient_error),
             "loss error": row.loss_error,
             "output error": row.output_error,
             "gradient cosine": row.gradient_cosine,
             "worst gradient": row.worst_gradient,
-            "estimate": _infinite(row.estimate),
+            "estimate": or_infinite(row.estimate),
         }
         for row in by_weight(measured.operations)
     ]
@@ -245,10 +245,6 @@ def _frame(rows: list[dict[str, Any]], contents: RunContents) -> pd.DataFrame:
     frame = pd.DataFrame(rows, columns=[*first, *(k for k in (rows or [{}])[0] if k not in first)])
     frame["value"] = frame["value"].astype(float)
     return frame
-
-
-def _infinite(value: float | None) -> float:
-    return math.inf if value is None else value
 
 
 def shown(found: Ranking) -> pd.DataFrame:
