@@ -30,14 +30,8 @@ _DTYPE_NAMES = {
 }
 
 _BY_CAPABILITY = {
-    (7, 0): "volta",
-    (7, 2): "volta",
-    (7, 5): "turing",
-    (8, 0): "ampere",
-    (8, 6): "ampere",
-    (8, 7): "ampere",
-    (8, 9): "ada",
-    (9, 0): "hopper",
+    tuple(map(int, row["capability"].split("."))): row["generation"]
+    for row in read_table(Path(__file__).with_name("generations.tsv"))
 }
 CDNA = frozenset({(9, 4), (9, 5)})  # gfx942 and gfx950, as ROCm reports them
 GENERATIONS = ("volta", "turing", "ampere", "ada", "hopper", "blackwell")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
+from pathlib import Path
+from string import Template
 from typing import Any
 
 import numpy as np
@@ -26,6 +29,8 @@ SEEN = 1e-3
 """Share of a step's values from which a power of two is worth its place."""
 FRAMES = 60
 """Steps of the film, at most: the browser holds them all."""
+_FILM = Path(__file__).with_name("film.json")
+"""How its buttons and its slider look."""
 _LEAST, _MOST = 1e-4, 1.0
 """Shares from the palest to the full colour of the module tree."""
 _TINTS = (("#dbe9f5", 0.0), ("#f3b562", 0.5), ("#b84a00", 1.0))
@@ -394,47 +399,13 @@ def _film_words(frame: pd.DataFrame, held: svg.Range) -> dict[int, str]:
 
 def _controls(words: dict[int, str]) -> dict[str, Any]:
     """The play button and the slider; the words of a step stand above the slider."""
-    at_once = {"mode": "immediate", "frame": {"duration": 0, "redraw": False}}
-    at_once["transition"] = {"duration": 0}
-    playing = {"frame": {"duration": 120, "redraw": False}, "fromcurrent": True}
-    playing["transition"] = {"duration": 0}
-    play = {"method": "animate", "label": "▶", "args": [None, playing]}
-    pause = {"method": "animate", "label": "❚❚", "args": [[None], at_once]}
-    clear = "rgba(0,0,0,0)"
-    return {
-        "updatemenus": [
-            {
-                "type": "buttons",
-                "direction": "left",
-                "buttons": [play, pause],
-                "showactive": False,
-                "x": 0,
-                "xanchor": "left",
-                "y": 0,
-                "yanchor": "top",
-                "pad": {"t": 78, "r": 8},
-                "bgcolor": clear,
-                "bordercolor": plotting.LINE,
-            }
-        ],
-        "sliders": [
-            {
-                "active": len(words) - 1,
-                "steps": [
-                    {"method": "animate", "label": said, "args": [[str(step)], at_once]}
-                    for step, said in words.items()
-                ],
-                "x": 0,
-                "xanchor": "left",
-                "len": 1,
-                "y": 0,
-                "pad": {"t": 62, "l": 92},
-                "font": {"color": clear, "size": 1},  # a label of each step would not fit
-                "currentvalue": {"font": {"size": 13, "color": GREY}, "xanchor": "left"},
-                "bgcolor": plotting.LINE,
-                "bordercolor": plotting.LINE,
-                "tickcolor": plotting.LINE,
-                "ticklen": 4,
-            }
-        ],
-    }
+    text = Template(_FILM.read_text(encoding="utf-8"))
+    layout: dict[str, Any] = json.loads(text.substitute(line=plotting.LINE, grey=GREY))
+    at_once = layout["updatemenus"][0]["buttons"][1]["args"][1]  # as the pause has it
+    steps = [
+        {"method": "animate", "label": said, "args": [[str(step)], at_once]}
+        for step, said in words.items()
+    ]
+    # A label of each step would not fit below the slider: there they are clear.
+    layout["sliders"][0] = {"active": len(words) - 1, "steps": steps, **layout["sliders"][0]}
+    return layout
