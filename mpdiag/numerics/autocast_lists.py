@@ -58,6 +58,13 @@ _KNOWN_AS = {
     "_thnn_fused_gru_cell": "gru_cell", "_prelu_kernel": "prelu",
 }  # fmt: skip
 
+# ATen's name below autograd -> the name above it, of layers.
+LAYERS = {
+    "native_layer_norm": "layer_norm", "native_batch_norm": "batch_norm",
+    "_native_batch_norm_legit": "batch_norm", "native_dropout": "dropout",
+    "_adaptive_avg_pool2d": "adaptive_avg_pool2d", "max_pool2d_with_indices": "max_pool2d",
+}  # fmt: skip
+
 # What has to be named for the policy to meet a product where a user calls it.
 CALLED_AS = {
     "addmm": ("linear", "addmm"),

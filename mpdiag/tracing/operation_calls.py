@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mpdiag.numerics.autocast_lists import LOW, OPERATIONS, policy_name
+from mpdiag.numerics.autocast_lists import LAYERS, LOW, OPERATIONS, policy_name
 from mpdiag.tracing.dispatch import in_backward, tensors_of
 from mpdiag.tracing.source_lines import ModuleCalls
 from mpdiag.tracing.tap import FunctionTap, OperationTap
@@ -33,12 +33,8 @@ OUTSIDE = "(outside)"
 _MOVES = OPERATIONS["moves"]
 
 # ATen's name below autograd -> the name above it, where policies and plans speak.
-_ABOVE = {
-    "addmm": "linear", "mm": "matmul", "bmm": "matmul", "mv": "matmul", "dot": "matmul",
-    "native_layer_norm": "layer_norm", "native_batch_norm": "batch_norm",
-    "_native_batch_norm_legit": "batch_norm", "native_dropout": "dropout",
-    "_adaptive_avg_pool2d": "adaptive_avg_pool2d", "max_pool2d_with_indices": "max_pool2d",
-}  # fmt: skip
+_PRODUCTS = {"addmm": "linear", "mm": "matmul", "bmm": "matmul", "mv": "matmul", "dot": "matmul"}
+_ABOVE = _PRODUCTS | LAYERS
 _CONVOLUTIONS = {3: "conv1d", 4: "conv2d", 5: "conv3d"}
 
 

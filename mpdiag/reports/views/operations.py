@@ -22,7 +22,7 @@ from mpdiag.analysis.layers import Layers
 from mpdiag.analysis.operations.rounding_error import operation_errors, rounding_error
 from mpdiag.display.colors import BLUE, PURPLE, VERMILION
 from mpdiag.display.wording import counted, in_figure, layer_name
-from mpdiag.numerics.autocast_lists import CALLED_AS, LISTS, policy_name
+from mpdiag.numerics.autocast_lists import CALLED_AS, LAYERS, LISTS, policy_name
 from mpdiag.numerics.formats import FORMATS, FP16, FloatFormat
 from mpdiag.reports import plotting, receipts
 from mpdiag.reports.contents import RunContents
@@ -39,15 +39,7 @@ NOT_KEPT = "nothing keeps it in FP32"
 Source = Literal["measured", "searched", "recorded"]
 _LISTED = "the operation policy (level O1) computes it in FP32"
 # What a user calls, by the ATen operation that is recorded of it.
-_CALLED_AS: dict[str, tuple[str, ...]] = {
-    **CALLED_AS,
-    "native_layer_norm": ("layer_norm",),
-    "native_batch_norm": ("batch_norm",),
-    "_native_batch_norm_legit": ("batch_norm",),
-    "native_dropout": ("dropout",),
-    "_adaptive_avg_pool2d": ("adaptive_avg_pool2d",),
-    "max_pool2d_with_indices": ("max_pool2d",),
-}
+_CALLED_AS = CALLED_AS | {below: (above,) for below, above in LAYERS.items()}
 Lines = dict[tuple[str, str], str]
 """The user's line of each (module, operation): the first where there are several."""
 
