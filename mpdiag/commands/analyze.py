@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Option
 
 from mpdiag.commands.shared import options
 from mpdiag.errors import UsageError
@@ -19,24 +19,24 @@ def analyze(
     run: options.RunArgument,
     as_json: options.JsonOption = False,
     verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Also layers, histogram, formats, shapes.")
+        bool, Option("--verbose", "-v", help="Also layers, histogram, formats, shapes.")
     ] = False,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="PLAN", help="Write the plan here.")
+        Path | None, Option("--output", "-o", metavar="PLAN", help="Write the plan here.")
     ] = None,
     strict: options.StrictOption = False,
     against: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             metavar="PLAN", help="Check if this plan still holds; --strict then checks only that."
         ),
     ] = None,
-    target: Annotated[options.Target, typer.Option(help="The format to train in.")] = "fp16",
+    target: Annotated[options.Target, Option(help="The format to train in.")] = "fp16",
     shards: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Advise shapes for N tensor-parallel parts.")
+        int, Option(min=1, metavar="N", help="Advise shapes for N tensor-parallel parts.")
     ] = 1,
     probe: Annotated[
-        bool, typer.Option("--probe", help="Train the script's first steps by the plan, too.")
+        bool, Option("--probe", help="Train the script's first steps by the plan, too.")
     ] = False,
     script: options.ScriptWords = None,
 ) -> None:

@@ -20,6 +20,7 @@ from threading import Thread
 from typing import Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from mpdiag.errors import UsageError
 from mpdiag.installation.bundled import app_folder, sample_runs
@@ -41,13 +42,12 @@ PAGES_NEED = (
 
 def dashboard(
     folder: Annotated[
-        Path | None,
-        typer.Argument(metavar="RUNS", help="A folder of runs; default: the sample runs."),
+        Path | None, Argument(metavar="RUNS", help="A folder of runs; default: the sample runs.")
     ] = None,
     port: Annotated[
-        int, typer.Option(min=1, max=65535, metavar="PORT", help="The port it listens on.")
+        int, Option(min=1, max=65535, metavar="PORT", help="The port it listens on.")
     ] = 8501,
-    browser: Annotated[bool, typer.Option(help="Open it in a browser.")] = True,
+    browser: Annotated[bool, Option(help="Open it in a browser.")] = True,
 ) -> None:
     """Look at runs in a browser."""
     raise typer.Exit(serve(folder, port, browser=browser))

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from mpdiag.commands.shared.examples import FRAMEWORKS
 from mpdiag.commands.shared.options import JsonOption
@@ -15,10 +15,10 @@ from mpdiag.files.atomic import writing
 
 
 def export(
-    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan, or the run it lies in.")],
+    plan: Annotated[Path, Argument(metavar="PLAN", help="A plan, or the run it lies in.")],
     to: Annotated[
         str,
-        typer.Option(
+        Option(
             "--to",
             metavar="NAME",
             autocompletion=lambda: list(FRAMEWORKS),
@@ -26,7 +26,7 @@ def export(
         ),
     ],
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write it here.")
+        Path | None, Option("--output", "-o", metavar="FILE", help="Write it here.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from mpdiag.commands.shared import options
 from mpdiag.errors import UsageError
@@ -28,7 +29,7 @@ def profile(
     context: typer.Context,
     trace: Annotated[
         Path | None,
-        typer.Argument(
+        Argument(
             metavar="TRACE",
             help="Of torch.profiler, nsys, ncu, nvprof or rocprofv3; - for stdin; a folder with one "
             "for each rank.",
@@ -36,24 +37,22 @@ def profile(
     ] = None,
     arguments: Annotated[
         list[str] | None,
-        typer.Argument(metavar="ARGS", help="More ranks' traces, or of the script after --."),
+        Argument(metavar="ARGS", help="More ranks' traces, or of the script after --."),
     ] = None,
-    steps: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Steps of a script to measure.")
-    ] = 3,
-    warmup: Annotated[int, typer.Option(min=0, metavar="N", help="Steps to skip first.")] = 5,
+    steps: Annotated[int, Option(min=1, metavar="N", help="Steps of a script to measure.")] = 3,
+    warmup: Annotated[int, Option(min=0, metavar="N", help="Steps to skip first.")] = 5,
     against: Annotated[
         Path | None,
-        typer.Option(metavar="TRACE", help="An earlier trace: what moved onto Tensor Cores since?"),
+        Option(metavar="TRACE", help="An earlier trace: what moved onto Tensor Cores since?"),
     ] = None,
     triton_cache: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             metavar="DIR", help="Triton's cache or tritonparse's log: its code judges its kernels."
         ),
     ] = None,
     verbose: Annotated[
-        bool, typer.Option("-v", "--verbose", help="Tables of kernels, steps and gaps, too.")
+        bool, Option("-v", "--verbose", help="Tables of kernels, steps and gaps, too.")
     ] = False,
     as_json: options.JsonOption = False,
     strict: options.StrictOption = False,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from mpdiag.commands.shared.options import refuse_suffix
 from mpdiag.errors import UsageError
@@ -15,19 +15,18 @@ from mpdiag.files.paths import AnyPath, is_remote, place
 def report(
     run: Annotated[
         AnyPath,
-        typer.Argument(
+        Argument(
             metavar="RUN", parser=place, help="A run, its URL, a GPU's trace, or ranks' traces."
         ),
     ],
     output: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             "--output", "-o", metavar="FILE", help="Default: in RUN, or TRACE.html; .md: Markdown."
         ),
     ] = None,
     against: Annotated[
-        Path | None,
-        typer.Option(metavar="TRACE", help="With a trace: what changed since this one?"),
+        Path | None, Option(metavar="TRACE", help="With a trace: what changed since this one?")
     ] = None,
 ) -> None:
     """Write verdict and evidence into one HTML file, or Markdown."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from mpdiag.commands.shared.options import JsonOption
 from mpdiag.errors import UsageError
@@ -19,16 +19,14 @@ CAPSULE = "capsule.json"
 def why(
     run: Annotated[
         Path,
-        typer.Argument(
-            metavar="RUN", parser=place, help="The run's folder, its URL, or a skip capsule."
-        ),
+        Argument(metavar="RUN", parser=place, help="The run's folder, its URL, or a skip capsule."),
     ],
     layer: Annotated[
-        str | None, typer.Argument(metavar="LAYER", help="A module or parameter of the run.")
+        str | None, Argument(metavar="LAYER", help="A module or parameter of the run.")
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option(
+        Option(
             metavar="PACKAGE.MODULE:FUNCTION",
             help="For a capsule: the function that returns the model and a loss function.",
         ),

@@ -113,9 +113,8 @@ class Profile:
         """The document of ``mpdiag profile --json``."""
         device = self.device.to_json() if self.device else {}
         measured = {f"{v}_fraction_witnessed": self.fraction(v, measured=True) for v in VERDICTS}
-        measured["matrix_cuda_core_fraction_witnessed"] = measured.pop(
-            "cuda_core_fraction_witnessed"
-        )
+        cuda_cores = measured.pop("cuda_core_fraction_witnessed")
+        measured["matrix_cuda_core_fraction_witnessed"] = cuda_cores
         return {
             "schema_version": SCHEMA_VERSION,
             "source": self.source,
@@ -129,10 +128,7 @@ class Profile:
             "kernel_time_us": self.kernel_time_us,
             "tensor_core_fraction": self.fraction("tensor_core"),
             "matrix_cuda_core_fraction": self.fraction("cuda_core"),
-            "helper_fraction": self.fraction("helper"),
-            "layout_fraction": self.fraction("layout"),
-            "other_fraction": self.fraction("other"),
-            "unknown_fraction": self.fraction("unknown"),
+            **{f"{v}_fraction": self.fraction(v) for v in ("helper", "layout", "other", "unknown")},
             "native_generation_fraction": self.native_generation_fraction,
             "unnamed_generation_fraction": self.kernel_times.unnamed_generation_fraction,
             "linked_fraction": self.linked_fraction,

@@ -30,6 +30,7 @@ VERDICT_STYLES = {
 """Colour and mark of each verdict on a metric."""
 REACH = 3.0
 """Margins on each side that the figure shows; what lies beyond is drawn at its edge."""
+_SMOOTHED = 15  # steps of the running median
 _COLUMNS = ["metric", "verdict", "reference", "candidate", "difference", "low", "high", "margin"]
 
 
@@ -297,7 +298,7 @@ def loss_frame(sides: Sequence[Side]) -> pd.DataFrame:
 _DASHES = ("solid", "dash", "dot", "dashdot")
 
 
-def loss_figure(frame: pd.DataFrame, window: int = 15) -> go.Figure:
+def loss_figure(frame: pd.DataFrame) -> go.Figure:
     """Loss curves (``loss_frame``), a colour for each side, a line for each seed; log if it can be."""
     known = frame[np.isfinite(frame["loss"].astype(float))]
     if known.empty:
@@ -306,7 +307,7 @@ def loss_figure(frame: pd.DataFrame, window: int = 15) -> go.Figure:
     for i, (side, of_side) in enumerate(known.groupby("side", sort=False)):
         name, colour = in_figure(str(side)), SERIES[i % len(SERIES)]
         for j, (run, part) in enumerate(of_side.groupby("run", sort=False)):
-            smooth = part["loss"].rolling(window, min_periods=1, center=True).median()
+            smooth = part["loss"].rolling(_SMOOTHED, min_periods=1, center=True).median()
             hover = "%{y:.4g}<extra>" + in_figure(str(run)) + "</extra>"
             group: dict[str, Any] = {"legendgroup": name, "showlegend": j == 0}
             fig.line(
@@ -320,7 +321,7 @@ def loss_figure(frame: pd.DataFrame, window: int = 15) -> go.Figure:
 
 
 def side_losses(
-    sides: Sequence[Side], paths: Mapping[str, str], comparison: Comparison | None, window: int = 15
+    sides: Sequence[Side], paths: Mapping[str, str], comparison: Comparison | None
 ) -> Picture:
     """Loss curves of all sides.
 
@@ -328,10 +329,9 @@ def side_losses(
         sides: The reference first.
         paths: Each side's place on disk, by name.
         comparison: Of the first two.
-        window: Steps of the running median.
     """
     frame = loss_frame(sides)
-    caption = f"A running median over {window} steps, skipped steps left out."
+    caption = f"A running median over {_SMOOTHED} steps, skipped steps left out."
     if comparison is not None and comparison.curve.worst_step is not None:
         curve = comparison.curve
         spread = (
@@ -341,7 +341,7 @@ def side_losses(
             f" Of the {curve.steps:,} steps that the first two share, the largest gap is "
             f"{signed(curve.departure)} at step {curve.worst_step}{spread}."
         )
-    drawn, receipt = loss_figure(frame, window), receipts.compared_losses(paths)
+    drawn, receipt = loss_figure(frame), receipts.compared_losses(paths)
     return Picture("compared-losses", "Losses", caption, drawn, frame, receipt)
 
 
