@@ -25,7 +25,7 @@ def _leave_the_random_state_alone() -> Iterator[None]:
 @pytest.fixture(params=names())
 def workload(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Workload:
     # A softmax of 8,000 words over 5,120 tokens would take most of this file's time.
-    monkeypatch.setitem(language_model.SIZES, "small", (500, 16, 32, 16, 1, 64))
+    monkeypatch.setitem(language_model.SIZES, "small", (500, 16, 32, 16, 1))
     return load(request.param)
 
 
