@@ -1,7 +1,5 @@
 """The history of one layer: what it lost at which step, and what to do about it."""
 
-from __future__ import annotations
-
 import difflib
 import os
 from collections.abc import Iterator

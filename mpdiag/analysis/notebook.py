@@ -1,7 +1,5 @@
 """What a notebook shows of an analysis and of a comparison, as HTML."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

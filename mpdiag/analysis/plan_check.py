@@ -1,7 +1,5 @@
 """Checks in CI whether a stored plan still holds: only regressions count."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Also whether it is of a training that a verdict can speak of, which ranks stoppe
 ranks hold different weights.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence

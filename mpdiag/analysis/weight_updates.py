@@ -1,7 +1,5 @@
 """Master weights: how many updates a 16-bit weight would swallow; and the levels, with their memory."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

@@ -1,7 +1,5 @@
 """``mpdiag board``: a run on TensorBoard or W&B."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from typer import Option

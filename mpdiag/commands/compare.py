@@ -1,7 +1,5 @@
 """``mpdiag compare``: whether one training is as good as another."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -5,8 +5,6 @@ longer than its figures. They are loaded while the server starts and while the b
 own scripts, so that the first view does not wait for them.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

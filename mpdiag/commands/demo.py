@@ -1,7 +1,5 @@
 """``mpdiag demo``: the whole workflow on a built-in workload, or on one from a file."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Annotated

@@ -1,7 +1,5 @@
 """``mpdiag doctor``: what is installed, and what is missing."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from typer import Option

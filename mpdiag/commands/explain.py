@@ -1,7 +1,5 @@
 """``mpdiag explain``: what a finding means, and what to do about it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """``mpdiag export``: a plan as the settings of another framework."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Annotated

@@ -1,7 +1,5 @@
 """``mpdiag profile``: whether matrix work ran on Tensor Cores."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Any
 

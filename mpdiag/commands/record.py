@@ -1,7 +1,5 @@
 """``mpdiag record``: an unmodified training script, recorded."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

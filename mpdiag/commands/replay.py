@@ -1,7 +1,5 @@
 """``mpdiag replay``: a loss scaler over a recorded run."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

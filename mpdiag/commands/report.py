@@ -1,7 +1,5 @@
 """``mpdiag report``: verdict and evidence in one file."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """``mpdiag runs``: the runs in a folder."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """``mpdiag train``: an unmodified training script, trained by a plan."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Literal
 

@@ -1,7 +1,5 @@
 """``mpdiag why``: what one layer loses, or why a step was skipped."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

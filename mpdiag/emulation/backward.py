@@ -6,8 +6,6 @@ own kernels, or computes in FP32. Whether that is so is read from the graph, whi
 that the emulation has seen in the forward pass before.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 from typing import Any
 

@@ -5,8 +5,6 @@ to find out, which takes 0.2 s. So numbers are read from Arrow's buffers and wri
 published columnar format has them: values, little-endian, and one bit each for validity.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Any
 

@@ -6,8 +6,6 @@ of measured sensitivities and of training logs. ``plan.json`` and ``meta.json`` 
 package beyond torch's and the core's.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

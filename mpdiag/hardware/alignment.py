@@ -8,8 +8,6 @@ Sources: NVIDIA, *Matrix Multiplication Background User's Guide*, table 1 (the m
 vocabulary).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace

@@ -5,8 +5,6 @@ Matrix*, for the first versions with a format's instructions; *CUDA C Programmin
 table of compute capabilities; Transformer Engine's requirements for FP8 on Ada.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import asdict, dataclass
 from pathlib import Path

@@ -3,8 +3,6 @@
 They are the settings of this process: torch's defaults and the environment. A script may change them.
 """
 
-from __future__ import annotations
-
 import os
 import warnings
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Find the folders that travel with the package: in a clone beside it, in an install inside it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from mpdiag.errors import RunNotFound

@@ -1,7 +1,5 @@
 """What each extra of the package installs, and the error for one that is missing."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ themselves all but the largest bin would be one bar. Scalars are what a person w
 |x|, the shares FP16 would lose, and of a training by a plan its loss, scale and skips.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterator

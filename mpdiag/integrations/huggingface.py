@@ -8,8 +8,6 @@
 ``fp16`` and ``bf16`` stay off in ``TrainingArguments``: the plan says what is computed in what.
 """
 
-from __future__ import annotations
-
 import weakref
 from pathlib import Path
 from typing import Any

@@ -10,8 +10,6 @@ Lightning calls ``training_step``, not the module, so what is recorded are the m
 under the names they have there, and the plan's level must be O1 (or O0).
 """
 
-from __future__ import annotations
-
 from contextlib import contextmanager
 from typing import Any
 

@@ -6,8 +6,6 @@ Facts alone, so that the analysis, which knows no torch, can foresee what the tr
 The lists and their sources stand in ``autocast_lists.tsv``.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Literal
 

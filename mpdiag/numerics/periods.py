@@ -5,8 +5,6 @@ fourth, a large batch in every seventh. A recording shows a period only if it ho
 its phases. Steps that are multiples of N miss phases of all periods that share a factor with N.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 LARGEST_PERIOD = 16

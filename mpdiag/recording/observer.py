@@ -10,8 +10,6 @@ after it. A gradient belongs to the step in which it arrives. Modules of which o
 therefore watched in unrecorded steps, too, as the next one may be recorded.
 """
 
-from __future__ import annotations
-
 import functools
 import weakref
 from collections.abc import Sequence

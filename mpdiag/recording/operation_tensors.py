@@ -4,8 +4,6 @@ Tensors that share memory of one version are one tensor; so an operation's input
 output of an earlier operation, its producer. Counts lie on the device until ``drain``.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

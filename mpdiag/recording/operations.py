@@ -16,8 +16,6 @@ An operation of the backward pass belongs to the forward operation whose autogra
 both carry the same sequence number.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager

@@ -3,8 +3,6 @@
 Views draw what they are given: this is where the reports read files.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

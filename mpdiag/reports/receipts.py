@@ -6,8 +6,6 @@ tests run every one and compare. A receipt reads the rows that count, and makes 
 estimates, as they are in the tables. Their lines stand in ``receipts.txt``, in parts.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Collection, Mapping, Sequence

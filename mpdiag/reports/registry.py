@@ -3,8 +3,6 @@
 A view is a file in ``reports/views``, a page of the same name in ``app/views``, and a line here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from mpdiag.profiler import is_installed, part

@@ -5,8 +5,6 @@ all there are: counted in elements for parameters and their gradients, in module
 of activations.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any

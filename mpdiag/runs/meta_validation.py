@@ -5,8 +5,6 @@ By hand and without numpy: listing runs stays quick, and a machine that records,
 needs no library for it. What other documents hold is checked by ``documents.converted``.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping
 from typing import Any

@@ -19,8 +19,6 @@
     ``finite`` is false where the loss or a gradient was not finite.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping, Sequence

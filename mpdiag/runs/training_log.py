@@ -11,8 +11,6 @@ line is written at once. A killed process leaves whole lines and at most one tor
 readers skip.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

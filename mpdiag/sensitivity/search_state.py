@@ -3,8 +3,6 @@
 And whether a training is as good as FP32, given the spread of FP32 over seeds.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import statistics

@@ -25,8 +25,6 @@ are not. An operation that ran on Tensor Cores is eligible, whatever else is kno
 does not say stays unknown: a product whose shapes were not recorded, a kernel whose name does not tell.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass

@@ -4,8 +4,6 @@ Times are in microseconds of the trace's own clock. Records are named tuples bec
 millions of them.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path

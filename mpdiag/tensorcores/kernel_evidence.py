@@ -8,8 +8,6 @@ Triton keeps the PTX (AMD: the assembly) of each kernel in its cache, ``~/.trito
 tritonparse logs it. Kernels are matched by the name that their code exports, the name in a trace.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import re

@@ -1,7 +1,5 @@
 """Two profiles compared: what moved onto Tensor Cores, and what that gained."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass
 from typing import Any
 

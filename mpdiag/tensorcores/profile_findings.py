@@ -1,7 +1,5 @@
 """Findings of a trace: matrix work off Tensor Cores, unknown or old kernels, contradictions, gaps."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 

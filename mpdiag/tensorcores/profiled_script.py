@@ -5,8 +5,6 @@ them are measured it ends the script, because a training may last days. The pare
 captured. The script's output goes to stderr.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -7,8 +7,6 @@ the ridge memory is the limit, and faster arithmetic cannot help.
 Source: NVIDIA, *Matrix Multiplication Background User's Guide*, section 2 (arithmetic intensity).
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """A trace in a few sentences: what was eligible, what each cause costs, steps, idle time."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """From a trace to a profile: how much kernel time went to Tensor Cores, and why the rest did not."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """CUDA graphs: what runs while one is captured runs on the host once, and never again."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import torch

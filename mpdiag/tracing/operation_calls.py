@@ -9,8 +9,6 @@ order again.
 Meanwhile oneDNN is off above this level, as in ``emulation``: its LSTM would hide every gate.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections import Counter
 from collections.abc import Iterator

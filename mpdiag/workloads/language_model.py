@@ -12,8 +12,6 @@ lost, and only the gradient that pushes the right word up remains. (A sampled so
 would make each p larger, and Adagrad, the paper's, needs more than the hundred steps of this training.)
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """``compare``: FP32 against mixed precision, over seeds: metrics, curves, layers."""
 
-from __future__ import annotations
-
 import math
 import os
 import statistics

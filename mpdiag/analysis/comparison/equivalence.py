@@ -13,8 +13,6 @@ Statistics 6, 1979); Schuirmann, *A comparison of the two one-sided tests proced
 approach* (Journal of Pharmacokinetics and Biopharmaceutics 15, 1987).
 """
 
-from __future__ import annotations
-
 import bisect
 import math
 import statistics

@@ -1,7 +1,5 @@
 """A group of trainings to compare: a run, a folder of runs (seeds), or a stored baseline."""
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Mapping

@@ -12,8 +12,6 @@ Of any other metric nobody knows how much matters but who trains. It gets 2 % of
 provisional: a difference beyond it is called one, but nothing is called equivalent by it.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Collection, Mapping, Sequence

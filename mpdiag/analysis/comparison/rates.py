@@ -11,8 +11,6 @@ equality of two probabilities* (Statistica Neerlandica 24, 1970); Clopper and Pe
 confidence or fiducial limits illustrated in the case of the binomial* (Biometrika 26, 1934).
 """
 
-from __future__ import annotations
-
 import bisect
 import math
 from dataclasses import dataclass

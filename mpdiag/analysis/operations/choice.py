@@ -1,7 +1,5 @@
 """Chooses what stays in FP32: by operation records if there are any, else by module types."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 

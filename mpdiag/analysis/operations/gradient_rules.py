@@ -17,8 +17,6 @@ is raised to powers all show.
 The last recorded step decides: errors matter more as a loss falls.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 

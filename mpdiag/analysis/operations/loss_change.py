@@ -13,8 +13,6 @@ A change of the loss means little by itself. Two things are moved anyway:
   With n samples this is √n·√Σ g²δ² beside the loss.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

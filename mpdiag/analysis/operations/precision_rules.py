@@ -16,8 +16,6 @@ the format, and which operations made it so?
 * ``no-half-kernel``: PyTorch has no kernel for the format on CUDA; emulation computes it all the same.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 
 from mpdiag.analysis.operations import rules

@@ -5,8 +5,6 @@ to 4 % of all may. The bound holds for steps like the recorded ones; of steps un
 a later phase, nothing is known.
 """
 
-from __future__ import annotations
-
 import math
 
 CONFIDENCE = 0.95

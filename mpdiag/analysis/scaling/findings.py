@@ -1,7 +1,5 @@
 """Findings about gradients: missing, not finite, or outside what a loss scale can shift into range."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from mpdiag.analysis.findings import Finding

@@ -4,8 +4,6 @@ A scale S is admissible when S·max|g| stays below FP16's largest value over eve
 and sufficient when what stays below FP16's range no longer matters, see ``necessity``.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace

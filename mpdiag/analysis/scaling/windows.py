@@ -5,8 +5,6 @@ vanish among the larger gradients before it. Parts are cut by the training's ste
 Beside them stand what each recorded step's gradients reached, and how that moves from step to step.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

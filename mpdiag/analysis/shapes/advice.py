@@ -6,8 +6,6 @@ Precision User Guide*, section 2.2 (shape constraints); *Convolutional Layers Us
 layers with few channels); *Recurrent Layers User's Guide*.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """What each size of a model should be: the next multiple, if that pays, and what it costs and gains."""
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence

@@ -6,8 +6,6 @@ alone gives an expectation, with its evidence and with what was not looked at; o
 plan shows more.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a short training by the plan says beside the same steps in FP32."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Keeps what a comparison showed of a plan in the recordings that it was compared with."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """What ``--help`` of each command ends with: lines to copy, and the names that an option takes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from mpdiag.hardware.tables import read_table

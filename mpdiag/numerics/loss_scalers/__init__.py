@@ -3,8 +3,6 @@
 ``SCALERS`` is the one list of them that the trainer, the analysis and all pages read.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from mpdiag.display.wording import did_you_mean

@@ -4,8 +4,6 @@ Every name that comes from a run is escaped, so that none can end a table's cell
 nothing else is, so that the file reads well as text, too.
 """
 
-from __future__ import annotations
-
 import html
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence

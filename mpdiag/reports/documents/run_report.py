@@ -1,7 +1,5 @@
 """The HTML report of a run: one file that opens offline, the verdict first, the evidence below."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterator, Sequence

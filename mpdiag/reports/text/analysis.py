@@ -3,8 +3,6 @@
 The first screen has 80 by 24 characters. What it leaves out or cuts (``…``) stands in ``analysis_text``.
 """
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from collections.abc import Iterator

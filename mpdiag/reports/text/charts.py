@@ -1,7 +1,5 @@
 """Charts made of characters, as wide as the terminal allows."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What ``compare`` prints: the verdict, each metric with its interval, the layers that changed."""
 
-from __future__ import annotations
-
 import math
 
 from rich.console import Group, RenderableType

@@ -1,7 +1,5 @@
 """Lists that commands print: the runs of a folder, all findings, and the page of one finding."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -4,8 +4,6 @@ A table is drawn as one while its figures fit on one line and its sentences have
 the columns that matter least are left out first, and then each row becomes a few lines.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """What ``why`` and ``replay`` print: one layer, one skipped step, a scaler step by step."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from rich.console import Group, RenderableType

@@ -1,7 +1,5 @@
 """Figures of layers over the steps, of the module tree, and of one layer from step to step."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Layers over the steps, as tidy tables: all of them, one, and one step against those before it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 

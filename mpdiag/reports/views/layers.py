@@ -1,7 +1,5 @@
 """Layers: the module tree, one layer over the steps, and what moved at one step."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 

@@ -4,8 +4,6 @@ What FP16 makes of its gradients before and after the loss scale, its loss besid
 trainings, what to run next, and what was not recorded.
 """
 
-from __future__ import annotations
-
 import math
 import shlex
 from collections.abc import Iterable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """The list of runs as a table: what each is, how it ended, what is known of it without an analysis."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Trainings: losses, scales and skips, drift, a scaler's replay, predicted against observed."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property

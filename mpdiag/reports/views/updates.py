@@ -3,8 +3,6 @@
 The run folder calls an update *swallowed* that a 16-bit weight would round away.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property

@@ -1,7 +1,5 @@
 """The verdict's figures: the four that decide, the levels, the formats."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ implementation of each primitive. An operation missing from the log stays unknow
 unit cannot have computed it: FP32 products go to MKL, and AMX has no FP32.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field

@@ -5,8 +5,6 @@ Damaged values are counted and skipped, so that a trace that was cut off, or tha
 string, still yields its other events. Streaming libraries such as ijson stop at the first error.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -8,8 +8,6 @@ nvprof's tables (``--csv --print-gpu-trace``, and its summary, as ``--csv`` or a
 readers of their own.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -3,8 +3,6 @@
 Also ``ncu --csv --page raw``, with a column for each metric and a row of units.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 

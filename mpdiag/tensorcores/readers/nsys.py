@@ -1,7 +1,5 @@
 """Exports of Nsight Systems: ``nsys export --type sqlite``. Opened for reading only."""
 
-from __future__ import annotations
-
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager

@@ -4,8 +4,6 @@ At most ``SEARCHED`` bytes are read for it, so that a file of another kind is re
 large it is.
 """
 
-from __future__ import annotations
-
 import gzip
 import os
 import re

@@ -5,8 +5,6 @@ One object, ``rocprofiler-sdk-tool``, holds a list with an object for each proce
 three by number. Names may follow the records, so runs are added up by number first.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Reads the CSV files of profilers: a preamble, quoted rows, numbers in many locales."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import io

@@ -1,7 +1,5 @@
 """What ``mpdiag profile`` prints of a trace: the verdict, what is worth most, kernels by time."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Shows the result of ``mpdiag profile``: of a GPU's trace, of a CPU, or of several ranks."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -9,8 +9,6 @@
 ============  ===================================================================================
 """
 
-from __future__ import annotations
-
 import math
 import re
 from bisect import bisect_left, bisect_right

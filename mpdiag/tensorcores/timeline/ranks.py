@@ -5,8 +5,6 @@ is the one with the most time outside of exposed collectives (computing, copying
 wait for it inside of theirs.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """One pass over what a GPU did and when: how long it worked, on what, and why it did not."""
 
-from __future__ import annotations
-
 import heapq
 import math
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """Eligible against used, and the time of each step: from the document of ``mpdiag profile --json``."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What ran on Tensor Cores: the document that ``mpdiag profile --json`` prints, kept as profile.json."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """One step of a GPU on the clock: what ran on each stream, and when nothing did."""
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """The arguments of one call as a trace records them, checked before use."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Where values lie among the powers of two, and the window of a format that a loss scale moves."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Exponent histograms as tidy tables: where values lie, and what a format and a scale do to them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

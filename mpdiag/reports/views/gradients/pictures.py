@@ -1,7 +1,5 @@
 """Where values lie among the powers of two, and what a format and a loss scale do to them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property

@@ -1,7 +1,5 @@
 """What is lost at every loss scale, by layer and altogether, and what a larger scale would gain."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np
