@@ -311,7 +311,6 @@ def test_the_overflowing_operation_is_on_top_and_figures_are_those_of_the_measur
         (torch.Tensor.detach, {"frozen": True}, UsageError, "requires a gradient"),
         (lambda loss: loss, {"fmt": "fp12"}, ValueError, "no number format"),
         (lambda loss: loss, {"part": "sideways"}, UsageError, "part must be"),
-        (lambda loss: loss, {"by": "weight"}, UsageError, "by must be"),
     ],
 )
 def test_what_makes_no_sense_is_refused(change, options, error, words):
