@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,8 @@ import plotly.graph_objects as go
 
 from mpdiag.display.wording import in_figure
 
+FILM = Path(__file__).with_name("film.json").read_text(encoding="utf-8")
+"""A film's buttons and slider, for plotly."""
 GRID = "rgba(128, 136, 150, 0.22)"
 LINE = "rgba(128, 136, 150, 0.6)"
 FONT = "Source Sans, Source Sans Pro, Inter, system-ui, sans-serif"

@@ -2,7 +2,6 @@
 
 import json
 import math
-from pathlib import Path
 from string import Template
 from typing import Any
 
@@ -27,7 +26,6 @@ SEEN = 1e-3
 """Share of a step's values from which a power of two is worth its place."""
 FRAMES = 60
 """Steps of the film, at most: the browser holds them all."""
-_FILM = Path(__file__).with_name("film.json")
 """How its buttons and its slider look."""
 _LEAST, _MOST = 1e-4, 1.0
 """Shares from the palest to the full colour of the module tree."""
@@ -397,7 +395,7 @@ def _film_words(frame: pd.DataFrame, held: svg.Range) -> dict[int, str]:
 
 def _controls(words: dict[int, str]) -> dict[str, Any]:
     """The play button and the slider; the words of a step stand above the slider."""
-    text = Template(_FILM.read_text(encoding="utf-8"))
+    text = Template(plotting.FILM)
     layout: dict[str, Any] = json.loads(text.substitute(line=plotting.LINE, grey=GREY))
     at_once = layout["updatemenus"][0]["buttons"][1]["args"][1]  # as the pause has it
     steps = [
