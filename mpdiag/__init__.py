@@ -10,8 +10,6 @@ A name is imported when it is first used, so that ``import mpdiag`` costs nothin
 Nothing inside the package imports this module.
 """
 
-from __future__ import annotations
-
 import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

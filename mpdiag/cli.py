@@ -5,8 +5,6 @@ asked for. Only typer and light modules are imported here and at the top of thos
 needs, it imports when it runs, so that ``mpdiag --help`` and shell completion answer at once.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import sys

@@ -20,8 +20,6 @@
 Each carries one sentence for a person: what is wrong and what to do about it.
 """
 
-from __future__ import annotations
-
 from enum import IntEnum
 
 _LONGEST, _HEAD = 1_000, 700

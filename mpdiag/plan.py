@@ -90,19 +90,17 @@ class LossScalePlan:
             UsageError: If there is no such scaler, or it has no such settings.
         """
         if self.method not in (NO_SCALE, *SCALERS):
-            message = (
+            raise UsageError(
                 f"the plan's loss_scale.method is {self.method!r}, and this version knows "
                 f"{', '.join((NO_SCALE, *SCALERS))}: choose one of these, or upgrade mpdiag"
             )
-            raise UsageError(message)
         kind = SCALERS.get(self.method, ConstantScale)
         unknown = sorted(set(self.settings) - set(kind.setting_names()))
         if unknown:
-            message = (
+            raise UsageError(
                 f"the plan's loss_scale.settings has {unknown[0]!r}, and a scale by "
                 f"{self.method!r} has no such setting: remove it, or upgrade mpdiag"
             )
-            raise UsageError(message)
         return kind
 
     def scaler(self) -> Scaler:
@@ -339,16 +337,14 @@ class PrecisionPlan:
         """
         version = document.get("schema_version") if isinstance(document, dict) else None
         if type(version) is not int or version < 1:
-            message = (
+            raise DamagedPlan(
                 "this is no plan: it states no schema_version; write one with mpdiag analyze -o"
             )
-            raise DamagedPlan(message)
         if version > SCHEMA_VERSION:
-            message = (
+            raise NewerSchema(
                 f"the plan was written by a newer mpdiag (schema {version}, this one reads up to "
                 f"{SCHEMA_VERSION}): upgrade mpdiag to read it"
             )
-            raise NewerSchema(message)
         if isinstance(document.get("verdict"), str):  # as plans were written at first
             sentence = Verdict.of_sentence(document["verdict"])
             document = {**document, "verdict": _encode(sentence)}
@@ -361,8 +357,7 @@ class PrecisionPlan:
         try:
             known = None if model is None else ModelFingerprint.from_json(model)
         except ValueError as error:
-            message = f"plan.model is damaged ({error}): write the plan anew"
-            raise DamagedPlan(message) from error
+            raise DamagedPlan(f"plan.model is damaged ({error}): write the plan anew") from error
         return dataclasses.replace(plan, model=known)
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -388,8 +383,7 @@ class PrecisionPlan:
         try:
             document = read_document(path)
         except FileNotFoundError:
-            message = f"there is no plan at {path}: {write}"
-            raise DamagedPlan(message) from None
+            raise DamagedPlan(f"there is no plan at {path}: {write}") from None
         except IsADirectoryError:
             message = f"{path} is a folder without a plan.json: {write}, and give that file"
             if (path / "meta.json").is_file():
@@ -399,10 +393,9 @@ class PrecisionPlan:
                 )
             raise DamagedPlan(message) from None
         except (OSError, ValueError, RecursionError) as error:
-            message = named_instead(path, "plan") or (
-                f"{path} is {_why_unreadable(error)}: {write}"
-            )
-            raise DamagedPlan(message) from error
+            raise DamagedPlan(
+                named_instead(path, "plan") or f"{path} is {_why_unreadable(error)}: {write}"
+            ) from error
         other = named_instead(path, "plan")
         if other is not None:
             raise DamagedPlan(other)
@@ -449,8 +442,7 @@ def _decode(kind: Any, value: Any, where: str) -> Any:  # noqa: C901 - a case fo
             return value
     elif isinstance(value, dict) and _is_plain(value):  # evidence
         return value
-    message = f"{where} is {value!r}, which is not allowed there: write the plan anew"
-    raise DamagedPlan(message)
+    raise DamagedPlan(f"{where} is {value!r}, which is not allowed there: write the plan anew")
 
 
 def _is_plain(value: dict[str, Any]) -> bool:
@@ -474,5 +466,4 @@ def _decode_object(kind: type[Any], value: Any, where: str) -> Any:
     try:
         return kind(**{k: _decode(hints[k], v, f"{where}.{k}") for k, v in value.items()})
     except TypeError as error:
-        message = f"{where} is incomplete ({error}): write the plan anew"
-        raise DamagedPlan(message) from error
+        raise DamagedPlan(f"{where} is incomplete ({error}): write the plan anew") from error

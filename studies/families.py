@@ -17,6 +17,7 @@ import json
 import shlex
 import shutil
 import sys
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,8 +36,8 @@ from mpdiag.reports import next_commands, terminal
 from mpdiag.runs import provenance
 from mpdiag.runs.run import now, open_run
 from mpdiag.runs.training_log import read_log
-from mpdiag.training.options import PrecisionOverrides, TrainerOptions
-from studies import family_table
+from mpdiag.training.options import PrecisionOverrides
+from studies import family_table, fp16_sums
 from studies.family_table import Family, WayResult
 
 if TYPE_CHECKING:
@@ -217,9 +218,10 @@ def train_if_missing(training: FamilyTraining, progress: Progress) -> None:
     variant = workflow.Variant(
         f"{training.workload.name} {title} seed {training.seed}", training.way, _options(training)
     )
-    workflow.train_variant(
-        training.setting, training.run, plan, variant, progress, observed=observed
-    )
+    with fp16_sums.in_trainers() if training.way == "fp16-sums" else nullcontext():
+        workflow.train_variant(
+            training.setting, training.run, plan, variant, progress, observed=observed
+        )
 
 
 def _options(training: FamilyTraining) -> Mapping[str, Any]:
@@ -234,7 +236,7 @@ def _options(training: FamilyTraining) -> Mapping[str, Any]:
             "level": "O2",
             "overrides": PrecisionOverrides(master_weights=False),
         },
-        "fp16-sums": {"options": TrainerOptions(fp16_accumulation=True)},
+        "fp16-sums": {},
     }
     return ways[training.way]
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+from pandas.api.types import is_list_like
+
 VIEWS = (
     "runs",
     "overview",
@@ -44,3 +46,26 @@ def commands(test):
 def figures(test):
     """The figures of a page."""
     return test.get("plotly_chart")
+
+
+def as_text(frame):
+    """The first rows of a table, without its small curves."""
+    plain = [c for c in frame if not frame[c].map(is_list_like).any()]
+    return frame[plain].head(8).to_csv(index=False, float_format="%.5g")
+
+
+def page_text(test):
+    """All that a page says, without receipts: its words, numbers, choices, tables and commands."""
+    boxes = (
+        *test.selectbox,
+        *test.multiselect,
+        *test.slider,
+        *test.select_slider,
+        *test.text_input,
+    )
+    chosen = [f"{b.label}: {b.value}{' (disabled)' * b.disabled}" for b in boxes]
+    tables = [as_text(table.value) for table in test.dataframe]
+    code = [block.value for block in test.code if block.language != "python"]
+    parts = [words(test), *(f"{k}: {v}" for k, v in metrics(test).items()), *chosen, *tables]
+    parts += [*(fold.label for fold in test.expander), *commands(test), *code]
+    return "\n".join([*parts, f"{len(figures(test))} figures"]).replace("\\", "")

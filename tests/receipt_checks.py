@@ -6,7 +6,17 @@ import re
 
 import pandas as pd
 
-KEYS = ("run", "layer", "parameter", "name", "step", "exponent", "scale_exponent")
+KEYS = (
+    "run",
+    "module",
+    "operation",
+    "layer",
+    "parameter",
+    "name",
+    "step",
+    "exponent",
+    "scale_exponent",
+)
 
 
 def same_numbers(picture, *, needed=()):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import torch
 from torch import nn
@@ -46,6 +48,15 @@ class Wrapped(nn.Module):
 
     def forward(self, x):
         return self._forward(self.body, x)
+
+
+@dataclasses.dataclass
+class Output:
+    """A structured output."""
+
+    logits: torch.Tensor
+    hidden: list[torch.Tensor]
+    name: str = "output"
 
 
 def around_linear(forward):

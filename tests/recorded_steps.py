@@ -10,6 +10,19 @@ import mpdiag
 from mpdiag.runs.run import open_run
 
 
+class Layers(nn.Module):
+    """Layers by their names, and how they are called."""
+
+    def __init__(self, call, **layers) -> None:
+        super().__init__()
+        self.call = call
+        for name, layer in layers.items():
+            setattr(self, name, layer)
+
+    def forward(self, x):
+        return self.call(self, x)
+
+
 class Head(nn.Module):
     """The function under test, in a module of its own."""
 
@@ -63,6 +76,16 @@ def record_steps(folder, model, loss=of_batch, steps=1, make=torch.optim.SGD, ra
             loss(model, step).backward()
             optimizer.step()
     return open_run(folder)
+
+
+def recorded_twice(model, x, folder):
+    """The run of two training steps of a model."""
+
+    def loss(model, _step):
+        y = model(x)
+        return sum(out.square().mean() for out in (y if isinstance(y, tuple) else (y,)))
+
+    return record_steps(folder, model, loss, 2, rate=0.1)
 
 
 def loss_of_network(model, step):

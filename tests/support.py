@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import mpdiag
 from mpdiag.plan import LossScalePlan, PrecisionPlan
@@ -94,6 +95,19 @@ def take_step(model: nn.Module, mp: mpdiag.MixedPrecision, seed: int = 0, **opti
     with mp.autocast():
         loss = model(x).square().mean()
     return mp.step(loss, **options)
+
+
+class Casts(TorchDispatchMode):
+    """Counts the casts of one tensor."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        super().__init__()
+        self.tensor, self.count = tensor, 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten._to_copy.default and args[0] is self.tensor:
+            self.count += 1
+        return func(*args, **(kwargs or {}))
 
 
 @pytest.fixture(autouse=True)

@@ -6,6 +6,7 @@ import os
 import pkgutil
 import subprocess
 import sys
+from unittest.mock import Mock
 
 import pytest
 from calls import COMMANDS, run
@@ -30,21 +31,15 @@ def test_command_has_help(name):
 
 def test_help_fits_a_terminal_without_cutting_a_sentence():
     assert "..." not in run("--help").stdout.partition("Commands:")[2]
+    # That of record in 24 lines, with the line that was typed.
+    assert len(run("record", "-h").stdout.splitlines()) < 24
 
 
-def test_version():
+def test_version_and_the_module_is_the_command():
     assert run("--version").stdout == f"mpdiag {__version__}\n"
-
-
-def test_the_module_is_the_command():
     command = [sys.executable, "-m", "mpdiag", "--version"]
     child = subprocess.run(command, capture_output=True, text=True, check=True)
     assert child.stdout == f"mpdiag {__version__}\n"
-
-
-def test_the_help_of_record_fits_a_terminal_of_24_lines():
-    """With the line that was typed."""
-    assert len(run("record", "-h").stdout.splitlines()) < 24
 
 
 def test_each_command_is_a_function_in_a_file_of_its_name(root):
@@ -55,6 +50,17 @@ def test_each_command_is_a_function_in_a_file_of_its_name(root):
 
 
 # -- exit codes ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def failing(monkeypatch):
+    """What ``mpdiag runs`` does where reading a folder raises an error."""
+
+    def call(error):
+        monkeypatch.setattr(mpdiag.runs.run, "list_runs", Mock(side_effect=error))
+        return run("runs")
+
+    return call
 
 
 @pytest.mark.parametrize(
@@ -69,32 +75,17 @@ def test_each_command_is_a_function_in_a_file_of_its_name(root):
         (KeyboardInterrupt(), 130),
     ],
 )
-def test_errors_become_exit_codes(monkeypatch, error, code):
-    def fail(folder):
-        raise error
-
-    monkeypatch.setattr(mpdiag.runs.run, "list_runs", fail)
-    result = run("runs")
+def test_errors_become_exit_codes(failing, error, code):
+    result = failing(error)
     assert result.exit_code == code
     assert result.stdout == ""
     assert result.stderr.count("\n") == (0 if code == 130 else 1)
 
 
-def test_a_bug_is_not_dressed_up_as_an_expected_failure(monkeypatch):
-    def fail(folder):
-        raise ZeroDivisionError
-
-    monkeypatch.setattr(mpdiag.runs.run, "list_runs", fail)
-    assert isinstance(run("runs").exception, ZeroDivisionError)
-
-
-def test_a_message_is_one_line_and_never_markup(monkeypatch):
-    def fail(folder):
-        message = "[bold]a[/bold] [/] \nb"
-        raise RunNotFound(message)
-
-    monkeypatch.setattr(mpdiag.runs.run, "list_runs", fail)
-    assert run("runs").stderr == "error: [bold]a[/bold] [/]  b\n"
+def test_a_bug_is_not_dressed_up_as_an_expected_failure_and_a_message_is_never_markup(failing):
+    assert isinstance(failing(ZeroDivisionError()).exception, ZeroDivisionError)
+    told = failing(RunNotFound("[bold]a[/bold] [/] \nb")).stderr
+    assert told == "error: [bold]a[/bold] [/]  b\n"
 
 
 @pytest.mark.parametrize("words", [["runs", "."], ["runs", ".", "--json"]])

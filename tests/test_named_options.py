@@ -1,11 +1,10 @@
-"""Every option that a message or a page names exists."""
+"""What a message or a page names exists: options, scripts, result files."""
 
 from __future__ import annotations
 
 import ast
 import re
 
-import pytest
 from calls import COMMANDS
 
 OPTIONS = {
@@ -26,18 +25,7 @@ OTHERS = {
 """Options of other programs that messages and pages name."""
 OF_FRAMEWORKS = ("mpdiag/exports/",)
 """Files whose options are those of the frameworks they write for."""
-OF_TOOLS = (
-    "python ",
-    "make ",
-    "pytest",
-    "ruff",
-    "git ",
-    "mkdocs",
-    "uv ",
-    "pip ",
-    "docker",
-    "streamlit",
-)
+OF_TOOLS = re.compile(r"python |make |pytest|ruff|git |mkdocs|uv |pip |docker|streamlit")
 """Lines of pages that call something else."""
 
 _OPTION = re.compile(r"(?<![\w`-])--[a-z][a-z0-9-]+\b(?!\.)")
@@ -80,27 +68,34 @@ def test_the_check_sees_an_option_that_does_not_exist():
 
 
 def test_options_in_messages_exist(root):
-    wrong = {}
+    found = {}
     for path in sorted([*(root / "mpdiag").rglob("*.py"), *(root / "app").rglob("*.py")]):
         place = path.relative_to(root).as_posix()
-        if place.startswith(OF_FRAMEWORKS):
-            continue
-        found = set().union(*map(unknown, strings(path)))
-        if found:
-            wrong[place] = found
-    assert wrong == {}
+        if not place.startswith(OF_FRAMEWORKS):
+            found[place] = set().union(*map(unknown, strings(path)))
+    assert {place: options for place, options in found.items() if options} == {}
 
 
-@pytest.mark.parametrize("pages", ["README.md", "docs/*.md", "docs/commands/*.md"])
-def test_options_in_pages_exist(root, pages):
-    wrong = {}
-    for path in sorted(root.glob(pages)):
-        lines = [
-            line
-            for line in path.read_text(encoding="utf-8").splitlines()
-            if not any(tool in line for tool in OF_TOOLS)
-        ]
-        found = set().union(*map(unknown, lines)) if lines else set()
-        if found:
-            wrong[path.name] = found
-    assert wrong == {}
+def test_options_in_pages_exist(root):
+    found = {}
+    for path in (root / "README.md", *sorted((root / "docs").rglob("*.md"))):
+        lines = [line for line in path.read_text("utf-8").splitlines() if not OF_TOOLS.search(line)]
+        found[path.name] = set().union(*map(unknown, lines))
+    assert {name: options for name, options in found.items() if options} == {}
+
+
+_PATH = re.compile(r"\b(?:benchmarks|studies|sample_runs)/[\w/-]+\.(?:py|json(?:\.gz)?)\b")
+FOLDERS = ("mpdiag", "app", "benchmarks", "studies", "sample_runs", "docs", "examples")
+
+
+def test_scripts_and_result_files_that_are_named_exist(root):
+    texts = [root / "README.md", root / "CONTRIBUTING.md", root / "Makefile"]
+    for folder in FOLDERS:
+        texts += [p for p in (root / folder).rglob("*") if p.suffix in (".py", ".md")]
+    missing = {
+        f"{text.relative_to(root)}: {path}"
+        for text in texts
+        for path in _PATH.findall(text.read_text(encoding="utf-8"))
+        if not (root / path).exists()
+    }
+    assert missing == set()

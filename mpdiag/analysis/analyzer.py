@@ -10,37 +10,17 @@ from typing import Any
 
 import numpy as np
 
+from mpdiag.analysis import recording_checks
 from mpdiag.analysis.figures import EMPTY, FigureTable, update_figures
 from mpdiag.analysis.findings import Finding, by_severity
 from mpdiag.analysis.format_advice import advise_layers, choose_reduction, summarise_formats
 from mpdiag.analysis.layers import Layers
-from mpdiag.analysis.operations.choice import (
-    activation_findings,
-    beyond_any_plan,
-    choose_fp32_operations,
-    leading_modules,
-    proven_modules,
-    proven_operations,
-)
-from mpdiag.analysis.operations.detection import (
-    bf16_findings,
-    find_operations,
-    is_low,
-    operation_findings,
-    refused_findings,
-)
+from mpdiag.analysis.operations import choice, detection
 from mpdiag.analysis.operations.gradient_rules import run_again
 from mpdiag.analysis.operations.graph import split
 from mpdiag.analysis.operations.layer_effects import layer_evidence
 from mpdiag.analysis.operations.loss_change import loss_curve
 from mpdiag.analysis.operations.rules import OperationFinding
-from mpdiag.analysis.recording_checks import (
-    period_findings,
-    rank_findings,
-    recording_findings,
-    require_finite_gradients,
-    training_findings,
-)
 from mpdiag.analysis.run_statistics import RunStatistics, read_statistics
 from mpdiag.analysis.scaling.findings import gradient_findings
 from mpdiag.analysis.scaling.loss_scale import (
@@ -172,22 +152,22 @@ def analyze(
     fmt = format_named(target)
     statistics = read_statistics(opened)
     layers = statistics.layers()
-    require_finite_gradients(opened, layers)
+    recording_checks.require_finite_gradients(opened, layers)
     gradient_format = half_of(fmt)
     scale = _scale(opened, statistics, layers, gradient_format)
     masters = analyze_weight_updates(statistics, fmt, layers)
     if scale.void and _has_gradients(layers):
         # What overflows or is lost there says nothing of an FP32 training that goes well.
         return _nothing_concluded(opened, fmt, layers, scale, statistics)
-    by_kind = choose_fp32_operations(layers, opened.modules(), gradient_format)
+    by_kind = choice.choose_fp32_operations(layers, opened.modules(), gradient_format)
     recorded = opened.operations()
     scale, proven = _with_operations(opened, statistics, scale, gradient_format)
     modules = tuple(c for c in by_kind if c.evidence.get("overflow"))
     named, operations = modules, by_kind
     if recorded:
-        modules = proven_modules(by_kind, proven)
-        single = proven_operations(proven)
-        named = leading_modules(modules, single, split(recorded))
+        modules = choice.proven_modules(by_kind, proven)
+        single = choice.proven_operations(proven)
+        named = choice.leading_modules(modules, single, split(recorded))
         operations = (*named, *single)
     curve = loss_curve(opened)
     wanted = Wanted(fmt.name, recorded_generation(opened.meta), shards)
@@ -196,9 +176,9 @@ def analyze(
         [
             *_findings(opened, fmt, layers, scale, modules, proven),
             *shape_findings,
-            *bf16_findings(recorded, fmt, curve),
-            *refused_findings(recorded),
-            *period_findings(opened, statistics.steps().tolist()),
+            *detection.bf16_findings(recorded, fmt, curve),
+            *detection.refused_findings(recorded),
+            *recording_checks.period_findings(opened, statistics.steps().tolist()),
         ]
     )
     exponent = int(np.log2(scale.plan.recommended))
@@ -221,7 +201,7 @@ def analyze(
     case = replace(
         _case(opened, fmt, scale, findings, statistics, plan),
         fp32_modules=len(modules),
-        unmended=beyond_any_plan(proven),
+        unmended=choice.beyond_any_plan(proven),
         run_again=run_again(recorded, gradient_format),
     )
     return Analysis(
@@ -269,15 +249,17 @@ def _with_operations(
     """
     recorded = run.operations()
     curve = loss_curve(run)
-    found = find_operations(recorded, target, scale.plan.recommended, curve)
-    wide = frozenset(f.module for f in found if f.module and not f.covered and is_low(f.op))
+    found = detection.find_operations(recorded, target, scale.plan.recommended, curve)
+    wide = frozenset(
+        f.module for f in found if f.module and not f.covered and detection.is_low(f.op)
+    )
     if (scale.limiting_layer or "").rpartition(".")[0] not in wide:
         return scale, found
     rest = statistics.without_weight_gradients(wide)
     again = _scale(run, rest, rest.layers(), target)
     if again.void:
         return scale, found
-    return again, find_operations(recorded, target, again.plan.recommended, curve)
+    return again, detection.find_operations(recorded, target, again.plan.recommended, curve)
 
 
 def _nothing_concluded(
@@ -321,11 +303,11 @@ def _findings(
     return by_severity(
         [
             *gradient_findings(layers, target, scale),
-            *activation_findings(layers, target, modules),
-            *operation_findings(operations),
-            *rank_findings(run),
-            *recording_findings(run, layers),
-            *training_findings(run, layers),
+            *choice.activation_findings(layers, target, modules),
+            *detection.operation_findings(operations),
+            *recording_checks.rank_findings(run),
+            *recording_checks.recording_findings(run, layers),
+            *recording_checks.training_findings(run, layers),
         ]
     )
 

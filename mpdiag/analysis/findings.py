@@ -32,14 +32,8 @@ class Finding:
 
     def to_json(self) -> dict[str, Any]:
         """An entry of ``findings`` in JSON documents."""
-        return {
-            "severity": self.severity,
-            "code": self.code,
-            "message": self.message,
-            "evidence": dict(self.evidence),
-            "fix": self.fix,
-            "explained": command_for(self.code),
-        }
+        explained = command_for(self.code)
+        return {**vars(self), "evidence": dict(self.evidence), "explained": explained}
 
     @classmethod
     def from_json(cls, entry: Mapping[str, Any]) -> Finding:

@@ -1,7 +1,5 @@
 """The history of one layer: what it lost at which step, and what to do about it."""
 
-from __future__ import annotations
-
 import difflib
 import os
 from collections.abc import Iterator
@@ -103,13 +101,11 @@ def explain_layer(run: str | os.PathLike[str], layer: str | None = None) -> Laye
         layer = analysis.loss_scale.deciding_layer
     if layer is None:
         why = analysis.loss_scale.void or "it has no activation gradients"
-        message = f"no layer of {opened.folder} decides the loss scale ({why}): name one"
-        raise LayerNotFound(message)
+        raise LayerNotFound(f"no layer of {opened.folder} decides the loss scale ({why}): name one")
     if layer not in names:
         near = _of_type(opened, layer) or difflib.get_close_matches(layer, names, n=3, cutoff=0.3)
         hint = f"did you mean {', '.join(near)}?" if near else "see mpdiag analyze for the names"
-        message = f"{opened.folder} has no layer {layer!r}: {hint}"
-        raise LayerNotFound(message)
+        raise LayerNotFound(f"{opened.folder} has no layer {layer!r}: {hint}")
     return history_of(analysis, layer)
 
 

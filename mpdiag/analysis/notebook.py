@@ -1,18 +1,13 @@
 """What a notebook shows of an analysis and of a comparison, as HTML."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from mpdiag.analysis.comparison.comparison_findings import MetricComparison, mean_of_finite
+from mpdiag.analysis.comparison.equivalence import Equivalence
 from mpdiag.analysis.findings import Finding
 from mpdiag.display import notebook, svg
-
-if TYPE_CHECKING:
-    from mpdiag.analysis.comparison.equivalence import Equivalence
-    from mpdiag.plan import PrecisionPlan
+from mpdiag.plan import PrecisionPlan
 
 
 def analysis_html(

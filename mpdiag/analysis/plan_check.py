@@ -1,13 +1,11 @@
 """Checks in CI whether a stored plan still holds: only regressions count."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from mpdiag.analysis.findings import Finding
+from mpdiag.analysis.findings import Finding, by_severity
 from mpdiag.display.wording import scale_text
 from mpdiag.errors import InputError, UsageError
 from mpdiag.numerics.formats import FORMATS
@@ -66,8 +64,7 @@ def check_plan(plan: PrecisionPlan, now: PrecisionPlan, unanswered: str = "") ->
     """
     if plan.target != now.target:
         name = FORMATS[plan.target].label if plan.target in FORMATS else plan.target
-        message = f"the stored plan is for {name}: analyze with --target {plan.target}"
-        raise UsageError(message)
+        raise UsageError(f"the stored plan is for {name}: analyze with --target {plan.target}")
     found = [
         *_unanswered(now, unanswered),
         *_scale(plan.loss_scale, now.loss_scale),
@@ -75,9 +72,8 @@ def check_plan(plan: PrecisionPlan, now: PrecisionPlan, unanswered: str = "") ->
         *_masters(plan, now),
         *_model(plan, now),
     ]
-    order = ("error", "warning", "info")
     known = None if plan.model is None or now.model is None else True
-    return PlanCheck(tuple(sorted(found, key=lambda f: order.index(f.severity))), known)
+    return PlanCheck(by_severity(found), known)
 
 
 def _model(plan: PrecisionPlan, now: PrecisionPlan) -> Iterator[Finding]:

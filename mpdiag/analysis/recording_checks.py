@@ -4,27 +4,23 @@ Also whether it is of a training that a verdict can speak of, which ranks stoppe
 ranks hold different weights.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mpdiag.analysis.findings import Finding
+from mpdiag.analysis.layers import Layers
 from mpdiag.display.wording import counted, percent
 from mpdiag.errors import DamagedRun, MpdiagError
 from mpdiag.numerics.periods import unseen_periods
 from mpdiag.runs.coverage import stepped_in
-
-if TYPE_CHECKING:
-    from mpdiag.analysis.layers import Layers
-    from mpdiag.runs.records import Records
-    from mpdiag.runs.run import Run
+from mpdiag.runs.records import Records
+from mpdiag.runs.run import Run
 
 NOT_FP32 = "not-fp32"
 """The code of each finding that says that a recording is not of FP32 training."""
@@ -44,11 +40,10 @@ def require_finite_gradients(run: Run, layers: Layers) -> None:
     """
     h = layers.of_kind("activation_grad", "weight_grad").histograms
     if h.numel.sum() > 0 and h.finite.sum() == 0:
-        message = (
+        raise DamagedRun(
             f"every gradient in {run.folder} is NaN or infinite: the FP32 training diverged before "
             "its first recorded step; fix it and record again"
         )
-        raise DamagedRun(message)
 
 
 def recording_findings(run: Run, layers: Layers) -> list[Finding]:

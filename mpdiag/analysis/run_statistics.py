@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,10 +25,8 @@ from mpdiag.analysis.scaling.windows import Window, late_windows, step_maxima
 from mpdiag.numerics.formats import FP16, HALVES
 from mpdiag.numerics.histograms import ExponentHistogram
 from mpdiag.runs.records import Merger, Records
+from mpdiag.runs.run import Run
 from mpdiag.runs.schema import KINDS, SAMPLED, TEXT, FormatFact
-
-if TYPE_CHECKING:
-    from mpdiag.runs.run import Run
 
 KEEP_NOTHING_MORE = {"ReLU", "Identity", "Flatten", "Unflatten"}
 """Modules that add nothing to what autograd keeps. A ReLU's output takes the place of its input, which

@@ -1,9 +1,5 @@
 """Master weights: how many updates a 16-bit weight would swallow; and the levels, with their memory."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -12,10 +8,8 @@ from mpdiag.analysis.run_statistics import UPDATE_FIGURES, RunStatistics
 from mpdiag.display.wording import counted, percent
 from mpdiag.numerics.formats import BF16, FP16, HALVES, FloatFormat
 from mpdiag.plan import LevelAdvice, MasterWeightsPlan
+from mpdiag.runs.run import Run
 from mpdiag.runs.schema import SAMPLED
-
-if TYPE_CHECKING:
-    from mpdiag.runs.run import Run
 
 STALLED = 0.4
 """Share of its path that a parameter loses in a part of the training from which it is stalled there."""

@@ -5,17 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Option
 
-from mpdiag.commands.shared.options import (
-    JsonOption,
-    RunArgument,
-    ScriptWords,
-    StrictOption,
-    Target,
-    exit_on_findings,
-    refuse_suffix,
-)
+from mpdiag.commands.shared import options
 from mpdiag.errors import UsageError
 from mpdiag.files.atomic import writing
 
@@ -24,29 +16,29 @@ if TYPE_CHECKING:
 
 
 def analyze(
-    run: RunArgument,
-    as_json: JsonOption = False,
+    run: options.RunArgument,
+    as_json: options.JsonOption = False,
     verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Also layers, histogram, formats, shapes.")
+        bool, Option("--verbose", "-v", help="Also layers, histogram, formats, shapes.")
     ] = False,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="PLAN", help="Write the plan here.")
+        Path | None, Option("--output", "-o", metavar="PLAN", help="Write the plan here.")
     ] = None,
-    strict: StrictOption = False,
+    strict: options.StrictOption = False,
     against: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             metavar="PLAN", help="Check if this plan still holds; --strict then checks only that."
         ),
     ] = None,
-    target: Annotated[Target, typer.Option(help="The format to train in.")] = "fp16",
+    target: Annotated[options.Target, Option(help="The format to train in.")] = "fp16",
     shards: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Advise shapes for N tensor-parallel parts.")
+        int, Option(min=1, metavar="N", help="Advise shapes for N tensor-parallel parts.")
     ] = 1,
     probe: Annotated[
-        bool, typer.Option("--probe", help="Train the script's first steps by the plan, too.")
+        bool, Option("--probe", help="Train the script's first steps by the plan, too.")
     ] = False,
-    script: ScriptWords = None,
+    script: options.ScriptWords = None,
 ) -> None:
     """Say what a run needs. Loss scale, master weights, operations in FP32, formats."""
     from mpdiag.analysis.analyzer import analyze as analyze_run
@@ -57,7 +49,7 @@ def analyze(
     from mpdiag.reports.text.analysis import after_analysis, analysis_text, check_text, summary_text
 
     if output is not None:
-        refuse_suffix(output, "a plan", (".json",))
+        options.refuse_suffix(output, "a plan", (".json",))
         refuse_trained(output)
     stored = None if against is None else PrecisionPlan.load(against)
     analysis = analyze_run(run, target=target, shards=shards)
@@ -86,7 +78,7 @@ def analyze(
         else:
             terminal.name_next(*after_analysis(analysis, run, output))
     judged = analysis if check is None else check
-    exit_on_findings(strict, (finding.severity for finding in judged.findings))
+    options.exit_on_findings(strict, (finding.severity for finding in judged.findings))
 
 
 def _probed(analysis: Analysis, script: list[str] | None, *, probe: bool) -> Analysis:
@@ -96,10 +88,8 @@ def _probed(analysis: Analysis, script: list[str] | None, *, probe: bool) -> Ana
 
     words = script or analysis.run.script_words
     if not probe:
-        message = "a script after -- is for the probe: add --probe"
-        raise UsageError(message)
+        raise UsageError("a script after -- is for the probe: add --probe")
     if not words:
-        message = "--probe needs the script: mpdiag analyze RUN --probe -- script.py ARGS"
-        raise UsageError(message)
+        raise UsageError("--probe needs the script: mpdiag analyze RUN --probe -- script.py ARGS")
     with terminal.waiting("training the first steps in FP32 and by the plan"):
         return analysis.with_probe(run_probe(analysis.plan, words))

@@ -1,22 +1,18 @@
 """``mpdiag board``: a run on TensorBoard or W&B."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
-import typer
+from typer import Option
 
 from mpdiag.commands.shared.options import Board, RunArgument
 
 
 def board(
     run: RunArgument,
-    to: Annotated[Board, typer.Option("--to", help="Which board.")] = "tensorboard",
+    to: Annotated[Board, Option("--to", help="Which board.")] = "tensorboard",
     output: Annotated[
         str | None,
-        typer.Option(
-            "--output", "-o", metavar="WHERE", help="TensorBoard's folder, W&B's project."
-        ),
+        Option("--output", "-o", metavar="WHERE", help="TensorBoard's folder, W&B's project."),
     ] = None,
 ) -> None:
     """Put a run on TensorBoard or W&B. Histograms, shares lost, loss and scale."""

@@ -1,11 +1,9 @@
 """``mpdiag compare``: whether one training is as good as another."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from mpdiag.commands.shared.options import JsonOption, StrictOption, exit_on_findings
 from mpdiag.files.atomic import writing
@@ -15,15 +13,13 @@ from mpdiag.files.paths import place
 def compare(
     a: Annotated[
         Path,
-        typer.Argument(
-            metavar="A", parser=place, help="Reference: a run, a folder of runs, a baseline."
-        ),
+        Argument(metavar="A", parser=place, help="Reference: a run, a folder of runs, a baseline."),
     ],
-    b: Annotated[Path, typer.Argument(metavar="B", parser=place, help="Candidate, likewise.")],
-    metric: Annotated[str | None, typer.Option(metavar="NAME", help="Only this metric.")] = None,
+    b: Annotated[Path, Argument(metavar="B", parser=place, help="Candidate, likewise.")],
+    metric: Annotated[str | None, Option(metavar="NAME", help="Only this metric.")] = None,
     margin: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             metavar="[NAME=]VALUE",
             help="Largest difference that does not matter, in the metric's units; repeatable.",
         ),
@@ -31,7 +27,7 @@ def compare(
     as_json: JsonOption = False,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="BASELINE", help="Store A as a baseline here."),
+        Option("--output", "-o", metavar="BASELINE", help="Store A as a baseline here."),
     ] = None,
     strict: StrictOption = False,
 ) -> None:

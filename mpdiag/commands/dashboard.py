@@ -5,8 +5,6 @@ longer than its figures. They are loaded while the server starts and while the b
 own scripts, so that the first view does not wait for them.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import socket
@@ -21,6 +19,7 @@ from threading import Thread
 from typing import Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from mpdiag.errors import UsageError
 from mpdiag.installation.bundled import app_folder, sample_runs
@@ -44,15 +43,14 @@ PAGES_NEED = (
 
 def dashboard(
     folder: Annotated[
-        Path | None,
-        typer.Argument(metavar="RUNS", help="A folder of runs; default: the sample runs."),
+        Path | None, Argument(metavar="RUNS", help="A folder of runs; default: the sample runs.")
     ] = None,
     port: Annotated[
-        int, typer.Option(min=1, max=65535, metavar="PORT", help="The port it listens on.")
+        int, Option(min=1, max=65535, metavar="PORT", help="The port it listens on.")
     ] = 8501,
-    browser: Annotated[bool, typer.Option(help="Open it in a browser.")] = True,
+    browser: Annotated[bool, Option(help="Open it in a browser.")] = True,
     token: Annotated[
-        bool, typer.Option(help="Let in only who has the token in the printed address.")
+        bool, Option(help="Let in only who has the token in the printed address.")
     ] = True,
 ) -> None:
     """Look at runs in a browser."""
@@ -152,8 +150,7 @@ def _refuse_used(port: int) -> None:
     with socket.socket() as probe:
         probe.settimeout(1)
         if probe.connect_ex(("localhost", port)) == 0:
-            message = f"port {port} is in use: choose another one with --port"
-            raise UsageError(message)
+            raise UsageError(f"port {port} is in use: choose another one with --port")
 
 
 def server_command(port: int, *, browser: bool) -> list[str]:

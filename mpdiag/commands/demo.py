@@ -1,37 +1,30 @@
 """``mpdiag demo``: the whole workflow on a built-in workload, or on one from a file."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Option
 
 from mpdiag.commands.shared.options import WorkloadArgument, refuse_file
 
 
 def demo(
     workload: WorkloadArgument = "ssd",
-    folder: Annotated[Path, typer.Option(metavar="FOLDER", help="Where runs are kept.")] = Path(
-        "runs"
-    ),
-    seed: Annotated[int, typer.Option(metavar="N", help="Decides weights and batches.")] = 0,
+    folder: Annotated[Path, Option(metavar="FOLDER", help="Where runs are kept.")] = Path("runs"),
+    seed: Annotated[int, Option(metavar="N", help="Decides weights and batches.")] = 0,
     steps: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="N", help="Steps of each training; fewer show less."),
+        int | None, Option(min=1, metavar="N", help="Steps of each training; fewer show less.")
     ] = None,
     no_masters: Annotated[
-        bool, typer.Option("--no-masters", help="Also train FP16 weights without FP32 masters.")
+        bool, Option("--no-masters", help="Also train FP16 weights without FP32 masters.")
     ] = False,
-    record_only: Annotated[
-        bool, typer.Option("--record-only", help="Stop after the analysis.")
-    ] = False,
+    record_only: Annotated[bool, Option("--record-only", help="Stop after the analysis.")] = False,
     size: Annotated[
-        str, typer.Option(help="small (two CPU cores) or large (a GPU).", metavar="SIZE")
+        str, Option(help="small (two CPU cores) or large (a GPU).", metavar="SIZE")
     ] = "small",
     device: Annotated[
-        str, typer.Option(metavar="DEVICE", help="Where to train: cpu, cuda, cuda:1 …")
+        str, Option(metavar="DEVICE", help="Where to train: cpu, cuda, cuda:1 …")
     ] = "cpu",
 ) -> None:
     """Try it: record in FP32, analyze, train by the plan, compare. Takes a few minutes."""

@@ -1,10 +1,8 @@
 """``mpdiag doctor``: what is installed, and what is missing."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
-import typer
+from typer import Option
 
 from mpdiag.commands.shared.options import JsonOption
 
@@ -12,7 +10,7 @@ from mpdiag.commands.shared.options import JsonOption
 def doctor(
     as_json: JsonOption = False,
     verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Every package and setting, and why.")
+        bool, Option("--verbose", "-v", help="Every package and setting, and why.")
     ] = False,
 ) -> None:
     """Say what is installed here, which devices, what is missing."""

@@ -1,11 +1,9 @@
 """``mpdiag explain``: what a finding means, and what to do about it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument
 
 from mpdiag.commands.shared.options import JsonOption
 from mpdiag.display.explanations import codes, explanation, listing
@@ -18,7 +16,7 @@ _META = "meta.json"  # as runs have it; the module that says so would load more 
 def explain(
     finding: Annotated[
         str | None,
-        typer.Argument(
+        Argument(
             metavar="FINDING",
             autocompletion=lambda: list(codes()),
             help="The code in brackets below a finding; without one, all of them.",

@@ -1,12 +1,10 @@
 """``mpdiag export``: a plan as the settings of another framework."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from mpdiag.commands.shared.examples import FRAMEWORKS
 from mpdiag.commands.shared.options import JsonOption
@@ -15,10 +13,10 @@ from mpdiag.files.atomic import writing
 
 
 def export(
-    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan, or the run it lies in.")],
+    plan: Annotated[Path, Argument(metavar="PLAN", help="A plan, or the run it lies in.")],
     to: Annotated[
         str,
-        typer.Option(
+        Option(
             "--to",
             metavar="NAME",
             autocompletion=lambda: list(FRAMEWORKS),
@@ -26,7 +24,7 @@ def export(
         ),
     ],
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write it here.")
+        Path | None, Option("--output", "-o", metavar="FILE", help="Write it here.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -38,8 +36,7 @@ def export(
     loaded = PrecisionPlan.load(plan)
     written = export_plan(loaded, to)
     if output is not None and output.exists() and output.samefile(plan):
-        message = f"{output} is the plan itself: give another place with -o"
-        raise UsageError(message)
+        raise UsageError(f"{output} is the plan itself: give another place with -o")
     if output is not None:
         with writing(output):
             output.write_text(written.text, encoding="utf-8")

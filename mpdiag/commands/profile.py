@@ -1,22 +1,16 @@
 """``mpdiag profile``: whether matrix work ran on Tensor Cores."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer import Argument, Option
 
-from mpdiag.commands.shared.options import (
-    JsonOption,
-    PlainCommand,
-    StrictOption,
-    exit_on_findings,
-)
+from mpdiag.commands.shared import options
 from mpdiag.errors import UsageError
 
 
-class ProfileCommand(PlainCommand):
+class ProfileCommand(options.PlainCommand):
     """Keeps the words after ``--`` apart: a script follows them, not a trace."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -33,7 +27,7 @@ def profile(
     context: typer.Context,
     trace: Annotated[
         Path | None,
-        typer.Argument(
+        Argument(
             metavar="TRACE",
             help="Of torch.profiler, nsys, ncu, nvprof or rocprofv3; - for stdin; a folder with one "
             "for each rank.",
@@ -41,27 +35,25 @@ def profile(
     ] = None,
     arguments: Annotated[
         list[str] | None,
-        typer.Argument(metavar="ARGS", help="More ranks' traces, or of the script after --."),
+        Argument(metavar="ARGS", help="More ranks' traces, or of the script after --."),
     ] = None,
-    steps: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Steps of a script to measure.")
-    ] = 3,
-    warmup: Annotated[int, typer.Option(min=0, metavar="N", help="Steps to skip first.")] = 5,
+    steps: Annotated[int, Option(min=1, metavar="N", help="Steps of a script to measure.")] = 3,
+    warmup: Annotated[int, Option(min=0, metavar="N", help="Steps to skip first.")] = 5,
     against: Annotated[
         Path | None,
-        typer.Option(metavar="TRACE", help="An earlier trace: what moved onto Tensor Cores since?"),
+        Option(metavar="TRACE", help="An earlier trace: what moved onto Tensor Cores since?"),
     ] = None,
     triton_cache: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             metavar="DIR", help="Triton's cache or tritonparse's log: its code judges its kernels."
         ),
     ] = None,
     verbose: Annotated[
-        bool, typer.Option("-v", "--verbose", help="Tables of kernels, steps and gaps, too.")
+        bool, Option("-v", "--verbose", help="Tables of kernels, steps and gaps, too.")
     ] = False,
-    as_json: JsonOption = False,
-    strict: StrictOption = False,
+    as_json: options.JsonOption = False,
+    strict: options.StrictOption = False,
 ) -> None:
     """Say whether matrix work ran on Tensor Cores. For a script after --, or a trace."""
     from mpdiag.profiler import part
@@ -92,7 +84,7 @@ def profile(
     document = show(result, against, change, as_json=as_json, verbose=verbose)
     if code:
         raise typer.Exit(code)
-    exit_on_findings(strict, (finding["severity"] for finding in document["findings"]))
+    options.exit_on_findings(strict, (finding["severity"] for finding in document["findings"]))
 
 
 def _refuse_mixtures(
@@ -107,11 +99,9 @@ def _refuse_mixtures(
         message = "give a trace or a script after --, not both; an earlier trace with --against"
         raise UsageError(message)
     if script is None and trace is None:
-        message = "give a trace, or a script after --: mpdiag profile -- script.py ARGS"
-        raise UsageError(message)
+        raise UsageError("give a trace, or a script after --: mpdiag profile -- script.py ARGS")
     if script is not None and triton_cache is not None:
-        message = "--triton-cache belongs to a trace: give one instead of a script"
-        raise UsageError(message)
+        raise UsageError("--triton-cache belongs to a trace: give one instead of a script")
 
 
 def _ranks(trace: Path, more: list[str], against: Path | None, *, as_json: bool) -> None:
@@ -120,8 +110,7 @@ def _ranks(trace: Path, more: list[str], against: Path | None, *, as_json: bool)
     from mpdiag.reports import terminal
 
     if against is not None:
-        message = "several traces are ranks of one run: give one trace only with --against"
-        raise UsageError(message)
+        raise UsageError("several traces are ranks of one run: give one trace only with --against")
     paths = [trace, *map(Path, more)] if more else part("trace_analysis").traces_in(trace)
     with terminal.waiting(f"reading {len(paths)} traces"):
         found = part("trace_analysis").profile_ranks(paths)

@@ -1,11 +1,10 @@
 """``mpdiag record``: an unmodified training script, recorded."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Option
 
 from mpdiag.commands.shared.options import ScriptWords, refuse_file, shortest_path
 from mpdiag.files.paths import place
@@ -15,36 +14,30 @@ def record(
     script: ScriptWords = None,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="RUN", parser=place, help="Run folder or URL; default runs/NAME."),
+        Option(metavar="RUN", parser=place, help="Run folder or URL; default runs/NAME."),
     ] = None,
     every: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="Record each N-th step; default dense, then sparse."),
+        int | None, Option(metavar="N", help="Record each N-th step; default dense, then sparse.")
     ] = None,
     max_steps: Annotated[
         int | None,
-        typer.Option(metavar="N", help="Record this many steps; the script runs on unrecorded."),
+        Option(metavar="N", help="Record this many steps; the script runs on unrecorded."),
     ] = None,
     include: Annotated[
         str | None,
-        typer.Option(metavar="REGEX", help="Record only names that match this regular expression."),
+        Option(metavar="REGEX", help="Record only names that match this regular expression."),
     ] = None,
     exclude: Annotated[
         str | None,
-        typer.Option(metavar="REGEX", help="Record no names that match this regular expression."),
+        Option(metavar="REGEX", help="Record no names that match this regular expression."),
     ] = None,
     operations: Annotated[
         int | None,
-        typer.Option(
-            min=0, metavar="N", help="Steps in which every operation is recorded; default 3."
-        ),
+        Option(min=0, metavar="N", help="Steps in which every operation is recorded; default 3."),
     ] = None,
-    fp32: Annotated[
-        bool, typer.Option("--fp32", help="Switch the script's own autocast off.")
-    ] = False,
+    fp32: Annotated[bool, Option("--fp32", help="Switch the script's own autocast off.")] = False,
     live: Annotated[
-        bool,
-        typer.Option("--live", help="Show loss, worst layers and verdict while the script runs."),
+        bool, Option("--live", help="Show loss, worst layers and verdict while the script runs.")
     ] = False,
 ) -> None:
     """Run a training script unmodified and record it. Results stay bit-identical."""

@@ -1,10 +1,9 @@
 """``mpdiag replay``: a loss scaler over a recorded run."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer
+from typer import Option
 
 from mpdiag.commands.shared.options import JsonOption, RunArgument, given_words
 from mpdiag.errors import UsageError
@@ -29,7 +28,7 @@ _SETTINGS = (
 # A string that is checked when the command runs: a Literal would fix the list at import.
 ScalerOption = Annotated[
     str,
-    typer.Option(
+    Option(
         metavar="NAME",
         parser=_known,
         autocompletion=lambda: list(SCALERS),
@@ -44,27 +43,23 @@ def replay(
     scaler: ScalerOption = Backoff.name,
     init_scale: Annotated[
         float | None,
-        typer.Option(metavar="SCALE", help="Scale to begin with; by default the scaler's own."),
+        Option(metavar="SCALE", help="Scale to begin with; by default the scaler's own."),
     ] = None,
     growth_factor: Annotated[
-        float, typer.Option(metavar="FACTOR", help="Growth after a quiet interval.")
+        float, Option(metavar="FACTOR", help="Growth after a quiet interval.")
     ] = 2.0,
     backoff_factor: Annotated[
-        float, typer.Option(metavar="FACTOR", help="Factor after an overflow.")
+        float, Option(metavar="FACTOR", help="Factor after an overflow.")
     ] = 0.5,
-    growth_interval: Annotated[
-        int, typer.Option(metavar="N", help="Steps of a quiet interval.")
-    ] = 2000,
+    growth_interval: Annotated[int, Option(metavar="N", help="Steps of a quiet interval.")] = 2000,
     min_scale: Annotated[
-        float | None,
-        typer.Option(metavar="SCALE", help="The scale never falls below it; default 1."),
+        float | None, Option(metavar="SCALE", help="The scale never falls below it; default 1.")
     ] = None,
     max_scale: Annotated[
-        float | None,
-        typer.Option(metavar="SCALE", help="The scale never grows beyond it; default 2^24."),
+        float | None, Option(metavar="SCALE", help="The scale never grows beyond it; default 2^24.")
     ] = None,
     hysteresis: Annotated[
-        int, typer.Option(metavar="N", help="Overflows in a row before backing off.")
+        int, Option(metavar="N", help="Overflows in a row before backing off.")
     ] = 1,
     as_json: JsonOption = False,
 ) -> None:
@@ -77,8 +72,7 @@ def replay(
     typed = given_words(context)
     for name in _SETTINGS:
         if name in typed and name not in known:
-            message = f"the {scaler} scaler has no {typed[name]}: leave it out"
-            raise UsageError(message)
+            raise UsageError(f"the {scaler} scaler has no {typed[name]}: leave it out")
     played = replay_run(
         run,
         scaler,

@@ -1,11 +1,9 @@
 """``mpdiag report``: verdict and evidence in one file."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from mpdiag.commands.shared.options import refuse_suffix
 from mpdiag.errors import UsageError
@@ -15,19 +13,18 @@ from mpdiag.files.paths import AnyPath, is_remote, place
 def report(
     run: Annotated[
         AnyPath,
-        typer.Argument(
+        Argument(
             metavar="RUN", parser=place, help="A run, its URL, a GPU's trace, or ranks' traces."
         ),
     ],
     output: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             "--output", "-o", metavar="FILE", help="Default: in RUN, or TRACE.html; .md: Markdown."
         ),
     ] = None,
     against: Annotated[
-        Path | None,
-        typer.Option(metavar="TRACE", help="With a trace: what changed since this one?"),
+        Path | None, Option(metavar="TRACE", help="With a trace: what changed since this one?")
     ] = None,
 ) -> None:
     """Write verdict and evidence into one HTML file, or Markdown."""
@@ -49,7 +46,6 @@ def report(
         from mpdiag.reports.documents.write import write_report
 
         if against is not None:
-            message = "--against compares traces: for two runs, mpdiag compare A B"
-            raise UsageError(message)
+            raise UsageError("--against compares traces: for two runs, mpdiag compare A B")
         terminal.show(str(write_report(run, output)))
         terminal.name_next(*next_commands.look_beside(run))

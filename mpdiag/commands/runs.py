@@ -1,11 +1,9 @@
 """``mpdiag runs``: the runs in a folder."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from mpdiag.commands.shared.options import JsonOption
 from mpdiag.errors import RunNotFound
@@ -15,11 +13,11 @@ from mpdiag.files.recognition import run_instead
 
 def runs(
     folder: Annotated[
-        Path, typer.Argument(metavar="FOLDER", parser=place, help="The folder that holds the runs.")
+        Path, Argument(metavar="FOLDER", parser=place, help="The folder that holds the runs.")
     ] = Path("runs"),
     as_json: JsonOption = False,
     verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="All runs, though a terminal is too small.")
+        bool, Option("--verbose", "-v", help="All runs, though a terminal is too small.")
     ] = False,
 ) -> None:
     """List the runs in a folder, newest first."""

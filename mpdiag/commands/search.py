@@ -1,11 +1,9 @@
 """``mpdiag search``: the smallest set of operations that must stay in FP32."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Option
 
 from mpdiag.commands.shared.options import JsonOption, WorkloadArgument, refuse_file
 from mpdiag.files.paths import place
@@ -15,24 +13,18 @@ def search(
     workload: WorkloadArgument,
     run: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             metavar="RUN", parser=place, help="Where the search is kept; the same again goes on."
         ),
     ] = None,
     plan: Annotated[
-        Path | None, typer.Option(metavar="PLAN", help="Level and loss scale; default: recorded.")
+        Path | None, Option(metavar="PLAN", help="Level and loss scale; default: recorded.")
     ] = None,
-    budget: Annotated[
-        float, typer.Option(min=0.01, metavar="MINUTES", help="Time it may take.")
-    ] = 30.0,
-    seeds: Annotated[
-        int, typer.Option(min=2, metavar="N", help="FP32 seeds, whose spread decides.")
-    ] = 5,
-    steps: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Steps of each training.")
-    ] = None,
+    budget: Annotated[float, Option(min=0.01, metavar="MINUTES", help="Time it may take.")] = 30.0,
+    seeds: Annotated[int, Option(min=2, metavar="N", help="FP32 seeds, whose spread decides.")] = 5,
+    steps: Annotated[int | None, Option(min=1, metavar="N", help="Steps of each training.")] = None,
     no_lists: Annotated[
-        bool, typer.Option("--no-lists", help="Everything in FP16 but what is found.")
+        bool, Option("--no-lists", help="Everything in FP16 but what is found.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:

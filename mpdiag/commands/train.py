@@ -1,28 +1,25 @@
 """``mpdiag train``: an unmodified training script, trained by a plan."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
+from typer import Option
 
 from mpdiag.commands.shared.options import ScriptWords, refuse_file, shortest_path
 from mpdiag.files.paths import place
 
 
 def train(
-    plan: Annotated[Path, typer.Option(metavar="PLAN", help="The file of `mpdiag analyze -o`.")],
+    plan: Annotated[Path, Option(metavar="PLAN", help="The file of `mpdiag analyze -o`.")],
     script: ScriptWords = None,
     out: Annotated[
         Path | None,
-        typer.Option(
-            metavar="RUN", parser=place, help="Run folder or URL; default runs/NAME-FORMAT."
-        ),
+        Option(metavar="RUN", parser=place, help="Run folder or URL; default runs/NAME-FORMAT."),
     ] = None,
     backend: Annotated[
         Literal["auto", "native", "emulated"],
-        typer.Option(help="The device's own arithmetic, or FP32 rounded to the plan's format."),
+        Option(help="The device's own arithmetic, or FP32 rounded to the plan's format."),
     ] = "auto",
 ) -> None:
     """Train an unmodified script by a plan. Casts, loss scale, skipped steps."""

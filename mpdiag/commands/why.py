@@ -1,11 +1,9 @@
 """``mpdiag why``: what one layer loses, or why a step was skipped."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from mpdiag.commands.shared.options import JsonOption
 from mpdiag.errors import UsageError
@@ -19,16 +17,14 @@ CAPSULE = "capsule.json"
 def why(
     run: Annotated[
         Path,
-        typer.Argument(
-            metavar="RUN", parser=place, help="The run's folder, its URL, or a skip capsule."
-        ),
+        Argument(metavar="RUN", parser=place, help="The run's folder, its URL, or a skip capsule."),
     ],
     layer: Annotated[
-        str | None, typer.Argument(metavar="LAYER", help="A module or parameter of the run.")
+        str | None, Argument(metavar="LAYER", help="A module or parameter of the run.")
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option(
+        Option(
             metavar="PACKAGE.MODULE:FUNCTION",
             help="For a capsule: the function that returns the model and a loss function.",
         ),
@@ -38,13 +34,11 @@ def why(
     """Explain one layer, or a skipped step. Without LAYER, the layer that loses most."""
     if (run / META).is_file() or not _is_capsule(run):
         if model is not None:
-            message = f"--model is for a skip capsule, and {run} is none: leave it out"
-            raise UsageError(message)
+            raise UsageError(f"--model is for a skip capsule, and {run} is none: leave it out")
         _explain_layer(run, layer, as_json)
         return
     if layer is not None:
-        message = f"{run} is a skip capsule, which has no layers to name: leave {layer} out"
-        raise UsageError(message)
+        raise UsageError(f"{run} is a skip capsule, which has no layers to name: leave {layer} out")
     _explain_skip(run, model, as_json)
 
 
@@ -80,11 +74,10 @@ def _explain_skip(capsule: Path, model: str | None, as_json: bool) -> None:
 
     loaded = load_capsule(capsule)
     if model is None:
-        message = (
+        raise UsageError(
             f"to run the step again, the code of its {loaded.document.get('model')} is needed: pass "
             "--model package.module:function, which returns the model and a loss function"
         )
-        raise UsageError(message)
     replayed = replay_capsule(loaded, builder_named(model))
     if as_json:
         terminal.show_json(replayed.to_json())

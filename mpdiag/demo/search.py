@@ -1,7 +1,5 @@
 """``mpdiag search``: the smallest FP32 set of a workload, with a progress line."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -14,9 +14,10 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from multiprocessing import get_context
+from multiprocessing.queues import SimpleQueue
 from pathlib import Path
 from threading import Thread
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 from rich.console import Console, Group, RenderableType
@@ -39,10 +40,6 @@ from mpdiag.runs.training_log import LogWriter, Metric, TrainingStep
 from mpdiag.training.options import PrecisionOverrides
 from mpdiag.training.trainer import MixedPrecision
 from mpdiag.workloads.protocol import Session, Workload, mixed_step, start
-
-if TYPE_CHECKING:
-    from multiprocessing.queues import SimpleQueue
-
 
 _WORTH_PROCESSES = 10.0
 """Seconds of a training from which starting a process, some seconds itself, pays."""
@@ -166,8 +163,7 @@ def require_device(device: str) -> None:
         torch.zeros(1, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         reason = str(error).strip().splitlines()[0].rstrip(".")
-        message = f"cannot train on device {device!r}: {reason}"
-        raise UsageError(message) from error
+        raise UsageError(f"cannot train on device {device!r}: {reason}") from error
 
 
 def record_fp32(

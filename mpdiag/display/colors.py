@@ -4,8 +4,6 @@ After Okabe and Ito, *Color Universal Design* (2008), the blue a little lighter 
 colour never says anything alone: legends, positions and words repeat it.
 """
 
-from __future__ import annotations
-
 BLUE = "#2b83c6"
 ORANGE = "#e69f00"
 VERMILION = "#d55e00"

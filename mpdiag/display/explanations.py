@@ -4,8 +4,6 @@ The pages lie in ``mpdiag/explanations/CODE.md``: a few lines of facts between `
 sentence, and the sections of ``SECTIONS``.
 """
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path

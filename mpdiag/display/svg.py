@@ -3,8 +3,6 @@
 They need no script and no package. Every name in them is text; what XML cannot hold is replaced.
 """
 
-from __future__ import annotations
-
 import html
 import math
 import re

@@ -1,7 +1,5 @@
 """Names and numbers as people read them; text from a run is never interpreted as markup."""
 
-from __future__ import annotations
-
 import html
 import math
 import re

@@ -6,8 +6,6 @@ own kernels, or computes in FP32. Whether that is so is read from the graph, whi
 that the emulation has seen in the forward pass before.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 from typing import Any
 
@@ -18,22 +16,14 @@ from torch.utils.hooks import RemovableHandle
 
 from mpdiag.emulation import linear, recurrent
 from mpdiag.emulation.mode import Emulation
-from mpdiag.numerics.autocast_lists import FP32
+from mpdiag.numerics.autocast_lists import FP32, OPERATIONS
 from mpdiag.tracing.precision import HALF
 
 MOST = 400
 """Nodes of a graph that are looked at; in a larger one little is small."""
 
 # Backward formulas that view, copy or cast, or compute by an operation that is exact natively.
-_EXACT = frozenset(
-    """
-    AliasBackward0 CatBackward0 CloneBackward0 FlipBackward0 LeakyReluBackward0 NegBackward0
-    PermuteBackward0 ReluBackward0 ReshapeAliasBackward0 SelectBackward0 SliceBackward0
-    SplitBackward0 SplitWithSizesBackward0 SqueezeBackward0 SqueezeBackward1 StackBackward0
-    TBackward0 ToCopyBackward0 TransposeBackward0 UnbindBackward0 UnsafeViewBackward0
-    UnsqueezeBackward0 ViewBackward0
-    """.split()
-)
+_EXACT = OPERATIONS["exact_backward"]
 
 # Likewise, but what was broadcast gets a sum, which is exact in FP32 alone.
 _ELEMENTWISE = frozenset("AddBackward0 DivBackward0 MulBackward0 SubBackward0".split())
@@ -72,7 +62,6 @@ class Watch:
             self._since is not None
             and not create_graph
             and not self._emulation.hooked
-            and not self._emulation.low_sums
             and self._hooks == RemovableHandle.next_id  # on tensors and nodes alike
             and loss.device.type == "cpu"
             and not torch._C._len_torch_dispatch_stack()

@@ -9,8 +9,6 @@ It is so where nothing else looks on: another dispatch mode, hooks on saved tens
 forward-mode differentiation find the operations as they are.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

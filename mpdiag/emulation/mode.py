@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mpdiag.emulation.accumulation import accumulates, product, reduces, reduction
+from mpdiag.numerics.autocast_lists import OPERATIONS
 from mpdiag.tracing.dispatch import mapped, tensors_of
 from mpdiag.tracing.precision import HALF
 from mpdiag.tracing.uncompiled import CAN_HIDE, compiler_looks_on, hide, unseen
@@ -34,20 +34,7 @@ Dtypes = tuple[torch.dtype | None, ...]
 
 # Operations that round once, or not at all, in torch's own half-precision kernels: they return the
 # same as FP32 arithmetic rounded once (a test compares them bit by bit), and they are faster.
-_EXACT_NATIVELY = frozenset(
-    """
-    _to_copy _unsafe_view abs alias_copy argmax argmin argsort bernoulli bernoulli_ cat clamp
-    clamp_max clamp_min clone constant_pad_nd copy copy_ detach div embedding empty_like eq
-    exponential_ fill fill_ flip full_like gather ge gt index index_select is_nonzero isfinite
-    isinf isnan le lt masked_fill masked_fill_ masked_select max_pool2d_with_indices maximum
-    minimum mul ne neg new_empty new_empty_strided new_full new_ones new_zeros nonzero normal_
-    ones_like rand_like randn_like relu relu_ repeat roll sigmoid sigmoid_ silu tanh tanh_
-    leaky_relu leaky_relu_ leaky_relu_backward scatter select_backward select_scatter set_ sign
-    slice_backward slice_scatter sort stack threshold_backward topk tril triu uniform_ where
-    zero_ zeros_like _local_scalar_dense record_stream _pin_memory resize_ unbind_copy
-    as_strided_scatter lift_fresh t_ transpose_ squeeze_ unsqueeze_ as_strided_ detach_
-    """.split()
-)
+_EXACT_NATIVELY = OPERATIONS["exact_natively"]
 
 _SUMS = frozenset(
     {torch.ops.aten.add, torch.ops.aten.add_, torch.ops.aten.sub, torch.ops.aten.sub_}
@@ -82,17 +69,12 @@ class Emulation(TorchDispatchMode):
     and GRU are one opaque operation that would hide every stored gate and state. Below it, for
     convolutions and the rest, oneDNN is switched on again.
 
-    Args:
-        low_sums: Accumulate in FP16, too (see ``accumulation``).
-
     Attributes:
-        low_sums: See above.
         hooked: Whether an operation ran while hooks on saved tensors were in force; the user clears it.
     """
 
-    def __init__(self, *, low_sums: bool = False) -> None:
+    def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.low_sums = low_sums
         self._kinds: dict[int, _Kind] = {}  # by id: torch's hash of an operation is Python's
         self._results: dict[Any, Dtypes | None] = {}
         self._onednn: list[bool] = []
@@ -135,13 +117,8 @@ class Emulation(TorchDispatchMode):
     def _run(self, func: Any, kind: _Kind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         torch._C._set_mkldnn_enabled(self._onednn[-1])
         try:
-            if self.low_sums and reduces(func, args):
-                with self:  # the sums inside are dispatched as operations
-                    return reduction(func, args, kwargs)
             if kind.is_native or (kind.is_sum and _is_plain(args, kwargs)):
                 return func(*args, **kwargs)
-            if self.low_sums and accumulates(func, args, kwargs):
-                return product(*args)
             return self._compute(func, kind, args, kwargs)
         finally:
             torch._C._set_mkldnn_enabled(False)
@@ -190,14 +167,14 @@ class Emulation(TorchDispatchMode):
 def alone() -> Emulation | None:
     """The emulation that is the only thing to see this thread's operations, if there is one.
 
-    None as well where sums are in FP16, and where hooks on saved tensors are in force: checkpointing
-    compares what two forward passes save.
+    None as well where hooks on saved tensors are in force: checkpointing compares what two forward
+    passes save.
     """
     if torch._C._len_torch_dispatch_stack() != 1:
         return None
     mode = torch._C._get_dispatch_stack_at(0)
-    plain = isinstance(mode, Emulation) and not mode.low_sums and not saved_tensors_are_hooked()
-    return mode if plain else None
+    # A subclass computes in its own way.
+    return mode if type(mode) is Emulation and not saved_tensors_are_hooked() else None
 
 
 class unwatched:  # noqa: N801 - it reads as a function, and is faster than one

@@ -70,8 +70,7 @@ def operation_named(name: str) -> str:
         return plain
     near = difflib.get_close_matches(plain, [*LISTS, *ALIASES], 3, 0.5)
     hint = f": did you mean {', '.join(near)}?" if near else ""
-    message = f"torch has no operation {name!r}{hint or ''}"
-    raise UsageError(message)
+    raise UsageError(f"torch has no operation {name!r}{hint or ''}")
 
 
 @dataclass

@@ -12,8 +12,6 @@ Like cuDNN's, it is differentiable once; for a second derivative switch it off a
 ``torch.backends.cudnn.flags(enabled=False)``.
 """
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple

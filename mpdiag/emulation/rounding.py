@@ -1,7 +1,5 @@
 """Rounding of FP32 tensors to a narrower format, on any device."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

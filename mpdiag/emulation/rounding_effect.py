@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from mpdiag.emulation.rounding import DTYPES
+from mpdiag.numerics.autocast_lists import OPERATIONS
 
 _SAMPLE = 1 << 16
 _WHOLE = 1 << 20
@@ -33,21 +34,8 @@ _CONSTANT = 1e-6
 """A feature whose spread is below this share of its values is constant but for FP32's own rounding."""
 
 # Pointwise operations that pass a relative error on as it is, or make it smaller.
-_HARMLESS = frozenset(
-    """
-    mul mul_ neg neg_ abs abs_ relu relu_ leaky_relu leaky_relu_ clone where copy copy_ sigmoid sigmoid_
-    tanh tanh_ silu silu_ gelu gelu_ elu elu_ hardtanh hardtanh_ threshold masked_fill masked_fill_
-    maximum minimum sqrt sqrt_ clamp_min clamp_min_ fill fill_ dropout alias detach lift_fresh
-    isnan isinf isfinite ne eq sign bitwise_and bitwise_or bitwise_not logical_and logical_or
-    logical_not prelu zeros_like ones_like
-    """.split()
-)
-_REDUCTIONS = frozenset(
-    """
-    sum mean prod linalg_vector_norm norm var std logsumexp mse_loss l1_loss smooth_l1_loss huber_loss
-    binary_cross_entropy binary_cross_entropy_with_logits cumsum cumprod _softmax
-    """.split()
-)
+_HARMLESS = OPERATIONS["harmless"]
+_REDUCTIONS = OPERATIONS["reductions"]
 _LOSSES = frozenset({"mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"})
 _NORMALISATIONS = {
     "native_layer_norm": "layer",

@@ -5,8 +5,6 @@ to find out, which takes 0.2 s. So numbers are read from Arrow's buffers and wri
 published columnar format has them: values, little-endian, and one bit each for validity.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -32,8 +30,7 @@ def numbers(column: Any, dtype: DTypeLike, missing: float = 0) -> NDArray[Any]:
 
     array = one_array(column)
     if not pa.types.is_primitive(array.type):
-        message = f"a column holds {array.type}, not numbers"
-        raise ValueError(message)
+        raise ValueError(f"a column holds {array.type}, not numbers")
     first, length = array.offset, len(array)
     if not length:
         return np.zeros(0, dtype)
@@ -182,13 +179,11 @@ def _exact(values: Sequence[Any], dtype: Any) -> NDArray[Any]:
     zero = np.dtype(dtype).type(0).item()
     numbers = np.array([zero if value is None else value for value in values])
     if numbers.size and not np.can_cast(numbers.dtype, dtype, "same_kind"):
-        message = f"{numbers.dtype} values where the column holds {np.dtype(dtype)}"
-        raise TypeError(message)
+        raise TypeError(f"{numbers.dtype} values where the column holds {np.dtype(dtype)}")
     if np.issubdtype(dtype, np.integer) and numbers.size:
         limits = np.iinfo(dtype)
         if numbers.min() < limits.min or numbers.max() > limits.max:
-            message = f"{numbers.min()} to {numbers.max()} do not fit {np.dtype(dtype)}"
-            raise OverflowError(message)
+            raise OverflowError(f"{numbers.min()} to {numbers.max()} do not fit {np.dtype(dtype)}")
     return numbers.astype(dtype)
 
 

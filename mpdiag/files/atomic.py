@@ -4,8 +4,6 @@ Written by hand for what libraries of atomic writes leave out: a file that must 
 first of several processes wins, by a hard link), and a target at a URL, which is sent whole.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -6,8 +6,6 @@ of measured sensitivities and of training logs. ``plan.json`` and ``meta.json`` 
 package beyond torch's and the core's.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -70,8 +68,7 @@ def _regular(path: str, flags: int) -> int:
         raise IsADirectoryError(path)
     if stat.S_ISREG(status.st_mode):
         raise ValueError(_too_large(f"{status.st_size:,}"))
-    message = "it is not a file"
-    raise ValueError(message)
+    raise ValueError("it is not a file")
 
 
 def _too_large(size: str) -> str:
@@ -97,8 +94,7 @@ def converted(value: Any, kind: type[T]) -> T:
     except msgspec.ValidationError as error:
         reason, _, where = str(error).replace("`", "").partition(" - at $")
         field = where.lstrip(".")
-        message = f"{field}: {reason}" if field else reason
-        raise ValueError(message) from None
+        raise ValueError(f"{field}: {reason}" if field else reason) from None
 
 
 def finite(value: Any) -> Any:

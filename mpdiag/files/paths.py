@@ -65,11 +65,10 @@ def _remote(url: str) -> RemotePath:
     try:
         from mpdiag.files.remote import RemotePath
     except ModuleNotFoundError as error:
-        message = (
+        raise UsageError(
             "a run at a URL needs universal-pathlib, which is not installed: "
             "pip install universal-pathlib, or name a local folder"
-        )
-        raise UsageError(message) from error
+        ) from error
     return RemotePath(url)
 
 

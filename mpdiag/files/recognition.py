@@ -1,7 +1,5 @@
 """What a file is, for the message to somebody who named it where something else is needed."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path

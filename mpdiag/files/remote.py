@@ -76,10 +76,9 @@ class RemotePath(ProxyUPath):
         except ImportError as error:
             extra = EXTRAS.get(url.partition(":")[0])
             how = "pip install it" if extra is None else extra.install
-            message = (
+            raise UsageError(
                 f"{without_secrets(url)} needs a package that is not installed ({error}): {how}"
-            )
-            raise UsageError(message) from error
+            ) from error
         except ValueError as error:
             message = f"{without_secrets(url)} is on no file system that fsspec knows ({error})"
             raise UsageError(message) from error

@@ -5,8 +5,6 @@ of its parts is. Some words have harmless uses, too (``--max-tokens 512``, ``--p
 number, a truth value, or another word beside them tells.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 

@@ -8,39 +8,28 @@ Sources: NVIDIA, *Matrix Multiplication Background User's Guide*, table 1 (the m
 vocabulary).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 
-_DTYPES = (
-    # (dtype, bytes of one value in memory, names of it in torch, its profiler and oneDNN)
-    ("fp64", 8, ("double", "float64", "f64")),
-    ("fp32", 4, ("float", "float32", "f32")),
-    ("tf32", 4, ()),
-    ("fp16", 2, ("half", "float16", "f16")),
-    ("bf16", 2, ("bfloat16",)),
-    ("fp8_e4m3", 1, ("float8_e4m3fn", "float8_e4m3fnuz", "f8_e4m3")),
-    ("fp8_e5m2", 1, ("float8_e5m2", "float8_e5m2fnuz", "f8_e5m2")),
-    ("fp8", 1, ()),
-    ("int8", 1, ("signed char", "unsigned char", "uint8", "s8", "u8")),
-)
-BYTES = {dtype: size for dtype, size, _ in _DTYPES}
+from mpdiag.hardware.tables import read_table
+
+_DTYPES = read_table(Path(__file__).with_name("dtypes.tsv"))
+BYTES = {row["dtype"]: int(row["bytes"]) for row in _DTYPES}
 """Bytes of one value in memory."""
 _PACKED = {"fp4": 0.5}
 """Formats of which two values share a byte; only kernels' names say so, no dtype of a tensor."""
-_DTYPE_NAMES = {name: dtype for dtype, _, names in _DTYPES for name in (dtype, *names)}
+_DTYPE_NAMES = {
+    name: row["dtype"]
+    for row in _DTYPES
+    for name in (row["dtype"], *row["names"].split(", "))
+    if name
+}
 
 _BY_CAPABILITY = {
-    (7, 0): "volta",
-    (7, 2): "volta",
-    (7, 5): "turing",
-    (8, 0): "ampere",
-    (8, 6): "ampere",
-    (8, 7): "ampere",
-    (8, 9): "ada",
-    (9, 0): "hopper",
+    tuple(map(int, row["capability"].split("."))): row["generation"]
+    for row in read_table(Path(__file__).with_name("generations.tsv"))
 }
 CDNA = frozenset({(9, 4), (9, 5)})  # gfx942 and gfx950, as ROCm reports them
 GENERATIONS = ("volta", "turing", "ampere", "ada", "hopper", "blackwell")

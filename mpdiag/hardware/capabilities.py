@@ -5,19 +5,15 @@ Matrix*, for the first versions with a format's instructions; *CUDA C Programmin
 table of compute capabilities; Transformer Engine's requirements for FP8 on Ada.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import Any, Literal, cast
 
 from mpdiag.hardware.alignment import is_amd
+from mpdiag.hardware.cpu_instructions import CpuInstructions
+from mpdiag.hardware.devices import DeviceFacts
 from mpdiag.hardware.tables import read_table
-
-if TYPE_CHECKING:
-    from mpdiag.hardware.cpu_instructions import CpuInstructions
-    from mpdiag.hardware.devices import DeviceFacts
 
 How = Literal["tensor cores", "matrix unit", "vector unit", "emulated", "unknown", "no"]
 

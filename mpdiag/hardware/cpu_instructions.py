@@ -7,8 +7,6 @@ Arm, *Architecture Reference Manual for A-profile*, features FEAT_BF16, FEAT_I8M
 FEAT_SME; Linux, ``arch/x86/include/asm/cpufeatures.h`` and *ARM64 ELF hwcaps*.
 """
 
-from __future__ import annotations
-
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ NVML (the library behind nvidia-smi) knows what torch does not: a GPU's current 
 why it is throttled, its power and its driver. Nothing here changes a setting.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass

@@ -3,19 +3,15 @@
 They are the settings of this process: torch's defaults and the environment. A script may change them.
 """
 
-from __future__ import annotations
-
 import os
 import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from mpdiag.hardware.cpu_instructions import CpuInstructions
 from mpdiag.hardware.tables import read_table
-
-if TYPE_CHECKING:
-    from mpdiag.hardware.cpu_instructions import CpuInstructions
 
 _TABLE = Path(__file__).with_name("flags.tsv")
 _PRECISION = "torch.get_float32_matmul_precision()"

@@ -10,8 +10,6 @@ source; ``processors`` and ``clock_mhz`` serve as a check: a rate is processors 
 per clock, and a test verifies that for every row.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Reads tables of facts: one row a line, tab between columns, ``#`` before a comment."""
 
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 

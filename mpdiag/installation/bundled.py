@@ -1,7 +1,5 @@
 """Find the folders that travel with the package: in a clone beside it, in an install inside it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from mpdiag.errors import RunNotFound
@@ -37,5 +35,4 @@ def _beside(name: str, witness: str) -> Path:
     for folder in (_PACKAGE / f"_{name}", _PACKAGE.parent / name):
         if (folder / witness).is_file():
             return folder
-    message = f"this installation of mpdiag has no {name}: install it again"
-    raise RunNotFound(message)
+    raise RunNotFound(f"this installation of mpdiag has no {name}: install it again")

@@ -1,13 +1,13 @@
 """What each extra of the package installs, and the error for one that is missing."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
 
 from mpdiag.errors import UsageError
+from mpdiag.hardware.tables import read_table
 
 
 class MissingExtra(UsageError, ImportError):
@@ -69,21 +69,8 @@ class Extra:
         return MissingExtra(f"{what or self.serves} needs {listed}: {self.install}")
 
 
-EXTRAS = {
-    extra.name: extra
-    for extra in (
-        Extra("demo", "the demo's data", {"scikit-learn": "sklearn", "pillow": "PIL"}),
-        Extra("app", "the dashboard", {"streamlit": "streamlit"}),
-        Extra("lightning", "Lightning", {"lightning": "lightning"}),
-        Extra(
-            "huggingface",
-            "Transformers",
-            {"transformers": "transformers", "accelerate": "accelerate"},
-        ),
-        Extra("accelerate", "Accelerate", {"accelerate": "accelerate"}),
-        Extra("tensorboard", "mpdiag board", {"tensorboard": "tensorboard"}),
-        Extra("wandb", "mpdiag board", {"wandb": "wandb"}),
-        Extra("s3", "runs at s3://", {"s3fs": "s3fs"}),
-    )
-}
+EXTRAS: dict[str, Extra] = {}
+for _row in read_table(Path(__file__).with_name("extras.tsv")):
+    _extra = EXTRAS.setdefault(_row["extra"], Extra(_row["extra"], _row["serves"], {}))
+    _extra.packages[_row["package"]] = _row["module"]
 """Extras for users; those for developers of the package are not listed."""

@@ -51,11 +51,10 @@ def apply_plan(
     """
     loaded = plan if isinstance(plan, PrecisionPlan) else PrecisionPlan.load(plan)
     if accelerator.mixed_precision != "no":
-        message = (
+        raise UsageError(
             f"this Accelerator has mixed_precision={accelerator.mixed_precision!r} of its own: make "
             "it with 'no', the plan does the rest"
         )
-        raise UsageError(message)
     if accelerator._models or accelerator._optimizers:
         message = "this Accelerator has prepared models already: apply the plan before prepare()"
         raise UsageError(message)
@@ -118,11 +117,10 @@ class PlanAccelerator(Accelerator):
         elif self.mp is not None:
             held = len(self.mp.context.wrapped.optimizers)
             if len(self._optimizers) > held:
-                message = (
+                raise UsageError(
                     "an optimizer was prepared after training by the plan had begun: give all of them "
                     "to one call of prepare()"
                 )
-                raise UsageError(message)
         return self.mp
 
     def backward(self, loss: Tensor, **kwargs: Any) -> None:

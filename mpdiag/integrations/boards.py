@@ -5,8 +5,6 @@ themselves all but the largest bin would be one bar. Scalars are what a person w
 |x|, the shares FP16 would lose, and of a training by a plan its loss, scale and skips.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterator
@@ -230,5 +228,4 @@ def write_board(run: Run, kind: str, where: str | None = None) -> tuple[int, str
     if kind == "wandb":
         project = where or "mpdiag"
         return to_wandb(run, project=project), f"W&B, project {project}"
-    message = f"there is no board {kind!r}: choose one of {', '.join(BOARDS)}"
-    raise UsageError(message)
+    raise UsageError(f"there is no board {kind!r}: choose one of {', '.join(BOARDS)}")

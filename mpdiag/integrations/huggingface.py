@@ -8,11 +8,9 @@
 ``fp16`` and ``bf16`` stay off in ``TrainingArguments``: the plan says what is computed in what.
 """
 
-from __future__ import annotations
-
 import weakref
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -30,9 +28,7 @@ import os
 from collections.abc import Iterator, Mapping
 
 from mpdiag.plan import PrecisionPlan
-
-if TYPE_CHECKING:
-    from mpdiag.training.trainer import MixedPrecision
+from mpdiag.training.trainer import MixedPrecision
 
 STATE_FILE = "mpdiag.pt"
 """In a checkpoint of ``PlanTrainer``: loss scale, counts and FP32 masters."""

@@ -10,8 +10,6 @@ Lightning calls ``training_step``, not the module, so what is recorded are the m
 under the names they have there, and the plan's level must be O1 (or O0).
 """
 
-from __future__ import annotations
-
 from contextlib import contextmanager
 from typing import Any
 
@@ -61,8 +59,7 @@ def _trained(module: nn.Module) -> nn.Module | dict[str, nn.Module]:
 
 def _refuse_lbfgs(optimizers: list[Optimizer]) -> None:
     if any(isinstance(optimizer, LBFGS) for optimizer in optimizers):
-        message = "PlanPrecision cannot step LBFGS: write its loop with MixedPrecision"
-        raise UsageError(message)
+        raise UsageError("PlanPrecision cannot step LBFGS: write its loop with MixedPrecision")
 
 
 class PlanPrecision(Precision):
@@ -89,11 +86,10 @@ class PlanPrecision(Precision):
         self.plan = plan if isinstance(plan, PrecisionPlan) else PrecisionPlan.load(plan)
         level = options.get("level") or self.plan.level
         if level in ("O2", "O3"):
-            message = (
+            raise UsageError(
                 f"Lightning calls training_step and not the model, which level {level} would have "
                 "to cast for: pass level='O1'"
             )
-            raise UsageError(message)
         self.options = options
         self.mp: MixedPrecision | None = None
         self.last: StepResult | None = None
@@ -104,8 +100,7 @@ class PlanPrecision(Precision):
     def convert_module(self, module: nn.Module) -> nn.Module:
         """Note a module that Fabric sets up."""
         if self.mp is not None and self._nobody is not None:
-            message = "set up all modules with Fabric before the first of them is called"
-            raise UsageError(message)
+            raise UsageError("set up all modules with Fabric before the first of them is called")
         self._modules.append(module)
         return module
 

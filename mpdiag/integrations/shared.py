@@ -74,16 +74,14 @@ def load_scaler(scaler: Scaler, state: Mapping[str, Any]) -> Scaler:
     fields = dict(state)
     kind = fields.pop("kind", None)
     if kind != type(scaler).__name__:
-        message = (
+        raise StateMismatch(
             f"the checkpoint holds the state of {kind or 'no scaler'}, but the plan scales by "
             f"{type(scaler).__name__}: load it with the plan it was trained by"
         )
-        raise StateMismatch(message)
     try:
         return replace(scaler, **fields)
     except (TypeError, UsageError) as error:
-        message = f"the checkpoint's loss scaler cannot be read: {error}"
-        raise StateMismatch(message) from error
+        raise StateMismatch(f"the checkpoint's loss scaler cannot be read: {error}") from error
 
 
 class TrainingState:

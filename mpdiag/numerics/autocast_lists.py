@@ -6,8 +6,6 @@ Facts alone, so that the analysis, which knows no torch, can foresee what the tr
 The lists and their sources stand in ``autocast_lists.tsv``.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Literal
 
@@ -16,14 +14,16 @@ from mpdiag.hardware.tables import read_table
 Rule = Literal["low", "fp32", "promote", "banned"]
 
 
-def _lists() -> dict[str, frozenset[str]]:
+def _lists(file: str) -> dict[str, frozenset[str]]:
     lists: dict[str, set[str]] = {}
-    for row in read_table(Path(__file__).with_name("autocast_lists.tsv")):
-        lists.setdefault(row["list"], set()).add(row["operation"])
+    for row in read_table(Path(__file__).with_name(file)):
+        lists.setdefault(row["list"], set()).update(row["operation"].split())
     return {name: frozenset(operations) for name, operations in lists.items()}
 
 
-_LISTS = _lists()
+OPERATIONS = _lists("operations.tsv")
+"""Operations by what else they do; who reads a list says what it is."""
+_LISTS = _lists("autocast_lists.tsv")
 RECURRENT, FP32, PROMOTE = _LISTS["recurrent"], _LISTS["fp32"], _LISTS["promote"]
 LOW, BANNED = RECURRENT | _LISTS["low"], _LISTS["banned"]
 NO_HALF, NO_HALF_FUNCTIONS = _LISTS["no_half"], _LISTS["no_half_function"]
@@ -57,6 +57,13 @@ _KNOWN_AS = {
     "_euclidean_dist": "cdist", "_convolution": "convolution",
     "mkldnn_rnn_layer": "lstm", "_cudnn_rnn": "lstm", "_thnn_fused_lstm_cell": "lstm_cell",
     "_thnn_fused_gru_cell": "gru_cell", "_prelu_kernel": "prelu",
+}  # fmt: skip
+
+# ATen's name below autograd -> the name above it, of layers.
+LAYERS = {
+    "native_layer_norm": "layer_norm", "native_batch_norm": "batch_norm",
+    "_native_batch_norm_legit": "batch_norm", "native_dropout": "dropout",
+    "_adaptive_avg_pool2d": "adaptive_avg_pool2d", "max_pool2d_with_indices": "max_pool2d",
 }  # fmt: skip
 
 # What has to be named for the policy to meet a product where a user calls it.

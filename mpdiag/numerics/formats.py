@@ -201,5 +201,4 @@ def format_named(name: str) -> FloatFormat:
         return FORMATS[name.lower()]
     except KeyError:
         known = ", ".join(FORMATS)
-        message = f"there is no number format {name!r}: choose one of {known}"
-        raise ValueError(message) from None
+        raise ValueError(f"there is no number format {name!r}: choose one of {known}") from None

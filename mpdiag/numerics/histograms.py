@@ -198,8 +198,7 @@ class ExponentHistogram:
         if not isinstance(other, ExponentHistogram):
             return NotImplemented
         if self.shifted != other.shifted:
-            message = "histograms moved by different powers of two cannot be merged"
-            raise ValueError(message)
+            raise ValueError("histograms moved by different powers of two cannot be merged")
         a, b = _aligned(self, other)
         added = {name: getattr(a, name) + getattr(b, name) for name in _ADDED}
         return replace(
@@ -212,8 +211,7 @@ class ExponentHistogram:
     def merged(self, axis: int = 0) -> ExponentHistogram:
         """Merge a stack along one of its leading axes."""
         if not -len(self.batch) <= axis < len(self.batch):
-            message = f"a stack of shape {self.batch} has no axis {axis}"
-            raise ValueError(message)
+            raise ValueError(f"a stack of shape {self.batch} has no axis {axis}")
         axis %= len(self.batch)
         added = {name: getattr(self, name).sum(axis) for name in _ADDED}
         return replace(
@@ -345,8 +343,7 @@ def stack(histograms: Iterable[ExponentHistogram]) -> ExponentHistogram:
     if not items:
         return ExponentHistogram.empty(0)
     if len({h.shifted for h in items}) > 1:
-        message = "histograms moved by different powers of two cannot be stacked"
-        raise ValueError(message)
+        raise ValueError("histograms moved by different powers of two cannot be stacked")
     first = min(h.first for h in items)
     last = max(h.first + h.counts.shape[-1] for h in items)
     items = [_widened(h, first, last) for h in items]

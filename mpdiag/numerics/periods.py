@@ -5,8 +5,6 @@ fourth, a large batch in every seventh. A recording shows a period only if it ho
 its phases. Steps that are multiples of N miss phases of all periods that share a factor with N.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 LARGEST_PERIOD = 16
@@ -32,15 +30,12 @@ def sparse_part(recorded: Iterable[int]) -> tuple[int, ...]:
     return numbers if dense in (1, len(numbers)) else numbers[dense:]
 
 
-def unseen_periods(
-    recorded: Iterable[int], steps: int, largest: int = LARGEST_PERIOD
-) -> dict[int, tuple[int, ...]]:
+def unseen_periods(recorded: Iterable[int], steps: int) -> dict[int, tuple[int, ...]]:
     """Phases that a recording never met.
 
     Args:
         recorded: Numbers of the recorded steps, from 0.
         steps: How many steps the training took.
-        largest: The longest period to ask about.
 
     Returns:
         By period, in steps, the remainders of which no step was recorded. Of steps that were
@@ -53,7 +48,7 @@ def unseen_periods(
     dense = numbers[-1] - numbers[0] + 1 == len(numbers)
     length = (numbers[-1] + 1 if dense else steps) - numbers[0]
     unseen = {}
-    for period in range(2, largest + 1):
+    for period in range(2, LARGEST_PERIOD + 1):
         missed = set(range(period)) - {n % period for n in numbers}
         if missed and 2 * period <= length:
             unseen[period] = tuple(sorted(missed))

@@ -5,8 +5,6 @@ computes the same, but SciPy is not a dependency of the core, which must run on 
 package index, and two functions do not justify one.
 """
 
-from __future__ import annotations
-
 import math
 from functools import lru_cache
 

@@ -78,8 +78,7 @@ class Cadence:
         for name in ("every", "max_steps"):
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < 1):
-                message = f"{name} must be a whole number of at least 1, not {value!r}"
-                raise UsageError(message)
+                raise UsageError(f"{name} must be a whole number of at least 1, not {value!r}")
         budget: object = self.budget  # callers without a type checker pass anything
         if budget is not None and (
             isinstance(budget, bool) or not isinstance(budget, int | float) or not 0 < budget <= 1

@@ -10,15 +10,13 @@ from __future__ import annotations
 import functools
 import gc
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.optim import Optimizer
 
+from mpdiag.recording.ledger import Ledger
 from mpdiag.recording.step_clock import Step, StepClock, StepListener
-
-if TYPE_CHECKING:
-    from mpdiag.recording.ledger import Ledger
 
 
 class ScalerWatch(StepListener):

@@ -1,7 +1,5 @@
 """How recordings end: although Ctrl-C is pressed again, with the program, and never in its children."""
 
-from __future__ import annotations
-
 import atexit
 import os
 import sys

@@ -18,18 +18,16 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.optim import Optimizer
 
 from mpdiag.files.paths import AnyPath, is_remote
+from mpdiag.recording.step_clock import StepClock
 from mpdiag.runs.training_log import RECORDED, LogWriter, Metric, TrainingStep, announce, withdraw
 from mpdiag.tracing.autograd_graph import loss_of
 from mpdiag.tracing.dispatch import in_backward, is_traced
-
-if TYPE_CHECKING:
-    from mpdiag.recording.step_clock import StepClock
 
 MANY = 1_000
 """Steps that wait for the disk at most."""

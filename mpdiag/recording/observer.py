@@ -10,12 +10,10 @@ after it. A gradient belongs to the step in which it arrives. Modules of which o
 therefore watched in unrecorded steps, too, as the next one may be recorded.
 """
 
-from __future__ import annotations
-
 import functools
 import weakref
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.nn.modules import module as torch_modules
@@ -23,16 +21,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 from mpdiag.recording.counting.tensors import countable, tensors_in
 from mpdiag.recording.failures import HookGuard, guarded
+from mpdiag.recording.ledger import Ledger
+from mpdiag.recording.operations import OperationWatch
 from mpdiag.recording.step_clock import Step, StepClock, StepListener
+from mpdiag.recording.weights import CopiedParameters
+from mpdiag.runs.schema import Kind
 from mpdiag.tracing.dispatch import in_backward, is_traced
 from mpdiag.tracing.names import NamedModule, Subjects, shapes_of
 from mpdiag.tracing.precision import HALF, PrecisionWatch
-
-if TYPE_CHECKING:
-    from mpdiag.recording.ledger import Ledger
-    from mpdiag.recording.operations import OperationWatch
-    from mpdiag.recording.weights import CopiedParameters
-    from mpdiag.runs.schema import Kind
 
 
 class Observer(StepListener):

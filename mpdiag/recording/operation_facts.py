@@ -14,8 +14,6 @@ the step is over:
 What rounding its inputs does to any operation's result is measured in ``emulation/rounding_effect.py``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 

@@ -4,12 +4,10 @@ Tensors that share memory of one version are one tensor; so an operation's input
 output of an earlier operation, its producer. Counts lie on the device until ``drain``.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,11 +17,9 @@ from mpdiag.recording.counting.host import rows_on
 from mpdiag.recording.counting.rows import Rows
 from mpdiag.recording.counting.tensors import Countable, countable, sum_of_bits
 from mpdiag.runs.operations import NONE, TensorRecord
+from mpdiag.tracing.conversions import Alias
 from mpdiag.tracing.dispatch import tensors_of
 from mpdiag.tracing.storages import WeakStorages
-
-if TYPE_CHECKING:
-    from mpdiag.tracing.conversions import Alias
 
 _DRAIN_ROWS = 512
 

@@ -16,8 +16,6 @@ An operation of the backward pass belongs to the forward operation whose autogra
 both carry the same sequence number.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -31,7 +29,7 @@ from torch import nn
 from mpdiag.emulation.rounding_effect import measure_rounding
 from mpdiag.emulation.step_effects import StepEffects
 from mpdiag.emulation.step_tape import Call
-from mpdiag.numerics.autocast_lists import COMPOSITES, NO_HALF_FUNCTIONS
+from mpdiag.numerics.autocast_lists import COMPOSITES, NO_HALF_FUNCTIONS, OPERATIONS
 from mpdiag.recording import operation_facts
 from mpdiag.recording.operation_tensors import OperationTensors, SeenTensor
 from mpdiag.runs.operations import NONE, Operation, Phase
@@ -45,13 +43,7 @@ DEFAULT = 3
 _MAX_OPERATIONS = 50_000
 
 # What neither reads nor writes a value worth a record.
-_IGNORED = frozenset(
-    """
-    empty empty_like empty_strided new_empty new_empty_strided _local_scalar_dense record_stream
-    is_pinned _pin_memory set_ resize_ squeeze_ unsqueeze_ t_ transpose_ as_strided_ detach_
-    _has_compatible_shallow_copy_type is_same_size item
-    """.split()
-)
+_IGNORED = OPERATIONS["ignored"]
 
 
 @dataclass

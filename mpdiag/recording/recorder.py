@@ -110,8 +110,7 @@ def record(
     optimizers = _as_list(optimizer)
     cadence = Cadence(every, max_steps, budget)
     if type(operations) is not int or operations < 0:
-        message = f"operations must be a number of steps, 0 or more, not {operations!r}"
-        raise UsageError(message)
+        raise UsageError(f"operations must be a number of steps, 0 or more, not {operations!r}")
     return Recorder(
         model,
         optimizers,
@@ -128,11 +127,10 @@ def _as_list(optimizer: Optimizers) -> list[Optimizer]:
     found = [optimizer] if isinstance(optimizer, Optimizer) else optimizer
     sequence: object = found  # callers without a type checker pass anything
     if not isinstance(sequence, Sequence) or not all(isinstance(o, Optimizer) for o in sequence):
-        message = (
+        raise UsageError(
             "the second argument of record() must be a torch.optim.Optimizer, a list of them or None, "
             f"not {type(optimizer).__name__}"
         )
-        raise UsageError(message)
     return list({id(o): o for o in map(_unwrapped, found)}.values())
 
 

@@ -244,8 +244,7 @@ class RunFolder(StepListener):
         if writer is None or not is_replaced(writer.folder, writer.rank, self._created):
             return
         self.disown()
-        message = f"another process has replaced the run in {writer.folder}"
-        raise RunExists(message)
+        raise RunExists(f"another process has replaced the run in {writer.folder}")
 
     def write_meta(self) -> None:
         """Write ``meta.json``, and the table of modules if it has changed."""

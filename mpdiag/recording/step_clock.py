@@ -28,8 +28,6 @@ of its models was called. What other threads of the process call and differentia
 Nothing here needs torch: what to ask about backward passes is handed in.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field

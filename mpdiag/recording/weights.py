@@ -17,7 +17,7 @@ from collections.abc import Callable, Container, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -27,14 +27,11 @@ from mpdiag.errors import UsageError
 from mpdiag.recording.counting.tensors import Countable, beside_sharded, countable
 from mpdiag.recording.failures import HookGuard, guarded
 from mpdiag.recording.ledger import Ledger, ParameterUpdate
+from mpdiag.recording.operations import OperationWatch
 from mpdiag.recording.step_clock import Step, StepClock, StepListener
 from mpdiag.runs.schema import TOTAL, Stage
 from mpdiag.tracing.dispatch import is_traced
-
-if TYPE_CHECKING:
-    from mpdiag.recording.operations import OperationWatch
-    from mpdiag.tracing.names import NamedParameter, Subjects
-
+from mpdiag.tracing.names import NamedParameter, Subjects
 
 BLOCK = 4096
 """Values copied together."""
@@ -84,8 +81,7 @@ class WeightCopies:
 
     def __init__(self, budget: int | None = None) -> None:
         if budget is not None and (type(budget) is not int or budget < 0):
-            message = f"copy_budget must be a number of bytes, 0 or more, not {budget!r}"
-            raise UsageError(message)
+            raise UsageError(f"copy_budget must be a number of bytes, 0 or more, not {budget!r}")
         self._stated = budget
         self._budgets: dict[torch.device, float] = {}
         self._shares: dict[int, tuple[int, dict[torch.device, float]]] = {}

@@ -3,29 +3,19 @@
 Views draw what they are given: this is where the reports read files.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from mpdiag.analysis.analyzer import Analysis
 from mpdiag.errors import RunNotFound
 from mpdiag.files.paths import AnyPath
 from mpdiag.plan import PrecisionPlan
-from mpdiag.runs.results import (
-    Sensitivities,
-    StoredSearch,
-    read_profile,
-    read_search,
-    read_sensitivities,
-)
+from mpdiag.runs import results
+from mpdiag.runs.operations import Operation
 from mpdiag.runs.run import open_run
 from mpdiag.runs.training_log import FILE, TrainingLog, read_log
-
-if TYPE_CHECKING:
-    from mpdiag.analysis.analyzer import Analysis
-    from mpdiag.runs.operations import Operation
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,8 +35,8 @@ class RunContents:
     analysis: Analysis
     modules: Sequence[Mapping[str, Any]]
     operations: Sequence[Operation]
-    sensitivities: Sensitivities | None = None
-    search: StoredSearch | None = None
+    sensitivities: results.Sensitivities | None = None
+    search: results.StoredSearch | None = None
     log: TrainingLog | None = None
     profile: Mapping[str, Any] | None = None
 
@@ -65,15 +55,15 @@ def read_contents(analysis: Analysis) -> RunContents:
     folder = analysis.run.folder
     log = read_log(folder) if (folder / FILE).is_file() else None
     try:
-        profile = read_profile(folder)
+        profile = results.read_profile(folder)
     except RunNotFound:
         profile = None
     return RunContents(
         analysis,
         analysis.run.modules(),
         analysis.run.operations(),
-        read_sensitivities(folder),
-        read_search(folder),
+        results.read_sensitivities(folder),
+        results.read_search(folder),
         log if log is not None and log.steps else None,
         profile,
     )

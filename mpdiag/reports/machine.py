@@ -4,8 +4,6 @@ The packages that can fail to load although they are installed (a wrong CUDA lib
 old for this NumPy) are imported for real; of the others, the version is looked up.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 from dataclasses import asdict, dataclass

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,8 @@ import plotly.graph_objects as go
 
 from mpdiag.display.wording import in_figure
 
+FILM = Path(__file__).with_name("film.json").read_text(encoding="utf-8")
+"""A film's buttons and slider, for plotly."""
 GRID = "rgba(128, 136, 150, 0.22)"
 LINE = "rgba(128, 136, 150, 0.6)"
 FONT = "Source Sans, Source Sans Pro, Inter, system-ui, sans-serif"
@@ -294,17 +297,16 @@ def range_mark(
     # Words right of a line that stands at the right edge, as on a phone, need room beyond it.
     beyond = margin["r"] if side == "right" else max(margin["r"], LETTER * len(words))
     fig.update_layout(margin={"t": max(margin["t"], 12 + MARK * (line + 1)), "r": beyond})
-    fig.add_annotation(
-        x=place,
-        y=1,
-        yref="paper",
-        yanchor="bottom",
-        yshift=MARK * line,
-        xanchor=side,
-        text=words,
-        showarrow=False,
-        font={"size": 12, "color": colour},
-    )
+    words_above(fig, place, words, colour, side, line)
+
+
+def words_above(
+    fig: Drawing, place: float, words: str, colour: str, side: str, line: int = 0
+) -> None:
+    """Words above the plot; arguments as of ``range_mark``, but they may stand in the ``center``."""
+    above = {"yref": "paper", "yanchor": "bottom", "yshift": MARK * line, "xanchor": side}
+    font = {"size": 12, "color": colour}
+    fig.add_annotation(x=place, y=1, text=words, showarrow=False, font=font, **above)
 
 
 def log10_axis(fig: Drawing, values: object, axis: str = "y") -> None:

@@ -3,68 +3,19 @@
 Each receipt is a complete script that does not import this package and leaves its numbers in ``frame``;
 tests run every one and compare. A receipt reads the rows that count, and makes the columns of its table:
 ``COLUMNS`` has how each is computed. Receipts are exact where a bin is exact; shares of Σ|x| are
-estimates, as they are in the tables.
+estimates, as they are in the tables. Their lines stand in ``receipts.txt``, in parts.
 """
-
-from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from pathlib import Path
+from string import Template
 
+from mpdiag.analysis.scaling.windows import Window
 from mpdiag.numerics.formats import FP16, FloatFormat
 
-if TYPE_CHECKING:
-    from mpdiag.analysis.scaling.windows import Window
-
-_ROWS = """\
-import numpy as np
-import pandas as pd
-
-run = {run!r}
-stats = pd.read_parquet(f"{{run}}/stats")
-stats = stats.astype({{c: str for c in ("kind", "name", "placement")}})
-keys = [stats["kind"], stats["name"]]
-# A copy of a replicated tensor counts once; a step's total counts, not its micro-batches.
-copy = stats["placement"] == "replicated"
-first = stats["rank"].where(copy).groupby(keys).transform("min")
-sharded = (stats["placement"] == "sharded").groupby(keys).transform("any")
-stats = stats[~copy | ((stats["rank"] == first) & ~sharded)]
-{totals}rows = stats[{which}]
-"""
-_TOTALS = """\
-total = stats["micro"] == -1
-has_total = total.groupby([stats["kind"], stats["name"]]).transform("any")
-stats = stats[(stats["kind"] != "weight_grad") | total | ~has_total]
-"""
-_FACT = """\
-def fact(what, fmt):  # what was counted for a format: in a map, or, in runs of schema 1, in columns
-    earlier = f"{fmt}_{what}" if what == "overflow" else f"{what}_{fmt}"
-    if earlier in rows:
-        return rows[earlier]
-    return rows["formats"].map(lambda formats: dict(formats)[fmt][what]).astype("int64")
-"""
-_BINS = """\
-scale = np.rint(np.log2(rows["scale"])).astype(int)  # what the recorded values carry
-rows = rows.assign(exponent=[
-    list(range(e, e + len(c))) for e, c in zip(rows["first_exponent"] - scale, rows["counts"])
-])
-bins = rows.explode(["exponent", "counts"]).dropna(subset=["counts"])
-bins = bins.astype({"exponent": int, "counts": int})
-bins = bins[bins["counts"] > 0]
-"""
-_SUM_BINS = """\
-scale = np.rint(np.log2(rows["scale"])).astype(int)  # what the recorded values carry
-begin = rows["first_exponent"] - scale
-rows = rows.assign(
-    exponent=[list(range(e, e + len(c))) for e, c in zip(begin, rows["counts"])],
-    mean=[list(bytes(means)) for means in rows["means"]],  # of each bin's values, in 255 steps
-)
-bins = rows.explode(["exponent", "counts", "mean"]).dropna(subset=["counts"])
-bins = bins.astype({"exponent": int, "counts": int, "mean": int})
-bins["sum"] = (bins["counts"] + bins["counts"] * bins["mean"] / 255) * 2.0 ** bins["exponent"]
-"""
 COLUMNS = {
     "absmax": '(rows["absmax"] / rows["scale"]).groupby(rows[key]).max()',
     "nonzero": 'added(bins, "counts") + small',
@@ -79,57 +30,22 @@ COLUMNS = {
     "mean": '(bins["exponent"] * bins["counts"]).groupby(bins[key]).sum() / added(bins, "counts")',
 }
 """Of a group of rows: how each column is computed. What is lost becomes 0, at the scale 2^k."""
-_AT_SCALE = """\
-key = {key!r}
-def at_scale(k, rows=rows, bins=bins):  # {label} at a loss scale of 2**k
-    small = rows.groupby(key)["subnormals"].sum()  # below 2^-126, of which only the number is known
-    def added(bins, column):
-        return bins.groupby(key)[column].sum().reindex(small.index, fill_value=0)
-    zero = {zero} - k  # |x| up to 2**zero becomes 0
-    below, frame = bins[bins["exponent"] < zero], pd.DataFrame(index=small.index)
-"""
 _LAYERS = '.rename_axis("layer").reset_index()\n'
 _SHARES = ("nonzero", "lost", "lost_share", "whole", "gone", "sum_share")
-_UPDATES = """\
-facts = rows[["changed"]].assign(
-    swallowed_fp16=fact("swallowed", "fp16"), swallowed_bf16=fact("swallowed", "bf16"),
-    vanished_fp16=fact("vanished", "fp16"),
-)
-frame = facts.groupby(rows[{key!r}]).sum().astype(int)
-for fmt in ("fp16", "bf16"):
-    frame[f"{{fmt}}_share"] = (frame[f"swallowed_{{fmt}}"] / frame["changed"]).fillna(0)
-{more}frame = frame.reset_index()
-"""
-_BEYOND = """\
-pairs = zip(rows["ratio_first_exponent"], rows["ratio_counts"])
-beyond = [sum(counts[max(0, 11 - int(first)):]) for first, counts in pairs]
-beyond = pd.Series(beyond, rows.index).groupby(rows["name"]).sum()
-frame["beyond_2048"] = (beyond / frame["changed"]).fillna(0)  # |w| / |Δw| above 2^11
-frame = frame.rename_axis("parameter")
-"""
-_RATIOS = """\
-pairs = zip(rows["ratio_first_exponent"].astype(int), rows["ratio_counts"])
-rows = rows.assign(exponent=[list(range(e, e + len(c))) for e, c in pairs])
-bins = rows[["exponent", "ratio_counts"]].explode(["exponent", "ratio_counts"]).dropna()
-bins = bins.astype(int).rename(columns={"ratio_counts": "count"})
-frame = bins[bins["count"] > 0].groupby("exponent")["count"].sum().reset_index()
-"""
-_RANGES = """\
-rows = rows.assign(absmax=rows["absmax"] / rows["scale"], absmin=rows["absmin"] / rows["scale"])
-frame = rows.groupby("name").agg(absmin=("absmin", "min"), absmax=("absmax", "max")).reset_index()
-"""
-_OUTPUT_ERRORS = """\
-bins["sum"] /= 2.0 ** bins["exponent"]
-bins = bins.groupby(["name", "exponent"], as_index=False)[["counts", "sum"]].sum()
-bins = bins[bins["counts"] > 0]
-bins["mean"] = (bins["sum"] / bins["counts"]).clip(1, 2)  # in units of 2^exponent
-absmax = (rows["absmax"] / rows["scale"]).groupby(rows["name"]).max()
-forward = {
-    name: error(of["exponent"], of["counts"], of["mean"], absmax[name])
-    for name, of in bins.groupby("name")
-}
-frame = pd.DataFrame(forward.items(), columns=["module", "forward"])
-"""
+
+
+def texts_in(file: Path) -> dict[str, Template]:
+    """The parts of a file such as ``receipts.txt``, by name."""
+    parts = re.split(r"^=== (\w+)\n", file.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return dict(zip(parts[1::2], map(Template, parts[2::2]), strict=True))
+
+
+_TEXTS = texts_in(Path(__file__).with_suffix(".txt"))
+
+
+def _lines(part: str, **words: object) -> str:
+    """A part of ``receipts.txt``, with words in place of its ``${names}``."""
+    return _TEXTS[part].substitute(words)
 
 
 @dataclass(frozen=True)
@@ -158,14 +74,14 @@ class Rows:
             which = f'({which}) & (stats["name"] == {self.layer!r})'
         if self.window is not None:
             which = f"({which}) & {_inside('stats', self.window)}"
-        totals = _TOTALS if self.kind == "weight_grad" else ""
-        return _ROWS.format(run=self.run, which=which, totals=totals)
+        totals = _lines("totals") if self.kind == "weight_grad" else ""
+        return _lines("rows", run=repr(self.run), which=which, totals=totals)
 
     def bins(self, *keys: str) -> str:
         """Receipt of the values by ``name``, ``step`` or ``exponent``: how many are in each."""
         renamed = {"counts": "count", **({"name": "layer"} if "name" in keys else {})}
         grouped = f'bins.groupby({list(keys)!r})["counts"].sum().reset_index()'
-        return self.read + _BINS + f"frame = {grouped}.rename(columns={renamed!r})\n"
+        return self.read + _lines("bins") + f"frame = {grouped}.rename(columns={renamed!r})\n"
 
     def losses(self, fmt: FloatFormat, exponent: int) -> str:
         """Receipt of ``scale_frame``: counts and shares; all but Σ|x|."""
@@ -173,9 +89,9 @@ class Rows:
         exact = ""
         if fmt == FP16 and exponent == 0:  # what overflows without a scale was counted
             over = 'fact("overflow", "fp16").groupby(rows["name"]).sum()'
-            exact = f'{_FACT}frame["overflow"] = {over}\n'
+            exact = f'{_lines("fact")}frame["overflow"] = {over}\n'
         table = f"frame = at_scale({exponent})\n{exact}frame = frame{_LAYERS}"
-        return self.read + _BINS + _at_scale(fmt, "name", columns) + table
+        return self.read + _lines("bins") + _at_scale(fmt, "name", columns) + table
 
     def every_scale(self, fmt: FloatFormat, scales: range, *, by_layer: bool) -> str:
         """Receipt of the losses of the window at every scale, and of the overflow in any step.
@@ -188,64 +104,48 @@ class Rows:
         """
         limit = f"{'>=' if fmt.tie_overflows else '>'} {fmt.overflow_threshold!r} / 2.0**k"
         chosen = "" if self.window is None else f"rows = rows[{_inside('rows', self.window)}]\n"
-        together = f"""\
-table = []
-for k in {scales!r}:
-    lost, nonzero = at_scale(k)[["lost", "nonzero"]].sum()
-    table.append((k, lost / nonzero, (largest {limit}).sum()))
-frame = pd.DataFrame(table, columns=["scale_exponent", "lost_share", "overflow_layers"])
-"""
-        each = f"""\
-table = [at_scale(k).assign(scale_exponent=k, overflows=largest {limit}) for k in {scales!r}]
-frame = pd.concat(table){_LAYERS}"""
         return (
             replace(self, window=None).read
             + 'largest = (rows["absmax"] / rows["scale"]).groupby(rows["name"]).max()\n'
             + chosen
-            + (_SUM_BINS if by_layer else _BINS)
+            + _lines("sum_bins" if by_layer else "bins")
             + _at_scale(fmt, "name", _SHARES if by_layer else ("nonzero", "lost"))
-            + (each if by_layer else together)
+            + _lines(f"every_scale{'_by_layer' * by_layer}", scales=scales, limit=limit)
         )
 
     def lost_by_layer(self, fmt: FloatFormat) -> str:
         """Receipt of the shares lost in an ``overview_frame``, without a loss scale."""
         table = f"frame = at_scale(0){_LAYERS}"
-        return self.read + _SUM_BINS + _at_scale(fmt, "name", ("absmax", *_SHARES)) + table
+        return self.read + _lines("sum_bins") + _at_scale(fmt, "name", ("absmax", *_SHARES)) + table
 
     def course(self, fmt: FloatFormat, exponent: int) -> str:
         """Receipt of ``layer_course_frame``."""
         join = f'at_scale(0).join(at_scale({exponent}).add_suffix("_scaled"))'
         columns = _at_scale(fmt, "step", ("absmax", *_SHARES))
-        return f"{self.read}{_SUM_BINS}{columns}frame = {join}.reset_index()\n"
+        return f"{self.read}{_lines('sum_bins')}{columns}frame = {join}.reset_index()\n"
 
     def movement(self, fmt: FloatFormat, step: int, before: int) -> str:
         """Receipt of ``movement_frame``."""
         columns = ("absmax", "nonzero", "lost", "lost_share", "mean")
-        table = f"""\
-def at_steps(steps):
-    return at_scale(0, rows[rows["step"].isin(steps)], bins[bins["step"].isin(steps)])
-recorded = np.unique(rows["step"])
-earlier = recorded[recorded < {step}][-{before}:]
-frame = at_steps([{step}]).join(at_steps(earlier).add_suffix("_before"))
-frame["shift"] = frame.pop("mean") - frame.pop("mean_before")
-frame = frame.dropna(subset=["shift"]){_LAYERS}"""
-        return self.read + _BINS + _at_scale(fmt, "name", columns) + table
+        table = _lines("movement", step=step, before=before)
+        return self.read + _lines("bins") + _at_scale(fmt, "name", columns) + table
 
     def updates(self, key: str) -> str:
         """Receipt of the updates that 16-bit weights would round away, by ``name`` or by ``step``."""
-        return self.read + _FACT + _UPDATES.format(key=key, more=_BEYOND if key == "name" else "")
+        more = _lines("beyond") if key == "name" else ""
+        return self.read + _lines("fact") + _lines("updates", key=repr(key), more=more)
 
     def ratios(self) -> str:
         """Receipt of ``ratio_frame``."""
-        return self.read + _RATIOS
+        return self.read + _lines("ratios")
 
     def ranges(self) -> str:
         """Receipt of ``output_ranges_frame``: ``name``, ``absmin``, ``absmax``."""
-        return self.read + _RANGES
+        return self.read + _lines("ranges")
 
     def errors(self, fmt: FloatFormat) -> str:
         """Receipt of a ranking by the modules' outputs, where no operations were recorded."""
-        return self.read + _SUM_BINS + _error(fmt) + _OUTPUT_ERRORS
+        return self.read + _lines("sum_bins") + _error(fmt) + _lines("output_errors")
 
 
 def _inside(rows: str, window: Window) -> str:
@@ -266,7 +166,7 @@ def _at_scale(fmt: FloatFormat, key: str, columns: Collection[str]) -> str:
         for name, expression in COLUMNS.items()
         if name in columns
     ]
-    head = _AT_SCALE.format(key=key, label=fmt.label, zero=fmt.zero_exponent)
+    head = _lines("at_scale", key=repr(key), label=fmt.label, zero=fmt.zero_exponent)
     return f"{head}{''.join(lines)}    return frame\n"
 
 
@@ -275,65 +175,29 @@ def _at_scale(fmt: FloatFormat, key: str, columns: Collection[str]) -> str:
 
 def _error(fmt: FloatFormat) -> str:
     """Lines that define the relative error of storing one tensor in a format."""
-    return f"""\
-def error(e, n, m, absmax):  # of values in {fmt.label}; 2^e < |x| <= 2^(e+1) of n, whose mean is m 2^e
-    energy = n * (m * m + 3 * m - 2) / 2 * 4.0**e  # of x * x
-    spacing = 2.0 ** (np.maximum(e, {fmt.min_exponent}) - {fmt.mantissa_bits})
-    moved = np.where(e < {fmt.zero_exponent}, energy, n * spacing**2 / 12)
-    if absmax >= {fmt.overflow_threshold!r}:
-        return np.inf
-    return min(1.0, np.sqrt(moved.sum() / energy.sum())) if energy.sum() else 0.0
-"""
+    return _lines(
+        "error",
+        label=fmt.label,
+        least=fmt.min_exponent,
+        bits=fmt.mantissa_bits,
+        zero=fmt.zero_exponent,
+        threshold=fmt.overflow_threshold,
+    )
 
 
 def operation_errors(run: str, fmt: FloatFormat) -> str:
     """Receipt of a ranking by recorded operations: the forward error, by module and line."""
-    return f"""\
-import numpy as np
-import pandas as pd
-
-{_error(fmt)}
-def of_tensor(t):
-    counts = np.asarray(t["counts"], float)
-    m = 1 + np.frombuffer(t["means"], np.uint8) / 255
-    return error(t["first_exponent"] + np.arange(len(counts)), counts, m, t["absmax"])
-
-operations = pd.read_parquet(f"{{{run!r}}}/operations")
-operations = operations[operations["node"].astype(str) == ""]  # the forward pass
-frame = operations[["module", "op", "file", "line"]].astype({{"module": object}})
-frame["forward"] = [
-    max([of_tensor(t) for t in tensors if t["counted"]], default=0.0)
-    for tensors in operations["outputs"]
-]
-frame["module"] = frame["module"].fillna("")
-"""
+    return _lines("operation_errors", error=_error(fmt), run=repr(run))
 
 
 def measured_errors(run: str) -> str:
     """Receipt of a ranking by ``sensitivity.json``."""
-    return f"""\
-import json
-from pathlib import Path
-import pandas as pd
-
-frame = pd.DataFrame(json.loads(Path({run + "/sensitivity.json"!r}).read_text())["operations"])
-error = frame["gradient_error"].astype(float).fillna(float("inf"))  # null: not finite
-frame["value"] = error.where(frame["finite"], float("inf"))
-frame = frame.rename(columns={{"op": "operation"}})[["module", "operation", "value"]]
-"""
+    return _lines("measured_errors", path=repr(f"{run}/sensitivity.json"))
 
 
 def searched_errors(run: str) -> str:
     """Receipt of a ranking by ``search.json``."""
-    return f"""\
-import json
-from pathlib import Path
-import pandas as pd
-
-candidates = json.loads(Path({run + "/search.json"!r}).read_text())["candidates"]
-frame = pd.DataFrame(candidates, columns=["module", "operation", "value"])
-frame["value"] = frame["value"].astype(float).fillna(float("inf"))  # null: leaves the range
-"""
+    return _lines("searched_errors", path=repr(f"{run}/search.json"))
 
 
 # -- trainings -------------------------------------------------------------------------------------
@@ -351,85 +215,31 @@ def training_logs(
         known: Whether steps without one of them are left out.
     """
     types = ", ".join(f'"{name}": {"bool" if name == "skipped" else "float"}' for name in columns)
-    return f"""\
-import pandas as pd
-
-columns = {{"step": int, {types}}}
-parts = []
-for run in {list(runs)!r}:
-    log = pd.read_json({folder!r} + f"/{{run}}/training.jsonl", lines=True)
-    log = log[log["step"].notna()].drop_duplicates("step", keep="last").sort_values("step")
-    parts.append(log[list(columns)].astype(columns).assign(run=run))
-frame = pd.concat(parts, ignore_index=True){".dropna()" if known else ""}
-"""
+    return _lines(
+        "training_logs", types=types, runs=list(runs), folder=repr(folder), end=".dropna()" * known
+    )
 
 
 def loss_of_recording(run: str) -> str:
     """Receipt of the loss of a recording's own log."""
-    return f"""\
-import pandas as pd
-
-log = pd.read_json({run!r} + "/training.jsonl", lines=True)
-log = log[log["step"].notna()].drop_duplicates("step", keep="last").sort_values("step")
-frame = log[["step", "loss"]].astype({{"step": int, "loss": float}}).dropna()
-frame = frame[frame["loss"].abs() < float("inf")]
-"""
+    return _lines("loss_of_recording", run=repr(run))
 
 
 def compared_losses(paths: Mapping[str, str]) -> str:
     """Receipt of the losses of sides: the logs of trainings, or of those in folders of seeds."""
-    return f"""\
-from pathlib import Path
-import pandas as pd
-
-parts = []
-for side, place in {dict(paths)!r}.items():
-    here = Path(place)
-    for run in [here] if (here / "meta.json").is_file() else sorted(here.iterdir()):
-        if not (run / "training.jsonl").is_file():
-            continue
-        log = pd.read_json(run / "training.jsonl", lines=True)
-        log = log[log["step"].notna()].drop_duplicates("step", keep="last").sort_values("step")
-        log = log[log["loss"].notna() & (log["skipped"] != True)]
-        columns = {{"side": side, "run": run.name, "step": log["step"].astype(int)}}
-        parts.append(pd.DataFrame({{**columns, "loss": log["loss"].astype(float)}}))
-frame = pd.concat(parts, ignore_index=True)
-"""
+    return _lines("compared_losses", paths=dict(paths))
 
 
 def compared_metrics(a: str, b: str) -> str:
     """Receipt of ``metric_frame``: it runs the command that prints the same."""
-    return f"""\
-import json, subprocess
-import pandas as pd
-
-words = ["mpdiag", "compare", {a!r}, {b!r}, "--json"]
-found = json.loads(subprocess.run(words, capture_output=True, text=True).stdout)
-frame = pd.DataFrame(found["metrics"])[["metric", "verdict", "difference", "low", "high", "margin"]]
-"""
+    return _lines("compared_metrics", a=repr(a), b=repr(b))
 
 
 def largest_values(a: str, b: str, kind: str) -> str:
     """Receipt of ``comparison_frame``'s largest values."""
-    return f"""\
-import numpy as np
-import pandas as pd
-
-def largest(run):
-    stats = pd.read_parquet(f"{{run}}/stats")
-    stats = stats[(stats["kind"].astype(str) == {kind!r}) & (({kind!r} != "update") | ~stats["skipped"])]
-    values = stats["absmax"] / stats["scale"]
-    return values.groupby(stats["name"].astype(str)).max().rename("absmax").reset_index()
-
-frame = largest({a!r}).merge(largest({b!r}), on="name", suffixes=("_a", "_b"))
-frame["octaves"] = np.log2(frame["absmax_b"] / frame["absmax_a"])
-"""
+    return _lines("largest_values", a=repr(a), b=repr(b), kind=repr(kind))
 
 
 def command(words: str) -> str:
     """A receipt for numbers that a command prints: it runs the command."""
-    return f"""\
-import json, subprocess
-
-frame = json.loads(subprocess.run({words.split()!r}, capture_output=True, text=True).stdout)
-"""
+    return _lines("command", words=words.split())

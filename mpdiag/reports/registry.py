@@ -3,12 +3,10 @@
 A view is a file in ``reports/views``, a page of the same name in ``app/views``, and a line here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from mpdiag.profiler import is_installed, part
+from mpdiag.reports.contents import RunContents
 from mpdiag.reports.picture import Picture
 from mpdiag.reports.views import (
     compare,
@@ -21,9 +19,6 @@ from mpdiag.reports.views import (
     verdict,
 )
 from mpdiag.reports.views.gradients import pictures as gradients
-
-if TYPE_CHECKING:
-    from mpdiag.reports.contents import RunContents
 
 VIEWS = (
     runs.VIEW,

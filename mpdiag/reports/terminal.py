@@ -1,7 +1,5 @@
 """Where text goes: data to stdout, everything else to stderr."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

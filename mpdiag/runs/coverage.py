@@ -5,14 +5,11 @@ all there are: counted in elements for parameters and their gradients, in module
 of activations.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from mpdiag.runs.run import Run
+from mpdiag.runs.run import Run
 
 FROZEN = "frozen: it has neither gradient nor update"
 """Why a parameter that needs no gradient has none."""

@@ -5,8 +5,6 @@ By hand and without numpy: listing runs stays quick, and a machine that records,
 needs no library for it. What other documents hold is checked by ``documents.converted``.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -51,8 +49,7 @@ def refuse_odd_meta(meta: Mapping[str, Any]) -> None:
     """
     for name, kind in _META.items():
         if not _fits(meta.get(name), kind):
-            message = f"its field {name!r} holds what is never written there"
-            raise ValueError(message)
+            raise ValueError(f"its field {name!r} holds what is never written there")
 
 
 def _fits(value: Any, kind: Any) -> bool:
@@ -85,8 +82,7 @@ def refuse_odd_modules(rows: Iterable[Mapping[str, Any]]) -> None:
             if not _is_json(row[name]):
                 wrong = name
         if wrong is not None:
-            message = f"the column {wrong!r} holds what is never written there"
-            raise ValueError(message)
+            raise ValueError(f"the column {wrong!r} holds what is never written there")
 
 
 def _is_json(text: str | None) -> bool:

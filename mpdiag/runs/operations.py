@@ -232,8 +232,7 @@ def decode(table: pa.Table) -> list[Operation]:
         for name in _JSON:
             row[name] = json.loads(row[name])
             if not isinstance(row[name], dict):
-                message = f"{name} holds no object"
-                raise TypeError(message)
+                raise TypeError(f"{name} holds no object")
         for name in ("inputs", "outputs"):
             found = []
             for t in row[name]:
@@ -272,8 +271,7 @@ def _refuse_nonsense(row: Mapping[str, Any]) -> None:
         if row[name] < 0:
             wrong = name
     if wrong is not None:
-        message = f"an operation's {wrong} holds what is never written there"
-        raise ValueError(message)
+        raise ValueError(f"an operation's {wrong} holds what is never written there")
 
 
 def _refuse_odd_numbers(operation: Operation) -> None:
@@ -286,8 +284,7 @@ def _refuse_odd_numbers(operation: Operation) -> None:
         number = type(value) in (int, float)
         too_large = type(value) is int and abs(value) > _LARGEST_SCALAR
         if too_large or (name in operation.facts and not number):
-            message = f"an operation's {name[:40]!r} holds what is never written there"
-            raise ValueError(message)
+            raise ValueError(f"an operation's {name[:40]!r} holds what is never written there")
 
 
 def _refuse_broken_links(operations: Iterable[Operation]) -> None:

@@ -92,8 +92,7 @@ def part_of(path: AnyPath, copies: Copies) -> Iterator[Any]:
         # pyarrow opens no path that is not UTF-8.
         with copies.local(path).open("rb") as file, pq.ParquetFile(file) as part:
             if part.metadata.num_rows > MOST_ROWS:
-                message = f"{part.metadata.num_rows:,} rows are more than a part can have"
-                raise ValueError(message)
+                raise ValueError(f"{part.metadata.num_rows:,} rows are more than a part can have")
             yield part
     except (pa.ArrowException, OSError, KeyError, ValueError, TypeError) as error:
         raise DamagedRun(damaged(path, error)) from error
@@ -129,11 +128,10 @@ def _wanted(path: AnyPath, part: Any, *, histograms: bool) -> list[str]:
     expected = columns_of(present)
     missing = [name for name in expected if name not in present]
     if missing:
-        message = (
+        raise DamagedRun(
             f"{path} is not a part of a recording (it lacks the column {missing[0]!r}): "
             "move it out of the run folder"
         )
-        raise DamagedRun(message)
     return [name for name in expected if histograms or name not in (*_HISTOGRAMS, *EARLIER)]
 
 

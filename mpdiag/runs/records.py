@@ -61,8 +61,7 @@ class Bins:
             values = values.astype(np.uint32)
         sizes, means_ = (lengths, np.zeros(0, np.uint8)) if means is None else octets(means)
         if not np.array_equal(lengths, sizes):
-            message = "counts and means differ in length"
-            raise ValueError(message)
+            raise ValueError("counts and means differ in length")
         return cls(numbers(first, np.int16), _offsets(lengths), values, means_)
 
     @classmethod

@@ -19,8 +19,6 @@
     ``finite`` is false where the loss or a gradient was not finite.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -120,8 +118,7 @@ def read_profile(folder: AnyPath) -> dict[str, Any]:
         for name in ("kernels", "operations", "findings")
     )
     if not lists:
-        message = f"{path} is not a profile: profile again with mpdiag profile --json"
-        raise DamagedRun(message)
+        raise DamagedRun(f"{path} is not a profile: profile again with mpdiag profile --json")
     _refuse_newer(path, document.get("schema_version"))
     return dict(document)
 
@@ -264,8 +261,9 @@ def read_sensitivities(run: AnyPath) -> Sensitivities | None:
 
 def by_weight(rows: Sequence[OperationSensitivity]) -> list[OperationSensitivity]:
     """Most sensitive first: what was not finite, then by the error of the gradients."""
-    return sorted(rows, key=lambda row: (row.finite, -_known(row.gradient_error)))
+    return sorted(rows, key=lambda row: (row.finite, -or_infinite(row.gradient_error)))
 
 
-def _known(value: float | None) -> float:
+def or_infinite(value: float | None) -> float:
+    """A figure of a document, in which null stands for infinity."""
     return math.inf if value is None else value

@@ -376,14 +376,12 @@ def open_run(folder: str | os.PathLike[str]) -> Run:
         raise DamagedRun(damaged(meta_path, error, remedy)) from error
     version = meta.get("schema_version") if isinstance(meta, dict) else None
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:
-        message = f"{meta_path} is damaged: it states no schema_version"
-        raise DamagedRun(message)
+        raise DamagedRun(f"{meta_path} is damaged: it states no schema_version")
     if version > SCHEMA_VERSION:
-        message = (
+        raise NewerSchema(
             f"{path} was written by a newer mpdiag (schema {version}, this one reads up to "
             f"{SCHEMA_VERSION}): upgrade mpdiag to read it"
         )
-        raise NewerSchema(message)
     try:
         refuse_odd_meta(meta)
     except ValueError as error:
@@ -483,5 +481,4 @@ def _files(folder: AnyPath, pattern: str) -> list[AnyPath]:
 
 
 def _refuse_constant(name: str) -> None:
-    message = f"{name} is no JSON"
-    raise ValueError(message)
+    raise ValueError(f"{name} is no JSON")

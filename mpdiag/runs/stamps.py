@@ -1,7 +1,5 @@
 """What tells that a run, or a folder of runs, has changed since it was read."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 

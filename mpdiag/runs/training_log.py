@@ -11,8 +11,6 @@ line is written at once. A killed process leaves whole lines and at most one tor
 readers skip.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -252,8 +250,7 @@ def _entry(
     unknown = set(document) - {field.name for field in fields(kind)}
     try:
         if unknown:
-            message = f"there is no field {min(unknown)!r:.40}"
-            raise ValueError(message)
+            raise ValueError(f"there is no field {min(unknown)!r:.40}")
         named = {k: float(v) for k, v in document.items() if k in _FLOATS and v in _NAMED}
         return converted({**document, **named}, kind)
     except (TypeError, ValueError) as error:
@@ -263,15 +260,13 @@ def _entry(
 def _lines(path: AnyPath) -> Iterator[tuple[int, dict[str, Any]]]:
     try:
         if not is_remote(path) and path.exists() and not path.is_file():  # a pipe never ends
-            message = f"{path} is not a file: remove it"
-            raise DamagedRun(message)
+            raise DamagedRun(f"{path} is not a file: remove it")
         file = path.open("rb")
     except FileNotFoundError:
-        message = (
+        raise RunNotFound(
             f"{path.parent} has no {FILE}, so no losses were logged: record the training, or give "
             "MixedPrecision a run="
-        )
-        raise RunNotFound(message) from None
+        ) from None
     with file:
         number = 0
         while line := file.readline(_MAX_LINE):

@@ -54,11 +54,10 @@ class RunWriter:
         meta = self._meta_path
         if meta.exists():
             if not overwrite:
-                message = (
+                raise RunExists(
                     f"{self.folder} already holds a run: choose another folder, "
                     "or pass overwrite=True to replace it"
                 )
-                raise RunExists(message)
             self._clear(world_size)
         for name in ("stats", "modules", "ranks") if world_size > 1 else ("stats", "modules"):
             (self.folder / name).mkdir(parents=True, exist_ok=True)

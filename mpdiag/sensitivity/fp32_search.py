@@ -170,14 +170,12 @@ def search_fp32(
 
 def _check(plan: PrecisionPlan, budget: float, seeds: Sequence[int], probe_seeds: int) -> None:
     if not budget > 0:
-        message = f"budget must be a number of minutes above 0, not {budget!r}"
-        raise UsageError(message)
+        raise UsageError(f"budget must be a number of minutes above 0, not {budget!r}")
     if len(set(seeds)) != len(seeds) or len(seeds) < 2:
         message = "seeds must be at least two different numbers: their spread is the yardstick"
         raise UsageError(message)
     if not 1 <= probe_seeds <= len(seeds):
-        message = f"probe_seeds must lie between 1 and {len(seeds)}, the number of seeds"
-        raise UsageError(message)
+        raise UsageError(f"probe_seeds must lie between 1 and {len(seeds)}, the number of seeds")
     if plan.level == "O0":
         message = "the plan's level is O0, where everything is FP32, so there is nothing to search"
         raise UsageError(message)

@@ -125,9 +125,9 @@ class Estimator(Sites):
         return result, errors
 
     def _round(self, x: Any) -> Any:
-        """A rounded copy of an FP32 tensor; a copy, because operations may write to their inputs."""
-        if isinstance(x, Tensor) and x.dtype == torch.float32:
-            return round_to(x, self._fmt)
+        """A copy of a tensor, rounded if it is FP32: operations may write to their inputs."""
+        if isinstance(x, Tensor):
+            return round_to(x, self._fmt) if x.dtype == torch.float32 else x.clone()
         return x
 
     def attach(self, loss: Tensor) -> None:

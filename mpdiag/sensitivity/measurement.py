@@ -3,7 +3,7 @@
 ::
 
     measured = measure(model, lambda: loss_fn(model(x), y))          # every operation, FP16
-    measured = measure(model, step, fmt="fp8_e4m3", part="backward", by="module")
+    measured = measure(model, step, fmt="fp8_e4m3", part="backward")
 
 An operation *runs in FP16* if its inputs and results are rounded to FP16 and it accumulates in FP32,
 as on a Tensor Core. Forward and backward passes are measured separately or together; the backward
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -28,13 +28,7 @@ from mpdiag.files.documents import finite
 from mpdiag.files.paths import place
 from mpdiag.numerics.formats import FP16, FloatFormat, format_named
 from mpdiag.runs.results import OperationSensitivity, Sensitivities
-from mpdiag.sensitivity.loss_estimate import (
-    by_operation,
-    check_loss,
-    estimate,
-    trained_parameters,
-    untouched,
-)
+from mpdiag.sensitivity import loss_estimate
 from mpdiag.tracing.operation_calls import Site, Sites, floats
 
 NarrowPasses = Literal["forward", "backward", "both"]
@@ -48,10 +42,8 @@ class Sensitivity:
 
     Attributes:
         module: The module of the operations.
-        op: The operation; empty for a whole module.
+        op: The operation.
         sites: The calls that ran in the format.
-        format: Its name.
-        part: Which pass ran in it.
         output_error: Error of the model's output; NaN if it was not called as a whole.
         loss_error: Error of the loss.
         gradient_error: Error of all weight gradients as one vector.
@@ -62,8 +54,6 @@ class Sensitivity:
     module: str
     op: str
     sites: tuple[Site, ...]
-    format: str
-    part: NarrowPasses
     output_error: float
     loss_error: float
     gradient_error: float
@@ -174,15 +164,15 @@ def run_once(
     def keep(_module: nn.Module, _args: Any, output: Any) -> None:
         outputs[:] = [x.detach().clone() for x in floats(output)]
 
-    trained = trained_parameters(model)
-    with untouched(model):
+    trained = loss_estimate.trained_parameters(model)
+    with loss_estimate.untouched(model):
         handle = model.register_forward_hook(keep)
         try:
             with narrow.forward():
                 loss: Any = step()
         finally:
             handle.remove()
-        check_loss(loss)
+        loss_estimate.check_loss(loss)
         value = float(loss.detach())
         seed = torch.full_like(loss, scale)
         with narrow:
@@ -193,83 +183,45 @@ def run_once(
     return Pass(value, tuple(outputs), gradients, tuple(narrow.met))
 
 
-def groups_of(sites: Collection[Site], by: str) -> dict[tuple[str, str], tuple[Site, ...]]:
-    """Groups of calls to measure together, by (module, operation); "" for a whole module.
-
-    Args:
-        sites: All calls of a step, in order.
-        by: ``site`` for each call alone, ``operation`` for all calls of an operation in a module,
-            ``module`` for all calls in a module and its submodules.
-    """
-    groups: dict[tuple[str, str], list[Site]] = {}
-    for site in sites:
-        if by == "site":
-            groups.setdefault((site.module, f"{site.op}#{site.index}:{site.aten}"), []).append(site)
-        elif by == "operation":
-            groups.setdefault((site.module, site.op), []).append(site)
-        elif by == "module":
-            parts = site.module.split(".")
-            for i in range(1, len(parts) + 1):
-                groups.setdefault((".".join(parts[:i]), ""), []).append(site)
-        else:
-            message = f"by must be site, operation or module, not {by!r}"
-            raise UsageError(message)
-    return {key: tuple(held) for key, held in groups.items()}
-
-
 def measure(
     model: nn.Module,
     step: Callable[[], Tensor],
     *,
     fmt: str = FP16.name,
     part: NarrowPasses = "both",
-    by: str = "operation",
     scale: float = 1.0,
 ) -> list[Sensitivity]:
-    """Run each operation (or module) of a step in a narrow format, one after the other.
+    """Run each operation of a step in a narrow format, one after the other.
 
-    One pass for each, and one in FP32 to compare with.
+    All calls of an operation in a module run together: one pass for each, and one in FP32.
 
     Args:
         model: In FP32, in the mode it trains in.
         step: Runs the model on a batch and returns the loss.
         fmt: ``fp16``, ``bf16``, ``fp8_e4m3`` or ``fp8_e5m2``.
         part: Which pass runs in the format.
-        by: What is measured together: ``site``, ``operation`` or ``module``.
         scale: The loss scale.
 
     Returns:
-        One result per group, in the order of first calls.
+        One result per module and operation, in the order of first calls.
 
     Raises:
-        UsageError: If the step returns no loss or trains nothing, or ``part`` or ``by`` is invalid.
+        UsageError: If the step returns no loss or trains nothing, or ``part`` is invalid.
     """
     if part not in ("forward", "backward", "both"):
-        message = f"part must be forward, backward or both, not {part!r}"
-        raise UsageError(message)
+        raise UsageError(f"part must be forward, backward or both, not {part!r}")
     reference = run_once(model, step, scale=scale)
+    groups: dict[tuple[str, str], list[Site]] = {}
+    for site in reference.sites:
+        groups.setdefault((site.module, site.op), []).append(site)
     return [
-        compare(
-            reference,
-            run_once(model, step, held, fmt=fmt, part=part, scale=scale),
-            key,
-            held,
-            fmt,
-            part,
-        )
-        for key, held in groups_of(reference.sites, by).items()
+        compare(reference, run_once(model, step, sites, fmt=fmt, part=part, scale=scale), sites)
+        for sites in groups.values()
     ]
 
 
-def compare(
-    reference: Pass,
-    narrow: Pass,
-    key: tuple[str, str],
-    sites: tuple[Site, ...],
-    fmt: str,
-    part: NarrowPasses,
-) -> Sensitivity:
-    """The errors of a narrow pass relative to the exact one."""
+def compare(reference: Pass, narrow: Pass, sites: Sequence[Site]) -> Sensitivity:
+    """The errors of a pass relative to the exact one, with these calls of one operation narrow."""
     names = list(reference.gradients)
     pairs = [(reference.gradients[n], narrow.gradients[n]) for n in names]
     each = {n: (relative_error(*p), cosine(*p)) for n, p in zip(names, pairs, strict=True)}
@@ -279,11 +231,9 @@ def compare(
     ]
     loss = (torch.tensor(reference.loss), torch.tensor(narrow.loss))
     return Sensitivity(
-        module=key[0],
-        op=key[1],
-        sites=sites,
-        format=fmt,
-        part=part,
+        module=sites[0].module,
+        op=sites[0].op,
+        sites=tuple(sites),
         output_error=relative_error(*outputs) if len(outputs) == 2 else math.nan,
         loss_error=relative_error(*loss),
         gradient_error=relative_error(*whole) if whole else math.nan,
@@ -340,7 +290,9 @@ def measure_sensitivity(
         UsageError: If the step returns no loss, or trains nothing.
         ValueError: If there is no such format.
     """
-    estimates = dict(by_operation(estimate(model, step, fmt=fmt, scale=scale)))
+    estimates = dict(
+        loss_estimate.by_operation(loss_estimate.estimate(model, step, fmt=fmt, scale=scale))
+    )
     rows = tuple(
         _row(found, estimates.get((found.module, found.op)))
         for found in measure(model, step, fmt=fmt, scale=scale)

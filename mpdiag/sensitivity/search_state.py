@@ -3,8 +3,6 @@
 And whether a training is as good as FP32, given the spread of FP32 over seeds.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import statistics
@@ -126,16 +124,14 @@ def load_state(path: AnyPath | None, key: dict[str, Any]) -> SearchState:
             ],
         )
         if not all(p.metrics for p in state.probes):
-            message = "a probe without metrics"
-            raise ValueError(message)
+            raise ValueError("a probe without metrics")
     except (OSError, ValueError, RecursionError) as error:
         message = f"{path} is not a readable search ({error}): delete it to start over"
         raise DamagedSearch(message) from error
     if document.version != VERSION or document.key != json.loads(json.dumps(key)):
-        message = (
+        raise StateMismatch(
             f"{path} belongs to another search (plan, seeds or level): delete it to start over"
         )
-        raise StateMismatch(message)
     return state
 
 
@@ -181,11 +177,9 @@ def spread_of(metrics: Sequence[float], *, higher_is_better: bool) -> SeedSpread
         UsageError: If there are fewer than two, or one is not finite.
     """
     if len(metrics) < 2:
-        message = "the spread of FP32 seeds needs at least two seeds"
-        raise UsageError(message)
+        raise UsageError("the spread of FP32 seeds needs at least two seeds")
     if not all(map(math.isfinite, metrics)):
-        message = "an FP32 training diverged: fix that before changing the format"
-        raise UsageError(message)
+        raise UsageError("an FP32 training diverged: fix that before changing the format")
     mean, n = statistics.fmean(metrics), len(metrics)
     reach = t_quantile(1 - ALPHA, n - 1) * statistics.stdev(metrics) * math.sqrt(1 + 1 / n)
     reach = max(reach, LEAST * abs(mean))

@@ -25,35 +25,20 @@ are not. An operation that ran on Tensor Cores is eligible, whatever else is kno
 does not say stays unknown: a product whose shapes were not recorded, a kernel whose name does not tell.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from mpdiag.files.documents import finite
 from mpdiag.hardware import alignment as shapes
 from mpdiag.hardware.alignment import Fault
 from mpdiag.hardware.devices import DeviceFacts
 from mpdiag.hardware.tables import read_table
-from mpdiag.tensorcores import kernel_evidence
-from mpdiag.tensorcores.roofline import (
-    AchievedRate,
-    RooflinePoint,
-    achieved_rate,
-    memory_bound_anyway,
-    moved_bytes,
-    rate_json,
-    roofline_point,
-    speedup,
-)
-
-if TYPE_CHECKING:
-    from mpdiag.tensorcores.work.products import MatrixWork
-    from mpdiag.tensorcores.work.traced_operation import OperationTime
-
+from mpdiag.tensorcores import kernel_evidence, roofline
+from mpdiag.tensorcores.work.products import MatrixWork
+from mpdiag.tensorcores.work.traced_operation import OperationTime
 
 CauseCode = Literal[
     "outside",
@@ -111,10 +96,10 @@ class JudgedOperation:
     affected_us: float
     amdahl_bound: float
     win_us: float | None
-    placement: RooflinePoint | None
+    placement: roofline.RooflinePoint | None
     eligible: bool | None = None
     used: bool | None = None
-    rate: AchievedRate | None = None
+    rate: roofline.AchievedRate | None = None
 
     def to_json(self) -> dict[str, Any]:
         """An entry of ``operations`` in ``mpdiag profile --json``."""
@@ -149,14 +134,14 @@ class JudgedOperation:
             "amdahl_bound": finite(self.amdahl_bound),
             "win_us": self.win_us,
             "flops": work.flops or None if work else None,
-            "bytes": moved_bytes(o),
+            "bytes": roofline.moved_bytes(o),
             "intensity": placed.intensity if placed else None,
             "ridge": placed.ridge if placed else None,
             "bound": placed.bound if placed else None,
             "eligible": self.eligible,
             "used": self.used,
             "flops_least": work.least_flops or None if work else None,
-            **rate_json(self.rate),
+            **roofline.rate_json(self.rate),
         }
 
 
@@ -223,7 +208,7 @@ def worth(judged: Sequence[JudgedOperation], total_us: float) -> list[Worth]:
 def _sum(cause: str, members: Sequence[JudgedOperation], total_us: float) -> Worth:
     affected = sum(j.affected_us for j in members)
     known = [j.win_us for j in members if j.win_us is not None]
-    bound = speedup(affected / total_us) if total_us > 0 else 1.0
+    bound = roofline.speedup(affected / total_us) if total_us > 0 else 1.0
     return Worth(cause, len(members), affected, bound, sum(known) if known else None)
 
 
@@ -246,7 +231,9 @@ def _judge_one(
     faults = shapes.worth_padding(alone, together)
     cause = _cause(o, device, faults, dtype)
     placement = (
-        roofline_point(o.work, peaks, dtype) if o.work is not None and peaks is not None else None
+        roofline.roofline_point(o.work, peaks, dtype)
+        if o.work is not None and peaks is not None
+        else None
     )
     affected = _affected(o, cause)
     win = None
@@ -261,12 +248,12 @@ def _judge_one(
         faults=faults if cause == "alignment" else (),
         aligned=aligned,
         affected_us=affected,
-        amdahl_bound=speedup(affected / whole) if whole > 0 else 1.0,
+        amdahl_bound=roofline.speedup(affected / whole) if whole > 0 else 1.0,
         win_us=win,
         placement=placement,
         eligible=is_eligible(o, device),
         used=used,
-        rate=achieved_rate(o, device, used=used),
+        rate=roofline.achieved_rate(o, device, used=used),
     )
 
 
@@ -347,7 +334,7 @@ def _cause_of_size(o: OperationTime, device: DeviceFacts, dtype: str) -> CauseCo
     if _is_too_small(o, device):
         return "latency_limited"
     peaks = device.peaks
-    if peaks is not None and memory_bound_anyway(work, peaks, dtype):
+    if peaks is not None and roofline.memory_bound_anyway(work, peaks, dtype):
         return "memory_bound"
     return None
 

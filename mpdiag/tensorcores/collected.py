@@ -4,8 +4,6 @@ Whatever waits for its counterpart goes to a ``DiskBuffer``, so that a large tra
 than a small one. ``kernel_linking`` and ``timeline`` take it out again, each in its own order.
 """
 
-from __future__ import annotations
-
 import marshal
 import math
 import struct

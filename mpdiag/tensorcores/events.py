@@ -4,15 +4,12 @@ Times are in microseconds of the trace's own clock. Records are named tuples bec
 millions of them.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-if TYPE_CHECKING:
-    from mpdiag.hardware.devices import DeviceFacts
+from mpdiag.hardware.devices import DeviceFacts
 
 Thread = tuple[Any, Any]
 """Process and thread, as the trace numbers them."""

@@ -8,8 +8,6 @@ Triton keeps the PTX (AMD: the assembly) of each kernel in its cache, ``~/.trito
 tritonparse logs it. Kernels are matched by the name that their code exports, the name in a trace.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import re
@@ -18,20 +16,17 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from mpdiag.errors import DamagedTrace
+from mpdiag.hardware.devices import DeviceFacts
+from mpdiag.hardware.peaks import Peaks
+from mpdiag.tensorcores.events import Kernel
 from mpdiag.tensorcores.kernels import counters
+from mpdiag.tensorcores.kernels.classification import KernelFacts
 from mpdiag.tensorcores.kernels.counters import CounterMeaning
 from mpdiag.tensorcores.kernels.rules import KernelVerdict
-
-if TYPE_CHECKING:
-    from mpdiag.hardware.devices import DeviceFacts
-    from mpdiag.hardware.peaks import Peaks
-    from mpdiag.tensorcores.events import Kernel
-    from mpdiag.tensorcores.kernels.classification import KernelFacts
-    from mpdiag.tensorcores.work.traced_operation import OperationTime
-
+from mpdiag.tensorcores.work.traced_operation import OperationTime
 
 MARGIN = 1.1
 """The factor by which a rate must exceed the published one: clocks may exceed the boost clock."""
@@ -270,10 +265,9 @@ def read_code(place: Path) -> dict[str, KernelEvidence]:
         for name in {next(filter(None, groups)) for groups in _EXPORTED.findall(code)}:
             variants[name].add(_judged(code, source))
     if not variants:
-        message = (
+        raise DamagedTrace(
             f"{place} holds no compiled Triton kernel: no *.ptx, *.amdgcn or log of tritonparse"
         )
-        raise DamagedTrace(message)
     agreed = ((name, _agreed(list(found))) for name, found in variants.items())
     return {name: evidence for name, evidence in agreed if evidence is not None}
 

@@ -8,8 +8,6 @@ A replayed CUDA graph is launched as a whole, so its kernels have no operation; 
 separately.
 """
 
-from __future__ import annotations
-
 import math
 from collections import OrderedDict
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ trace once more. Of each the longest pieces are kept, so that a trace of any len
 than ``MOST`` pieces a step.
 """
 
-from __future__ import annotations
-
 import heapq
 import math
 import os

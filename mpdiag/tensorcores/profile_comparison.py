@@ -1,15 +1,11 @@
 """Two profiles compared: what moved onto Tensor Cores, and what that gained."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mpdiag.display.wording import counted, percent
-
-if TYPE_CHECKING:
-    from mpdiag.tensorcores.trace_profile import Profile
-    from mpdiag.tensorcores.work.traced_operation import OperationTime
+from mpdiag.tensorcores.trace_profile import Profile
+from mpdiag.tensorcores.work.traced_operation import OperationTime
 
 _CLASSES = ("tensor_core", "cuda_core", "unknown", "layout", "helper", "other")
 

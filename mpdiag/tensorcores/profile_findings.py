@@ -1,9 +1,7 @@
 """Findings of a trace: matrix work off Tensor Cores, unknown or old kernels, contradictions, gaps."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mpdiag.display.explanations import command_for
 from mpdiag.display.wording import counted
@@ -11,15 +9,13 @@ from mpdiag.files.documents import finite
 from mpdiag.hardware.devices import DeviceFacts
 from mpdiag.tensorcores import kernel_evidence
 from mpdiag.tensorcores.causes import TF32, JudgedOperation
+from mpdiag.tensorcores.events import TraceReader
+from mpdiag.tensorcores.kernel_linking import Linked
 from mpdiag.tensorcores.kernels.counters import ADVICE, Vendor
 from mpdiag.tensorcores.roofline import speedup
 from mpdiag.tensorcores.summary import IDLE_CAUSES, percent
-
-if TYPE_CHECKING:
-    from mpdiag.tensorcores.events import TraceReader
-    from mpdiag.tensorcores.kernel_linking import Linked
-    from mpdiag.tensorcores.timeline.sweep import Timeline
-    from mpdiag.tensorcores.trace_profile import KernelTimes
+from mpdiag.tensorcores.timeline.sweep import Timeline
+from mpdiag.tensorcores.trace_profile import KernelTimes
 
 MUCH = 0.1
 """Share of kernel time from which something deserves a warning."""

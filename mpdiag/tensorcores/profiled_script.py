@@ -5,8 +5,6 @@ them are measured it ends the script, because a training may last days. The pare
 captured. The script's output goes to stderr.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -55,11 +53,10 @@ def profile_script(words: Sequence[str], *, steps: int, warmup: int) -> Launched
         InputError: If the script does not exist.
     """
     if launcher_of(words) is not None:
-        message = (
+        raise UsageError(
             "profile runs one process: give it the script, or start it in each with "
             "`torchrun … -m mpdiag profile -- script.py`"
         )
-        raise UsageError(message)
     script = parse(words)
     with tempfile.TemporaryDirectory(prefix="mpdiag-") as name:
         folder = Path(name)

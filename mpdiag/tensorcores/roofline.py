@@ -7,20 +7,15 @@ the ridge memory is the limit, and faster arithmetic cannot help.
 Source: NVIDIA, *Matrix Multiplication Background User's Guide*, section 2 (arithmetic intensity).
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from mpdiag.hardware.alignment import bytes_of, is_sized
-
-if TYPE_CHECKING:
-    from mpdiag.hardware.devices import DeviceFacts
-    from mpdiag.hardware.peaks import Peaks
-    from mpdiag.tensorcores.work.products import MatrixWork
-    from mpdiag.tensorcores.work.traced_operation import OperationTime
-
+from mpdiag.hardware.devices import DeviceFacts
+from mpdiag.hardware.peaks import Peaks
+from mpdiag.tensorcores.work.products import MatrixWork
+from mpdiag.tensorcores.work.traced_operation import OperationTime
 
 Bound = Literal["memory", "compute"]
 
@@ -154,16 +149,10 @@ def _peak(peaks: Peaks, dtype: str, used: bool | None) -> float | None:
     return None if rate is None else rate / 1e12
 
 
-def speedup(share: float, factor: float = math.inf) -> float:
-    """The whole's speed-up when a share of its time becomes ``factor`` times faster.
+def speedup(share: float) -> float:
+    """The whole's speed-up when a share of its time, 0 to 1, vanishes, which bounds every fix.
 
-    Args:
-        share: Of the whole's time, 0 to 1.
-        factor: 1 for no change, infinity for a part that vanishes, which bounds every fix.
-
-    Returns:
-        At least 1 for a factor of at least 1; infinite where everything vanishes. Half the time
-        made 5 times faster gives 1 / (0.5 + 0.5/5) = 1.67.
+    At least 1; infinite where everything vanishes.
     """
-    kept = 1 - min(max(share, 0.0), 1.0) * (1 - 1 / factor)
-    return math.inf if kept <= 0 else 1 / kept
+    left = 1 - min(max(share, 0.0), 1.0)
+    return math.inf if left <= 0 else 1 / left

@@ -185,8 +185,7 @@ def nothing_measured(seen: int, warmup: int) -> str:
 
 def _check(value: Any, least: int, name: str) -> None:
     if type(value) is not int or value < least:
-        message = f"{name} must be a whole number of at least {least}, not {value!r}"
-        raise UsageError(message)
+        raise UsageError(f"{name} must be a whole number of at least {least}, not {value!r}")
 
 
 # -- what is captured ------------------------------------------------------------------------------

@@ -1,24 +1,20 @@
 """A trace in a few sentences: what was eligible, what each cause costs, steps, idle time."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mpdiag.display import wording
 from mpdiag.display.wording import counted
 from mpdiag.files.documents import finite
 from mpdiag.hardware.tables import read_table
+from mpdiag.tensorcores.causes import JudgedOperation, Worth
+from mpdiag.tensorcores.roofline import AchievedRate
 from mpdiag.tensorcores.timeline.host_spans import GAP_CAUSES
-
-if TYPE_CHECKING:
-    from mpdiag.tensorcores.causes import JudgedOperation, Worth
-    from mpdiag.tensorcores.roofline import AchievedRate
-    from mpdiag.tensorcores.timeline.sweep import Timeline, Window
-    from mpdiag.tensorcores.work.traced_operation import OperationTime
+from mpdiag.tensorcores.timeline.sweep import Timeline, Window
+from mpdiag.tensorcores.work.traced_operation import OperationTime
 
 MANY = 1e6
 """A bound above this means that the rest is nothing."""

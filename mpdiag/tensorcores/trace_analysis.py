@@ -1,7 +1,5 @@
 """From a trace to a profile: how much kernel time went to Tensor Cores, and why the rest did not."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys
@@ -84,8 +82,7 @@ def compare_traces(before: str | os.PathLike[str], now: object) -> ProfileCompar
         UsageError: If ``now`` is not the profile of a GPU's trace.
     """
     if not isinstance(now, Profile):
-        message = "only traces of a GPU can be compared: --against needs two of them"
-        raise UsageError(message)
+        raise UsageError("only traces of a GPU can be compared: --against needs two of them")
     return compare_profiles(profile_trace(before), now)
 
 

@@ -4,26 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from mpdiag.display.wording import percent
-from mpdiag.tensorcores import kernel_evidence
+from mpdiag.hardware.devices import DeviceFacts
+from mpdiag.tensorcores import kernel_evidence, summary
+from mpdiag.tensorcores.causes import JudgedOperation, Worth
 from mpdiag.tensorcores.kernel_evidence import KernelEvidence
 from mpdiag.tensorcores.kernels.classification import VERDICTS, KernelFacts
 from mpdiag.tensorcores.kernels.rules import TABLE_VERSION, KernelVerdict
-from mpdiag.tensorcores.summary import (
-    CauseGroup,
-    Eligibility,
-    cause_groups,
-    sum_eligibility,
-    summary_sentences,
-)
-
-if TYPE_CHECKING:
-    from mpdiag.hardware.devices import DeviceFacts
-    from mpdiag.tensorcores.causes import JudgedOperation, Worth
-    from mpdiag.tensorcores.timeline.sweep import Timeline
-
+from mpdiag.tensorcores.timeline.sweep import Timeline
 
 SCHEMA_VERSION = 1
 
@@ -66,14 +56,14 @@ class Profile:
     world_size: int | None = None
 
     @property
-    def eligibility(self) -> Eligibility:
+    def eligibility(self) -> summary.Eligibility:
         """Kernel time by whether its operation could use Tensor Cores, and did."""
-        return sum_eligibility(self.operations, self.kernel_time_us)
+        return summary.sum_eligibility(self.operations, self.kernel_time_us)
 
     @property
-    def cause_groups(self) -> list[CauseGroup]:
+    def cause_groups(self) -> list[summary.CauseGroup]:
         """The causes that have a fix, each with one bound for all its operations."""
-        return cause_groups(self.operations, self.worth, self.kernel_time_us)
+        return summary.cause_groups(self.operations, self.worth, self.kernel_time_us)
 
     @property
     def kernels(self) -> tuple[KernelTime, ...]:
@@ -123,9 +113,8 @@ class Profile:
         """The document of ``mpdiag profile --json``."""
         device = self.device.to_json() if self.device else {}
         measured = {f"{v}_fraction_witnessed": self.fraction(v, measured=True) for v in VERDICTS}
-        measured["matrix_cuda_core_fraction_witnessed"] = measured.pop(
-            "cuda_core_fraction_witnessed"
-        )
+        cuda_cores = measured.pop("cuda_core_fraction_witnessed")
+        measured["matrix_cuda_core_fraction_witnessed"] = cuda_cores
         return {
             "schema_version": SCHEMA_VERSION,
             "source": self.source,
@@ -139,10 +128,7 @@ class Profile:
             "kernel_time_us": self.kernel_time_us,
             "tensor_core_fraction": self.fraction("tensor_core"),
             "matrix_cuda_core_fraction": self.fraction("cuda_core"),
-            "helper_fraction": self.fraction("helper"),
-            "layout_fraction": self.fraction("layout"),
-            "other_fraction": self.fraction("other"),
-            "unknown_fraction": self.fraction("unknown"),
+            **{f"{v}_fraction": self.fraction(v) for v in ("helper", "layout", "other", "unknown")},
             "native_generation_fraction": self.native_generation_fraction,
             "unnamed_generation_fraction": self.kernel_times.unnamed_generation_fraction,
             "linked_fraction": self.linked_fraction,
@@ -155,7 +141,7 @@ class Profile:
             "operations": [o.to_json() for o in self.operations],
             "worth": [w.to_json() for w in self.worth],
             "findings": list(self.findings),
-            "summary": summary_sentences(self.eligibility, self.timeline),
+            "summary": summary.summary_sentences(self.eligibility, self.timeline),
             "causes": [group.to_json() for group in self.cause_groups],
             "eligibility": self.eligibility.to_json(),
             "timeline": self.timeline.to_json() if self.timeline else None,

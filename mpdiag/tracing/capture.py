@@ -1,7 +1,5 @@
 """CUDA graphs: what runs while one is captured runs on the host once, and never again."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import torch
@@ -41,9 +39,8 @@ def refuse_captured(names: Iterable[tuple[str, torch.nn.Module]]) -> None:
     for name, module in names:
         forward = vars(module).get("forward")
         if getattr(forward, "__module__", None) == "torch.cuda.graphs":
-            message = (
+            raise UsageError(
                 f"module {name or type(module).__name__!r} was captured in a CUDA graph, which reads "
                 "weights where they were in FP32, and the level casts them: capture it after the model "
                 "is wrapped, or choose O1"
             )
-            raise UsageError(message)

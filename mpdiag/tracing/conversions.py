@@ -5,8 +5,6 @@ mixed precision the first makes ``p`` as narrow as ``z``, and the second keeps `
 both where they are written, and finds whose dtype was asked for.
 """
 
-from __future__ import annotations
-
 import ast
 import linecache
 import os

@@ -1,7 +1,5 @@
 """What a thread is doing, and the arguments of the operations that it dispatches."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from typing import Any, TypeVar

@@ -62,12 +62,10 @@ class ModelFingerprint:
             ValueError: If it is something else.
         """
         if not isinstance(document, dict) or set(document) - {"parameters", "complete"}:
-            message = "it is not an object of parameters"
-            raise ValueError(message)
+            raise ValueError("it is not an object of parameters")
         parameters, complete = document.get("parameters"), document.get("complete", True)
         if not isinstance(parameters, dict) or not isinstance(complete, bool):
-            message = "its parameters are not an object of names and shapes"
-            raise ValueError(message)
+            raise ValueError("its parameters are not an object of names and shapes")
         return cls({str(n): _shape_of(text) for n, text in parameters.items()}, complete)
 
 
@@ -112,8 +110,7 @@ def _shape_of(text: Any) -> Shape | None:
         return None if text is None else ()
     sizes = str(text).split("x")
     if not isinstance(text, str) or not all(s.isascii() and s.isdigit() for s in sizes):
-        message = f"{text!r} is not a shape"
-        raise ValueError(message)
+        raise ValueError(f"{text!r} is not a shape")
     return tuple(map(int, sizes))
 
 

@@ -332,11 +332,10 @@ def _named_models(models: Models) -> list[tuple[str, nn.Module]]:
     else:
         named = []
     if not named or not all(isinstance(model, nn.Module) for _, model in named):
-        message = (
+        raise UsageError(
             "the first argument of record() must be a torch.nn.Module, or a list or mapping of them, "
             f"not {type(models).__name__}"
         )
-        raise UsageError(message)
     return named
 
 

@@ -9,8 +9,6 @@ order again.
 Meanwhile oneDNN is off above this level, as in ``emulation``: its LSTM would hide every gate.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections import Counter
 from collections.abc import Iterator
@@ -21,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mpdiag.numerics.autocast_lists import LOW, policy_name
+from mpdiag.numerics.autocast_lists import LAYERS, LOW, OPERATIONS, policy_name
 from mpdiag.tracing.dispatch import in_backward, tensors_of
 from mpdiag.tracing.source_lines import ModuleCalls
 from mpdiag.tracing.tap import FunctionTap, OperationTap
@@ -30,25 +28,11 @@ OUTSIDE = "(outside)"
 """Stands for the module of what is computed outside of all modules, such as a loss function."""
 
 # What only moves or makes values: it rounds nothing that was not rounded before.
-_MOVES = frozenset(
-    """
-    _to_copy _unsafe_view alias_copy arange bernoulli bernoulli_ cat clone constant_pad_nd copy_
-    detach empty empty_like empty_strided exponential_ fill fill_ flip full full_like gather index
-    index_select lift_fresh masked_select new_empty new_empty_strided new_full new_ones new_zeros
-    normal_ ones ones_like rand rand_like randn randn_like repeat roll scatter select_backward
-    select_scatter set_ slice_backward slice_scatter sort stack topk tril triu uniform_ unbind_copy
-    unsafe_split zero_ zeros zeros_like expand_copy resize_
-    transpose_ t_ squeeze_ unsqueeze_ as_strided_ _local_scalar_dense scalar_tensor
-    """.split()
-)
+_MOVES = OPERATIONS["moves"]
 
 # ATen's name below autograd -> the name above it, where policies and plans speak.
-_ABOVE = {
-    "addmm": "linear", "mm": "matmul", "bmm": "matmul", "mv": "matmul", "dot": "matmul",
-    "native_layer_norm": "layer_norm", "native_batch_norm": "batch_norm",
-    "_native_batch_norm_legit": "batch_norm", "native_dropout": "dropout",
-    "_adaptive_avg_pool2d": "adaptive_avg_pool2d", "max_pool2d_with_indices": "max_pool2d",
-}  # fmt: skip
+_PRODUCTS = {"addmm": "linear", "mm": "matmul", "bmm": "matmul", "mv": "matmul", "dot": "matmul"}
+_ABOVE = _PRODUCTS | LAYERS
 _CONVOLUTIONS = {3: "conv1d", 4: "conv2d", 5: "conv3d"}
 
 

@@ -1,7 +1,5 @@
 """What is known of tensor storages, without keeping them alive."""
 
-from __future__ import annotations
-
 from typing import Any, Generic, TypeVar
 
 import torch

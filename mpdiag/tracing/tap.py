@@ -6,8 +6,6 @@ there, and where one rewrites operations (FP16 emulation), the tap shows those t
 context a tap lies above the modes that are there already.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 

@@ -51,8 +51,6 @@ class TrainerOptions:
         process_group: The ranks that must agree on a step; default: all.
         check_tensor_cores: After the first steps on a GPU, profile one and log whether Tensor Cores
             are in use, with the cause if not; the answer is ``MixedPrecision.tensor_cores``.
-        fp16_accumulation: Add up products and reductions in FP16, as no kernel has to: an ablation,
-            emulated only.
         half_outputs: Models that hold half-precision weights (O2, O3) return half precision; else they
             return FP32.
         names: What the models' names begin with in the plan, one for each model; default: nothing.
@@ -61,7 +59,6 @@ class TrainerOptions:
     max_skips: int = 8
     process_group: Any = None
     check_tensor_cores: bool = True
-    fp16_accumulation: bool = False
     half_outputs: bool = False
     names: Sequence[str] = ()
 

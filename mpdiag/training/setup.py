@@ -130,9 +130,6 @@ def set_up(
     refuse_low_precision(models)
     device = arguments.device_of(models)
     chosen = arguments.choose_backend(request.backend, precision, device, models)
-    if options.fp16_accumulation and chosen != "emulated":
-        message = "fp16_accumulation is emulated: it needs FP16 and backend='emulated'"
-        raise UsageError(message)
     wrapped = Wrapped(
         models,
         optimizers,
@@ -159,7 +156,7 @@ def set_up(
     log = None
     if request.run is not None:
         log = RunLog(request.run, plan, precision, chosen, wrapped, share)
-    emulation = Emulation(low_sums=options.fp16_accumulation) if chosen == "emulated" else None
+    emulation = Emulation() if chosen == "emulated" else None
     check = None
     if options.check_tensor_cores and precision.level != "O0":
         check = check_for(models[0], device, native=chosen == "native", rank=rank())

@@ -103,8 +103,7 @@ def _module_of(name: str) -> ModuleType:
     if name not in _IN_THE_REPOSITORY:
         hint = did_you_mean(name, (*_BUILT_IN, *_IN_THE_REPOSITORY))
         choice = f"choose one of {', '.join(_BUILT_IN)}, or name a file that defines one"
-        message = f"there is no workload {name!r}{hint}: {choice}"
-        raise UnknownWorkload(message)
+        raise UnknownWorkload(f"there is no workload {name!r}{hint}: {choice}")
     folder = studied_workloads()
     if folder is None:
         message = f"the workload {name!r} is not installed with mpdiag: run this command in a clone"
@@ -169,13 +168,11 @@ def _check(name: str, kind: type[Workload], options: dict[str, Any]) -> None:
         if option not in known:
             accepted = f"its options are {', '.join(known)}" if known else "it has none"
             hint = did_you_mean(option, known)
-            message = f"the workload {name!r} has no option {option!r}{hint}: {accepted}"
-            raise BadOption(message)
+            raise BadOption(f"the workload {name!r} has no option {option!r}{hint}: {accepted}")
         choices = typing.get_args(types[option])  # of a Literal; other types have none
         if choices and value not in choices:
             accepted = ", ".join(map(str, choices))
             hint = did_you_mean(str(value), map(str, choices))
-            message = (
+            raise BadOption(
                 f"the workload {name!r} has no {option} {value!r}{hint}: choose one of {accepted}"
             )
-            raise BadOption(message)

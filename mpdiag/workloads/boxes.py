@@ -7,8 +7,6 @@ MultiBox Detector" (Liu et al., 2016), and the average precision is that of PASC
 (the whole area under the curve).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import pairwise
 

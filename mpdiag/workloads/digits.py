@@ -6,8 +6,6 @@ have the same mixture of digits and the same 13 writers. The model is a tiny Res
 kind, trained with SGD and momentum: the family that, in the paper, needs no loss scale.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache

@@ -4,8 +4,6 @@ A decoder-only Transformer with layer norm before each part (Radford et al., 201
 on the characters of the English that ships with Python (`english.py`).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ is 64×64 pixels of 8 bits; each of its four quarters may hold one digit, so dig
 Scenes for training and for testing are made of different digits.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 from typing import Literal, NamedTuple
 

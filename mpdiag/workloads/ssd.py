@@ -18,8 +18,6 @@ changed, three in a hundred, and FP16 trains as FP32 does. So this is not the pa
 but the sum of two ordinary habits.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache

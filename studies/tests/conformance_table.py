@@ -46,7 +46,7 @@ def our_cell(behaviour: Behaviour, outcomes: Sequence[tuple[Subject, Outcome]]) 
             reason = behaviour.purpose(subject)
             word = f"{NO}, on purpose: {reason}"
             if not reason:
-                word = f"not yet: {behaviour.missing(subject) or outcome.note}"
+                word = f"not yet: {outcome.note}"
         by_word.setdefault(word, []).append(subject.label)
     asked = sum(map(len, by_word.values()))
     if asked == len(outcomes) and len(by_word) == 1:

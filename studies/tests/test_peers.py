@@ -13,7 +13,7 @@ BEHAVIOURS = [b for chapter in CHAPTERS for b in chapter.behaviours]
 
 
 @pytest.mark.parametrize("subject", PEERS, ids=str)
-@pytest.mark.parametrize("behaviour", BEHAVIOURS, ids=lambda b: b.check.__name__)
+@pytest.mark.parametrize("behaviour", BEHAVIOURS, ids=lambda b: b.name)
 def test_peers(behaviour: Behaviour, subject: Subject):
     known = VERSIONS[subject.package]
     if installed(subject) != known:

@@ -1,4 +1,4 @@
-"""One table of figures: terminal, JSON, Markdown, HTML and dashboard are held against each other."""
+"""One table of figures: terminal, JSON, Markdown and HTML are held against each other."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from mpdiag.analysis.analyzer import analyze
 from mpdiag.analysis.figures import LISTED
 from mpdiag.analysis.layer_history import explain_layer
 from mpdiag.analysis.layers import merge_layers
-from mpdiag.display.wording import MODEL, percent, scale_text, sentence
+from mpdiag.display.wording import MODEL, scale_text, sentence
 from mpdiag.numerics.formats import FP16
 from mpdiag.reports.documents.write import write_report
 from mpdiag.reports.text.analysis import analysis_text
 from mpdiag.reports.text.why import layer_text
-from mpdiag.reports.views.gradients.frame import scale_frame, summary
+from mpdiag.reports.views.gradients.frame import scale_frame
 
 SHARE = r"(< 0\.01 %|[\d.]+ %)"
 CLAIMS = (
@@ -201,16 +201,6 @@ def test_no_surface_speaks_of_a_scale_without_its_number(surfaces):
         assert not UNNAMED.search(text), (name, UNNAMED.search(text))
 
 
-def test_replayed_steps_say_how_they_come_about(analysis, surfaces):
-    for text in surfaces.values():
-        for of, recorded, repeated in re.findall(
-            r"of (\d+) replayed steps \((\d+) recorded, the last (\d+) of them once more", text
-        ):
-            assert int(of) == int(recorded) + int(repeated)
-            assert int(recorded) == analysis.loss_scale.finite_steps
-        assert not re.search(r"of \d+ replayed steps(?! \()", text.split("the best constant")[0])
-
-
 def test_the_layers_of_each_table_are_those_of_the_verdict(analysis, surfaces):
     figures = analysis.figures
     first = figures.find("layer-sum")
@@ -259,63 +249,3 @@ def numbers(value):
     if isinstance(value, dict) and "bdata" in value:
         return np.frombuffer(base64.b64decode(value["bdata"]), np.dtype(value["dtype"])).tolist()
     return value
-
-
-# -- the dashboard ---------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def opened(root, monkeypatch):
-    testing = pytest.importorskip("streamlit.testing.v1", reason="needs Streamlit")
-
-    def open_app(folder, view, **query):
-        monkeypatch.setenv("MPDIAG_RUNS", str(folder))
-        test = testing.AppTest.from_file(str(root / "app" / "main.py"), default_timeout=60)
-        for name, value in query.items():
-            test.query_params[name] = value
-        return test.switch_page(f"views/{view}.py").run()
-
-    return open_app
-
-
-def page_words(test):
-    """What a page says of its run; what a finding means in general is folded away, and left out."""
-    kinds = ("markdown", "caption", "info", "warning", "error", "success", "header", "subheader")
-    general = {str(e.value) for folded in test.expander for e in folded.markdown}
-    words = [str(e.value) for kind in kinds for e in getattr(test, kind)]
-    text = "\n".join(word for word in words if word not in general)
-    return " ".join(text.replace("\\", "").split())
-
-
-@pytest.mark.parametrize("analysis", ["denoiser", "early and late"], indirect=True)
-@pytest.mark.filterwarnings("default")  # Streamlit's own, of being run bare
-def test_the_dashboard_says_the_table_s_figures(opened, analysis):
-    folder = analysis.run.folder
-    figures = analysis.figures
-    verdict = opened(folder, "verdict", run=folder.name)
-    assert {"layer-sum", "overflow-bound", "updates-swallowed"} <= check_claims(
-        analysis, page_words(verdict)
-    )
-    cards = {metric.label: (metric.value, metric.delta) for metric in verdict.metric}
-    lost = figures.find("all-values-scaled") or figures.find("all-values")
-    assert cards["Gradients lost to 0"][0] == lost.said
-    assert cards["Gradients lost to 0"][1] == f"{figures.said('all-values')} without a loss scale"
-    assert cards["Updates rounded away"][0] == figures.said("updates-swallowed")
-    gradients = opened(folder, "gradients", run=folder.name, scale="0")
-    first = figures.find("layer-sum")
-    words = page_words(gradients)
-    assert f"Without a loss scale, {first.where}, in FP16: " in words
-    assert f", in FP16: {first.layer or MODEL} loses most, {first.said} of its sum; " in words
-    assert "What FP16 loses without a loss scale" in words
-    whole = opened(folder, "gradients", run=folder.name, scale="0", steps="over all recorded steps")
-    layers = analysis.layers.of_kind("activation_grad")
-    expected = summary(scale_frame(layers, FP16, 0))
-    words = page_words(whole)
-    assert "Without a loss scale, over all recorded steps, in FP16: " in words
-    assert f"loses most, {percent(expected.worst_sum_share)} of its sum; " in words
-    updates = opened(folder, "updates", run=folder.name)
-    shown = {metric.label: metric.value for metric in updates.metric}
-    assert shown["Rounded away by FP16 weights"] == figures.said("updates-swallowed")
-    for page in (verdict, gradients, whole, updates, opened(folder, "operations", run=folder.name)):
-        assert not page.exception
-        assert not UNNAMED.search(page_words(page)), UNNAMED.search(page_words(page))

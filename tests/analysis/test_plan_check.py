@@ -7,11 +7,10 @@ from dataclasses import replace
 
 import made_runs as hand
 import pytest
-from typer.testing import CliRunner
+from calls import run
 
 from mpdiag.analysis.analyzer import analyze
 from mpdiag.analysis.plan_check import check_plan
-from mpdiag.cli import app
 from mpdiag.errors import InputError, UsageError
 from mpdiag.plan import Fp32Choice, LossScalePlan, MasterWeightsPlan, PrecisionPlan
 from mpdiag.tracing.fingerprint import fingerprint
@@ -89,22 +88,19 @@ def test_masters_and_formats():
 
 
 def test_strict_asks_for_what_changed_alone(tmp_path):
-    run = hand.write_run(tmp_path / "run")
-    plan = analyze(run).plan
-    plan.save(tmp_path / "plan.json")
-    call = ["analyze", str(run), "--strict", "--json", "--against"]
-    same = CliRunner().invoke(app, [*call, str(tmp_path / "plan.json")])
-    assert same.exit_code == 0
+    folder, plan_path = hand.write_run(tmp_path / "run"), tmp_path / "plan.json"
+    plan = analyze(folder).plan
+    plan.save(plan_path)
+    call = ("analyze", folder, "--against", plan_path)
+    same = run(*call, "--strict", "--json")
     document = json.loads(same.stdout)["against"]
     assert document["verdict"] == "The plan still holds, if it is a plan of this model."
-    assert (document["holds"], document["of_this_model"]) == (True, None)
+    assert (same.exit_code, document["holds"], document["of_this_model"]) == (0, True, None)
     assert [f["code"] for f in document["findings"]] == ["plan-model-unknown"]
-    broken = replace(plan, loss_scale=LossScalePlan(method="constant", recommended=2.0**120))
-    broken.save(tmp_path / "plan.json")
-    changed = CliRunner().invoke(app, [*call, str(tmp_path / "plan.json")])
-    assert changed.exit_code == 1
-    assert not json.loads(changed.stdout)["against"]["holds"]
-    told = CliRunner().invoke(app, ["analyze", str(run), "--against", str(tmp_path / "plan.json")])
+    replace(plan, loss_scale=LossScalePlan(method="constant", recommended=2.0**120)).save(plan_path)
+    changed = run(*call, "--strict", "--json")
+    assert (changed.exit_code, json.loads(changed.stdout)["against"]["holds"]) == (1, False)
+    told = run(*call)
     assert told.exit_code == 0
     assert told.stdout.startswith("The plan no longer holds.")
     assert "[plan-scale-too-large]" in told.stdout
@@ -128,21 +124,20 @@ def test_the_plan_of_another_model_is_refused_in_one_sentence(trained, tmp_path)
     with pytest.raises(InputError, match="the plan is of another model: no layer of"):
         check_plan(scaled(), replace(scaled(), model=OTHER))
     replace(scaled(), model=OTHER).save(tmp_path / "plan.json")
-    words = ["analyze", str(trained / "first run"), "--strict", "--against"]
-    done = CliRunner().invoke(app, [*words, str(tmp_path / "plan.json")])
+    done = run("analyze", trained / "first run", "--strict", "--against", tmp_path / "plan.json")
     assert (done.exit_code, done.stdout) == (3, "")
     assert done.stderr.startswith("error: the plan is of another model")
 
 
-def test_a_plan_of_an_earlier_version_is_a_note(trained, tmp_path):
+@pytest.mark.parametrize("known", [True, False])
+def test_a_plan_of_an_earlier_version_is_a_note(trained, tmp_path, known):
     document = analyze(trained / "first run").plan.to_json()
     assert document["model"]["parameters"]["0.weight"] == "4x1x3x3"
-    words = ["analyze", str(trained / "first run"), "--strict", "--json", "--against"]
-    for model, codes_found in (("kept", []), ("left out", ["plan-model-unknown"])):
-        if model == "left out":
-            del document["model"]
-        (tmp_path / "plan.json").write_text(json.dumps(document))
-        done = CliRunner().invoke(app, [*words, str(tmp_path / "plan.json")])
-        assert done.exit_code == 0
-        found = json.loads(done.stdout)["against"]["findings"]
-        assert [f["code"] for f in found] == codes_found
+    if not known:
+        del document["model"]
+    (tmp_path / "plan.json").write_text(json.dumps(document))
+    words = ("--strict", "--json", "--against", tmp_path / "plan.json")
+    done = run("analyze", trained / "first run", *words)
+    assert done.exit_code == 0
+    found = json.loads(done.stdout)["against"]["findings"]
+    assert [f["code"] for f in found] == ["plan-model-unknown"] * (not known)

@@ -25,10 +25,9 @@ def found(recorded, steps, **cadence):
     return list(period_findings(run, list(recorded)))
 
 
-def test_every_n_names_the_periods_that_it_cannot_see():
+def test_a_cadence_names_the_periods_that_it_cannot_see():
     (finding,) = found(range(0, 400, 2), 400, every=2)
-    assert finding.code == "periods-not-seen"
-    assert finding.severity == "info"
+    assert (finding.code, finding.severity) == ("periods-not-seen", "info")
     assert finding.message == (
         "200 of 400 steps were recorded: some phases of what repeats every 2, 4, 6, 8, 10, 12, 14 "
         "and 16 steps were not recorded"
@@ -36,15 +35,9 @@ def test_every_n_names_the_periods_that_it_cannot_see():
     assert finding.evidence["unseen"]["2"] == [1]
     assert "every=1" in finding.fix
     assert "every 5, 10 and 15 steps" in found(range(0, 400, 5), 400, every=5)[0].message
-
-
-def test_a_short_run_names_them_too():
-    (finding,) = found([*range(20), 30, 59, 61, 82], 100)
-    assert "every 4 to 16 steps" in finding.message
-
-
-def test_a_recording_of_every_phase_is_not_a_finding():
-    assert found(range(0, 400, 17), 400, every=17) == []
+    (short,) = found([*range(20), 30, 59, 61, 82], 100)
+    assert "every 4 to 16 steps" in short.message
+    assert found(range(0, 400, 17), 400, every=17) == []  # every phase was recorded
     assert found(range(100), 100) == []
 
 
@@ -75,28 +68,26 @@ def run(tmp_path):
     return changed
 
 
-def test_an_optimizer_whose_steps_were_all_missed_is_named(run):
-    taken = {"type": "Adam", "steps_taken": 3, "steps_recorded": 0}
-    seen = {"type": "SGD", "steps_taken": 3, "steps_recorded": 3}
-    finding = run(optimizers=[seen, taken])["optimizer-not-recorded"]
-    assert finding.message.startswith("no step of 1 optimizer was recorded")
-    assert finding.evidence == {"optimizers": ["Adam"]}
+SEEN = {"type": "SGD", "steps_taken": 3, "steps_recorded": 3}
 
 
 @pytest.mark.parametrize(
-    "optimizers",
+    ("optimizers", "missed"),
     [
-        [{"type": "SGD"}],  # of an earlier version
-        [{"type": "SGD", "steps_taken": 3, "steps_recorded": 3}],
-        [{"type": "SGD", "steps_taken": 0, "steps_recorded": 0}],
+        ([SEEN, {"type": "Adam", "steps_taken": 3, "steps_recorded": 0}], ["Adam"]),
+        ([{"type": "SGD"}], []),  # of an earlier version
+        ([SEEN], []),
+        ([{"type": "SGD", "steps_taken": 0, "steps_recorded": 0}], []),
     ],
 )
-def test_an_optimizer_that_was_seen_or_never_stepped_is_not(run, optimizers):
-    assert "optimizer-not-recorded" not in run(optimizers=optimizers)
-
-
-def test_a_recording_of_an_earlier_version_says_nothing_of_autocast(run):
-    assert "not-fp32" not in run(precision=None)
+def test_an_optimizer_whose_steps_were_all_missed_is_named(run, optimizers, missed):
+    found = run(optimizers=optimizers, precision=None)
+    assert "not-fp32" not in found  # as before autocast was recorded
+    assert ("optimizer-not-recorded" in found) == bool(missed)
+    if missed:
+        finding = found["optimizer-not-recorded"]
+        assert finding.message.startswith("no step of 1 optimizer was recorded")
+        assert finding.evidence == {"optimizers": missed}
 
 
 def test_a_double_precision_recording_says_what_it_does_not_show(tmp_path):
@@ -132,6 +123,13 @@ def test_without_activation_gradients_no_loss_scale_is_named(tmp_path):
     assert analysis.plan.master_weights.needed
 
 
+def test_a_loop_that_never_steps_is_a_finding(tmp_path):
+    model, optimizer = model_and_optimizer()
+    with mpdiag.record(model, optimizer, tmp_path):
+        model(torch.randn(5, 8)).sum().backward()
+    assert "no-optimizer-step" in {f.code for f in mpdiag.analyze(tmp_path).findings}
+
+
 LABELS = {"placement": "replicated", "stage": "reduced"}
 OLD = "2026-01-01T00:00:00.000+00:00"
 
@@ -160,21 +158,22 @@ SAME = [[1.0, 2.0]] * 4
 
 def test_a_killed_rank_is_named_with_its_last_step(fleet):
     (finding,) = fleet({0: ("failed", SAME), 1: ("recording", SAME[:2]), 2: ("failed", SAME)})
-    assert finding.code == "rank-stopped"
-    assert finding.severity == "warning"
-    assert finding.evidence["rank"] == 1
-    assert finding.evidence["steps"] == 2
+    assert (finding.code, finding.severity) == ("rank-stopped", "warning")
+    assert (finding.evidence["rank"], finding.evidence["steps"]) == (1, 2)
     assert "rank 1 of 3 was killed after 2 steps" in finding.message
     assert OLD in finding.message
     json.dumps(finding.to_json())
 
 
-def test_ranks_that_agree_and_end_are_not_mentioned(fleet):
-    assert fleet({0: ("complete", SAME), 1: ("complete", SAME)}) == []
-
-
-def test_a_run_that_is_being_recorded_is_let_be(fleet):
-    assert fleet({0: ("recording", SAME), 1: ("recording", SAME[:3])}, updated=now()) == []
+@pytest.mark.parametrize(
+    ("ranks", "updated"),
+    [
+        ({0: ("complete", SAME), 1: ("complete", SAME)}, OLD),
+        ({0: ("recording", SAME), 1: ("recording", SAME[:3])}, now()),  # it is being recorded
+    ],
+)
+def test_ranks_that_agree_and_end_or_go_on_are_not_mentioned(fleet, ranks, updated):
+    assert fleet(ranks, updated=updated) == []
 
 
 OTHER = [*SAME[:2], [1.0, 2.5], [1.0, 3.0]]

@@ -101,38 +101,17 @@ def test_weights_that_vanish_need_masters(size, needed, tmp_path):
         assert masters.reason.startswith("FP16 makes 100 % of the sum of 0.weight 0; ")
 
 
-def test_the_share_that_decides_and_its_limit_stand_first():
-    """The short screen cuts what comes last."""
-    reason = masters_of(STILL).reason
-    assert reason.startswith(
-        "100 % of the way that weights go lies where FP16 weights would stand still (FP32 masters are "
-        "needed from 10 % on)"
-    )
-
-
 def record(folder, make=torch.optim.Adam, rate=1e-3):
     return record_steps(folder, network(), loss_of_network, 3, make, rate, every=1)
 
 
-def test_activations_are_those_of_modules_without_children(tmp_path):
-    run = record(tmp_path / "run")
-    # Convolution and batch norm, whose output the ReLU's replaces and flattening shares; linear.
-    expected = 8 * (2 * 4 * 36 + 10)
-    assert read_statistics(run).activations_per_step() == expected
-
-
-def residual(in_place: bool) -> nn.Module:
-    """A convolution, batch norm and ReLU, three times, and a linear layer."""
+@pytest.mark.parametrize("in_place", [False, True])
+def test_the_estimate_is_about_what_autograd_keeps(tmp_path, in_place):
     torch.manual_seed(0)
     layers: list[nn.Module] = []
     for channels in (3, 16, 16):
         layers += [nn.Conv2d(channels, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(in_place)]
-    return nn.Sequential(*layers, nn.Identity(), nn.Flatten(), nn.Linear(16 * 64, 10))
-
-
-@pytest.mark.parametrize("in_place", [False, True])
-def test_the_estimate_is_about_what_autograd_keeps(tmp_path, in_place):
-    model = residual(in_place)
+    model = nn.Sequential(*layers, nn.Identity(), nn.Flatten(), nn.Linear(16 * 64, 10))
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
     x = torch.randn(4, 3, 8, 8)
     kept: dict[int, int] = {}
@@ -171,21 +150,19 @@ def test_activations_are_those_of_one_device(tmp_path):
     [(torch.optim.Adam, 2), (torch.optim.SGD, 0), (partial(torch.optim.SGD, momentum=0.9), 1)],
 )
 def test_the_baseline_counts_weights_gradients_states_and_activations(tmp_path, optimizer, states):
-    plan = mpdiag.analyze(record(tmp_path / "run", optimizer, 0.1)).plan
+    run = record(tmp_path / "run", optimizer, 0.1)
+    plan = mpdiag.analyze(run).plan
     levels = {a.level: a for a in plan.levels}
+    assert (list(levels), plan.level) == (["O0", "O1", "O2", "O3"], "O1")  # as they are to be tried
+    assert all(a.reason for a in plan.levels)
     weights = sum(p.numel() for p in network().parameters())
+    # Convolution and batch norm, whose output the ReLU's replaces and flattening shares; linear.
     activations = 8 * (2 * 4 * 36 + 10)
+    assert read_statistics(run).activations_per_step() == activations
     assert levels["O0"].memory_bytes == 4 * (weights * (2 + states) + activations)
     assert levels["O0"].batch_factor == 1.0
     # Activations take half, and a copy of the weights in FP16 is to be paid from that.
     assert levels["O1"].batch_factor == round(2 - weights / activations, 2) > 1
-
-
-def test_the_levels_come_in_the_order_to_try_them(tmp_path):
-    plan = mpdiag.analyze(record(tmp_path / "run")).plan
-    assert [a.level for a in plan.levels] == ["O0", "O1", "O2", "O3"]
-    assert plan.level == "O1"
-    assert all(a.reason for a in plan.levels)
 
 
 @pytest.mark.parametrize(("momentum", "possible"), [(0.0, True), (0.9, False)])
@@ -194,13 +171,6 @@ def test_an_optimizers_own_state_in_fp16_is_not_judged(tmp_path, momentum, possi
     plan = mpdiag.analyze(record(tmp_path / "run", optimizer, 0.1)).plan
     assert not plan.master_weights.needed
     assert plan.levels[3].possible == possible
-
-
-def gradients(*values):
-    histogram = ExponentHistogram.of(np.array(values, np.float32))
-    one = stack([histogram])
-    names = np.array(["w"], object)
-    return Layers(np.array(["weight_grad"], object), names, one, np.array([1]))
 
 
 def exact(values, scale, ranks, divide):
@@ -223,14 +193,13 @@ def exact(values, scale, ranks, divide):
 def test_the_reduction_fits_the_recorded_maximum_times_the_ranks(
     values, scale, ranks, dtype, divided
 ):
-    plan = choose_reduction(gradients(*values), scale, ranks)
+    one = stack([ExponentHistogram.of(np.array(values, np.float32))])
+    names = (np.array([name], object) for name in ("weight_grad", "w"))
+    gradients = Layers(*names, one, np.array([1]))
+    assert choose_reduction(gradients, scale, 1) is None
+    plan = choose_reduction(gradients, scale, ranks)
     assert (plan.dtype, plan.pre_divide) == (dtype, divided)
     if dtype == "fp16":
         overflow, lost = exact(values, scale, ranks, divided)
         assert not overflow
         assert lost < 0.001
-
-
-def test_one_rank_reduces_nothing():
-    assert choose_reduction(gradients(1.0), 1.0, 1) is None
-    assert FP16.max == 65504

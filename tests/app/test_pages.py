@@ -5,22 +5,44 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import made_runs as hand
 import pytest
-from app_pages import VIEWS, figures, words
+from app_pages import VIEWS, figures, page_text, words
+from goldens import assert_as_kept
 
 RUNS = ("ssd", "ssd-fp16-plan", "digits", "denoiser", "gpu-sample")
 SAYS_WHY = {"ssd-fp16-plan": "is a training by a plan", "gpu-sample": "holds a profile alone"}
 RECEIPTS = ("gradients", "layers", "updates", "operations", "training")
 REFUSED = ("verdict", "gradients", "layers", "updates", "operations")
+CHOICES = (
+    ("layer", "layers", {"layer": "trunk.1"}),
+    ("layer-fp8", "layers", {"layer": "trunk.1", "format": "E4M3", "scale": "0"}),
+    ("step", "layers", {"tab": "One step", "step": "300"}),
+    ("none", "layers", {"find": "zzz"}),
+    ("parameter", "layers", {"layer": "trunk.0.weight"}),
+    ("activations", "gradients", {"kind": "activations", "scale": "11"}),
+    ("fp8", "gradients", {"format": "E4M3", "scale": "5", "find": "trunk"}),
+    ("unscaled", "gradients", {"scale": "0"}),
+    ("overflow", "gradients", {"scale": "24"}),
+    ("replay", "training", {"tab": "Loss-scale replay", "scaler": "backoff"}),
+    ("alone", "training", {"trainings": "ssd-fp16-no-scale"}),
+)
+KEPT = Path(__file__).parents[1] / "data" / "pages"
 pytestmark = pytest.mark.filterwarnings("default")  # Streamlit's own, of being run bare
+
+
+def test_a_page_of_each_choice_is_kept(opened, root):
+    for name, view, query in CHOICES:
+        test = opened(view=view, run="ssd", **query)
+        assert_as_kept(KEPT / "choices" / f"{name}.txt", page_text(test).replace(f"{root}", "HERE"))
 
 
 @pytest.mark.parametrize(
     ("view", "run"), [("runs", "ssd"), *((v, r) for r in RUNS for v in VIEWS if v != "runs")]
 )
-def test_every_view_on_every_sample_run(opened, caplog, view, run):
+def test_every_view_on_every_sample_run(opened, root, caplog, view, run):
     test = opened(view=view, run=run)
     assert not test.exception
     assert "Serialization" not in caplog.text  # a table as it is, not as Streamlit mends it
@@ -35,6 +57,9 @@ def test_every_view_on_every_sample_run(opened, caplog, view, run):
     refused = run in SAYS_WHY and view in REFUSED
     assert not test.error  # a training, or a profile, is a normal state
     assert not refused or SAYS_WHY[run] in test.info[0].value
+    if view != "runs":  # whose table is that of all sample runs
+        text = page_text(test).replace(f"{root}", "HERE")
+        assert_as_kept(KEPT / run / f"{view}.txt", text)
 
 
 def test_the_app_loads_no_torch(root, tmp_path):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 
 from calls import run
 
@@ -22,24 +21,6 @@ def test_runs_lists_newest_first_and_says_what_cannot_be_read(folder):
     assert names == ["[red]new", "old", "damaged", "newer"]
     assert "upgrade mpdiag" in " ".join(result.stdout.split())
     assert result.stderr.startswith("next: mpdiag dashboard ")  # none of them holds statistics
-
-
-def test_runs_says_how_much_was_recorded_and_when_it_was_last_written(tmp_path):
-    meta = {
-        "schema_version": 1,
-        "state": "recording",
-        "created": "2025-02-01T10:00:00.000+00:00",
-        "updated": "2025-02-01T10:05:30.250+00:00",
-        "model": {"type": "Detector", "parameters": 12},
-        "steps_seen": 60,
-        "steps_recorded": 22,
-    }
-    (tmp_path / "ssd").mkdir()
-    (tmp_path / "ssd" / "meta.json").write_text(json.dumps(meta))
-    _, line = run("runs", tmp_path).stdout.splitlines()
-    cells = ["ssd", "recording", "Detector", "22 of 60"]
-    moments = ["2025-02-01 10:00:00", "2025-02-01 10:05:30"]
-    assert re.split(r"\s{2,}", line.strip()) == [*cells, *moments]
 
 
 def test_runs_json_is_one_document_and_nothing_else(folder):

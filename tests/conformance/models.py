@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 INF, NAN = float("inf"), float("nan")
+ONE = torch.ones(2)
 
 
 class Weighted(nn.Module):
@@ -62,3 +64,11 @@ def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
 def close(a: dict[str, Tensor], b: dict[str, Tensor], tolerance: float) -> bool:
     """Whether weights agree within an absolute tolerance."""
     return all(torch.allclose(a[n], b[n], rtol=0, atol=tolerance) for n in a)
+
+
+def through_a_file(saved: Any, *, weights_only: bool = True) -> Any:
+    """What ``torch.load`` gives of what ``torch.save`` wrote."""
+    file = io.BytesIO()
+    torch.save(saved, file)
+    file.seek(0)
+    return torch.load(file, weights_only=weights_only)

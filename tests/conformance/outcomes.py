@@ -5,16 +5,21 @@ from __future__ import annotations
 import traceback
 import warnings
 from dataclasses import dataclass, field
-from functools import cache
-from typing import TYPE_CHECKING, Literal
+from functools import cache, wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 import torch
+from conformance.models import Weighted, values
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from conformance.subjects.protocol import Subject
+    from conformance.subjects.protocol import Subject, Training
+    from torch import nn
+
+    Check = Callable[[Subject], None]
 
 Kind = Literal["holds", "fails", "not applicable"]
 PEERS = ("torch.amp", "Accelerate", "Lightning")
@@ -47,23 +52,28 @@ class Behaviour:
         check: Asserts it of a subject; raises ``NotApplicable`` where it cannot be asked.
         instead: What a peer does where the behaviour does not hold for it, by the peer's name.
         on_purpose: Why it does not hold for ours, by level or label; it must fail there.
-        awaited: What is wrong with ours, by level or label; it must fail there until it is repaired.
     """
 
     name: str
     source: str
-    check: Callable[[Subject], None]
+    check: Check
     instead: Mapping[str, str] = field(default_factory=dict)
     on_purpose: Mapping[str, str] = field(default_factory=dict)
-    awaited: Mapping[str, str] = field(default_factory=dict)
 
     def purpose(self, subject: Subject) -> str:
         """Why it does not hold for one of ours; empty if it should."""
         return self.on_purpose.get(subject.label) or self.on_purpose.get(subject.level, "")
 
-    def missing(self, subject: Subject) -> str:
-        """What is wrong with one of ours; empty if nothing is known to be."""
-        return self.awaited.get(subject.label) or self.awaited.get(subject.level, "")
+
+def table(name: str) -> list[dict[str, str]]:
+    """The rows of a table beside the behaviours."""
+    lines = Path(__file__).with_name("behaviours").joinpath(f"{name}.tsv").read_text().splitlines()
+    columns = lines[0].split("\t")
+    return [dict(zip(columns, line.split("\t"), strict=True)) for line in lines[1:]]
+
+
+SOURCES = {row["check"]: row for row in table("sources")}
+"""By the name of a check: where the behaviour is described, and where and why it does not hold."""
 
 
 @dataclass(frozen=True)
@@ -79,33 +89,50 @@ class Chapter:
     about_loops: bool = False
     behaviours: list[Behaviour] = field(default_factory=list)
 
-    def behaviour(
+    def add(
         self,
+        name: str,
         source: str,
+        check: Check,
         *,
         instead: Mapping[str, str] | str | None = None,
         on_purpose: Mapping[str, str] | None = None,
-        awaited: Mapping[str, str] | None = None,
-    ) -> Callable[[Callable[[Subject], None]], Callable[[Subject], None]]:
+    ) -> None:
+        """Add a behaviour; where all peers differ alike, ``instead`` says it once."""
+        differ = dict.fromkeys(PEERS, instead) if isinstance(instead, str) else dict(instead or {})
+        self.behaviours.append(Behaviour(name, source, check, differ, dict(on_purpose or {})))
+
+    def behaviour(self, check: Check) -> Check:
         """Add a function as a behaviour; the first line of its docstring is the name.
 
-        Where all peers differ alike, ``instead`` says it once.
+        Its source, and what peers do instead, are in ``sources.tsv``.
         """
-        differ = dict.fromkeys(PEERS, instead) if isinstance(instead, str) else dict(instead or {})
+        row = SOURCES[check.__name__]
+        name = (check.__doc__ or "").splitlines()[0].rstrip(".")
+        differ = {peer: row[peer] for peer in PEERS if row[peer]}
+        on_purpose = dict.fromkeys(
+            filter(None, row["differ on purpose"].split(", ")), row["because"]
+        )
+        self.add(name, row["source"], check, instead=differ, on_purpose=on_purpose)
+        return check
 
-        def add(check: Callable[[Subject], None]) -> Callable[[Subject], None]:
-            name = (check.__doc__ or "").splitlines()[0].rstrip(".")
-            self.behaviours.append(
-                Behaviour(
-                    name,
-                    source,
-                    check,
-                    differ,
-                    dict(on_purpose or {}),
-                    dict(awaited or {}),
-                )
-            )
-            return check
+    def trained(
+        self,
+        weights: list[float] | None = None,
+        *,
+        model: Callable[[], nn.Module] = Weighted,
+        **options: Any,
+    ) -> Callable[[Callable[[Training], None]], Check]:
+        """Add a function of a training of one model, which has these weights at the end."""
+
+        def add(run: Callable[[Training], None]) -> Check:
+            @wraps(run)
+            def check(subject: Subject) -> None:
+                with subject.training(model(), **options) as training:
+                    run(training)
+                    assert weights is None or values(training.weights()) == weights
+
+            return self.behaviour(check)
 
         return add
 

@@ -36,9 +36,7 @@ def test_a_file_from_recording_to_plan(tmp_path, root):
     plan = PrecisionPlan.load(place / "plan.json")
     assert [(c.module, c.op) for c in plan.fp32_operations] == [("criterion", "pow")]
     trained = json.loads((place / "search.json").read_text())
-    ranked = ranking(
-        read_contents(analyze(place))
-    )  # the folder is a run, which the dashboard shows
+    ranked = ranking(read_contents(analyze(place)))  # a run, which the dashboard shows
     assert ranked.source == "measured"
     assert (ranked.frame["operation"].iloc[0], ranked.frame["trained"].iloc[0]) == ("pow", MUST)
     again = run(*options, "--json")  # nothing is trained any more: recording and search are kept
@@ -62,8 +60,8 @@ def test_a_workload_by_a_plan(tmp_path):
 
 def test_no_time_is_an_answer_too(tmp_path):
     PrecisionPlan().save(tmp_path / "given.json")
-    options = ("digits", "--plan", tmp_path / "given.json", "--budget", 0.01, "--run", tmp_path)
-    result = run(*options)
+    words = ("--plan", tmp_path / "given.json", "--budget", 0.01, "--run", tmp_path)
+    result = run("digits", *words)
     assert result.exit_code == ExitCode.OK, result.stderr
     assert "to continue" in result.stdout or "Nothing needs" in result.stdout
 
@@ -96,11 +94,3 @@ def test_it_says_what_was_run_and_what_was_not(result, sentence):
 def test_what_ran_is_counted(capsys):
     show_search(made("unfinished", sufficient=False), as_json=False)
     assert "1 FP32 training of 5, 0 trainings of 0 sets, 1 s" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("name", ["nonsense", "gallery/nonsense"])
-def test_an_unknown_name_is_refused_in_a_sentence(name, tmp_path):
-    result = run(name, "--run", tmp_path)
-    assert result.exit_code == ExitCode.USAGE
-    assert "choose one of" in result.stderr
-    assert "Traceback" not in result.stderr

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from typing import Any
@@ -50,32 +49,15 @@ def test_the_demo_trains_three_ways_and_compares(demo, mpdiag):
     assert "accuracy" in compared.out
 
 
-def test_json_is_one_document(demo, mpdiag):
-    folder, _ = demo
-    done = mpdiag("analyze", "runs/digits", "--json", "-o", "plan.json", cwd=folder)
-    document = json.loads(done.out)
-    assert document["plan"] == json.loads((folder / "plan.json").read_text())
-    kinds = {layer["kind"] for layer in document["layers"]}
-    assert kinds == {"activation", "activation_grad", "weight", "weight_grad", "update"}
-
-
-def test_strict_lets_a_healthy_run_pass(demo, mpdiag):
-    folder, _ = demo
-    assert mpdiag("analyze", "runs/digits", "--strict", cwd=folder).code == 0
-
-
 @pytest.mark.parametrize(
     "words",
     [
-        ("why", "runs/digits", "stem"),
         ("why", "runs/digits", "stem.weight"),
-        ("replay", "runs/digits", "--scaler", "lognormal"),
-        ("replay", "runs/digits", "--json"),
+        ("replay", "runs/digits", "--scaler", "lognormal", "--json"),
         ("compare", "runs/digits", "runs/digits-fp16-no-scale", "--json"),
-        ("runs",),
         ("runs", "--json"),
-        ("analyze", "runs/digits", "--target", "bf16"),
         ("analyze", "runs/digits", "--target", "fp8_e4m3"),
+        ("analyze", "runs/digits", "--strict"),  # a healthy run passes
     ],
     ids=" ".join,
 )
@@ -84,24 +66,6 @@ def test_every_command_works_on_the_run(demo, mpdiag, words):
     assert done.code == 0, done.err
     assert done.out
     assert "Traceback" not in done.err
-
-
-@pytest.mark.parametrize(
-    ("words", "code", "sentence"),
-    [
-        (("analyze", "nowhere"), 3, "there is no run at nowhere"),
-        (("why", "runs/digits", "steem"), 3, "stem"),
-        (("demo", "nothing"), 2, "digits"),
-        (("replay", "runs/digits", "--init-scale", "0"), 2, "init_scale"),
-        (("analyze", "runs/digits", "--target", "fp4"), 2, "fp16"),
-    ],
-)
-def test_bad_input_is_one_sentence(demo, mpdiag, words, code, sentence):
-    done = mpdiag(*words, cwd=demo[0])
-    assert done.code == code
-    assert sentence in done.err
-    assert "Traceback" not in done.err
-    assert done.out == ""
 
 
 class _Noted:

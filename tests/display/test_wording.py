@@ -4,58 +4,27 @@ from __future__ import annotations
 
 import ast
 
-import pytest
-
 from mpdiag.display.wording import counted, in_markdown, percent
 
 
-@pytest.mark.parametrize(
-    ("asked", "words"),
-    [
-        ((0, "layer"), "0 layers"),
-        ((1, "layer"), "1 layer"),
-        ((2, "layer"), "2 layers"),
-        ((1234, "layer"), "1,234 layers"),
-        ((1, "operation or module", "operations or modules"), "1 operation or module"),
-        ((2, "operation or module", "operations or modules"), "2 operations or modules"),
-    ],
-)
-def test_counted(asked, words):
-    assert counted(*asked) == words
+def test_counts():
+    expected = {
+        (0, "layer"): "0 layers", (1, "layer"): "1 layer", (1234, "layer"): "1,234 layers",
+        (1, "operation or module", "operations or modules"): "1 operation or module",
+        (2, "operation or module", "operations or modules"): "2 operations or modules",
+    }  # fmt: skip
+    assert {asked: counted(*asked) for asked in expected} == expected
 
 
-@pytest.mark.parametrize(
-    ("share", "words"),
-    [
-        (0.0, "0 %"),
-        (1e-5, "< 0.01 %"),
-        (0.1234, "12.34 %"),
-        (float("nan"), "–"),
-        (0.9999, "99.99 %"),
-        (0.99999, "> 99.99 %"),
-        (1.0, "100 %"),
-        (1 - 1e-12, "100 %"),
-        (1.5, "150.00 %"),
-    ],
-)
-def test_shares(share, words):
-    assert percent(share) == words
-
-
-@pytest.mark.parametrize(
-    ("share", "digits", "words"),
-    [
-        (0.864, 0, "86 %"),
-        (0.004, 0, "< 1 %"),
-        (0.999, 0, "> 99 %"),
-        (0.8644, 1, "86.4 %"),
-        (0.0004, 1, "< 0.1 %"),
-        (0.99951, 1, "> 99.9 %"),
-        (0.0, 1, "0 %"),
-    ],
-)
-def test_shares_with_fewer_digits(share, digits, words):
-    assert percent(share, digits) == words
+def test_shares():
+    expected = {
+        (0.0,): "0 %", (1e-5,): "< 0.01 %", (0.1234,): "12.34 %", (float("nan"),): "–",
+        (0.9999,): "99.99 %", (0.99999,): "> 99.99 %", (1.0,): "100 %", (1 - 1e-12,): "100 %",
+        (1.5,): "150.00 %",
+        (0.864, 0): "86 %", (0.004, 0): "< 1 %", (0.999, 0): "> 99 %",  # with fewer digits
+        (0.8644, 1): "86.4 %", (0.0004, 1): "< 0.1 %", (0.99951, 1): "> 99.9 %", (0.0, 1): "0 %",
+    }  # fmt: skip
+    assert {asked: percent(*asked) for asked in expected} == expected
 
 
 def test_no_sentence_writes_a_share_in_another_way(root):

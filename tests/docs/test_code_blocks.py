@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 
-import pages
+import doc_pages as pages
 import pytest
 import typer
 from calls import COMMANDS
-from pages import PAGES, ROOT, blocks, inline_commands, shell_lines, words
+from doc_pages import PAGES, ROOT, blocks, inline_commands, shell_lines, words
 from typer.testing import CliRunner
 
 from mpdiag.cli import app

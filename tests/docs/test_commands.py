@@ -7,7 +7,7 @@ import re
 
 import pytest
 from calls import COMMANDS
-from pages import ROOT, text
+from doc_pages import ROOT, text
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import re
 
 import numpy as np
 import pytest
-from pages import blocks, ran, text
+from doc_pages import blocks, ran, text
 
 from mpdiag.analysis.layers import merge_layers
 from mpdiag.numerics.formats import FP16

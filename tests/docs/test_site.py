@@ -6,7 +6,7 @@ import importlib.util
 import re
 
 import pytest
-from pages import PAGES, ROOT, text
+from doc_pages import PAGES, ROOT, text
 
 import mpdiag
 

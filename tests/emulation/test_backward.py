@@ -75,6 +75,12 @@ def mlp(*between):
     return nn.Sequential(nn.Linear(8, 8), *between, nn.Linear(8, 8))
 
 
+@pytest.fixture
+def watched():
+    emulation = Emulation()
+    return emulation, Watch(emulation)
+
+
 def loss_of(model, emulation, watch, *, half=False):
     torch.manual_seed(1)
     x = torch.randn(16, 8)
@@ -90,11 +96,10 @@ def loss_of(model, emulation, watch, *, half=False):
     [lambda: mlp(nn.ReLU()), Recurrent, Residual, lambda: mlp(Calling(elementwise))],
     ids=["MLP", "LSTM", "residual", "elementwise"],
 )
-def test_where_every_formula_rounds_itself_its_bits_are_those_of_the_emulation(make, half):
+def test_where_every_formula_rounds_itself_its_bits_are_those_of_the_emulation(make, half, watched):
     torch.manual_seed(0)
     model = make().half() if half else make()
-    emulation = Emulation()
-    watch = Watch(emulation)
+    emulation, watch = watched
     found = []
     for emulate in (True, False):
         model.zero_grad()
@@ -140,18 +145,15 @@ UNKNOWN = {
 
 
 @pytest.mark.parametrize("between", UNKNOWN)
-def test_what_is_not_known_keeps_it(between):
-    emulation = Emulation()
-    watch = Watch(emulation)
-    assert not watch.lets_go(loss_of(mlp(UNKNOWN[between]), emulation, watch))
+def test_what_is_not_known_keeps_it(between, watched):
+    assert not watched[1].lets_go(loss_of(mlp(UNKNOWN[between]), *watched))
 
 
-def test_a_sum_in_fp16_keeps_it():
-    emulation = Emulation()
-    watch = Watch(emulation)
-    assert not watch.lets_go(loss_of(mlp(Shifted()).half(), emulation, watch, half=True))
-    assert not watch.lets_go(loss_of(mlp(nn.LayerNorm(8)).half(), emulation, watch, half=True))
-    assert watch.lets_go(loss_of(mlp(nn.LayerNorm(8)), emulation, watch))
+def test_a_sum_in_fp16_keeps_it(watched):
+    lets_go = watched[1].lets_go
+    assert not lets_go(loss_of(mlp(Shifted()).half(), *watched, half=True))
+    assert not lets_go(loss_of(mlp(nn.LayerNorm(8)).half(), *watched, half=True))
+    assert lets_go(loss_of(mlp(nn.LayerNorm(8)), *watched))
 
 
 def test_the_formulas_of_operations_that_the_policy_casts_are_known_by_their_names():
@@ -169,9 +171,8 @@ def test_the_formulas_of_operations_that_the_policy_casts_are_known_by_their_nam
     assert not any(_is_wide(type(y.grad_fn).__name__) for y in unknown)
 
 
-def test_what_was_made_before_the_forward_pass_keeps_it():
-    emulation = Emulation()
-    watch = Watch(emulation)
+def test_what_was_made_before_the_forward_pass_keeps_it(watched):
+    emulation, watch = watched
     model = mlp()
     first = loss_of(model, emulation, watch)
     assert watch.lets_go(first)
@@ -183,16 +184,8 @@ def test_what_was_made_before_the_forward_pass_keeps_it():
     assert not watch.lets_go(second.detach())
 
 
-def test_a_hook_on_a_weight_matters_where_the_weight_is_half():
+def test_a_hook_on_a_weight_matters_where_the_weight_is_half(watched):
     for half in (False, True):
-        emulation = Emulation()
-        watch = Watch(emulation)
         model = mlp().half() if half else mlp()
         model[0].weight.register_hook(lambda g: g / g.norm())
-        assert watch.lets_go(loss_of(model, emulation, watch, half=half)) != half
-
-
-def test_sums_in_fp16_keep_it():
-    emulation = Emulation(low_sums=True)
-    watch = Watch(emulation)
-    assert not watch.lets_go(loss_of(mlp(), emulation, watch))
+        assert watched[1].lets_go(loss_of(model, *watched, half=half)) != half

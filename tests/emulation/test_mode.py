@@ -32,30 +32,20 @@ def positive(*shape: int) -> torch.Tensor:
 index = torch.tensor([0, 2, 1, 2, 0, 1, 1, 2])
 
 TABLE = Path(__file__).with_name("rounded_operations.tsv").read_text().splitlines()
+ROWS = [row.split("\t") for row in TABLE[1:]]
 OPERATIONS = {
     name: (eval(f"lambda {arguments}: {call}"), eval(inputs))
-    for name, arguments, call, inputs in (row.split("\t") for row in TABLE[1:])
+    for name, arguments, call, inputs, _ in ROWS
 }
 """An ATen operation or a few, by name: the function and its inputs."""
-
-# Where an accumulation's order decides, results may differ by a unit in the last place of the
-# largest term, not of the (cancelled) result: torch's own kernels differ so among themselves.
-ACCUMULATES = {
-    "sum", "sum over rows", "mean", "var", "cumsum", "norm", "logsumexp", "softmax", "log_softmax",
-    "layer_norm", "group_norm", "mm", "bmm", "addmm", "baddbmm", "mv", "dot", "linear", "einsum",
-    "conv1d", "conv2d", "conv2d depthwise", "conv_transpose2d", "avg_pool2d", "adaptive_avg_pool2d",
-    "interpolate", "attention", "mse_loss", "smooth_l1_loss", "cross_entropy", "embedding",
-    "index_select", "gather", "mul broadcast",
-}  # fmt: skip
-
-# torch's CPU kernels of these round a factor or an intermediate to half precision, as its CUDA kernels
-# do not: near a zero of the result that is many units. The test below has FP32 for their oracle.
-ROUNDS_INSIDE = {"add with alpha", "add a number", "gelu"}
-
-# The backward pass reads the stored, rounded result, and magnifies its rounding: half a unit there is
-# eleven units in a gradient near zero. Kernels that differ in the result's last place (torch's do from
-# one instruction set to the next) differ by more in the gradients; no farther from the truth is the bound.
-READS_ITS_RESULT = {"attention"}
+ROUNDING = {name: words.split() for name, *_, words in ROWS}
+"""By name: ``accumulates``: where the order decides, results may differ by a unit in the last place of the
+largest term, not of the (cancelled) result: torch's own kernels differ so among themselves. ``inside``:
+torch's CPU kernels round a factor or an intermediate to half precision, as its CUDA kernels do not: near a
+zero of the result that is many units; FP32 is the oracle of these. ``composite``: rounds between its parts.
+``reads``: the backward pass reads the stored, rounded result, and magnifies its rounding: half a unit there
+is eleven units in a gradient near zero. Kernels that differ in the result's last place (torch's do from one
+instruction set to the next) differ by more in the gradients; no farther from the truth is the bound."""
 
 
 def run(name: str, dtype: torch.dtype, emulated: bool) -> list[torch.Tensor]:
@@ -104,9 +94,9 @@ def test_forward_and_backward_are_within_a_unit_of_torchs_half_precision(name):
         pytest.skip(f"torch has no half-precision {name} on a CPU")
     exact = run(name, torch.float64, emulated=False)
     for i, (a, b, truth) in enumerate(zip(ours, theirs, exact, strict=True)):
-        by_largest = name in ACCUMULATES | ROUNDS_INSIDE or i > 0
+        by_largest = i > 0 or not {"accumulates", "inside"}.isdisjoint(ROUNDING[name])
         apart = units_apart(a, b, by_largest=by_largest)
-        if name in READS_ITS_RESULT and i > 0:
+        if "reads" in ROUNDING[name] and i > 0:
             apart = min(apart, farther(a, b, truth))
         assert apart <= 1.0, (name, i)
 
@@ -114,12 +104,10 @@ def test_forward_and_backward_are_within_a_unit_of_torchs_half_precision(name):
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_a_forward_operation_is_fp32_rounded_once(name):
     """Exactly: the same FP32 arithmetic, then ``.half()``; composites round between their parts."""
-    composite = {"var", "norm", "logsumexp", "cross_entropy", "mse_loss", "layer_norm", "group_norm",
-                 "attention", "mish", "einsum", "softplus", "logsigmoid"}  # fmt: skip
     ours = run(name, torch.float16, emulated=True)[0]
     exact = run(name, torch.float32, emulated=False)[0].half()
     apart = units_apart(ours, exact, by_largest=True)
-    assert apart <= (1.0 if name in composite | ACCUMULATES else 0.0)
+    assert apart <= (0.0 if {"accumulates", "composite"}.isdisjoint(ROUNDING[name]) else 1.0)
 
 
 class Names(TorchDispatchMode):

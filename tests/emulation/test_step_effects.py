@@ -35,9 +35,8 @@ def test_what_does_no_harm_together_is_looked_at_once():
     found = by_groups(SITES, rounded, always)
     assert rounded.runs == 1
     assert list(found) == SITES
-    assert all(
-        0.001 < e.gradient_error < 0.1 for e in found.values()
-    )  # bounds, not below their own
+    assert all(0.001 < e.gradient_error < 0.1 for e in found.values())  # not below their own
+    assert by_groups([], Rounded({}), always) == {}
 
 
 @pytest.mark.parametrize("at", [0, 37, 63])
@@ -57,18 +56,12 @@ def test_all_that_do_harm_are_found():
     assert found[SITES[4]] == BREAKS
 
 
-def test_those_that_change_most_come_first():
+@pytest.mark.parametrize(("first", "found_at", "left"), [(0, 40, 3), (8, 3, 40)])
+def test_those_that_change_most_come_first_but_after_products(first, found_at, left):
     rounded = Rounded({3: 0.4, 40: 2.0})
-    found = by_groups(SITES, rounded, lambda: rounded.runs < 12)
-    assert SITES[40] in found
-    assert SITES[3] not in found
-
-
-def test_products_go_before_what_changes_more():
-    rounded = Rounded({3: 0.4, 40: 2.0})
-    found = by_groups(SITES, rounded, lambda: rounded.runs < 12, first=8)
-    assert SITES[3] in found
-    assert SITES[40] not in found
+    found = by_groups(SITES, rounded, lambda: rounded.runs < 12, first=first)
+    assert SITES[found_at] in found
+    assert SITES[left] not in found
 
 
 def test_a_group_that_cannot_run_is_divided():
@@ -102,7 +95,3 @@ def test_what_only_moves_the_loss_keeps_its_groups_figures_where_time_is_up():
     assert set(found) == set(SITES)
     assert found[SITES[3]].loss_change >= 0.2
     assert found[SITES[40]].loss_change >= 0.7
-
-
-def test_nothing_to_round():
-    assert by_groups([], Rounded({}), always) == {}

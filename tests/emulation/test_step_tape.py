@@ -84,10 +84,6 @@ def facts(folder, op, step=10, module=""):
     return found[0]
 
 
-def says_nothing(folder):
-    return not any("gradient_error_fp16" in o.facts for o in open_run(folder).operations())
-
-
 def test_the_effect_is_that_of_the_rounded_product(tmp_path):
     train(Solved(), tmp_path / "run")
     found = facts(tmp_path / "run", "bmm")
@@ -107,15 +103,6 @@ def test_the_effect_is_that_of_the_rounded_product(tmp_path):
     # What an inverse magnifies turns on the last bit of each sum in the backward pass.
     assert 0.5 * error < found["gradient_error_fp16"] < 2 * error
     assert facts(tmp_path / "run", "addmm", module="trust")["gradient_error_fp16"] < 0.05
-
-
-def test_weights_are_those_of_the_training_alone(tmp_path):
-    plain, recorded = Solved(), Solved()
-    train(plain)
-    train(recorded, tmp_path / "run")
-    assert "gradient_error_fp16" in facts(tmp_path / "run", "bmm")
-    for a, b in zip(plain.parameters(), recorded.parameters(), strict=True):
-        assert torch.equal(a, b)
 
 
 class Random(nn.Module):
@@ -143,12 +130,6 @@ def test_random_numbers_and_statistics_stay(tmp_path):
         assert torch.equal(a, b)
     found = facts(tmp_path / "run", "addmm", module="body.0")
     assert 1e-5 < found["gradient_error_fp16"] < found["gradient_error_bf16"] < 0.2
-
-
-def test_a_step_that_is_too_large_says_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr(step_tape, "LARGEST", 100)
-    train(Solved(), tmp_path / "run")
-    assert says_nothing(tmp_path / "run")
 
 
 def test_of_a_large_step_only_the_whole_is_run_again(tmp_path, monkeypatch):
@@ -186,6 +167,10 @@ class Foreign(Random):
         return twice(super().forward(batch))
 
 
-def test_a_step_with_operations_that_are_not_torchs_own_says_nothing(tmp_path):
-    train(Foreign(), tmp_path / "run")
-    assert says_nothing(tmp_path / "run")
+def test_a_step_that_is_too_large_or_has_operations_of_others_says_nothing(tmp_path, monkeypatch):
+    train(Foreign(), tmp_path / "foreign")
+    monkeypatch.setattr(step_tape, "LARGEST", 100)
+    train(Solved(), tmp_path / "large")
+    for name in ("foreign", "large"):
+        operations = open_run(tmp_path / name).operations()
+        assert not any("gradient_error_fp16" in o.facts for o in operations)

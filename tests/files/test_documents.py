@@ -22,19 +22,16 @@ def make_sparse(path, size=documents.LARGEST + 1):
         file.truncate(size)
 
 
-def test_a_sparse_meta_json_is_refused_unread(tmp_path):
+def test_a_sparse_document_is_refused_unread(tmp_path):
     run = write_run(tmp_path / "run")
-    make_sparse(run / "meta.json")
-    with pytest.raises(DamagedRun) as caught:
-        open_run(run)
-    assert_one_sentence(caught, "meta.json", "bytes")
-
-
-def test_a_sparse_plan_is_refused_unread(tmp_path):
-    make_sparse(tmp_path / "plan.json")
-    with pytest.raises(DamagedPlan) as caught:
-        PrecisionPlan.load(tmp_path / "plan.json")
-    assert_one_sentence(caught, "plan.json", "bytes")
+    for read, error, path in (
+        (open_run, DamagedRun, run / "meta.json"),
+        (PrecisionPlan.load, DamagedPlan, tmp_path / "plan.json"),
+    ):
+        make_sparse(path)
+        with pytest.raises(error) as caught:
+            read(run if error is DamagedRun else path)
+        assert_one_sentence(caught, path.name, "bytes")
 
 
 def test_a_document_of_usual_size_is_read(tmp_path):

@@ -8,6 +8,7 @@ import sys
 import uuid
 from pathlib import Path
 
+import calls
 import fsspec
 import pytest
 import torch
@@ -15,10 +16,8 @@ from recorded import step
 from script_processes import TRAIN
 from support import backoff
 from torch import nn
-from typer.testing import CliRunner
 
 import mpdiag
-from mpdiag.cli import app
 from mpdiag.errors import RunExists, RunNotFound, UsageError
 from mpdiag.files.atomic import atomic_path, writing
 from mpdiag.files.paths import is_remote, place
@@ -47,24 +46,21 @@ def record(where, steps=3, **options):
     return model
 
 
-# -- names -----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", ["runs/mine", "/tmp/x", "C:/x", "a:b", ".", "we-ird: name/x"])
 def test_a_path_stays_a_path(name):
     assert place(name) == Path(name)
     assert not is_remote(place(Path(name)))
 
 
-def test_file_urls_are_local_paths(tmp_path):
+def test_urls_are_places(tmp_path):
     assert place(f"file://{tmp_path}/run") == tmp_path / "run"
     assert place(Path(f"file://{tmp_path}/run")) == tmp_path / "run"
-
-
-def test_a_url_survives_pathlib():
-    assert is_remote(place(Path("memory://a/b")))
-    assert place(Path("memory://a/b")) == place("memory://a/b") == place(place("memory://a/b"))
-    assert hash(place("memory://a/b")) == hash(place("memory:///a/b"))
+    path = place(Path("memory://a/b"))  # a URL survives pathlib
+    assert is_remote(path)
+    assert path == place("memory://a/b") == place(path)
+    assert hash(path) == hash(place("memory:///a/b"))
+    path /= "c.txt"
+    assert (path.name, path.parent, os.fspath(path)) == ("c.txt", place("memory://a/b"), str(path))
 
 
 def test_a_local_folder_that_looks_like_a_url_wins(tmp_path, monkeypatch):
@@ -73,23 +69,18 @@ def test_a_local_folder_that_looks_like_a_url_wins(tmp_path, monkeypatch):
     assert place(Path("memory:/run")) == Path("memory:/run")
 
 
-def test_unknown_file_systems_are_refused():
+def test_unknown_file_systems_are_refused_and_no_password_is_said():
     with pytest.raises(UsageError, match="no file system that fsspec knows"):
         place("nonsense://x/y")
+    with pytest.raises(UsageError, match=r"nonsense://\(hidden\)@host/run") as refused:
+        place("nonsense://user:secret@host/run")
+    assert "secret" not in str(refused.value)
 
 
-def test_parts_of_a_url():
-    path = place("memory://a/b") / "c.txt"
-    assert path.name == "c.txt"
-    assert path.parent == place("memory://a/b")
-    assert os.fspath(path) == str(path)
-
-
-# -- the course of work ----------------------------------------------------------------------------
-
-
-def test_a_run_in_memory_says_what_a_local_one_says(url, tmp_path):
+def test_a_run_in_memory_says_what_a_local_one_says(url, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     record(f"{url}/run")
+    assert list(tmp_path.iterdir()) == []
     record(tmp_path / "run")
     remote, local = mpdiag.analyze(f"{url}/run"), mpdiag.analyze(tmp_path / "run")
     mine, other = remote.to_json(), local.to_json()
@@ -100,13 +91,9 @@ def test_a_run_in_memory_says_what_a_local_one_says(url, tmp_path):
     assert [m["name"] for m in remote.run.modules()] == [m["name"] for m in local.run.modules()]
 
 
-def test_the_local_folder_is_not_touched(url, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    record(f"{url}/run")
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_listing(url):
+    with pytest.raises(RunNotFound, match="no run at memory:"):
+        open_run(f"{url}/none")
     for name in ("a", "b"):
         record(f"{url}/{name}", steps=1)
     assert sorted(item.folder.name for item in list_runs(url)) == ["a", "b"]
@@ -127,11 +114,6 @@ def test_ranks_share_a_url(url):
         writer.write_meta({"state": "complete", "rank": writer.rank})
     assert open_run(f"{url}/run").meta["rank"] == 0
     assert (place(url) / "run" / "ranks" / "rank00001.json").is_file()
-
-
-def test_no_run_there(url):
-    with pytest.raises(RunNotFound, match="no run at memory:"):
-        open_run(f"{url}/none")
 
 
 @pytest.mark.parametrize("name", ["", ".", "/"])
@@ -181,12 +163,11 @@ def test_a_training_that_goes_on_adds_to_its_log(url):
 
 def test_the_command_takes_urls(url):
     record(f"{url}/run")
-    result = CliRunner().invoke(app, ["analyze", f"{url}/run"])
+    result = calls.run("analyze", f"{url}/run")
     assert result.exit_code == 0, result.output
     assert f"next: mpdiag why {place(url)}/run" in result.stderr  # not memory:/…
-    assert f"next: mpdiag analyze {place(url)}/run" in CliRunner().invoke(app, ["runs", url]).stderr
-    missing = CliRunner().invoke(app, ["analyze", f"{url}/none"])
-    assert missing.exit_code == 3
+    assert f"next: mpdiag analyze {place(url)}/run" in calls.run("runs", url).stderr
+    assert calls.run("analyze", f"{url}/none").exit_code == 3
 
 
 def test_a_broken_connection_is_a_warning_and_training_goes_on(url, monkeypatch):
@@ -200,9 +181,7 @@ def test_a_broken_connection_is_a_warning_and_training_goes_on(url, monkeypatch)
     monkeypatch.setattr(fsspec.filesystem("memory"), "put_file", refuse)
     with pytest.warns(RuntimeWarning, match="training goes on"):
         after = record(f"{url}/bad")
-    assert all(
-        torch.equal(a, b) for a, b in zip(before.parameters(), after.parameters(), strict=True)
-    )
+    assert all(map(torch.equal, before.parameters(), after.parameters()))
 
 
 def test_s3_needs_its_package():
@@ -222,12 +201,6 @@ def test_a_url_needs_universal_pathlib_and_says_so(monkeypatch):
     assert place("runs/mine") == Path("runs/mine")
 
 
-def test_a_password_in_a_url_is_not_said():
-    with pytest.raises(UsageError, match=r"nonsense://\(hidden\)@host/run") as refused:
-        place("nonsense://user:secret@host/run")
-    assert "secret" not in str(refused.value)
-
-
 def test_compare_and_report_at_urls(url):
     model = nn.Linear(4, 2)
     for name in ("a", "b"):
@@ -236,7 +209,7 @@ def test_compare_and_report_at_urls(url):
     comparison = mpdiag.compare(f"{url}/a", f"{url}/b")
     assert comparison.curve.departure == 0.0
     record(f"{url}/run")
-    result = CliRunner().invoke(app, ["report", f"{url}/run"])
+    result = calls.run("report", f"{url}/run")
     assert result.exit_code == 0, result.output
     assert "<!doctype html>" in (place(url) / "run" / "report.html").read_text()
 
@@ -252,13 +225,14 @@ def test_a_script_is_recorded_at_a_url(tmp_path, fork_server):
 
 
 @pytest.mark.parametrize("scheme", ["http", "ftp"])
-def test_a_server_that_is_not_reached_is_one_sentence(scheme):
+def test_a_server_that_is_not_reached_is_one_sentence(scheme, fork_server, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    result = CliRunner().invoke(app, ["analyze", f"{scheme}://127.0.0.1:{port}/run"])
-    assert result.exit_code == 3
-    assert result.stderr.startswith(f"error: cannot use {scheme}://127.0.0.1:{port}/run: ")
-    assert result.stderr.count("\n") == 1
+    address = f"{scheme}://127.0.0.1:{port}/run"
+    done = fork_server("mpdiag", "analyze", address, cwd=tmp_path)
+    assert done.code == 3
+    assert done.err.startswith(f"error: cannot use {address}: ")
+    assert done.err.count("\n") == 1
 
 
 def test_a_folder_whose_name_is_no_utf8_is_recorded_and_read(tmp_path, fork_server):
@@ -267,6 +241,7 @@ def test_a_folder_whose_name_is_no_utf8_is_recorded_and_read(tmp_path, fork_serv
     done = fork_server("mpdiag", "record", "--out", str(folder), "--", "train.py", cwd=tmp_path)
     assert done.code == 0, done.err
     for words in (["analyze"], ["analyze", "--json"], ["report", "-o", "a.html"], ["runs"]):
-        done = fork_server("mpdiag", *words, str(folder), cwd=tmp_path)
+        named = str(tmp_path if words == ["runs"] else folder)
+        done = fork_server("mpdiag", *words, named, cwd=tmp_path)
         assert done.code == 0, (words, done.err)
     assert "run�" in (tmp_path / "a.html").read_text()

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import calls
 import pytest
-from typer.testing import CliRunner
 
-from mpdiag.cli import app
 from mpdiag.errors import InputError
 from mpdiag.files.recognition import kind_of, named_instead
 from mpdiag.plan import PrecisionPlan
@@ -50,44 +49,19 @@ def test_where_no_run_is_wanted_its_folder_is_no_advice(root):
     assert said.endswith(f"is a part of a run, not a trace: it belongs to the run {place}")
 
 
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        ("analyze {}/plan.json", "plan.json is a plan, not a run"),
-        ("why {}/plan.json", "plan.json is a plan, not a run"),
-        ("replay {}/trace.json", "trace.json is a trace, not a run"),
-        ("analyze {}/notes.txt", "notes.txt is a file, and a run is a folder"),
-        ("runs {}/plan.json", "plan.json is a plan, not a folder of runs"),
-        ("runs {}/notes.txt", "notes.txt is a file: give the folder"),
-        ("export {}/trace.json --to torch", "trace.json is a trace, not a plan"),
-        ("export {}/report.html --to torch", "report.html is an HTML page, not a plan"),
-        ("train --plan {}/profile.json -- {}/train.py", "profile --json, not a plan"),
-        ("profile {}/plan.json", "plan.json is a plan, not a trace"),
-        ("report {}/plan.json", "plan.json is a plan, not a trace"),
-    ],
-)
-def test_every_command_says_so(files, words, sentence):
+def wrong_places():
+    """Commands, and what they say: of files, and of a run where something else is wanted."""
+    table = Path(__file__).with_name("wrong_places.tsv").read_text().splitlines()
+    return [row.split("\t") for row in table[1:]]
+
+
+@pytest.mark.parametrize(("words", "sentence"), wrong_places())
+def test_every_command_says_so(files, root, words, sentence):
     (files / "notes.txt").write_text("hello")
-    done = CliRunner().invoke(app, words.format(files, files).split())
+    places = {"files": files, "runs": root / "sample_runs"}
+    done = calls.run(*words.format(**places).split())
     assert done.exit_code == 3
-    assert sentence in " ".join(done.stderr.split())
-
-
-@pytest.mark.parametrize(
-    ("command", "run", "use"),
-    [
-        ("profile", "ssd", "not a trace: use mpdiag analyze {}"),
-        ("profile", "ssd-fp16-plan", "not a trace: use mpdiag dashboard {}"),
-        ("profile", "gpu-sample", "not a trace: name the trace in it, {}/trace.json.gz"),
-        ("runs", "ssd", "not a folder of runs: use mpdiag analyze {}"),
-        ("runs", "gpu-sample", "not a folder of runs: use mpdiag dashboard {}"),
-    ],
-)
-def test_a_run_in_the_wrong_place_is_sent_to_what_takes_it(root, command, run, use):
-    folder = root / "sample_runs" / run
-    done = CliRunner().invoke(app, [command, str(folder)])
-    assert done.exit_code == 3
-    assert f"{folder} is a run, {use.format(folder)}" in done.stderr.replace("\n", " ")
+    assert sentence.format(**places) in " ".join(done.stderr.split())
 
 
 def test_a_single_trace_of_a_run_is_no_folder_of_ranks(root):

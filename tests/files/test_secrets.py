@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
 from mpdiag.files.secrets import HIDDEN, shown_arguments, without_secrets
+from mpdiag.runs import provenance
 
 SECRET = "HUSH123"
 SECRET_FORMS, HARMLESS_FORMS = (
@@ -47,3 +49,9 @@ def test_the_words_after_a_secret_are_read_again():
 def test_a_message_shows_no_login_and_no_query():
     text = f"cannot read https://me:{SECRET}@host/run?sig={SECRET} (404)"
     assert without_secrets(text) == f"cannot read https://{HIDDEN}@host/run?sig={HIDDEN} (404)"
+
+
+def test_a_run_keeps_no_secret_of_the_command_line(monkeypatch):
+    words = ["train.py", "--token", "abc", "--data", "https://host/a@b"]
+    monkeypatch.setattr(sys, "argv", words)
+    assert provenance.arguments() == [*words[:2], "(hidden)", *words[3:]]

@@ -6,6 +6,7 @@ libraries that serve documents, URLs, pages and the demo are blocked here, as if
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import textwrap
@@ -19,29 +20,10 @@ BLOCKED = (
 TRAINING = """
 import sys
 sys.modules.update(dict.fromkeys({blocked!r}))
-import torch
+from pathlib import Path
+from support import record_and_train
 import mpdiag
-
-torch.manual_seed(0)
-model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 2))
-optimizer = torch.optim.SGD(model.parameters(), 0.1)
-batches = [torch.randn(32, 8) for _ in range(4)]
-
-with mpdiag.record(model, optimizer, "run", every=1, operations=1):
-    for x in batches:
-        optimizer.zero_grad()
-        model(x).square().mean().backward()
-        optimizer.step()
-analysis = mpdiag.analyze("run")
-analysis.plan.save("plan.json")
-
-plan = mpdiag.PrecisionPlan.load("plan.json")
-with mpdiag.MixedPrecision(model, optimizer, plan, run="trained") as mp:
-    for x in batches:
-        with mp.autocast():
-            loss = model(x).square().mean()
-        assert not mp.step(loss).skipped
-    mpdiag.log_metric("accuracy", 0.5)
+record_and_train(Path("run"), Path("trained"))
 print("trained", mpdiag.open_run("trained").meta["state"])
 """
 SCRIPTS = """
@@ -69,12 +51,13 @@ for _ in range(3):
 @pytest.mark.parametrize(
     ("program", "said"), [(TRAINING, "trained complete"), (SCRIPTS, "trained 4")]
 )
-def test_recording_analysis_and_training_need_the_core_alone(tmp_path, program, said):
+def test_recording_analysis_and_training_need_the_core_alone(root, tmp_path, program, said):
     (tmp_path / "train.py").write_text(SCRIPT)
     child = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(program).format(blocked=BLOCKED)],
         check=False,
         cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": f"{root}:{root / 'tests'}"},
         capture_output=True,
         text=True,
     )

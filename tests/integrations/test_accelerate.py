@@ -80,12 +80,11 @@ def test_clipping_reaches_what_the_optimizer_holds(level):
     assert not same(clipped, by_hand(backoff(), level=level))
 
 
-def test_accumulation():
-    assert same(train(backoff(), every=2)[0], by_hand(backoff(), every=2))
-
-
-def test_model_and_optimizer_prepared_apart():
-    assert same(train(backoff(), split=True)[0], by_hand(backoff()))
+@pytest.mark.parametrize(
+    ("ours", "hand"), [({"every": 2}, {"every": 2}), ({"split": True}, {})], ids=["every", "split"]
+)
+def test_accumulation_and_a_model_and_an_optimizer_prepared_apart(ours, hand):
+    assert same(train(backoff(), **ours)[0], by_hand(backoff(), **hand))
 
 
 def test_a_skip_is_told_and_the_scheduler_waits():
@@ -167,15 +166,13 @@ def test_a_state_without_masters_goes_on_from_the_models_weights(tmp_path):
     accelerator.end_plan()
 
 
-def test_a_mixed_precision_of_its_own_is_refused():
-    with pytest.raises(UsageError, match="mixed_precision='bf16'"):
-        bridge.apply_plan(accelerate.Accelerator(cpu=True, mixed_precision="bf16"), backoff())
-
-
-def test_an_optimizer_too_late_is_refused():
+def test_a_mixed_precision_of_its_own_and_an_optimizer_too_late_are_refused():
     accelerator, *_ = prepared()
     with pytest.raises(UsageError, match="one call of prepare"):
         accelerator.prepare(torch.optim.SGD(network().parameters(), 0.1))
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
+    with pytest.raises(UsageError, match="mixed_precision='bf16'"):
+        bridge.apply_plan(accelerate.Accelerator(cpu=True, mixed_precision="bf16"), backoff())
 
 
 def test_a_prepared_optimizer_is_recorded(tmp_path):

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import sys
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
 import torch
-from support import batch, loss_of_batch, network, wrapped
-from typer.testing import CliRunner
+from calls import run as call
+from recorded_steps import loss_of_network, record_steps
+from support import loss_of_batch, network, wrapped
 
 import mpdiag
 from mpdiag.analysis.layers import merge_layers
-from mpdiag.cli import app
 from mpdiag.errors import UsageError
 from mpdiag.integrations import boards
 from mpdiag.numerics.formats import FP16
@@ -26,12 +27,7 @@ def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "mine"
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    with mpdiag.record(model, optimizer, folder, every=1):
-        for i in range(3):
-            x, y = batch(i)
-            optimizer.zero_grad()
-            torch.nn.functional.cross_entropy(model(x), y).backward()
-            optimizer.step()
+    record_steps(folder, model, loss_of_network, 3, lambda *_: optimizer, every=1)
     with wrapped(model, optimizer=optimizer, run=folder) as mp:
         for i in range(4):
             mp.step(loss_of_batch(model, mp, i) * (float("inf") if i == 2 else 1))
@@ -95,12 +91,12 @@ def test_the_training_is_there(board):
 
 def test_the_command(run, tmp_path, monkeypatch):
     monkeypatch.setattr("shutil.which", lambda name: f"/bin/{name}")
-    result = CliRunner().invoke(app, ["board", str(run.folder), "-o", str(tmp_path / "board")])
+    result = call("board", run.folder, "-o", tmp_path / "board")
     assert result.exit_code == 0, result.output
     assert f"tensorboard --logdir {tmp_path / 'board'}" in " ".join(result.stderr.split())
     assert list((tmp_path / "board").glob("events.out.tfevents.*"))
-    assert CliRunner().invoke(app, ["board", str(tmp_path / "none")]).exit_code == 3
-    assert CliRunner().invoke(app, ["board", str(run.folder), "--to", "x"]).exit_code == 2
+    assert call("board", tmp_path / "none").exit_code == 3
+    assert call("board", run.folder, "--to", "x").exit_code == 2
 
 
 def test_what_is_missing_is_said(run, monkeypatch):
@@ -116,33 +112,17 @@ def test_what_is_missing_is_said(run, monkeypatch):
 
 
 def test_wandb_is_given_the_same(run, monkeypatch):
-    """Through a stand-in of the two calls, as wandb itself starts a server of its own."""
-    logged = {}
-
-    class Fake:
-        @staticmethod
-        def Histogram(np_histogram):  # noqa: N802
-            counts, edges = np_histogram
-            assert len(edges) == len(counts) + 1
-            return sum(counts)
-
-        @staticmethod
-        def init(**options):
-            logged["options"] = options
-            return Fake()
-
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *_):
-            pass
-
-        def log(self, row, step):
-            logged[step] = row
-
-    monkeypatch.setitem(sys.modules, "wandb", Fake)
+    """Through a stand-in, as wandb itself starts a server of its own."""
+    fake = MagicMock()
+    monkeypatch.setitem(sys.modules, "wandb", fake)
     written = boards.to_wandb(run, project="x")
-    assert logged["options"]["project"] == "x"
-    assert logged["options"]["name"] == "mine"
+    options = fake.init.call_args.kwargs
+    assert (options["project"], options["name"]) == ("x", "mine")
+    opened = fake.init.return_value.__enter__.return_value
+    logged = {made.kwargs["step"]: made.args[0] for made in opened.log.call_args_list}
     assert logged[1]["training/loss"] > 0
-    assert written == sum(len(row) for step, row in logged.items() if step != "options")
+    assert written == sum(map(len, logged.values()))
+    assert fake.Histogram.call_args_list
+    for made in fake.Histogram.call_args_list:
+        counts, edges = made.kwargs["np_histogram"]
+        assert len(edges) == len(counts) + 1

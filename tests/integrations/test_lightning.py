@@ -135,18 +135,15 @@ def test_a_skip_brings_buffers_back_and_is_logged(tmp_path):
     assert [s.step for s in read_log(tmp_path / "run").skipped] == [5]
 
 
-def test_fp32_modules_by_their_recorded_names(tmp_path):
-    plan = PrecisionPlan(fp32_modules=(Fp32Choice("", "net.4"),))
+@pytest.mark.parametrize("kept", [False, True])
+def test_validation_runs_by_the_plan_while_training(tmp_path, kept):
+    """FP32 modules have their recorded names."""
+    plan = PrecisionPlan(fp32_modules=(Fp32Choice("", "net.4"),)) if kept else backoff()
     module = Module()
-    fit(module, tmp_path, plugins=bridge.PlanPrecision(plan))
-    assert set(module.dtypes) == {torch.float32}
-
-
-def test_validation_runs_by_the_plan_while_training(tmp_path):
-    module = Module()
-    plugin = bridge.PlanPrecision(backoff())
+    plugin = bridge.PlanPrecision(plan)
     trainer(tmp_path, num_sanity_val_steps=0, plugins=plugin).fit(module, loader(), loader())
-    assert module.validated == torch.float16
+    assert module.validated == (torch.float32 if kept else torch.float16)
+    assert set(module.dtypes) == {module.validated}
     assert module.net[4].weight.dtype == torch.float32
 
 

@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from support import backoff, batch, constant, network
+from support import backoff, constant
 
 from mpdiag.errors import StateMismatch
 from mpdiag.integrations.torch_amp import autocast_arguments, grad_scaler
@@ -48,28 +48,10 @@ def test_scales_are_those_of_the_plans_scaler(plan):
     assert plan.loss_scale.method == "constant" or len(set(expected)) > 2
 
 
-def test_it_trains():
-    model, plan = network(), backoff(1024.0)
-    optimizer = torch.optim.SGD(model.parameters(), 0.05)
-    scaler = grad_scaler(plan, "cpu")
-    losses = []
-    x, y = batch()
-    for _ in range(8):
-        optimizer.zero_grad()
-        with torch.autocast(**autocast_arguments(plan, "cpu")):
-            output = model(x)
-            loss = torch.nn.functional.cross_entropy(output, y)
-        assert output.dtype == torch.float16
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        losses.append(float(loss.detach()))
-    assert losses[-1] < losses[0] * 0.8
-
-
 def test_no_scale_and_fp32():
     assert not grad_scaler(PrecisionPlan(), "cpu").is_enabled()
     assert not autocast_arguments(PrecisionPlan(level="O0"), "cpu")["enabled"]
+    assert autocast_arguments(backoff())["dtype"] == torch.float16
     assert autocast_arguments(PrecisionPlan(target="bf16"))["dtype"] == torch.bfloat16
     with torch.autocast(**autocast_arguments(PrecisionPlan(level="O0"), "cpu")):
         assert not torch.is_autocast_enabled("cpu")

@@ -31,47 +31,23 @@ def test_backoff_is_torchs_grad_scaler(pattern, interval):
     assert ours.scale == theirs.get_scale()
 
 
-def test_hysteresis_tolerates_and_bounds_hold():
-    s = Backoff(8.0, hysteresis=2, min_scale=4.0, max_scale=16.0, growth_interval=1)
-    s = s.adjust(math.inf)
-    assert s.scale == 8
-    s = s.adjust(math.nan)
-    assert s.scale == 4
-    assert s.adjust(math.inf).adjust(math.inf).scale == 4
-    assert s.adjust(1.0).adjust(1.0).adjust(1.0).adjust(1.0).scale == 16
-
-
 @pytest.mark.parametrize(
-    ("overflows", "scales"),
+    ("settings", "overflows", "scales"),
     [
-        ("xxxx", [256, 256, 128, 64]),
-        ("xx.x", [256, 256, 256, 128]),
-        ("xxx..xx", [256, 256, 128, 128, 256, 256, 256]),
+        ({"growth_interval": 2}, "xxxx", [256, 256, 128, 64]),
+        ({"growth_interval": 2}, "xx.x", [256, 256, 256, 128]),
+        ({"growth_interval": 2}, "xxx..xx", [256, 256, 128, 128, 256, 256, 256]),
+        ({"consecutive_hysteresis": True}, "xx.xx.", [256] * 6),
+        ({"consecutive_hysteresis": True}, "xx.xxx", [*[256] * 5, 128]),
     ],
 )
-def test_used_up_hysteresis_is_refilled_by_growth_alone(overflows, scales):
-    """As DeepSpeed, Apex and Megatron count it."""
-    s, seen = Backoff(256.0, hysteresis=3, growth_interval=2), []
-    for overflow in overflows:
-        s = s.adjust(math.inf if overflow == "x" else 0.0)
-        seen.append(s.scale)
-    assert seen == scales
-
-
-@pytest.mark.parametrize(
-    ("overflows", "scales"),
-    [
-        ("xx.xx.", [256] * 6),
-        ("xx.xxx", [256, 256, 256, 256, 256, 128]),
-    ],
-)
-def test_consecutive_hysteresis_is_refilled_by_every_finite_step(overflows, scales):
-    """As DeepSpeed's ``consecutive_hysteresis``."""
-    plan = LossScalePlan().with_scaler(
-        Backoff(256.0, hysteresis=3, growth_interval=9, consecutive_hysteresis=True)
-    )
-    assert plan.settings == {"consecutive_hysteresis": True}
-    s, seen = plan.scaler(), []
+def test_used_up_hysteresis_is_refilled_by_growth_or_by_every_finite_step(
+    settings, overflows, scales
+):
+    """The first as DeepSpeed, Apex and Megatron count; the second as ``consecutive_hysteresis``."""
+    made = LossScalePlan().with_scaler(Backoff(256.0, hysteresis=3, **settings))
+    assert made.settings == {n: v for n, v in settings.items() if n != "growth_interval"}
+    s, seen = made.scaler(), []
     for overflow in overflows:
         s = s.adjust(math.inf if overflow == "x" else 0.0)
         seen.append(s.scale)
@@ -104,28 +80,22 @@ def test_lognormal_overflows_about_as_rarely_as_promised_and_recovers():
     assert s.scale >= steady / 4
 
 
-@pytest.mark.parametrize(
-    ("name", "settings"),
-    [
-        ("constant", {"init_scale": 0}),
-        ("constant", {"init_scale": math.nan}),
-        ("backoff", {"init_scale": -1.0}),
-        ("backoff", {"growth_interval": 2.5}),
-        ("backoff", {"growth_factor": 1.0}),
-        ("backoff", {"backoff_factor": 1.0}),
-        ("backoff", {"init_scale": math.nan}),
-        ("backoff", {"growth_interval": 0}),
-        ("backoff", {"hysteresis": 0}),
-        ("backoff", {"hysteresis": True}),
-        ("backoff", {"consecutive_hysteresis": 1}),
-        ("backoff", {"bogus": 1}),
-        ("lognormal", {"beta1": 1.0}),
-        ("lognormal", {"quantile": math.inf}),
+NONSENSE = {
+    "constant": [("init_scale", 0), ("init_scale", math.nan)],
+    "backoff": [
+        *[("init_scale", -1.0), ("init_scale", math.nan), ("growth_interval", 2.5), ("bogus", 1)],
+        *[("growth_factor", 1.0), ("backoff_factor", 1.0), ("growth_interval", 0)],
+        *[("hysteresis", 0), ("hysteresis", True), ("consecutive_hysteresis", 1)],
     ],
-)
-def test_nonsense_is_refused_by_name(name, settings):
-    with pytest.raises(UsageError, match=next(iter(settings))):
-        scaler_named(name, **settings)
+    "lognormal": [("beta1", 1.0), ("quantile", math.inf)],
+}
+
+
+@pytest.mark.parametrize("name", NONSENSE)
+def test_nonsense_is_refused_by_name(name):
+    for setting, value in NONSENSE[name]:
+        with pytest.raises(UsageError, match=setting):
+            scaler_named(name, **{setting: value})
 
 
 def test_unknown_scalers_name_the_known_ones():

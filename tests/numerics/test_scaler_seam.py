@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import json
 import math
+import types
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+import calls
 import made_runs
 import numpy as np
 import pytest
 import torch
 from support import backoff, batch, constant, network
-from typer.testing import CliRunner
 
 import mpdiag
 from mpdiag.analysis.plan_check import check_plan
 from mpdiag.analysis.scaling.method import choose_method, gradient_history
 from mpdiag.analysis.scaling.replay import replay_run
-from mpdiag.cli import app
 from mpdiag.errors import DamagedPlan, StateMismatch, UsageError
 from mpdiag.exports.registry import EXPORTERS, export_plan
 from mpdiag.integrations.shared import TrainingState, dump_scaler, load_scaler
@@ -111,11 +111,6 @@ def test_settings_and_state_are_told_apart_without_a_list_of_names(name):
     assert scaler.from_plan(moved.to_plan()) == scaler
     assert (moved != scaler) == scaler.adaptive
     assert set(scaler.to_plan()) == {"method", *scaler.setting_names()}
-
-
-@pytest.mark.parametrize("name", [*SCALERS, "peakhold"])
-def test_a_scaler_that_needs_no_maximum_does_not_depend_on_it(name):
-    scaler = scaler_named(name)
     small, large = (scaler.adjust(absmax) for absmax in (0.0, 0.125))
     assert (small != large) == scaler.needs_absmax
 
@@ -132,9 +127,6 @@ def test_its_settings_survive_the_plan(tmp_path):
     assert again == made
     assert again.loss_scale.scaler() == PeakHold(256.0, margin=5)
     assert again.loss_scale.adaptive
-
-
-def test_settings_that_no_field_of_the_plan_holds_survive_for_every_scaler():
     scaler = LogNormal(8.0, beta1=0.5, quantile=2.0, max_scale=4096.0)
     scale = LossScalePlan().with_scaler(scaler)
     assert (scale.settings, scale.max_scale) == ({"beta1": 0.5, "quantile": 2.0}, 4096.0)
@@ -150,21 +142,17 @@ def test_a_plan_without_such_settings_has_the_keys_it_always_had(made):
     ]
 
 
-def test_a_plan_for_a_scaler_that_is_not_there_is_refused_by_name(monkeypatch):
+def test_a_scaler_or_a_setting_that_is_not_there_is_refused_by_name(monkeypatch):
     document = json.loads(json.dumps(plan(margin=3).to_json()))
+    for wrong, name in ((plan(margins=3), "'margins'"), (constant_with(margin=1), "'margin'")):
+        with pytest.raises(DamagedPlan, match=name):
+            PrecisionPlan.from_json(wrong.to_json())
     monkeypatch.delitem(SCALERS, "peakhold")
-    with pytest.raises(DamagedPlan, match=r"'peakhold'.* none, constant, backoff, lognormal"):
+    known = r"'peakhold'.* none, constant, backoff, lognormal"
+    with pytest.raises(DamagedPlan, match=known):
         PrecisionPlan.from_json(document)
-    model = network()
-    with pytest.raises(UsageError, match=r"'peakhold'.* none, constant, backoff, lognormal"):
-        mpdiag.MixedPrecision(model, torch.optim.SGD(model.parameters(), 0.1), plan())
-
-
-def test_a_setting_that_is_not_there_is_refused_by_name():
-    with pytest.raises(DamagedPlan, match="'margins'"):
-        PrecisionPlan.from_json(plan(margins=3).to_json())
-    with pytest.raises(DamagedPlan, match="'margin'"):
-        PrecisionPlan.from_json(constant_with(margin=1).to_json())
+    with pytest.raises(UsageError, match=known):
+        trainer(network(), plan=plan())
 
 
 # -- analysis --------------------------------------------------------------------------------------
@@ -214,11 +202,8 @@ def test_it_trains_and_is_told_the_true_maximum():
     assert results[0].scale == 256.0
     assert isinstance(mp.loss_scaler, PeakHold)
     assert mp.loss_scaler.peak == pytest.approx(max(largest), rel=1e-6)
-    assert (
-        results[-1].next_scale
-        == mp.loss_scaler.scale
-        == 2.0 ** math.floor(math.log2(65504 / mp.loss_scaler.peak) - 4)
-    )
+    expected = 2.0 ** math.floor(math.log2(65504 / mp.loss_scaler.peak) - 4)
+    assert results[-1].next_scale == mp.loss_scaler.scale == expected
     assert any(not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
 
 
@@ -231,14 +216,9 @@ def test_it_can_be_asked_for_in_place_of_the_plans(override):
 
 
 def test_an_object_that_is_no_scaler_is_refused():
-    class Silent:
-        scale = 8.0
-
-        def adjust(self, absmax):
-            return self
-
+    silent = types.SimpleNamespace(scale=8.0, adjust=lambda absmax: silent)
     with pytest.raises(UsageError, match=r"a Scaler \(see mpdiag\.numerics\.loss_scalers\)"):
-        trainer(network(), plan=plan(), overrides=PrecisionOverrides(loss_scale=Silent()))
+        trainer(network(), plan=plan(), overrides=PrecisionOverrides(loss_scale=silent))
 
 
 def test_its_state_is_saved_and_loaded_again():
@@ -270,16 +250,13 @@ def test_torchs_own_grad_scaler_follows_it():
 # -- what people see -------------------------------------------------------------------------------
 
 
-def test_the_command_line_takes_it_by_name(run):
-    result = CliRunner().invoke(app, ["replay", str(run), "--scaler", "peakhold", "--json"])
-    assert result.exit_code == 0, result.output
-    assert json.loads(result.stdout) == replay_run(run, "peakhold").to_json()
-
-
-def test_the_command_line_names_the_one_that_was_meant(run):
-    result = CliRunner().invoke(app, ["replay", str(run), "--scaler", "peakhol"])
-    assert result.exit_code == 2
-    words = " ".join(result.stderr.replace("│", " ").split())
+def test_the_command_line_takes_it_by_name_and_names_the_one_that_was_meant(run):
+    done = calls.run("replay", run, "--scaler", "peakhold", "--json")
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout) == replay_run(run, "peakhold").to_json()
+    done = calls.run("replay", run, "--scaler", "peakhol")
+    assert done.exit_code == 2
+    words = " ".join(done.stderr.replace("│", " ").split())
     assert "no loss scaler 'peakhol' (did you mean peakhold?)" in words
     assert "choose one of constant, backoff, lognormal, peakhold" in words
 

@@ -5,14 +5,14 @@ On one thread: on two, plain FP32 training itself now and then differs by a bit 
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable
+import importlib
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from recorded import Wrapped, around_linear
+from recorded import Output, Wrapped, around_linear  # noqa: F401 - the table calls it
 from support import one_thread
 from torch import nn
 from torch.nn import functional as F
@@ -24,16 +24,6 @@ from mpdiag.recording.counting.tensors import tensors_in
 __all__ = ["one_thread"]
 
 STEPS = 3
-
-
-def areas(body: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    """Boxes' areas, as detectors multiply them."""
-    return body(x).exp().view(-1, 3, 3).prod(2)
-
-
-def shares(body: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    """What is left after each of several cuts, as in volume rendering."""
-    return body(x).sigmoid().cumprod(-1)
 
 
 def tied() -> nn.Module:
@@ -48,12 +38,6 @@ def checkpointed(reentrant: bool) -> nn.Module:
         nn.ModuleDict({"first": nn.Linear(8, 8), "inner": inner}),
         lambda b, x: checkpoint(b["inner"], b["first"](x), use_reentrant=reentrant),
     )
-
-
-@dataclasses.dataclass
-class Output:
-    logits: torch.Tensor
-    hidden: list[torch.Tensor]
 
 
 class Cube(torch.autograd.Function):
@@ -100,147 +84,22 @@ def autocast(body: nn.Module, x: torch.Tensor) -> torch.Tensor:
         return body(x)
 
 
-def floats(*shape: int) -> Callable[[], torch.Tensor]:
-    return lambda: torch.randn(*shape)
+TABLE = Path(__file__).with_name("architectures.tsv").read_text().splitlines()
+ARCHITECTURES = {name: (model, batch) for name, model, batch in (r.split("\t") for r in TABLE[1:])}
+SMALL = {"num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 16}
 
 
-def ints(high: int, *shape: int) -> Callable[[], torch.Tensor]:
-    return lambda: torch.randint(0, high, shape)
-
-
-def transformers_model(kind: str) -> nn.Module:
-    import transformers
-
-    small = {"num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 16}
-    if kind == "gpt2":
-        config = transformers.GPT2Config(
-            vocab_size=50, n_positions=16, n_embd=16, n_layer=2, n_head=2
-        )
-        return transformers.GPT2LMHeadModel(config)
-    if kind == "bert":
-        config = transformers.BertConfig(vocab_size=50, intermediate_size=32, **small)
-        return transformers.BertForMaskedLM(config)
-    if kind == "llama":
-        config = transformers.LlamaConfig(vocab_size=50, intermediate_size=32, **small)
-        return transformers.LlamaForCausalLM(config)
-    if kind == "t5":
-        config = transformers.T5Config(
-            vocab_size=50, d_model=16, d_kv=8, d_ff=32, num_layers=2, num_heads=2
-        )
-        return Wrapped(
-            transformers.T5ForConditionalGeneration(config),
-            lambda b, x: b(input_ids=x, decoder_input_ids=x, use_cache=False),
-        )
-    config = transformers.ViTConfig(image_size=8, patch_size=4, intermediate_size=32, **small)
-    return transformers.ViTForImageClassification(config)
-
-
-Sequential = nn.Sequential
-ARCHITECTURES: dict[str, tuple[Callable[[], nn.Module], Callable[[], torch.Tensor]]] = {
-    "linear": (lambda: nn.Linear(8, 4), floats(5, 8)),
-    "conv1d": (lambda: Sequential(nn.Conv1d(3, 4, 3), nn.ReLU()), floats(2, 3, 9)),
-    "conv2d": (lambda: Sequential(nn.Conv2d(3, 4, 3), nn.GELU()), floats(2, 3, 8, 8)),
-    "conv3d": (lambda: nn.Conv3d(1, 2, 2), floats(2, 1, 4, 4, 4)),
-    "transposed": (lambda: nn.ConvTranspose2d(3, 4, 3, stride=2), floats(2, 3, 5, 5)),
-    "batch norm, in place": (
-        lambda: Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(inplace=True)),
-        floats(4, 3, 8, 8),
-    ),
-    "in-place chain": (
-        lambda: Sequential(
-            nn.Linear(8, 8), nn.ReLU(inplace=True), nn.Linear(8, 8), nn.LeakyReLU(inplace=True)
-        ),
-        floats(5, 8),
-    ),
-    "group norm": (lambda: Sequential(nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4)), floats(2, 3, 6, 6)),
-    "instance norm": (lambda: Sequential(nn.InstanceNorm2d(3, affine=True)), floats(2, 3, 6, 6)),
-    "layer norm": (lambda: Sequential(nn.Linear(8, 8), nn.LayerNorm(8)), floats(5, 8)),
-    "rms norm": (lambda: Sequential(nn.Linear(8, 8), nn.RMSNorm(8)), floats(5, 8)),
-    "rnn": (lambda: nn.RNN(8, 6, 2), floats(4, 3, 8)),
-    "lstm": (lambda: nn.LSTM(8, 6, 2, bidirectional=True), floats(4, 3, 8)),
-    "lstm, projected": (lambda: nn.LSTM(8, 6, proj_size=4), floats(4, 3, 8)),
-    "gru": (lambda: nn.GRU(8, 6, batch_first=True), floats(4, 3, 8)),
-    "lstm cell": (lambda: nn.LSTMCell(8, 6), floats(4, 8)),
-    "attention": (
-        lambda: Wrapped(nn.MultiheadAttention(8, 2), lambda b, x: b(x, x, x)),
-        floats(4, 3, 8),
-    ),
-    "encoder": (
-        lambda: nn.TransformerEncoder(
-            nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2, enable_nested_tensor=False
-        ),
-        floats(4, 3, 8),
-    ),
-    "bilinear": (lambda: Wrapped(nn.Bilinear(8, 8, 4), lambda b, x: b(x, x)), floats(5, 8)),
-    "embedding": (lambda: Sequential(nn.Embedding(20, 8), nn.Linear(8, 4)), ints(20, 3, 5)),
-    "sparse embedding": (lambda: nn.Embedding(20, 8, sparse=True), ints(20, 3, 5)),
-    "sparse embedding bag": (lambda: nn.EmbeddingBag(20, 8, sparse=True), ints(20, 3, 5)),
-    "embedding bag": (lambda: nn.EmbeddingBag(20, 8), ints(20, 3, 5)),
-    "dropout": (
-        lambda: Sequential(nn.Linear(8, 8), nn.Dropout(0.3), nn.AlphaDropout(0.2), nn.Linear(8, 4)),
-        floats(5, 8),
-    ),
-    "autocast": (
-        lambda: Wrapped(Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 4)), autocast),
-        floats(5, 8),
-    ),
-    "batch norm 1d": (lambda: Sequential(nn.Linear(8, 6), nn.BatchNorm1d(6)), floats(5, 8)),
-    "transposed 1d": (lambda: nn.ConvTranspose1d(3, 4, 3), floats(2, 3, 5)),
-    "prelu": (lambda: Sequential(nn.Linear(8, 8), nn.PReLU()), floats(5, 8)),
-    "checkpoint, reentrant": (lambda: checkpointed(True), floats(5, 8)),
-    "checkpoint, not reentrant": (lambda: checkpointed(False), floats(5, 8)),
-    "products": (lambda: Wrapped(nn.Linear(9, 9), areas), floats(50, 9)),
-    "running products": (lambda: Wrapped(nn.Linear(9, 9), shares), floats(50, 9)),
-    "tied": (tied, ints(20, 3, 5)),
-    "reused": (lambda: around_linear(lambda b, x: b(torch.tanh(b(x)))), floats(5, 8)),
-    "dict": (
-        lambda: around_linear(lambda b, x: {"logits": (y := b(x)), "deep": {"more": [y * 2]}}),
-        floats(5, 8),
-    ),
-    "dataclass": (lambda: around_linear(lambda b, x: Output(y := b(x), [y * 2])), floats(5, 8)),
-    "nested tuple": (
-        lambda: around_linear(lambda b, x: (y := b(x), (y * 2, None, 3))),
-        floats(5, 8),
-    ),
-    "custom function": (lambda: around_linear(lambda b, x: Cube.apply(b(x))), floats(5, 8)),
-    "residual": (
-        lambda: Wrapped(
-            nn.ModuleDict(
-                {"a": nn.Linear(8, 8), "b": nn.Linear(8, 8), "relu": nn.ReLU(inplace=True)}
-            ),
-            residual,
-        ),
-        floats(5, 8),
-    ),
-    "double backward": (
-        lambda: Wrapped(Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1)), penalty),
-        floats(5, 8),
-    ),
-    "frozen": (frozen, floats(5, 8)),
-    "complex": (
-        lambda: Wrapped(
-            nn.Linear(8, 8, dtype=torch.complex64), lambda b, x: b(x.to(torch.complex64)).abs()
-        ),
-        floats(5, 8),
-    ),
-    "view": (
-        lambda: Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(72, 4)),
-        floats(2, 1, 8, 8),
-    ),
-    "chunks": (lambda: around_linear(lambda b, x: b(x).chunk(2, -1)), floats(5, 8)),
-    "gpt2": (lambda: transformers_model("gpt2"), ints(50, 2, 6)),
-    "bert": (lambda: transformers_model("bert"), ints(50, 2, 6)),
-    "llama": (lambda: transformers_model("llama"), ints(50, 2, 6)),
-    "t5": (lambda: transformers_model("t5"), ints(50, 2, 6)),
-    "vit": (lambda: transformers_model("vit"), floats(2, 3, 8, 8)),
-}
+def calculated(text: str) -> Any:
+    """What an expression of the table gives; ``hf`` is transformers, imported where it is needed."""
+    names = {"hf": importlib.import_module("transformers")} if "hf." in text else {}
+    return eval(text, globals() | names)
 
 
 def train(name: str, folder: Any = None) -> tuple[list[Any], nn.Module, mpdiag.Recorder | None]:
     """Losses and what else must not differ."""
-    make, batch = ARCHITECTURES[name]
+    made, batch = ARCHITECTURES[name]
     torch.manual_seed(0)
-    model = make()
+    model = calculated(made)
     trainable = [p for p in model.parameters() if p.requires_grad]
     if name.startswith("sparse"):
         optimizer: torch.optim.Optimizer = torch.optim.SparseAdam(trainable, 1e-2)
@@ -251,7 +110,7 @@ def train(name: str, folder: Any = None) -> tuple[list[Any], nn.Module, mpdiag.R
     def loop() -> None:
         for _ in range(STEPS):
             optimizer.zero_grad()
-            outputs = list(tensors_in(model(batch())))
+            outputs = list(tensors_in(model(calculated(batch))))
             loss = sum(F.softplus(o.abs()).mean() for o in outputs if o.requires_grad)
             loss.backward()
             optimizer.step()

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from row_buffer import RowBuffer
+from row_buffer import table_of
 
 import mpdiag
 from mpdiag.analysis.layers import countable_rows, merge_layers
@@ -125,37 +125,13 @@ def test_sharded_modules_keep_the_class_they_were_written_as(trained):
     assert types == {"": "Model", "norm": "LayerNorm", "up": "Linear", "down": "Linear"}
 
 
-LABELS = {
-    "step": 0,
-    "micro": -1,
-    "tensors": 1,
-    "kind": "weight",
-    "dtype": "float32",
-    "stage": "reduced",
-    "scale": 1.0,
-    "skipped": False,
-}
-
-
-def _records(*rows):
-    """rows: (rank, name, placement)."""
-    buffer = RowBuffer()
-    for rank, name, placement in rows:
-        buffer.append(
-            ExponentHistogram.of(np.ones(2, np.float32)),
-            **LABELS,
-            rank=rank,
-            name=name,
-            placement=placement,
-        )
-    return Records.from_table(buffer.to_table())
-
-
 def test_copies_of_shards_and_tensors_of_later_ranks():
     # Hybrid sharding: ranks 2 and 3 hold copies of the shards of 0 and 1. And a pipeline's second
     # half lies on ranks 2 and 3 alone.
-    records = _records(
+    lies = [
         *[(0, "a", "sharded"), (1, "a", "sharded"), (2, "a", "replicated"), (3, "a", "replicated")],
         *[(2, "b", "replicated"), (3, "b", "replicated"), (0, "c", "local"), (1, "c", "local")],
-    )
+    ]
+    rows = [(0, "weight", n, [1.0], {"rank": r, "placement": where}) for r, n, where in lies]
+    records = Records.from_table(table_of(rows))
     assert countable_rows(records).tolist() == [*[True] * 2, *[False] * 2, True, False, True, True]

@@ -67,6 +67,13 @@ def test_unscaling_before_clipping_leaves_true_weight_gradients(tmp_path):
     assert (rows(tmp_path / "run", kind="activation_grad")["scale"] == 4096).all()
 
 
+class OwnScaler(torch.amp.GradScaler):
+    """A scaler that shares nothing with torch's but its class."""
+
+    def __init__(self):
+        self._enabled = True
+
+
 def a_step(folder):
     """A step of a recorded training; returns the recorder's view of scalers."""
     model, optimizer = model_and_optimizer()
@@ -85,14 +92,6 @@ def test_a_scaler_is_found_however_it_was_made(tmp_path):
     del scaler
     assert a_step(tmp_path / "copied") == [again]
     assert not off.is_enabled()
-
-
-def test_a_class_of_scalers_that_torch_does_not_know_is_looked_for(tmp_path):
-    class OwnScaler(torch.amp.GradScaler):
-        """A scaler that shares nothing with torch's but its class."""
-
-        def __init__(self):
-            self._enabled = True
-
-    scaler = OwnScaler()
-    assert a_step(tmp_path / "own") == [scaler]
+    del again
+    own = OwnScaler()  # a class that torch does not know is looked for
+    assert a_step(tmp_path / "own") == [own]

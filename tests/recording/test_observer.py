@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import weakref
 
 import pytest
 import torch
 from recorded import (
+    Output,
+    Wrapped,
     around_linear,
     assert_same_histogram,
     model_and_optimizer,
@@ -34,21 +35,15 @@ def test_checkpointing_counts_each_activation_once(tmp_path, reentrant):
 
 
 def test_a_module_called_twice_merges_and_tied_weights_count_once(tmp_path):
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
-            self.b.weight = self.a.weight
-
-        def forward(self, x):
-            return self.b(self.a(torch.tanh(self.a(x))))
-
-    recorded_steps(tmp_path / "run", Model())
-    twice = rows(tmp_path / "run", kind="activation", name="a")
+    layers = nn.ModuleDict({"a": nn.Linear(8, 8), "b": nn.Linear(8, 8)})
+    layers["b"].weight = layers["a"].weight
+    model = Wrapped(layers, lambda b, x: b["b"](b["a"](torch.tanh(b["a"](x)))))
+    recorded_steps(tmp_path / "run", model)
+    twice = rows(tmp_path / "run", kind="activation", name="body.a")
     assert (twice["tensors"].item(), twice["numel"].item()) == (2, 80)
     run = mpdiag.open_run(tmp_path / "run")
     weights = [r for r in run.modules() if r["what"] == "parameter" and "weight" in r["name"]]
-    assert [(r["name"], r["aliases"]) for r in weights] == [("a.weight", ["b.weight"])]
+    assert [(r["name"], r["aliases"]) for r in weights] == [("body.a.weight", ["body.b.weight"])]
 
 
 @pytest.mark.parametrize("no_grad", [True, False])
@@ -76,13 +71,6 @@ def test_in_place_operations_leave_each_gradient_to_its_own_module(tmp_path):
     for name, truth in (("0", before_relu), ("1", after_relu)):
         assert_same_histogram(tmp_path / "run", truth, kind="activation", name=name)
         assert_same_histogram(tmp_path / "run", truth.grad, kind="activation_grad", name=name)
-
-
-@dataclasses.dataclass
-class Output:
-    logits: torch.Tensor
-    hidden: list[torch.Tensor]
-    name: str = "output"
 
 
 def model_output(a, b):
@@ -194,14 +182,6 @@ def test_a_forward_that_fails_is_followed_by_good_records(tmp_path):
         assert found["numel"].tolist() == [40, 40]
 
 
-def _write_data(x):
-    x.data.mul_(2)
-
-
-def _write_numpy(x):
-    x.detach().numpy()[...] *= 2
-
-
 def _write_fused(x):
     """Subtracts twice itself; fused kernels raise no counter."""
     held = torch.nn.Parameter(x.detach())
@@ -210,7 +190,10 @@ def _write_fused(x):
     torch.optim.SGD([held], lr=3.0, fused=True).step()
 
 
-@pytest.mark.parametrize("write", [_write_data, _write_numpy, _write_fused])
+WRITES = [lambda x: x.data.mul_(2), lambda x: x.detach().numpy().__imul__(2), _write_fused]
+
+
+@pytest.mark.parametrize("write", WRITES, ids=["data", "numpy", "fused"])
 def test_memory_written_past_its_version_counter_is_counted_anew(tmp_path, write):
     """Two modules return one tensor; between them it was doubled."""
 

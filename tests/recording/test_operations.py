@@ -41,9 +41,13 @@ class Net(nn.Module):
         return self.inner(z)
 
 
-def recorded(folder, model=None, count=2, x=None, **options):
+def net(model=None):
     model = model or Net()
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    return model, torch.optim.SGD(model.parameters(), 0.1)
+
+
+def recorded(folder, model=None, count=2, x=None, **options):
+    model, optimizer = net(model)
     x = torch.randn(4, 8) if x is None else x
     with mpdiag.record(model, optimizer, folder, **options) as recorder:
         for _ in range(count):
@@ -65,12 +69,9 @@ def test_names_places_phases_and_histograms(tmp_path):
     assert (mul.module, mul.code, mul.scalars["other"]) == ("", "z = y * 3.0", 3.0)
     assert mul.where.endswith(f"test_operations.py:{Net.forward.__code__.co_firstlineno + 2}")
     for record, value in ((mul.inputs[0], model.seen["y"]), (mul.outputs[0], model.seen["z"])):
-        expected = ExponentHistogram.of(value.numpy())
-        h = record.histogram
+        h, expected = record.histogram, ExponentHistogram.of(value.numpy())
         assert (h.counts == expected.counts).all()
-        assert (h.absmax, h.absmin, h.zeros) == (
-            expected.absmax, expected.absmin, expected.zeros,
-        )  # fmt: skip
+        assert all(getattr(h, n) == getattr(expected, n) for n in ("absmax", "absmin", "zeros"))
         assert h.abs_sum().value == pytest.approx(float(value.abs().sum()), rel=0.1)
     assert operations[mul.inputs[0].producer].op == "addmm"
     assert operations[mul.inputs[0].producer].module == "first"
@@ -118,8 +119,7 @@ def test_chosen_steps_alone(tmp_path):
 
 
 def test_a_users_own_mode_is_left_as_it_was(tmp_path):
-    model = Net()
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    model, optimizer = net()
     x = torch.randn(4, 8)
     with mpdiag.record(model, optimizer, tmp_path / "run"):
         with FlopCounterMode(display=False) as counter:  # entered before ours, left before it
@@ -153,8 +153,7 @@ def test_a_failure_ends_the_records_and_not_the_training(tmp_path, monkeypatch):
         raise ValueError("on purpose")
 
     monkeypatch.setattr(OperationWatch, "_complete", fail)
-    model = Net()
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    model, optimizer = net()
     with (
         pytest.warns(RuntimeWarning, match="recording operations"),
         mpdiag.record(model, optimizer, tmp_path / "run") as recorder,
@@ -169,8 +168,7 @@ def test_a_failure_ends_the_records_and_not_the_training(tmp_path, monkeypatch):
 
 def test_parts_that_the_loop_calls_alone_are_recorded_too(tmp_path):
     """A model whose own ``forward`` nobody calls, as two-stage detectors are trained."""
-    model = Net()
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    model, optimizer = net()
     with mpdiag.record(model, optimizer, tmp_path / "run") as recorder:
         with torch.no_grad():  # no training, and nothing to record
             model.inner(torch.randn(4, 6))
@@ -178,10 +176,8 @@ def test_parts_that_the_loop_calls_alone_are_recorded_too(tmp_path):
         optimizer.step()
     assert recorder.failures == []
     operations = open_run(tmp_path / "run").operations()
-    assert [o.module for o in operations if o.phase == "forward" and o.op == "addmm"] == [
-        "first",
-        "inner.0",
-    ]
+    products = [o.module for o in operations if o.phase == "forward" and o.op == "addmm"]
+    assert products == ["first", "inner.0"]
     assert {o.phase for o in operations} == {"forward", "backward"}
 
 
@@ -217,14 +213,21 @@ def _double(x: torch.Tensor) -> None:
     x.mul_(2)
 
 
-def _numpy_double(x):
-    x.numpy()[...] *= 2
+def _by_torch(x):
+    x.data.mul_(2)
+    torch._foreach_add_([x], 1.0)
 
 
-@pytest.mark.parametrize("write", [_double, _numpy_double])
-def test_what_a_kernel_of_the_scripts_own_writes_is_another_tensor(tmp_path, write):
-    """It is no operation of torch: who wrote the tensor that is read next is not known."""
-
+@pytest.mark.parametrize(
+    ("write", "value", "writer"),
+    [
+        # No operation of torch: who wrote the tensor that is read next is not known.
+        (_double, 3.0, None),
+        (lambda x: x.numpy().__imul__(2), 3.0, None),
+        (_by_torch, 4.0, "_foreach_add_"),
+    ],
+)
+def test_what_is_written_in_place_is_known_by_its_writer(tmp_path, write, value, writer):
     def forward(body, x):
         scale = torch.ones(6) + 0.5
         with torch.no_grad():
@@ -234,22 +237,8 @@ def test_what_a_kernel_of_the_scripts_own_writes_is_another_tensor(tmp_path, wri
     run, _ = recorded(tmp_path / "run", Wrapped(nn.Linear(8, 6), forward), count=1)
     operations = run.operations()
     read = next(o for o in operations if o.op == "mul" and o.phase == "forward").inputs[1]
-    assert read.histogram.absmax == 3.0
-    assert read.producer == -1
-
-
-def test_what_torch_writes_in_place_is_known_by_its_writer(tmp_path):
-    def forward(body, x):
-        scale = torch.ones(6) + 0.5
-        scale.data.mul_(2)
-        torch._foreach_add_([scale], 1.0)
-        return body(x) * scale
-
-    run, _ = recorded(tmp_path / "run", Wrapped(nn.Linear(8, 6), forward), count=1)
-    operations = run.operations()
-    read = next(o for o in operations if o.op == "mul" and o.phase == "forward").inputs[1]
-    assert read.histogram.absmax == 4.0
-    assert operations[read.producer].op == "_foreach_add_"
+    assert read.histogram.absmax == value
+    assert (operations[read.producer].op if read.producer >= 0 else None) == writer
 
 
 def trained_bits(folder, step, count=2):
@@ -354,8 +343,8 @@ def test_of_a_closure_the_first_evaluation_is_recorded(tmp_path):
     (described,) = run.meta["optimizers"]
     assert described["steps_taken"] == 2  # a step of the optimizer is one, whatever it evaluates
     assert described["evaluations"] == len(calls)
-    first = read_log(tmp_path / "run").steps[0].loss
-    assert first == pytest.approx(calls[0])  # and no sum over the evaluations
+    assert {"weight_grad", "update", "activation_grad"} <= set(run.frame()["kind"])
+    assert read_log(run.folder).steps[0].loss == calls[0]  # and no sum over the evaluations
 
 
 def test_the_operations_of_a_phase_that_begins_later_are_recorded(tmp_path):

@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 import torch
-from recorded import model_and_optimizer, rows, step, steps
+from recorded import model_and_optimizer, not_recorded, rows, step, steps
 from torch import nn
 
 import mpdiag
@@ -33,20 +33,6 @@ def test_cadence_filters_and_limits(tmp_path):
         mpdiag.record(3, optimizer, tmp_path / "bad")
 
 
-@pytest.mark.parametrize(
-    ("every", "expected"), [(1, range(45)), (7, range(0, 45, 7)), (None, None)]
-)
-def test_exactly_the_steps_of_the_cadence(tmp_path, every, expected):
-    model, optimizer = model_and_optimizer()
-    with mpdiag.record(model, optimizer, tmp_path / "run", every=every) as recorder:
-        steps(45, model, optimizer)
-    # Without every=: the first 20 steps, then one of 20 to 39, and of 40 to 59 the last.
-    expected = [*range(20), 30] if expected is None else list(expected)
-    for kind in ("activation", "activation_grad", "weight", "weight_grad", "update"):
-        assert sorted(set(rows(tmp_path / "run", kind=kind)["step"])) == expected, kind
-    assert recorder.steps_recorded == len(expected)
-
-
 def test_a_run_is_never_overwritten_unasked(tmp_path):
     model, optimizer = model_and_optimizer()
     for _ in range(2):
@@ -57,23 +43,16 @@ def test_a_run_is_never_overwritten_unasked(tmp_path):
     assert set(rows(tmp_path / "run")["step"]) == {0}
 
 
-def test_an_interrupted_training_leaves_a_good_run(tmp_path):
+@pytest.mark.parametrize(
+    ("error", "state"), [(KeyboardInterrupt, "interrupted"), (ZeroDivisionError, "failed")]
+)
+def test_a_training_that_fails_raises_its_own_error_and_leaves_a_good_run(tmp_path, error, state):
     model, optimizer = model_and_optimizer()
-    with pytest.raises(KeyboardInterrupt), mpdiag.record(model, optimizer, tmp_path / "run"):
+    with pytest.raises(error), mpdiag.record(model, optimizer, tmp_path / "run"):
         steps(2, model, optimizer)
-        raise KeyboardInterrupt
-    run = mpdiag.open_run(tmp_path / "run")
-    assert run.meta["state"] == "interrupted"
-    assert set(run.frame()["step"]) == {0, 1}
-
-
-def test_a_failing_training_raises_its_own_error_and_leaves_a_good_run(tmp_path):
-    model, optimizer = model_and_optimizer()
-    with pytest.raises(ZeroDivisionError), mpdiag.record(model, optimizer, tmp_path / "run"):
-        step(model, optimizer)
-        raise ZeroDivisionError
-    assert mpdiag.open_run(tmp_path / "run").meta["state"] == "failed"
-    assert set(rows(tmp_path / "run")["step"]) == {0}
+        raise error
+    assert mpdiag.open_run(tmp_path / "run").meta["state"] == state
+    assert set(rows(tmp_path / "run")["step"]) == {0, 1}
     assert not nn.modules.module._global_forward_hooks
 
 
@@ -81,23 +60,15 @@ def test_a_failing_training_raises_its_own_error_and_leaves_a_good_run(tmp_path)
     "ignore::DeprecationWarning", "ignore:Using `torch.compile.module.` when"
 )
 def test_compiled_models_say_so_and_train(tmp_path):
-    model, optimizer = model_and_optimizer()
-    compiled = torch.compile(model, backend="eager")
-    with mpdiag.record(compiled, optimizer, tmp_path / "before") as recorder:
-        step(compiled, optimizer)
-    assert recorder.failures == []
-    reasons = [
-        r["reason"] for r in mpdiag.open_run(tmp_path / "before").meta["coverage"]["not_recorded"]
-    ]
-    assert any("compiled" in reason for reason in reasons)
-    assert len(rows(tmp_path / "before", kind="update")) == 4
-
-    model, optimizer = model_and_optimizer()
-    with mpdiag.record(model, optimizer, tmp_path / "after") as recorder:
+    for place in ("before", "after"):
+        model, optimizer = model_and_optimizer()
         compiled = torch.compile(model, backend="eager")
-        step(compiled, optimizer)
-    assert recorder.failures == []
-    assert len(rows(tmp_path / "after", kind="update")) == 4
+        given = compiled if place == "before" else model
+        with mpdiag.record(given, optimizer, tmp_path / place) as recorder:
+            step(compiled, optimizer)
+        assert recorder.failures == []
+        assert len(rows(tmp_path / place, kind="update")) == 4
+    assert any("compiled" in reason for reason in not_recorded(tmp_path / "before").values())
 
 
 def test_random_state_of_python_and_numpy_is_untouched(tmp_path):

@@ -8,7 +8,7 @@ import os
 import numpy as np
 import pytest
 import torch
-from recorded import model_and_optimizer, step, steps
+from recorded import model_and_optimizer, steps
 from torch import nn
 
 import mpdiag
@@ -70,37 +70,39 @@ def test_nobody_looks_where_nothing_is(tmp_path):
     assert not is_replaced(tmp_path, 1, "now")
 
 
-# -- disks -----------------------------------------------------------------------------------------
-
-
 def full(*_args, **_kwargs):
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-@pytest.mark.parametrize("method", ["append", "write_meta"])
-def test_a_full_disk_warns_once_and_training_ends_the_same(tmp_path, monkeypatch, method):
+def broken(*_args, **_kwargs):
+    raise ZeroDivisionError("broken")
+
+
+@pytest.mark.parametrize(
+    ("owner", "method", "fails", "said"),
+    [
+        (RunWriter, "append", full, "No space left"),
+        (RunWriter, "write_meta", full, "No space left"),
+        (ledger.Ledger, "count", broken, "training goes on"),
+        (None, "", None, "training goes on"),  # a file lies where the folder should be
+    ],
+)
+def test_a_failure_warns_once_and_training_ends_the_same(
+    tmp_path, monkeypatch, owner, method, fails, said
+):
     plain, optimizer = model_and_optimizer()
     steps(3, plain, optimizer)
 
-    monkeypatch.setattr(RunWriter, method, full)
+    if owner is None:
+        (tmp_path / "folder").write_text("in the way")
+    else:
+        monkeypatch.setattr(owner, method, fails)
     model, optimizer = model_and_optimizer()
-    with pytest.warns(RuntimeWarning, match="No space left") as warned:  # noqa: SIM117
-        with mpdiag.record(model, optimizer, tmp_path / "run", every=1):
+    with pytest.warns(RuntimeWarning, match=said) as warned:  # noqa: SIM117
+        with mpdiag.record(model, optimizer, tmp_path / "folder" / "run", every=1):
             steps(3, model, optimizer)
     assert len(warned) == 1
     assert all(map(torch.equal, plain.parameters(), model.parameters()))
-
-
-def test_a_folder_that_cannot_be_made(tmp_path):
-    (tmp_path / "file").write_text("in the way")
-    plain, optimizer = model_and_optimizer()
-    step(plain, optimizer)
-    model, optimizer = model_and_optimizer()
-    with pytest.warns(RuntimeWarning, match="training goes on") as warned:  # noqa: SIM117
-        with mpdiag.record(model, optimizer, tmp_path / "file" / "run"):
-            step(model, optimizer)
-    assert len(warned) == 1
-    assert torch.equal(plain[0].weight, model[0].weight)
 
 
 def test_a_disk_that_is_full_at_the_end_leaves_no_complete_recording(training, monkeypatch):

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import random
-import shutil
 import signal
-import subprocess
 import tempfile
 import time
 from pathlib import Path
@@ -73,9 +71,6 @@ def test_a_recorded_training_ends_with_the_same_weights(tmp_path, train, untouch
     assert open_run(tmp_path / "run").meta["state"] == "complete"
 
 
-# -- kills -----------------------------------------------------------------------------------------
-
-
 def whole_steps(run):
     """Each recorded step is there with all its rows; returns the steps."""
     steps, rows = np.unique(run.records.step, return_counts=True)
@@ -112,31 +107,6 @@ def test_killed_at_random_moments(tmp_path, start):
     assert killed_while_recording >= 2
 
 
-def test_an_interrupt_leaves_a_good_run(tmp_path, start):
-    child = start(tmp_path / "run", 100_000, "--pause", 0.01)
-    child.wait_for("recording\n")
-    time.sleep(0.2)
-    # As a person does: a library that is just being imported may swallow the first.
-    for _ in range(5):
-        child.signal(signal.SIGINT)
-        if child.ends_within(10):
-            break
-    done = child.end()
-    assert done.code != 0
-    err = done.err
-    assert "KeyboardInterrupt" in err  # ours to note, the program's to raise
-    assert "RuntimeWarning" not in err
-    run = open_run(tmp_path / "run")
-    assert run.meta["state"] == "interrupted"
-    assert run.meta["failures"] == []
-    assert run.meta["steps_recorded"] == len(np.unique(run.records.step))
-    assert not list((tmp_path / "run").rglob(".*"))
-    assert analyze(tmp_path / "run").verdict
-
-
-# -- disks -----------------------------------------------------------------------------------------
-
-
 def test_a_disk_full_from_the_start(tmp_path, train, untouched):
     err = assert_only_warned(train(tmp_path / "run", "--limit", 0), untouched)
     assert str(tmp_path / "run") in err
@@ -150,28 +120,6 @@ def test_a_disk_that_fills_up(tmp_path, train, untouched):
     assert run.meta["state"] == "recording"  # there was no room to say more
     assert not list((tmp_path / "run").rglob(".*.part"))
     assert analyze(tmp_path / "run").verdict
-
-
-@pytest.fixture
-def small_disk(tmp_path):
-    """A real file system of 64 KiB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mounting = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)]
-    mount = shutil.which("mount")
-    done = mount and subprocess.run(mounting, capture_output=True, text=True, check=False)
-    if not done or done.returncode:
-        pytest.skip(f"a small disk cannot be mounted here: {done.stderr.strip() if done else ''}")
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True)
-
-
-def test_a_small_disk_that_fills_up(small_disk, train, untouched):
-    (small_disk / "ballast").write_bytes(bytes(20_000))
-    assert_only_warned(train(small_disk / "run"), untouched)
-    run = open_run(small_disk / "run")
-    assert run.meta["state"] in ("failed", "recording")  # as the last byte allowed
-    assert not list((small_disk / "run").rglob(".*.part"))
 
 
 def another_user():
@@ -190,20 +138,3 @@ def test_a_folder_that_may_not_be_written(train, untouched):
             assert list(folder.iterdir()) == []
         finally:
             folder.chmod(0o755)
-
-
-def test_a_folder_that_is_closed_during_training(start, untouched):
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary)
-        folder.chmod(0o777)
-        child = start(folder / "run", STEPS, "--pause", 0.3, *another_user())
-        child.wait_for("recording\n")
-        stats = folder / "run" / "stats"
-        mode = stats.stat().st_mode
-        stats.chmod(0o555)
-        try:
-            err = assert_only_warned(child.end(), untouched)
-            assert "PermissionError" in err
-        finally:
-            stats.chmod(mode)
-        assert len(whole_steps(open_run(folder / "run"))) < STEPS

@@ -132,58 +132,12 @@ def test_a_training_broken_off_after_a_step_keeps_it(tmp_path, model):
     assert np.unique(open_run(tmp_path / "run").records.step).tolist() == [0, 1, 2]
 
 
-def test_a_closure_and_no_optimizer(tmp_path):
-    model, _ = model_and_optimizer()
-    lbfgs = torch.optim.LBFGS(model.parameters(), max_iter=3)
-    x = torch.randn(5, 8)
-
-    def closure():
-        lbfgs.zero_grad()
-        loss = model(x).square().mean()
-        loss.backward()
-        return loss
-
-    with mpdiag.record(model, lbfgs, tmp_path / "lbfgs", every=1):
-        lbfgs.step(closure)
-    assert set(rows(tmp_path / "lbfgs")["kind"]) >= {"weight_grad", "update", "activation_grad"}
-
-    model, _ = model_and_optimizer()
+def test_without_an_optimizer_each_pass_is_a_step(tmp_path, model):
     with mpdiag.record(model, None, tmp_path / "none", every=1):
         for _ in range(3):
-            model(x).square().mean().backward()
+            backward(model)
     found = rows(tmp_path / "none", kind="weight_grad", name="0.weight")
     assert found["step"].tolist() == [0, 1, 2]
-
-
-def test_alternating_optimizers_lose_no_step_of_either(tmp_path):
-    """A GAN whose critic steps twice as often as its generator."""
-    torch.manual_seed(0)
-    models = {"generator": nn.Linear(8, 8), "critic": nn.Linear(8, 1)}
-    g, c = (torch.optim.SGD(m.parameters(), 0.1) for m in models.values())
-    updates = {"generator": [], "critic": []}
-
-    def apply(name, optimizer):
-        before = models[name].weight.detach().clone()
-        optimizer.step()
-        updates[name].append((models[name].weight.detach() - before).abs().max().item())
-
-    with mpdiag.record(models, [g, c], tmp_path / "run", every=1) as recorder:
-        for _ in range(3):
-            for _ in range(2):
-                c.zero_grad()
-                made = models["generator"](torch.randn(5, 8)).detach()
-                (models["critic"](made) - models["critic"](torch.randn(5, 8))).mean().backward()
-                apply("critic", c)
-            g.zero_grad()
-            models["critic"](models["generator"](torch.randn(5, 8))).mean().backward()
-            apply("generator", g)
-    assert recorder.failures == []
-    names = {f"{model}.{p}" for model in models for p in ("weight", "bias")}
-    assert set(rows(tmp_path / "run", kind="update")["name"]) == names
-    for name, expected in updates.items():
-        found = rows(tmp_path / "run", kind="update", name=f"{name}.weight").sort_values("step")
-        assert (found["tensors"] == 1).all()
-        assert found["absmax"].tolist() == expected
 
 
 def test_optimizer_in_backward(tmp_path):

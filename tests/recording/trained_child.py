@@ -1,6 +1,6 @@
 """A small training in a process of its own, recorded or not, for what may happen to a process.
 
-    python trained_child.py RUN STEPS [--plain] [--uid N] [--limit BYTES] [--pause SECONDS]
+    python trained_child.py RUN STEPS [--uid N] [--limit BYTES [--limit-after STEPS]]
 
 Prints "recording" once the first step is done, and at the end a digest of the weights. Parts are
 written after every step, so that a kill finds the disk busy. A RUN that is "-" is not recorded.
@@ -13,7 +13,6 @@ import contextlib
 import hashlib
 import os
 import tempfile
-import time
 import warnings
 
 import torch
@@ -50,7 +49,6 @@ def main() -> None:
     parser.add_argument("--uid", type=int)
     parser.add_argument("--limit", type=int)
     parser.add_argument("--limit-after", type=int, default=0)
-    parser.add_argument("--pause", type=float, default=0.0)
     options = parser.parse_args()
 
     torch.set_num_threads(1)
@@ -75,7 +73,6 @@ def main() -> None:
             optimizer.zero_grad()
             model(torch.randn(16, 32)).square().mean().backward()
             optimizer.step()
-            time.sleep(options.pause)
             if step == 0:
                 print("recording", flush=True)
     digest = hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in model.parameters()))

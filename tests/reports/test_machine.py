@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import sys
 from importlib.metadata import PackageNotFoundError, version
 from types import SimpleNamespace
 
 import pytest
 import torch
-from calls import printed
+from calls import printed, run
 
 from mpdiag.hardware.devices import DeviceFacts, NvmlReading
 from mpdiag.reports import machine
 from mpdiag.reports.machine import environment_text
+from mpdiag.version import __version__
 
 
 def as_text(environment):
@@ -26,6 +28,13 @@ def test_one_screen_says_what_this_machine_can_do():
     for ability in found.abilities:
         assert any(ability.format.upper() in line and ability.how in line for line in lines)
     assert "With -v" in lines[-1]
+
+
+def test_doctor_for_a_person_and_as_json():
+    assert json.loads(run("doctor", "--json").stdout)["mpdiag"] == __version__
+    told = run("doctor")
+    assert f"python {sys.version.split()[0]}" in " ".join(told.stdout.split())
+    assert (told.exit_code, told.stderr) == (0, "next: mpdiag demo\n")
 
 
 def test_this_machine():

@@ -25,9 +25,8 @@ class Half(nn.Module):
         return self.frozen(self.used(x))
 
 
-def trained(folder, **options):
-    torch.manual_seed(0)
-    model = Half()
+def trained(folder, model=None, **options):
+    model = model or Half()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     with mpdiag.record(model, optimizer, folder, **options):
         step(model, optimizer)
@@ -79,11 +78,7 @@ class Encoded(nn.Module):
 
 
 def test_what_nothing_trained_goes_into_has_no_gradient_that_could_be_missed(tmp_path):
-    model = Encoded()
-    optimizer = torch.optim.SGD(model.last.parameters(), 0.1)
-    with mpdiag.record(model, optimizer, tmp_path / "run"):
-        step(model, optimizer)
-    run = mpdiag.open_run(tmp_path / "run")
+    run = trained(tmp_path / "run", Encoded())
     stated = coverage_of(run)
     assert (stated.activation_gradients, stated.activation_gradients_seen) == (2, 2)
     reasons = {

@@ -38,29 +38,14 @@ class Pairs(torch.utils.data.Dataset):
 
 def main(seed):
     torch.manual_seed(seed)
-    config = BertConfig(
-        vocab_size=20,
-        hidden_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=64,
-        max_position_embeddings=8,
-    )
-    model = BertForSequenceClassification(config)
+    sizes = {"vocab_size": 20, "hidden_size": 32, "intermediate_size": 64}
+    layers = {"num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": 8}
+    model = BertForSequenceClassification(BertConfig(**sizes, **layers))
     with tempfile.TemporaryDirectory() as folder:
-        arguments = TrainingArguments(
-            folder,
-            num_train_epochs=4,
-            per_device_train_batch_size=16,
-            learning_rate=3e-3,
-            report_to=[],
-            save_strategy="no",
-            logging_strategy="no",
-            disable_tqdm=True,
-            use_cpu=True,
-            seed=seed,
-            dataloader_pin_memory=False,
-        )
+        rates = {"num_train_epochs": 4, "per_device_train_batch_size": 16, "learning_rate": 3e-3}
+        quiet = {"report_to": [], "save_strategy": "no", "logging_strategy": "no"}
+        here = {"disable_tqdm": True, "use_cpu": True, "dataloader_pin_memory": False}
+        arguments = TrainingArguments(folder, seed=seed, **rates, **quiet, **here)
         result = Trainer(model, arguments, train_dataset=Pairs(256)).train()
     report(model, result.training_loss)
 

@@ -43,16 +43,9 @@ def main(seed):
     data = torch.utils.data.TensorDataset(x, y)
     loader = torch.utils.data.DataLoader(data, 32, shuffle=True)
     model = Regressor()
-    trainer = L.Trainer(
-        max_epochs=8,
-        accelerator="cpu",
-        devices=1,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        gradient_clip_val=5.0,
-    )
+    shown = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+    quiet = dict.fromkeys(shown, False)
+    trainer = L.Trainer(max_epochs=8, accelerator="cpu", devices=1, gradient_clip_val=5.0, **quiet)
     trainer.fit(model, loader, torch.utils.data.DataLoader(data, 64))
     with torch.no_grad():
         metric = nn.functional.mse_loss(model(x), y).item()

@@ -34,14 +34,8 @@ class Classifier(nn.Module):
 def main():
     torch.manual_seed(seed())
     method = sys.argv[2] if len(sys.argv) > 2 else "fork"
-    loader = DataLoader(
-        Waves(),
-        32,
-        shuffle=True,
-        num_workers=2,
-        multiprocessing_context=method,
-        persistent_workers=True,
-    )
+    workers = {"num_workers": 2, "multiprocessing_context": method, "persistent_workers": True}
+    loader = DataLoader(Waves(), 32, shuffle=True, **workers)
     classifier = Classifier()
     optimizer = torch.optim.RMSprop(classifier.parameters(), lr=0.01)
     for _ in range(10):

@@ -6,13 +6,13 @@ import dataclasses
 import json
 import math
 import signal
-import statistics
 import textwrap
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from recorded_steps import Layers
 from support import constant
 from torch import nn
 
@@ -28,31 +28,18 @@ from mpdiag.training.trainer import MixedPrecision
 SMALL = {"seeds": (0, 1), "probe_seeds": 1, "higher_is_better": False}
 
 
-class Squares(nn.Module):
-    """Squares of values some thousand in size, centred: the square overflows, and so does the sum."""
-
-    def forward(self, x):
-        squares = x * x
-        centred = squares - squares.sum(-1, keepdim=True) / 8
-        return centred / (centred.abs().sum(-1, keepdim=True) + 1)
-
-
-class Net(nn.Module):
-    def __init__(self, size):
-        super().__init__()
-        self.size = size
-        self.first = nn.Linear(4, 8)
-        self.squares = Squares()
-        self.last = nn.Linear(8, 2)
-
-    def forward(self, x):
-        return self.last(self.squares(self.first(x) * self.size))
+def squares(_, x):
+    """Of values some thousand in size, centred: the square overflows, and so does the sum."""
+    squares = x * x
+    centred = squares - squares.sum(-1, keepdim=True) / 8
+    return centred / (centred.abs().sum(-1, keepdim=True) + 1)
 
 
 def builder(size, steps=12, built=None):
     def build(seed):
         torch.manual_seed(seed)
-        model = Net(size)
+        parts = {"first": nn.Linear(4, 8), "squares": Layers(squares), "last": nn.Linear(8, 2)}
+        model = Layers(lambda m, x: m.last(m.squares(m.first(x) * size)), **parts)
         optimizer = torch.optim.Adam(model.parameters(), 1e-2)
         if built is not None:
             built.append(seed)
@@ -106,26 +93,28 @@ def test_the_trainer_applies_what_was_found(found):
     assert found.spread.holds(metric)
 
 
-def test_what_lists_keep_in_fp32_is_searched_without_them():
-    """The sum is FP32 by the lists; without them it overflows, too, and so does the square."""
-    result = search_fp32(builder(2000.0), constant(8.0), lists=False, **SMALL)
-    assert result.answer == "found"
-    assert set(result.fp32) == {Fp32Candidate("squares", "mul"), Fp32Candidate("squares", "sum")}
-    ops = {c.op for c, _ in result.candidates}
-    assert {"mul", "sum", "linear", "div"} <= ops
+MUL, SUM = Fp32Candidate("squares", "mul"), Fp32Candidate("squares", "sum")
+GUESS = (mpdiag.plan.Fp32Choice("linear", "last", "a rule says so"),)
 
 
-def test_whole_modules_where_nothing_casts_by_operation():
-    plan = dataclasses.replace(constant(8.0), level="O2")
-    result = search_fp32(builder(2000.0), plan, **SMALL)
-    assert result.fp32 == (Fp32Candidate("squares", ""),)
-    assert [c.module for c in result.plan.fp32_modules] == ["squares"]
-
-
-def test_the_plans_own_guesses_are_not_taken_for_granted():
-    guesses = (mpdiag.plan.Fp32Choice("linear", "last"),)
-    plan = dataclasses.replace(constant(8.0), fp32_operations=guesses)
-    assert search_fp32(builder(1.0), plan, **SMALL).plan.fp32_operations == ()
+@pytest.mark.parametrize(
+    ("size", "changes", "options", "fp32"),
+    [
+        # The sum is FP32 by the lists; without them it overflows, too, and so does the square.
+        (2000.0, {}, {"lists": False}, {MUL, SUM}),
+        (2000.0, {"level": "O2"}, {}, {Fp32Candidate("squares", "")}),  # nothing casts by operation
+        (1.0, {"fp32_operations": GUESS}, {}, set()),  # no guess of the plan is taken for granted
+    ],
+)
+def test_what_is_searched_goes_by_the_lists_and_the_level(size, changes, options, fp32):
+    plan = dataclasses.replace(constant(8.0), **changes)
+    result = search_fp32(builder(size), plan, **SMALL, **options)
+    assert result.answer == ("found" if fp32 else "none")
+    assert set(result.fp32) == fp32
+    chosen = (*result.plan.fp32_operations, *result.plan.fp32_modules)
+    assert {Fp32Candidate(c.module, c.op) for c in chosen} == fp32
+    if options:
+        assert {"mul", "sum", "linear", "div"} <= {c.op for c, _ in result.candidates}
 
 
 def test_impossible_when_even_all_candidates_fail():
@@ -186,8 +175,7 @@ def test_the_budget_is_kept_and_there_is_an_answer_all_the_same(monkeypatch):
 
 
 def test_without_time_nothing_is_claimed_and_the_plan_stays_as_it_was():
-    guesses = (mpdiag.plan.Fp32Choice("linear", "last", "a rule says so"),)
-    plan = dataclasses.replace(constant(8.0), fp32_operations=guesses)
+    plan = dataclasses.replace(constant(8.0), fp32_operations=GUESS)
     result = search_fp32(builder(2000.0), plan, budget=1e-9, **SMALL)
     assert (result.answer, result.sufficient, result.fp32) == ("unfinished", False, ())
     assert result.plan == plan
@@ -196,27 +184,27 @@ def test_without_time_nothing_is_claimed_and_the_plan_stays_as_it_was():
     assert (document["sufficient"], document["trainings"]) == (False, ran)
 
 
-def test_another_wording_of_the_plan_is_no_other_search(tmp_path):
-    search_fp32(builder(1.0), constant(8.0), run=tmp_path, **SMALL)
-    scale = dataclasses.replace(constant(8.0).loss_scale, reason="in other words")
-    told = dataclasses.replace(constant(8.0), run="renamed", loss_scale=scale)
-    assert search_fp32(builder(1.0), told, run=tmp_path, **SMALL).answer == "none"
-
-
 def test_it_goes_on_where_it_stopped(tmp_path):
     built = []
-    first = search_fp32(builder(2000.0, built=built), constant(8.0), run=tmp_path, **SMALL)
-    trainings = len(built)
-    again = search_fp32(builder(2000.0, built=built), constant(8.0), run=tmp_path, **SMALL)
-    assert len(built) == trainings  # nothing is trained twice
-    assert again.to_json() == first.to_json()
+
+    def search(plan):
+        built.clear()
+        return search_fp32(builder(2000.0, built=built), plan, run=tmp_path, **SMALL)
+
+    first = search(constant(8.0))
+    assert built
+    # Nothing is trained twice, and another wording of the plan is no other search.
+    scale = dataclasses.replace(constant(8.0).loss_scale, reason="in other words")
+    again = search(dataclasses.replace(constant(8.0), run="renamed", loss_scale=scale))
+    assert built == []
+    assert (again.answer, again.fp32) == (first.answer, first.fp32)
+    assert search(constant(8.0)).to_json() == first.to_json()
     # With the last answer lost, only that one is trained again.
     state = json.loads((tmp_path / "search.json").read_text())
     state["probes"].pop()
     (tmp_path / "search.json").write_text(json.dumps(state))
-    third = search_fp32(builder(2000.0, built=built), constant(8.0), run=tmp_path, **SMALL)
-    assert len(built) == trainings + 1
-    assert third.fp32 == first.fp32
+    assert search(constant(8.0)).fp32 == first.fp32
+    assert len(built) == 1
 
 
 SCRIPT = """
@@ -248,22 +236,19 @@ def test_it_survives_a_kill(tmp_path, root, found, fork_server):
 
 
 def test_another_searchs_file_and_a_damaged_one_are_refused(tmp_path):
-    search_fp32(builder(1.0), constant(8.0), run=tmp_path, **SMALL)
+    def search(scale=8.0):
+        return search_fp32(builder(1.0), constant(scale), run=tmp_path, **SMALL)
+
+    search()
     with pytest.raises(StateMismatch, match="another search"):
-        search_fp32(builder(1.0), constant(16.0), run=tmp_path, **SMALL)
-    for text in ("{", "[]", '{"version": 1}', '{"version": 1, "key": 3, "probes": 4}'):
-        (tmp_path / "search.json").write_text(text)
-        with pytest.raises(DamagedSearch, match="delete it"):
-            search_fp32(builder(1.0), constant(8.0), run=tmp_path, **SMALL)
-
-
-def test_a_probe_that_was_never_trained_is_damage(tmp_path):
-    search_fp32(builder(2000.0), constant(8.0), run=tmp_path, **SMALL)
+        search(16.0)
     state = json.loads((tmp_path / "search.json").read_text())
-    state["probes"] = [{**state["probes"][0], "metrics": []}]
-    (tmp_path / "search.json").write_text(json.dumps(state))
-    with pytest.raises(DamagedSearch, match="without metrics"):
-        search_fp32(builder(2000.0), constant(8.0), run=tmp_path, **SMALL)
+    state["probes"] = [{**state["probes"][0], "metrics": []}]  # as if it was never trained
+    texts = ("{", "[]", '{"version": 1}', '{"version": 1, "key": 3, "probes": 4}')
+    for text, words in (*((t, "delete it") for t in texts), (json.dumps(state), "without metrics")):
+        (tmp_path / "search.json").write_text(text)
+        with pytest.raises(DamagedSearch, match=words):
+            search()
 
 
 def test_the_search_is_kept_at_a_url_too(tmp_path, monkeypatch):
@@ -379,28 +364,22 @@ def test_more_that_hurts_does_not_stay():
     assert found == frozenset({5})
 
 
-def test_the_bound_is_a_prediction_interval():
-    metrics = [0.90, 0.92, 0.91, 0.93, 0.89]
-    up = spread_of(metrics, higher_is_better=True)
-    # Student's t at 99 % with 4 degrees of freedom is 3.746947 (printed tables).
-    reach = 3.746947 * statistics.stdev(metrics) * math.sqrt(1 + 1 / 5)
-    assert up.bound == pytest.approx(0.91 - reach, rel=1e-5)
-    assert spread_of(metrics, higher_is_better=False).bound == pytest.approx(0.91 + reach, rel=1e-5)
-
-
-def test_only_worse_counts_and_what_is_not_finite_never_holds():
-    up = spread_of([1.0, 1.1], higher_is_better=True)
-    assert up.holds(1e9)
-    assert not up.holds(-1e9)
-    assert not any(map(up.holds, (math.nan, math.inf, -math.inf)))
-    down = spread_of([1.0, 1.1], higher_is_better=False)
-    assert down.holds(-1e9)
-    assert not down.holds(1e9)
-
-
-def test_seeds_that_agree_leave_one_per_cent():
-    assert spread_of([2.0, 2.0, 2.0], higher_is_better=True).bound == pytest.approx(1.98)
-    assert spread_of([-2.0, -2.0], higher_is_better=False).bound == pytest.approx(-1.98)
+@pytest.mark.parametrize(
+    ("metrics", "center", "reach"),
+    [
+        # Student's t at 99 % with 4 degrees of freedom is 3.746947 (printed tables).
+        ([0.90, 0.92, 0.91, 0.93, 0.89], 0.91, 3.746947 * math.sqrt(0.00025 * (1 + 1 / 5))),
+        ([2.0, 2.0, 2.0], 2.0, 0.02),  # seeds that agree leave one per cent
+        ([-2.0, -2.0], -2.0, 0.02),
+    ],
+)
+@pytest.mark.parametrize("higher", [True, False])
+def test_the_bound_is_a_prediction_interval_and_only_worse_counts(metrics, center, reach, higher):
+    spread, sign = spread_of(metrics, higher_is_better=higher), 1 if higher else -1
+    assert spread.bound == pytest.approx(center - sign * reach, rel=1e-5)
+    assert spread.holds(sign * 1e9)
+    assert not spread.holds(sign * -1e9)
+    assert not any(map(spread.holds, (math.nan, math.inf, -math.inf)))
 
 
 @pytest.mark.parametrize("metrics", [[], [1.0], [1.0, math.nan], [1.0, math.inf]])

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from recorded_steps import Layers
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -16,10 +17,9 @@ from mpdiag.emulation.rounding import round_to
 from mpdiag.errors import UsageError
 from mpdiag.numerics.formats import FORMATS
 from mpdiag.runs.results import by_weight, read_sensitivities
-from mpdiag.sensitivity.loss_estimate import by_operation, estimate
+from mpdiag.sensitivity.loss_estimate import Estimator, by_operation, estimate
 from mpdiag.sensitivity.measurement import measure, run_once
 from mpdiag.tracing.operation_calls import OUTSIDE
-from studies.gradient_estimate import estimate_gradients
 
 
 def half(x):
@@ -108,24 +108,11 @@ def test_a_backward_operation_is_rounded_alone(net, data, mse):
 
 
 def test_a_loss_scale_saves_small_gradients(net, mse):
-    lost, saved = (
-        {
-            s.module: s
-            for s in measure(net, lambda: mse() * 1e-6, part="backward", by="module", scale=k)
-        }
-        for k in (1.0, 2.0**20)
-    )
-    assert lost["2"].gradient_error > 0.05 > 0.001 > saved["2"].gradient_error > 0
+    def error(scale):
+        rows = measure(net, lambda: mse() * 1e-6, part="backward", scale=scale)
+        return {row.module: row for row in rows}["2"].gradient_error
 
-
-def test_a_module_is_all_it_contains(data):
-    x, y = data
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(6, 3), nn.Sequential(nn.Linear(3, 3), nn.ReLU()))
-    step = lambda: F.mse_loss(net(x), y)  # noqa: E731
-    found = {s.module: s for s in measure(net, step, by="module")}
-    assert set(found) == {"0", "1", "1.0", "1.1", OUTSIDE}
-    assert [s.op for s in found["1"].sites] == ["linear", "relu"]
+    assert error(1.0) > 0.05 > 0.001 > error(2.0**20) > 0
 
 
 def test_overflow_is_infinite_and_gentle_formats_are_gentler(data):
@@ -133,18 +120,15 @@ def test_overflow_is_infinite_and_gentle_formats_are_gentler(data):
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(6, 3))
 
-    def step():
-        return F.mse_loss((net(x) * 1000).square().sqrt(), y)
+    def found(fmt):
+        rows = measure(net, lambda: F.mse_loss((net(x) * 1000).square().sqrt(), y), fmt=fmt)
+        return {s.op: s for s in rows}
 
-    fp16 = {s.op: s for s in measure(net, step, fmt="fp16")}
+    fp16 = found("fp16")
     assert math.isinf(fp16["square"].loss_error)
     assert math.isfinite(fp16["linear"].loss_error)
-    bf16 = {s.op: s for s in measure(net, step, fmt="bf16")}
-    assert bf16["square"].loss_error < 0.01
-    e4, e5 = (
-        {s.op: s for s in measure(net, lambda: F.mse_loss(net(x), y), fmt=f)}["linear"]
-        for f in ("fp8_e4m3", "fp8_e5m2")
-    )
+    assert found("bf16")["square"].loss_error < 0.01
+    e4, e5 = (found(fmt)["linear"] for fmt in ("fp8_e4m3", "fp8_e5m2"))
     assert fp16["linear"].output_error < e4.output_error < e5.output_error
 
 
@@ -158,6 +142,7 @@ def test_nothing_is_left_behind():
     random = torch.get_rng_state()
     onednn = torch._C._get_mkldnn_enabled()
     found = measure(net, lambda: net(x).sum())
+    assert run_once(net, lambda: net(x).sum()).loss == run_once(net, lambda: net(x).sum()).loss
     estimate(net, lambda: net(x).sum())
     assert {s.op for s in found} >= {"conv2d", "batch_norm", "relu"}
     assert all(torch.equal(t, before[n]) for n, t in net.state_dict().items())
@@ -165,13 +150,6 @@ def test_nothing_is_left_behind():
     assert torch._C._get_mkldnn_enabled() == onednn
     assert all(p.grad is None for p in net.parameters())
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in net.modules())
-
-
-def test_dropout_draws_the_same_in_every_pass(data):
-    x, _ = data
-    net = nn.Sequential(nn.Linear(6, 64), nn.Dropout(0.5))
-    passes = [run_once(net, lambda: net(x).square().mean()) for _ in range(2)]
-    assert passes[0].loss == passes[1].loss
 
 
 def test_a_recurrent_layer_shows_its_gates(data):
@@ -182,42 +160,27 @@ def test_a_recurrent_layer_shows_its_gates(data):
     assert 0 < found["lstm"].output_error < 0.01
 
 
-def test_what_makes_no_sense_is_refused(net, data):
-    with pytest.raises(UsageError, match="part must be"):
-        measure(net, lambda: net(data[0]).sum(), part="sideways")
-    with pytest.raises(UsageError, match="by must be"):
-        measure(net, lambda: net(data[0]).sum(), by="weight")
-    with pytest.raises(UsageError, match="must return its loss"):
-        measure(net, lambda: net(data[0]))
-
-
 # -- the estimate ----------------------------------------------------------------------------------
 
 
-class Chain(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.w = nn.Parameter(torch.tensor([1.2345, 0.777, -2.3456]))
-
-    def forward(self, x):
-        return x * self.w
-
-
 def test_the_estimate_of_a_linear_chain_is_the_exact_change():
-    first, second = Chain(), Chain()
+    """Of the second order there is none."""
+    first, second = (
+        Layers(lambda m, x: x * m.w, w=nn.Parameter(torch.tensor([1.2345, 0.777, -2.3456])))
+        for _ in range(2)
+    )
     x = torch.tensor([0.1, 0.2, 0.3])
-    found = {
-        e.site.module: e
-        for e in estimate(nn.ModuleList([first, second]), lambda: second(first(x)).sum())
-    }
-    y = (x * first.w).detach()
-    moved = (
-        half(half(x) * half(first.w.detach())) - y
-    ) * second.w.detach()  # linear: no second order
-    assert found["0"].loss_change == pytest.approx(float(moved.sum()), rel=1e-4)
-    assert found["0"].reach == pytest.approx(float(moved.abs().sum()), rel=1e-4)
-    moved = (half(half(y) * half(second.w)) - y * second.w).detach()
-    assert found["1"].loss_change == pytest.approx(float(moved.sum()), rel=1e-4)
+    estimates = estimate(nn.ModuleList([first, second]), lambda: second(first(x)).sum())
+    w, y = first.w.detach(), x * first.w.detach()
+    moved = {"0": (half(half(x) * half(w)) - y) * w, "1": half(half(y) * half(w)) - y * w}
+    for found in estimates:
+        by_hand = moved.pop(found.site.module, None)
+        if by_hand is not None:
+            assert found.loss_change == pytest.approx(float(by_hand.sum()), rel=1e-4)
+            assert found.site.module != "0" or found.reach == pytest.approx(
+                float(by_hand.abs().sum()), rel=1e-4
+            )
+    assert not moved
 
 
 def test_the_estimate_predicts_the_measured_change(net, smooth):
@@ -260,113 +223,48 @@ def test_overflow_and_vanished_epsilons_come_first(data):
     assert math.isinf(by_operation(found)[0][1])
 
 
-def test_the_estimated_gradient_error_is_the_measured_one(net, smooth):
-    """Over many directions it is ‖Δg‖, forward and backward, for every operation."""
-    assert len(measured_estimates(net, smooth)) == 4
-
-
-def test_gradients_that_no_weight_moves_count_as_well(net, data):
-    """The last bias's, sixteen times 1: no rounding reaches it, and most of ‖g‖ is its."""
-    measured_estimates(net, lambda: net(data[0]).sum())
-
-
-def test_of_a_model_whose_gradients_no_weight_moves_the_backward_pass_rounds_alone(data):
-    net = nn.Linear(6, 2)
-    found = measured_estimates(net, lambda: net(data[0]).sum())
-    assert [e.forward for e in found] == [0.0, 0.0]
-    assert found[0].backward > 0
-
-
-def measured_estimates(net, step):
-    """The estimates, which are what running each site in FP16 gives."""
-    found = estimate_gradients(net, step, scale=1024.0, directions=400)
-    exact = run_once(net, step, scale=1024.0)
-    assert len(found) == len(exact.sites)
-    size = math.sqrt(sum(float(g.double().pow(2).sum()) for g in exact.gradients.values()))
-    for e in found:
-        for part, estimated in (("forward", e.forward), ("backward", e.backward)):
-            narrow = run_once(net, step, [e.site], part=part, scale=1024.0)
-            error = math.sqrt(
-                sum(
-                    float((narrow.gradients[n] - g).double().pow(2).sum())
-                    for n, g in exact.gradients.items()
-                )
-            )
-            assert estimated == pytest.approx(error / size, rel=0.25, abs=1e-6), (e.site, part)
-    return found
-
-
-def test_what_cannot_be_differentiated_twice_is_said_with_a_way_out():
-    q = nn.Parameter(torch.randn(1, 2, 4, 8))
-
-    class Attention(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.q = q
-
-        def forward(self):
-            return F.scaled_dot_product_attention(self.q, self.q, self.q)
-
-    model = Attention()
-    with pytest.raises(UsageError, match="SDPBackend"):
-        estimate_gradients(model, lambda: model().square().sum())
-    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
-        assert estimate_gradients(model, lambda: model().square().sum())
-
-
 def test_buffers_change_once_while_a_training_is_ranked():
     """An operation is run twice: what it writes to must be written to once."""
-    net = nn.BatchNorm1d(3)
-    twin = nn.BatchNorm1d(3)
+    net, twin = nn.BatchNorm1d(3), nn.BatchNorm1d(3)
     x = torch.randn(8, 3)
-    from mpdiag.sensitivity.loss_estimate import Estimator
-
     estimator = Estimator(net)
     with estimator.forward():
         loss = net(x).sum()
     estimator.attach(loss)
     loss.backward()
     twin(x).sum().backward()
-    assert torch.equal(net.running_mean, twin.running_mean)
-    assert torch.equal(net.running_var, twin.running_var)
+    assert all(torch.equal(a, b) for a, b in zip(net.buffers(), twin.buffers(), strict=True))
     assert torch.equal(net.weight.grad, twin.weight.grad)
 
 
-class Blocks(nn.Module):
+def blocks(again):
     """Two blocks that are computed twice where ``again`` says so."""
+    torch.manual_seed(0)
+    first = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8))
+    second = nn.Sequential(nn.Softmax(-1), nn.Linear(8, 3))
 
-    def __init__(self, again):
-        super().__init__()
-        torch.manual_seed(0)
-        self.first = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8))
-        self.second = nn.Sequential(nn.Softmax(-1), nn.Linear(8, 3))
-        self.again = again
-
-    def forward(self, x):
-        for block in (self.first, self.second):
-            x = checkpoint(block, x, use_reentrant=False) if self.again else block(x)
+    def forward(model, x):
+        for block in (model.first, model.second):
+            x = checkpoint(block, x, use_reentrant=False) if again else block(x)
         return x
 
+    return Layers(forward, first=first, second=second)
 
-@pytest.mark.parametrize("part", ["forward", "backward", "both"])
-def test_activation_checkpointing_changes_no_measurement(data, part):
+
+@pytest.mark.parametrize("part", ["forward", "backward", "both", "estimated"])
+def test_activation_checkpointing_changes_no_figure(data, part):
     """What backward computes again is a forward operation, of the module that it was of before."""
     x, y = data
-    plain, again = (
-        measure(model, lambda m=model: F.mse_loss(m(x), y), part=part)
-        for model in (Blocks(again=False), Blocks(again=True))
-    )
-    assert again == plain
-    assert {s.op for s in plain} >= {"linear", "tanh", "softmax"}
 
+    def figures(model):
+        def step():
+            return F.mse_loss(model(x), y)
 
-def test_activation_checkpointing_changes_no_estimate(data):
-    x, y = data
-    plain, again = (
-        estimate(model, lambda m=model: F.mse_loss(m(x), y))
-        for model in (Blocks(again=False), Blocks(again=True))
-    )
+        return estimate(model, step) if part == "estimated" else measure(model, step, part=part)
+
+    plain, again = (figures(blocks(again)) for again in (False, True))
     assert again == plain
+    assert part == "estimated" or {s.op for s in plain} >= {"linear", "tanh", "softmax"}
 
 
 class Squares(nn.Module):
@@ -383,7 +281,7 @@ def training():
     return model, lambda: model(x).mean()
 
 
-def test_the_overflowing_operation_is_on_top(tmp_path):
+def test_the_overflowing_operation_is_on_top_and_figures_are_those_of_the_measurement(tmp_path):
     model, step = training()
     before = {n: p.clone() for n, p in model.named_parameters()}
     found = mpdiag.measure_sensitivity(model, step, tmp_path / "run", scale=8.0)
@@ -394,53 +292,30 @@ def test_the_overflowing_operation_is_on_top(tmp_path):
     assert read_sensitivities(tmp_path / "run") == found
     assert (found.format, found.scale) == ("fp16", 8.0)
     assert all(torch.equal(before[n], p) and p.grad is None for n, p in model.named_parameters())
-
-
-def test_the_numbers_are_those_of_the_measurement():
-    model, step = training()
-    stored = {(r.module, r.op): r for r in mpdiag.measure_sensitivity(model, step).operations}
-    for row in measure(model, step):
+    stored = {(r.module, r.op): r for r in found.operations}
+    for row in measure(model, step, scale=8.0):
         own = stored.pop((row.module, row.op))
         if own.finite:
             assert own.gradient_error == row.gradient_error
-            assert own.estimate is not None
             assert own.estimate > 0
     assert not stored
 
 
-def test_another_format_is_less_exact():
-    model, step = training()
-    errors = {}
-    for fmt in ("fp16", "fp8_e5m2"):
-        rows = mpdiag.measure_sensitivity(model, step, fmt=fmt).operations
-        errors[fmt] = next(r.gradient_error for r in rows if (r.module, r.op) == ("0", "linear"))
-    assert errors["fp8_e5m2"] > 10 * errors["fp16"] > 0
-
-
 @pytest.mark.parametrize(
-    "change",
+    ("change", "options", "error", "words"),
     [
-        lambda loss: None,
-        lambda loss: 1.0,
-        lambda loss: loss.detach(),
-        lambda loss: torch.stack([loss, loss]),
+        (lambda _: None, {}, UsageError, "must return its loss"),
+        (lambda _: 1.0, {}, UsageError, "must return its loss"),
+        (torch.Tensor.detach, {}, UsageError, "must return its loss"),
+        (lambda loss: loss.repeat(2), {}, UsageError, "must return its loss"),
+        (torch.Tensor.detach, {"frozen": True}, UsageError, "requires a gradient"),
+        (lambda loss: loss, {"fmt": "fp12"}, ValueError, "no number format"),
+        (lambda loss: loss, {"part": "sideways"}, UsageError, "part must be"),
     ],
 )
-def test_a_step_without_a_loss_is_refused(change):
+def test_what_makes_no_sense_is_refused(change, options, error, words):
     model, step = training()
-    with pytest.raises(UsageError, match="must return its loss"):
-        mpdiag.measure_sensitivity(model, lambda: change(step()))
-
-
-def test_a_model_that_trains_nothing_is_refused():
-    model, _ = training()
-    x = torch.randn(6, 4, requires_grad=True)
-    model.requires_grad_(False)
-    with pytest.raises(UsageError, match="requires a gradient"):
-        mpdiag.measure_sensitivity(model, lambda: model(x).mean())
-
-
-def test_an_unknown_format_is_refused():
-    model, step = training()
-    with pytest.raises(ValueError, match="no number format"):
-        mpdiag.measure_sensitivity(model, step, fmt="fp12")
+    model.requires_grad_(not options.pop("frozen", False))
+    call = measure if {"part", "by"} & options.keys() else mpdiag.measure_sensitivity
+    with pytest.raises(error, match=words):
+        call(model, lambda: change(step()), **options)

@@ -17,7 +17,6 @@ from mpdiag.tensorcores.kernel_evidence import (
     by_counters,
     by_measured_rate,
     contradicts,
-    measured_verdict,
     read_code,
 )
 from mpdiag.tensorcores.kernels.classification import KernelFacts, classify
@@ -61,43 +60,36 @@ def test_dtype_and_instruction_are_read_from_counters():
     assert document["instruction_witnessed"] == "DMMA"
 
 
+DECODE = "void flashinfer::BatchDecodeWithPagedKVCacheKernel<128u, 8u>(Params)"
+MINE, CONVERTING = "_ZN5mine7combineEPf", "convert_dtype_kernel"
+NONE, SOME = {f"{PIPE}.sum": 0.0}, {f"{PIPE}.sum": 9.0}
+
+
 @pytest.mark.parametrize(
-    ("name", "op", "expected"),
+    ("name", "op", "counters", "capability", "verdict", "against"),
     [
-        ("void flashinfer::BatchDecodeWithPagedKVCacheKernel<128u, 8u>(Params)", "", "cuda_core"),
-        ("_ZN5mine7combineEPf", "", "other"),
-        ("_ZN5mine7combineEPf", "aten::bmm", "cuda_core"),
-        ("convert_dtype_kernel", "", "other"),
+        # A zero resolves an unknown kernel; its words say whether it is matrix work.
+        (DECODE, "", {CYCLES: 0.0}, (10, 0), "cuda_core", False),
+        (MINE, "", {CYCLES: 0.0}, (10, 0), "other", False),
+        (MINE, "aten::bmm", {CYCLES: 0.0}, (10, 0), "cuda_core", False),
+        (CONVERTING, "", {CYCLES: 0.0}, (10, 0), "other", False),
+        # What certainly ran, or did not, outweighs the name.
+        (SGEMM, "", SOME, None, "tensor_core", True),
+        (TENSOR, "", NONE, None, "cuda_core", True),
+        (ADD, "", NONE, None, "other", False),
+        (MINE, "", SOME, None, "tensor_core", False),
+        # A pipe that may have run something else overrules less.
+        (MINE, "", SOME, (8, 0), "tensor_core", False),
+        (ADD, "", SOME, (8, 0), "other", False),
+        (ADD, "", SOME, (7, 5), "tensor_core", True),
     ],
 )
-def test_a_zero_resolves_an_unknown_kernel(name, op, expected):
-    zero = by_counters([Kernel(name, 0, 1, counters={CYCLES: 0.0})], (10, 0))
-    assert KernelTime(name, UNKNOWN, 1, 1.0, op, measured=zero).measured_verdict == expected
-    assert not contradicts(UNKNOWN, zero)
-
-
-def test_a_pipe_that_may_have_run_something_else_overrules_less():
-    used = by_counters([Kernel("k", 0, 1, counters={f"{PIPE}.sum": 9.0})], (8, 0))
-    assert not used.certain
-    assert measured_verdict(UNKNOWN, used) == "tensor_core"
-    addition = classify("void at::native::vectorized_elementwise_kernel<4, Add>(int)")
-    assert measured_verdict(addition, used) == "other"
-    assert not contradicts(addition, used)
-    turing = by_counters([Kernel("k", 0, 1, counters={f"{PIPE}.sum": 9.0})], (7, 5))
-    assert measured_verdict(addition, turing) == "tensor_core"
-    assert contradicts(addition, turing)
-
-
-def test_counters_outweigh_the_name():
-    yes = by_counters([Kernel("k", 0, 1, counters={f"{PIPE}.sum": 5.0})])
-    no = by_counters([Kernel("k", 0, 1, counters={f"{PIPE}.sum": 0.0})])
-    assert measured_verdict(classify(SGEMM), yes) == "tensor_core"
-    assert measured_verdict(classify(TENSOR), no) == "cuda_core"
-    assert measured_verdict(classify(ADD), no) == "other"
-    assert contradicts(classify(SGEMM), yes)
-    assert contradicts(classify(TENSOR), no)
-    assert not contradicts(UNKNOWN, yes)
-    assert not contradicts(classify(ADD), no)
+def test_what_counters_make_of_a_name(name, op, counters, capability, verdict, against):
+    unknown = name in (DECODE, MINE, CONVERTING)
+    facts = UNKNOWN if unknown else classify(name)
+    found = by_counters([Kernel(name, 0, 1, counters=counters)], capability)
+    assert KernelTime(name, facts, 1, 1.0, op, measured=found).measured_verdict == verdict
+    assert contradicts(facts, found) is against
 
 
 def test_the_measured_clock_bounds_the_ordinary_cores():

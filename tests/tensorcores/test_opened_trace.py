@@ -27,6 +27,8 @@ def test_the_slowest_of_several_ranks_is_shown(tmp_path):
     assert list(picture.frame["rank"]) == ["0", "1"]
     parts = picture.frame[list(timeline.RANK_PARTS)].sum(axis=1)
     assert parts.tolist() == pytest.approx(picture.frame["wall_us"].tolist())
+    assert "for rank 1" in picture.caption
+    compile(picture.receipt, "receipt.py", "exec")
     assert open_traces(paths[:1]).ranks is None
 
 

@@ -9,9 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from script_processes import SCRIPTS
-from typer.testing import CliRunner
 
-from mpdiag.cli import app
 from mpdiag.errors import UsageError
 from mpdiag.tensorcores import profiled_script
 
@@ -97,24 +95,6 @@ def test_without_warming_up_the_first_step_is_measured(profile, script):
     child = profile("--warmup", "0", "--json", "--", script, 1000, 0)
     assert child.code == 0, child.err
     assert json.loads(child.out)["steps"] == 2
-
-
-@pytest.mark.parametrize(
-    ("words", "code", "sentence"),
-    [
-        ((), 2, "give a trace, or a script after --"),
-        (("--",), 2, "there is no script to run"),
-        (("--", "-m"), 2, "-m needs the name of a module"),
-        (("--", "nowhere.py"), 3, "there is no script nowhere.py"),
-        (("--", "torchrun", "train.py"), 2, "profile runs one process"),
-        (("a.json", "b.json"), 3, "there is no trace a.json"),  # two ranks
-        (("a.json", "--", "train.py"), 2, "give a trace or a script after --, not both"),
-    ],
-)
-def test_no_script(words, code, sentence):
-    result = CliRunner().invoke(app, ["profile", *words])
-    assert result.exit_code == code
-    assert sentence in result.stderr
 
 
 def test_no_module(profile):

@@ -28,16 +28,12 @@ def differ(a, b, **partial):
     return compare_models(fingerprint(a, **partial), fingerprint(b))
 
 
-@pytest.mark.parametrize(
-    "wrapped",
-    [
-        "module.{}",
-        "_orig_mod.{}",
-        "module._orig_mod.{}",
-        "_orig_mod.module.{}",
-        "_checkpoint_wrapped_module.{}",
-    ],
+WRAPPED = (
+    "module.{} _orig_mod.{} module._orig_mod.{} _orig_mod.module.{} _checkpoint_wrapped_module.{}"
 )
+
+
+@pytest.mark.parametrize("wrapped", WRAPPED.split())
 def test_names_are_those_of_the_model_inside_its_wrappers(wrapped):
     assert fingerprint((wrapped.format(name), shape) for name, shape in CNN) == fingerprint(CNN)
 

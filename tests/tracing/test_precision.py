@@ -7,6 +7,7 @@ import logging
 import pytest
 import script_loops as loops
 import torch
+from recorded import Wrapped
 from torch import nn
 
 import mpdiag
@@ -179,12 +180,7 @@ def test_half_weights_are_counted_although_others_are_fp32(tmp_path):
 
 
 def test_modules_that_return_half_precision_are_counted(tmp_path):
-    class Narrow(nn.Module):
-        def forward(self, x):
-            return x.bfloat16()
-
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 8), Narrow())
+    model = nn.Sequential(nn.Linear(4, 8), Wrapped(nn.Identity(), lambda _, x: x.bfloat16()))
     with mpdiag.record(model, None, tmp_path / "run"):
         model(torch.randn(2, 4)).float().sum().backward()
     (finding,) = findings(mpdiag.open_run(tmp_path / "run"))
@@ -193,16 +189,9 @@ def test_modules_that_return_half_precision_are_counted(tmp_path):
     assert "(2 modules returned half precision)" in verdict  # and its weights are FP32
 
 
-class ByHand(nn.Module):
+def by_hand(body, x):
     """Returns FP32 and has FP32 weights; its product is one of bfloat16."""
-
-    def __init__(self):
-        super().__init__()
-        self.wide = nn.Linear(4, 8)
-
-    def forward(self, x):
-        narrow = nn.functional.linear(x.bfloat16(), self.wide.weight.bfloat16())
-        return narrow.float()
+    return nn.functional.linear(x.bfloat16(), body.weight.bfloat16()).float()
 
 
 def step_of(model, folder, frozen=False):
@@ -220,7 +209,7 @@ def step_of(model, folder, frozen=False):
 
 def test_products_of_half_precision_inside_a_module_are_found(tmp_path):
     torch.manual_seed(0)
-    analysis = step_of(ByHand(), tmp_path / "run")
+    analysis = step_of(Wrapped(nn.Linear(4, 8), by_hand), tmp_path / "run")
     (finding,) = (f for f in analysis.findings if f.code == "not-fp32")
     assert "computes products in bfloat16 (at " in finding.message
     assert analysis.verdict.level == "cannot"

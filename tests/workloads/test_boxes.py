@@ -24,11 +24,8 @@ def test_grid_anchors_run_map_by_map_row_by_row_six_to_a_cell() -> None:
     ratios = anchors[:6, 2] / anchors[:6, 3]
     assert ratios.tolist() == pytest.approx([1, 1, 2, 1 / 2, 3, 1 / 3])
     areas = anchors[[0, 2, 3, 4, 5], 2:].prod(1)
-    assert areas.tolist() == pytest.approx([0.04] * 5)  # a ratio changes the shape, not the area
-
-
-def test_the_detector_has_1920_anchors() -> None:
     assert ssd.anchors().shape == (1920, 4)
+    assert areas.tolist() == pytest.approx([0.04] * 5)  # a ratio changes the shape, not the area
 
 
 def test_iou_of_equal_half_overlapping_and_distant_boxes() -> None:
@@ -51,10 +48,7 @@ def test_encode_by_hand() -> None:
     height = 0.4 * math.exp(0.2)
     box = corners((0.45, 0.5 - height / 2, 0.65, 0.5 + height / 2))
     torch.testing.assert_close(boxes.encode(box, anchor), torch.tensor([[2.5, 0.0, 0.0, 1.0]]))
-
-
-def test_encode_of_an_empty_slot_is_finite() -> None:
-    assert boxes.encode(torch.zeros(1, 4), torch.tensor([[0.5, 0.5, 0.2, 0.2]])).isfinite().all()
+    assert boxes.encode(torch.zeros(1, 4), anchor).isfinite().all()  # an empty slot
 
 
 LEFT, RIGHT, BELOW = [0.25, 0.25, 0.5, 0.5], [0.75, 0.25, 0.5, 0.5], [0.25, 0.75, 0.5, 0.5]
@@ -75,11 +69,10 @@ def test_matching(anchors, truth, matched) -> None:
     present = torch.ones(1, len(truth), dtype=torch.bool)
     found = boxes.match(corners(*truth)[None], present, torch.tensor(anchors))
     assert found.tolist() == [matched]
-
-
-def test_empty_slots_match_nothing() -> None:
-    present = torch.zeros(2, 3, dtype=torch.bool)
-    assert (boxes.match(torch.zeros(2, 3, 4), present, torch.tensor([LEFT])) == -1).all()
+    empty = boxes.match(
+        torch.zeros(2, 3, 4), torch.zeros(2, 3, dtype=torch.bool), torch.tensor([LEFT])
+    )
+    assert (empty == -1).all()
 
 
 @pytest.mark.parametrize(
@@ -116,21 +109,17 @@ ONE, TWO = (0, 0, 10, 10), (20, 20, 30, 30)  # in the images 0 and 1
         ([(0.9, (50, 50, 60, 60), 0), (0.8, ONE, 0), (0.7, TWO, 1)], 2 / 3),
         ([(0.9, (0, 0, 10, 5), 0)], 1 / 2),  # half an overlap is enough
         ([(0.9, (0, 0, 10, 4.9), 0)], 0),
+        (None, math.nan),  # of no objects
     ],
 )
 def test_average_precision(found, expected) -> None:
+    truth, of = (corners(ONE, TWO), [0, 1]) if found is not None else (torch.zeros(0, 4), [])
     scores, candidates, images = zip(*found, strict=True) if found else ((), (), ())
     precision = boxes.average_precision(
         torch.tensor(scores),
         corners(*candidates).reshape(-1, 4),
         torch.tensor(images, dtype=torch.int64),
-        corners(ONE, TWO),
-        torch.tensor([0, 1]),
+        truth,
+        torch.tensor(of, dtype=torch.int64),
     )
-    assert precision == pytest.approx(expected)
-
-
-def test_the_precision_of_no_objects_is_no_number() -> None:
-    none, one = torch.zeros(0, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
-    empty = boxes.average_precision(torch.ones(1), corners(ONE), one, torch.zeros(0, 4), none)
-    assert math.isnan(empty)
+    assert precision == pytest.approx(expected, nan_ok=True)

@@ -1,4 +1,4 @@
-"""The English that ships with Python, as words and as characters."""
+"""The English that ships with Python: the documents, and they as words and as characters."""
 
 from __future__ import annotations
 
@@ -8,42 +8,43 @@ import torch
 from mpdiag.workloads import english
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _few_documents():
+def test_there_is_much_english_and_one_document_in_ten_is_held_out():
+    train, test = english.documents("train"), english.documents("test")
+    assert len(train) > 3000
+    assert len(test) == (len(train) + len(test)) // 10
+    assert sum(map(len, train)) > 1_000_000
+    assert any('The "with" statement is used to wrap' in text for text in (*train, *test))
+    known = english.vocabulary(100)
+    assert {"the", "of", "is", "a", "to", "if", "in"} <= set(known)
+
+
+@pytest.fixture
+def few_documents(monkeypatch):
     """Eleven documents of our own, the tenth of them held out."""
     found = [f"The {w} Sees 42 cats.\n" * n for n, w in enumerate("abcdefghijk", start=1)]
+    parts = {"test": tuple(found[9:10]), "train": (*found[:9], found[10])}
     caches = (english._split, english.vocabulary, english.words, english.characters)
-    original = english.documents
-    english.documents = lambda part: tuple(
-        t for i, t in enumerate(found) if (i == 9) == (part == "test")
-    )
     for cache in caches:
         cache.cache_clear()
+    monkeypatch.setattr(english, "documents", parts.__getitem__)
     yield
-    english.documents = original
     for cache in caches:
         cache.cache_clear()
 
 
-def test_words_are_lower_case_and_digits_stand_alone():
+@pytest.mark.usefixtures("few_documents")
+def test_words_and_characters():
     assert english._split("test")[:7] == ("the", "j", "sees", "4", "2", "cats", ".")
-
-
-def test_the_most_frequent_words_come_first_and_ties_by_the_alphabet():
+    # The most frequent come first, and ties by the alphabet; the others are unknown.
     known = english.vocabulary(10)
-    assert [*known] == [".", "2", "4", "cats", "sees", "the", "k", "i", "h"]
-    assert list(known.values()) == list(range(1, 10))
+    assert [*known.items()] == [
+        *((".", 1), ("2", 2), ("4", 3), ("cats", 4), ("sees", 5), ("the", 6)),
+        *(("k", 7), ("i", 8), ("h", 9)),
+    ]
     assert english.UNKNOWN not in known.values()
-
-
-def test_words_outside_the_vocabulary_are_unknown():
     assert english.words("test", 10)[:7].tolist() == [6, english.UNKNOWN, 5, 3, 2, 4, 1]
-
-
-def test_characters_come_back_as_they_were():
-    text = english.characters("test")
-    shown = "".join("\n" if c == 96 else chr(c + 31) for c in text[:23].tolist())
-    assert shown == "The j Sees 42 cats.\nThe"
+    shown = english.characters("test")[:23].tolist()
+    assert "".join("\n" if c == 96 else chr(c + 31) for c in shown) == "The j Sees 42 cats.\nThe"
 
 
 def test_windows_are_pieces_of_the_text():

@@ -1,7 +1,5 @@
 """``compare``: FP32 against mixed precision, over seeds: metrics, curves, layers."""
 
-from __future__ import annotations
-
 import math
 import os
 import statistics
@@ -149,18 +147,16 @@ def compare_groups(
     names = _common_metrics(left, right)
     if metric is not None and metric not in names:
         shared = ", ".join(names) or "none"
-        message = f"the two sides do not share a metric {metric!r}: they share {shared}"
-        raise UsageError(message)
+        raise UsageError(f"the two sides do not share a metric {metric!r}: they share {shared}")
     if not names:
         relation = relate_models(left.model, right.model)
         other = ""
         if relation is not None and relation.different:
             other = f" and are trainings of two different models ({relation.words})"
-        message = (
+        raise UsageError(
             f"{left.name} and {right.name} have no metric in common{other}: log the same one on "
             "both sides"
         )
-        raise UsageError(message)
     chosen = [metric] if metric is not None else names
     broken = [[_diverged(t, chosen) for t in side.trainings] for side in (left, right)]
     divergence = compare_rates(
@@ -334,11 +330,10 @@ def refuse_unused_precision(path: str | os.PathLike[str]) -> None:
     for run in runs:
         unused = unused_precision(run.meta)
         if unused:
-            message = (
+            raise InputError(
                 f"{run.folder} {unused}, so this would compare FP32 with FP32: train it again, with the "
                 "model's computation where mpdiag train or mp.autocast() can cast it"
             )
-            raise InputError(message)
 
 
 def unused_precision(meta: Mapping[str, Any]) -> str:

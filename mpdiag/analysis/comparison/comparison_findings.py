@@ -6,17 +6,15 @@ import math
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from mpdiag.analysis.comparison.equivalence import Equivalence
+from mpdiag.analysis.comparison.groups import SeedGroup
+from mpdiag.analysis.comparison.margins import Margin
+from mpdiag.analysis.comparison.models import ModelRelation
+from mpdiag.analysis.comparison.rates import RateComparison
 from mpdiag.analysis.findings import Finding, by_severity
 from mpdiag.display.wording import counted
-
-if TYPE_CHECKING:
-    from mpdiag.analysis.comparison.equivalence import Equivalence
-    from mpdiag.analysis.comparison.groups import SeedGroup
-    from mpdiag.analysis.comparison.margins import Margin
-    from mpdiag.analysis.comparison.models import ModelRelation
-    from mpdiag.analysis.comparison.rates import RateComparison
 
 LENGTHS_ALIKE = 0.95
 """Trainings count as equally long if the shorter one has this share of the longer one's steps."""

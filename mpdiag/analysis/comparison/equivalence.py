@@ -13,8 +13,6 @@ Statistics 6, 1979); Schuirmann, *A comparison of the two one-sided tests proced
 approach* (Journal of Pharmacokinetics and Biopharmaceutics 15, 1987).
 """
 
-from __future__ import annotations
-
 import bisect
 import math
 import statistics
@@ -94,8 +92,7 @@ def judge_equivalence(
         message = f"the margin must be a number above 0, in the metric's own units, not {margin!r}"
         raise UsageError(message)
     if not 0 < alpha < 0.5:
-        message = f"alpha must lie between 0 and 0.5, not {alpha!r}"
-        raise UsageError(message)
+        raise UsageError(f"alpha must lie between 0 and 0.5, not {alpha!r}")
     if not all(map(math.isfinite, [*a, *b])):
         low, high, seeds = -math.inf, math.inf, (len(a), len(b))
         return Equivalence("inconclusive", math.nan, low, high, margin, alpha, paired, seeds, None)

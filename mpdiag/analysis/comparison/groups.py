@@ -1,7 +1,5 @@
 """A group of trainings to compare: a run, a folder of runs (seeds), or a stored baseline."""
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Mapping
@@ -83,10 +81,9 @@ def read_group(path: str | os.PathLike[str]) -> SeedGroup:
     runs = [item.run for item in found if item.run and (item.folder / FILE).is_file()]
     if not runs:
         problems = [item.problem for item in found if item.problem]
-        message = (
+        raise RunNotFound(
             problems[0] if problems else f"{where} holds no run with a {FILE}: train with run=…"
         )
-        raise RunNotFound(message)
     trainings = sorted((_trained(run) for run in runs), key=lambda t: (t.seed or 0, t.name))
     return SeedGroup(str(where), tuple(trainings))
 
@@ -183,13 +180,11 @@ def _read_baseline(path: AnyPath) -> SeedGroup:
     try:
         document: Any = read_document(path)
         if not isinstance(document, dict) or document.get("kind") != KIND:
-            message = (
+            raise DamagedRun(
                 f"{path} is not a baseline: write one with mpdiag compare A B -o baseline.json"
             )
-            raise DamagedRun(message)
         if document.get("schema_version") != BASELINE_VERSION:
-            message = f"{path} was written by a newer mpdiag: upgrade mpdiag to read it"
-            raise NewerSchema(message)
+            raise NewerSchema(f"{path} was written by a newer mpdiag: upgrade mpdiag to read it")
         trainings = tuple(
             SeedTraining(
                 str(t["name"]),
@@ -205,14 +200,12 @@ def _read_baseline(path: AnyPath) -> SeedGroup:
             for t in document["trainings"]
         )
     except (*_UNREADABLE, RecursionError, OverflowError) as error:
-        message = (
+        raise DamagedRun(
             f"{path} is not a readable baseline ({error}): write it again; "
             "to compare traces, use mpdiag profile B --against A"
-        )
-        raise DamagedRun(message) from error
+        ) from error
     if not trainings:
-        message = f"{path} holds no training: write it again"
-        raise DamagedRun(message)
+        raise DamagedRun(f"{path} holds no training: write it again")
     return SeedGroup(str(document.get("name", path)), trainings)
 
 

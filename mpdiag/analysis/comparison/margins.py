@@ -12,8 +12,6 @@ Of any other metric nobody knows how much matters but who trains. It gets 2 % of
 provisional: a difference beyond it is called one, but nothing is called equivalent by it.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -132,11 +130,10 @@ def given_margin(
         return Margin(_checked(margins), None)
     for known in margins:
         if known not in metrics:
-            message = (
+            raise UsageError(
                 f"a margin was given for {known!r}{did_you_mean(known, metrics)}, which is none of "
                 f"the metrics compared: {', '.join(metrics)}"
             )
-            raise UsageError(message)
     return Margin(_checked(margins[name]), None) if name in margins else None
 
 
@@ -152,8 +149,7 @@ def parse_margins(texts: Sequence[str]) -> float | dict[str, float] | None:
         try:
             number = float(value)
         except ValueError as error:
-            message = f"--margin takes a number or NAME=NUMBER, not {text!r}"
-            raise UsageError(message) from error
+            raise UsageError(f"--margin takes a number or NAME=NUMBER, not {text!r}") from error
         if not equals:
             if len(texts) > 1:
                 message = "--margin VALUE is for all metrics: give it once, or NAME=VALUE for each"

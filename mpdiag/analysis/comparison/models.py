@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mpdiag.display.wording import counted
+from mpdiag.runs.run import Run
 from mpdiag.tracing.fingerprint import ModelFingerprint, compare_models, some_of
-
-if TYPE_CHECKING:
-    from mpdiag.runs.run import Run
 
 
 @dataclass(frozen=True)

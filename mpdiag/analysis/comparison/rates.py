@@ -11,8 +11,6 @@ equality of two probabilities* (Statistica Neerlandica 24, 1970); Clopper and Pe
 confidence or fiducial limits illustrated in the case of the binomial* (Biometrika 26, 1934).
 """
 
-from __future__ import annotations
-
 import bisect
 import math
 from dataclasses import dataclass
@@ -103,9 +101,9 @@ def compare_rates(
     return RateComparison(diverged, seeds, p, alpha, needed)
 
 
-def rate_interval(events: int, trials: int, confidence: float = CONFIDENCE) -> tuple[float, float]:
+def rate_interval(events: int, trials: int) -> tuple[float, float]:
     """The Clopper-Pearson interval of a rate, which holds it at least as often as it says."""
-    tail = (1 - confidence) / 2
+    tail = (1 - CONFIDENCE) / 2
     low = 0.0 if events == 0 else _beta_quantile(tail, events, trials - events + 1)
     high = 1.0 if events == trials else _beta_quantile(1 - tail, events + 1, trials - events)
     return low, high

@@ -1,13 +1,12 @@
 """Chooses what stays in FP32: by operation records if there are any, else by module types."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from mpdiag.analysis.findings import Finding
+from mpdiag.analysis.layers import Layers
 from mpdiag.analysis.operations.graph import StepGraph, stored_low
 from mpdiag.analysis.operations.layer_effects import within
 from mpdiag.analysis.operations.rules import OperationFinding, called
@@ -16,9 +15,6 @@ from mpdiag.display.wording import counted
 from mpdiag.numerics.formats import FloatFormat
 from mpdiag.plan import Fp32Choice
 from mpdiag.runs.operations import Operation
-
-if TYPE_CHECKING:
-    from mpdiag.analysis.layers import Layers
 
 NORMS = ("BatchNorm", "SyncBatchNorm", "LayerNorm", "GroupNorm", "InstanceNorm", "RMSNorm")
 EXPONENTIALS = ("Softmax", "LogSoftmax", "Softmax2d", "Softmin", "Softplus")

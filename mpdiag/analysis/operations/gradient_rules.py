@@ -17,19 +17,11 @@ is raised to powers all show.
 The last recorded step decides: errors matter more as a loss falls.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from mpdiag.analysis.operations import rules
 from mpdiag.analysis.operations.graph import StepGraph, StoredStep
-from mpdiag.analysis.operations.rules import (
-    IndexedFinding,
-    OperationFinding,
-    called,
-    finding_of,
-    indexed,
-)
 from mpdiag.analysis.operations.sources import is_product
 from mpdiag.display.wording import counted, percent
 from mpdiag.numerics.formats import FloatFormat
@@ -58,7 +50,7 @@ SUSPICIONS = frozenset({"imprecise", "indistinct", "cancellation", "swallowed"})
 """Rules about precision that go by an operation alone, and not by what follows from it."""
 
 
-def gradient_errors(step: StoredStep) -> Iterator[IndexedFinding]:
+def gradient_errors(step: StoredStep) -> Iterator[rules.IndexedFinding]:
     """Find operations whose rounding changes gradients and loss by more than a training bears."""
     target, curve = step.target, step.graph.loss_change.curve
     for op in step.forward:
@@ -76,7 +68,7 @@ def gradient_errors(step: StoredStep) -> Iterator[IndexedFinding]:
         beside, of_start = change / moves, change / start
         if not matters(error, beside, of_start):
             continue
-        yield indexed(
+        yield rules.indexed(
             op,
             "gradient-error",
             f"rounding what it reads and stores to {target.label} changes the gradients by "
@@ -99,8 +91,8 @@ def matters(error: float, beside: float, of_start: float) -> bool:
     return felt and error * of_start >= TOGETHER
 
 
-def _breaking(op: Operation, target: FloatFormat) -> OperationFinding:
-    return finding_of(
+def _breaking(op: Operation, target: FloatFormat) -> rules.OperationFinding:
+    return rules.finding_of(
         op,
         "gradient-error",
         f"rounding what it reads and stores to {target.label} makes the loss or a gradient infinite or "
@@ -159,7 +151,7 @@ def run_again(operations: Iterable[Operation], target: FloatFormat) -> tuple[int
 
 def site(op: Operation) -> Site:
     """An operation's place as findings state it."""
-    return called(op), op.module, op.where
+    return rules.called(op), op.module, op.where
 
 
 def _is_rounded(op: Operation, low: Mapping[int, bool]) -> bool:

@@ -6,8 +6,6 @@ policy (O2, O3) everything is stored in the low format. ``stored_low`` predicts 
 operation, in the order of the recording.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections import defaultdict

@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from mpdiag.analysis.operations.gradient_rules import GRADIENT, MOVES, effect, matters
 from mpdiag.analysis.operations.graph import StepGraph, split
@@ -23,10 +23,8 @@ from mpdiag.analysis.operations.rules import called
 from mpdiag.numerics.autocast_lists import MOVES as MOVERS
 from mpdiag.numerics.formats import FP8_E4M3, HALVES, FloatFormat
 from mpdiag.numerics.histograms import ExponentHistogram
+from mpdiag.plan import Fp32Choice
 from mpdiag.runs.operations import NONE, Operation
-
-if TYPE_CHECKING:
-    from mpdiag.plan import Fp32Choice
 
 OF_END = 0.25
 """Change of the loss, beside the loss at the end of the training, from which a format is too coarse.

@@ -13,24 +13,20 @@ A change of the loss means little by itself. Two things are moved anyway:
   With n samples this is √n·√Σ g²δ² beside the loss.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mpdiag.errors import MpdiagError
-
-if TYPE_CHECKING:
-    from mpdiag.numerics.formats import FloatFormat
-    from mpdiag.numerics.histograms import ExponentHistogram
-    from mpdiag.runs.operations import Operation, TensorRecord
-    from mpdiag.runs.run import Run
+from mpdiag.numerics.formats import FloatFormat
+from mpdiag.numerics.histograms import ExponentHistogram
+from mpdiag.runs.operations import Operation, TensorRecord
+from mpdiag.runs.run import Run
 
 NEARBY = 10
 """Steps before and after one whose losses say how far the loss moves from step to step."""

@@ -16,19 +16,10 @@ the format, and which operations made it so?
 * ``no-half-kernel``: PyTorch has no kernel for the format on CUDA; emulation computes it all the same.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 
+from mpdiag.analysis.operations import rules
 from mpdiag.analysis.operations.graph import StepGraph, StoredStep, low_composite
-from mpdiag.analysis.operations.rules import (
-    WRONG,
-    Code,
-    IndexedFinding,
-    finding_of,
-    indexed,
-    singular_argument,
-)
 from mpdiag.analysis.operations.sources import is_product
 from mpdiag.display.wording import percent
 from mpdiag.numerics.autocast_lists import (
@@ -63,7 +54,7 @@ _DIFFERENCES = frozenset({"sub", "rsub", "sub_"})
 _COMPARISONS = frozenset({"gt", "lt", "ge", "le", "eq", "ne", "argmax", "argmin"})
 
 
-def imprecise(step: StoredStep) -> Iterator[IndexedFinding]:
+def imprecise(step: StoredStep) -> Iterator[rules.IndexedFinding]:
     """Find operations whose result the rounding of an input makes wrong."""
     low, target = step.low, step.target
     for op in step.forward:
@@ -72,7 +63,7 @@ def imprecise(step: StoredStep) -> Iterator[IndexedFinding]:
         for t in op.inputs:
             error = _effect(op, "error", t, target)
             changed = _effect(op, "changed", t, target)
-            if not low[t.tensor] or (error < WRONG and changed < CHANGED):
+            if not low[t.tensor] or (error < rules.WRONG and changed < CHANGED):
                 continue
             told = (
                 f"{percent(changed, 0)} of its integers"
@@ -91,7 +82,7 @@ def imprecise(step: StoredStep) -> Iterator[IndexedFinding]:
             )
 
 
-def indistinct(step: StoredStep) -> Iterator[IndexedFinding]:
+def indistinct(step: StoredStep) -> Iterator[rules.IndexedFinding]:
     """Find data whose differences are no larger than their rounding, into a product or a loss."""
     low, target = step.low, step.target
     for op in step.forward:
@@ -107,7 +98,7 @@ def indistinct(step: StoredStep) -> Iterator[IndexedFinding]:
             )
             without = "what tells one sample from another is lost"
             if product and (step.policy or low[t.tensor]):
-                yield indexed(
+                yield rules.indexed(
                     op,
                     "indistinct",
                     f"it reads {told}",
@@ -129,12 +120,12 @@ def indistinct(step: StoredStep) -> Iterator[IndexedFinding]:
                         )
 
 
-def diverging(step: StoredStep) -> Iterator[IndexedFinding]:
+def diverging(step: StoredStep) -> Iterator[rules.IndexedFinding]:
     """Find inputs that rounding moves to where a function, or its slope, is infinite."""
     graph, low, target = step.graph, step.low, step.target
     for op in step.forward:
         for t in op.inputs:
-            if not low[t.tensor] or (singular_argument(op) and graph.lost(t, target)):
+            if not low[t.tensor] or (rules.singular_argument(op) and graph.lost(t, target)):
                 continue
             count = int(_effect(op, "diverged", t, target))
             steep = op.op.rstrip("_") in _STEEP_AT_ONE and bool(graph.backward.get(op.index))
@@ -160,7 +151,7 @@ def diverging(step: StoredStep) -> Iterator[IndexedFinding]:
             )
 
 
-def hollow(step: StoredStep) -> Iterator[IndexedFinding]:
+def hollow(step: StoredStep) -> Iterator[rules.IndexedFinding]:
     """Find results that are 0 because their inputs were rounded, and that something divides by."""
     low, target = step.low, step.target
     for op in step.forward:
@@ -190,7 +181,7 @@ def hollow(step: StoredStep) -> Iterator[IndexedFinding]:
             )
 
 
-def underflow(step: StoredStep) -> Iterator[IndexedFinding]:
+def underflow(step: StoredStep) -> Iterator[rules.IndexedFinding]:
     """Find products of factors that the format makes 0."""
     low, target = step.low, step.target
     for op in step.forward:
@@ -209,7 +200,7 @@ def underflow(step: StoredStep) -> Iterator[IndexedFinding]:
             evidence = {"lost_sum": lost, "absmax": t.absmax}
             without = "what they contribute is lost in every step"
             fix = f"measure in another unit, or {op.op} in FP32"
-            yield op.index, finding_of(op, "underflow", told, fix, without, evidence)
+            yield op.index, rules.finding_of(op, "underflow", told, fix, without, evidence)
             if low[t.tensor]:
                 yield from _blamed(step, t, op, "underflow", made, without, evidence)
 
@@ -220,7 +211,7 @@ def _share_lost(t: TensorRecord, target: FloatFormat) -> float:
     return float(t.histogram.abs_sum(target.zero_exponent).value) / whole if whole else 0.0
 
 
-def without_kernel(step: StoredStep) -> Iterator[IndexedFinding]:
+def without_kernel(step: StoredStep) -> Iterator[rules.IndexedFinding]:
     """Find operations that raise on a GPU because there is no kernel for what they read."""
     low, target = step.low, step.target
     for op in step.forward:
@@ -230,7 +221,7 @@ def without_kernel(step: StoredStep) -> Iterator[IndexedFinding]:
         if not missing:
             continue
         name = op.function if op.function in NO_HALF_FUNCTIONS else op.op
-        yield indexed(
+        yield rules.indexed(
             op,
             "no-half-kernel",
             missing,
@@ -303,7 +294,7 @@ def _singular_reader(step: StoredStep, op: Operation) -> Operation | None:
             if reader.index in seen:
                 continue
             seen.add(reader.index)
-            name = singular_argument(reader)
+            name = rules.singular_argument(reader)
             t = reader.input(name) if name else None
             if t is not None and t.producer == made.index:
                 root = reader.op.startswith("sqrt")
@@ -330,12 +321,12 @@ def _blamed(
     step: StoredStep,
     tensor: TensorRecord,
     reader: Operation,
-    code: Code,
+    code: rules.Code,
     reason: str,
     without: str,
     evidence: Mapping[str, object],
     itself: Operation | None = None,
-) -> Iterator[IndexedFinding]:
+) -> Iterator[rules.IndexedFinding]:
     """A finding for each operation that stores a tensor's values in the format, back to a product.
 
     A function that saturates ends the way back: what it reads may be rounded.
@@ -352,7 +343,7 @@ def _blamed(
         if not ends and policy_name(made.op) not in _SATURATING:
             waiting += [i for i in made.inputs if i.counted]
     for op in found.values() or [reader]:
-        yield indexed(
+        yield rules.indexed(
             op,
             code,
             reason,

@@ -6,8 +6,6 @@ mean square spacing² / 12. It does not say how much the loss depends on a resul
 (``mpdiag.measure_sensitivity``) and trainings (``mpdiag.search_fp32``) do.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Sequence

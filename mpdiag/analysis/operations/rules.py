@@ -15,8 +15,6 @@ be.
 * ``gradient-overflow``: a backward operation leaves the range at the plan's loss scale.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal

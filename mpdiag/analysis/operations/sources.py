@@ -4,8 +4,6 @@ An operation in FP32 gives an FP32 result, and what follows it on no list of the
 it. So a value is kept wide where it was made narrow, and nowhere else.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection
 
 from mpdiag.analysis.operations.graph import StepGraph, StoredStep, low_composite, stored_low

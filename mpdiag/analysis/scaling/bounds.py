@@ -5,21 +5,19 @@ to 4 % of all may. The bound holds for steps like the recorded ones; of steps un
 a later phase, nothing is known.
 """
 
-from __future__ import annotations
-
 import math
 
 CONFIDENCE = 0.95
+"""One-sided: a larger share would show in more steps with this probability."""
 _HALVINGS = 60
 
 
-def largest_share(count: int, of: int, confidence: float = CONFIDENCE) -> float:
+def largest_share(count: int, of: int) -> float:
     """The largest share of which ``count`` or fewer in ``of`` steps are not yet surprising.
 
     Args:
         count: In how many steps something was seen.
         of: In how many it was looked for.
-        confidence: One-sided: a larger share would show in more steps with this probability.
 
     Returns:
         A share; 1 where nothing was looked at.
@@ -27,11 +25,11 @@ def largest_share(count: int, of: int, confidence: float = CONFIDENCE) -> float:
     if of <= 0 or count >= of:
         return 1.0
     if count == 0:
-        return float(-math.expm1(math.log1p(-confidence) / of))
+        return float(-math.expm1(math.log1p(-CONFIDENCE) / of))
     low, high = count / of, 1.0
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
-        if _at_most(count, of, middle) > 1 - confidence:
+        if _at_most(count, of, middle) > 1 - CONFIDENCE:
             low = middle
         else:
             high = middle

@@ -1,17 +1,12 @@
 """Findings about gradients: missing, not finite, or outside what a loss scale can shift into range."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from mpdiag.analysis.findings import Finding
+from mpdiag.analysis.layers import Layers
+from mpdiag.analysis.scaling.loss_scale import LossScaleAnalysis
 from mpdiag.display.wording import counted, scale_text, spoken_layer
-
-if TYPE_CHECKING:
-    from mpdiag.analysis.layers import Layers
-    from mpdiag.analysis.scaling.loss_scale import LossScaleAnalysis
-    from mpdiag.numerics.formats import FloatFormat
+from mpdiag.numerics.formats import FloatFormat
 
 
 def gradient_findings(

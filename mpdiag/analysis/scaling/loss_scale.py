@@ -4,26 +4,19 @@ A scale S is admissible when S·max|g| stays below FP16's largest value over eve
 and sufficient when what stays below FP16's range no longer matters, see ``necessity``.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mpdiag.analysis.figures import EMPTY, Figure, FigureTable, Key, layer_figures, pooled_figure
 from mpdiag.analysis.layers import Layers
+from mpdiag.analysis.run_statistics import RunStatistics
+from mpdiag.analysis.scaling import method
 from mpdiag.analysis.scaling.bounds import CONFIDENCE, largest_share
-from mpdiag.analysis.scaling.method import (
-    TOLERATED_SKIPS,
-    MethodChoice,
-    ScalingCandidate,
-    choose_method,
-    gradient_history,
-)
 from mpdiag.analysis.scaling.necessity import (
     LARGEST_EXPONENT,
     MATTERS,
@@ -43,9 +36,6 @@ from mpdiag.files.documents import finite
 from mpdiag.numerics.formats import FP16, FloatFormat
 from mpdiag.numerics.loss_scalers import LARGEST_SCALE, ScaleRange
 from mpdiag.plan import LossScalePlan
-
-if TYPE_CHECKING:
-    from mpdiag.analysis.run_statistics import RunStatistics
 
 
 @dataclass(frozen=True)
@@ -221,7 +211,7 @@ def _figures(
     recorded: _Recorded,
     layers: Layers,
     steps: NDArray[np.int64],
-    choice: MethodChoice,
+    choice: method.MethodChoice,
     part: int,
     target: FloatFormat,
     necessity: Necessity,
@@ -402,7 +392,7 @@ def _choose(
     target: FloatFormat,
     *,
     scaled: bool,
-) -> MethodChoice:
+) -> method.MethodChoice:
     """Replay the methods over the scales that the recording allows."""
     losses, lower, upper, room = recorded.losses, recorded.lower, recorded.upper, recorded.room
     wanted = max(losses.first_below(NEGLIGIBLE), lower) if necessity.wanted else min(0, lower)
@@ -410,7 +400,7 @@ def _choose(
     allowed = ScaleRange(wanted=min(wanted, max(safe, lower), upper), safe=safe, upper=upper)
     # The worst layer without a scale, and the worst with it: either may decide.
     deciding = losses.worst_at(0, allowed.wanted)
-    history = gradient_history(
+    history = method.gradient_history(
         recorded.steps,
         recorded.maxima,
         statistics.by_step(deciding, recorded.steps),
@@ -420,16 +410,16 @@ def _choose(
         windows=[window for window, _ in recorded.late],
         names=deciding,
     )
-    return choose_method(history, allowed, headroom=room.exponents, scaled=scaled)
+    return method.choose_method(history, allowed, headroom=room.exponents, scaled=scaled)
 
 
-def _exponent(chosen: ScalingCandidate) -> int:
+def _exponent(chosen: method.ScalingCandidate) -> int:
     """log2 of the scale to recommend: the one the method begins with, as a power of two."""
     return math.floor(math.log2(chosen.scale))
 
 
 def _overflowing(
-    recorded: _Recorded, chosen: ScalingCandidate, target: FloatFormat
+    recorded: _Recorded, chosen: method.ScalingCandidate, target: FloatFormat
 ) -> tuple[int, int]:
     """In how many recorded steps the chosen method overflows, of how many with finite gradients."""
     played = play(recorded.steps, recorded.maxima, chosen.scaler, target)
@@ -437,7 +427,9 @@ def _overflowing(
     return int(played.overflow[known].sum()), int(known.sum())
 
 
-def _plan(recorded: _Recorded, necessity: Necessity, chosen: ScalingCandidate) -> LossScalePlan:
+def _plan(
+    recorded: _Recorded, necessity: Necessity, chosen: method.ScalingCandidate
+) -> LossScalePlan:
     """The decision, without its reason."""
     scale = math.ldexp(1.0, _exponent(chosen))
     admissible = math.ldexp(1.0, min(LARGEST_EXPONENT, recorded.upper))
@@ -457,7 +449,7 @@ def _plan(recorded: _Recorded, necessity: Necessity, chosen: ScalingCandidate) -
 def _evidence(
     found: LossScaleAnalysis,
     recorded: _Recorded,
-    choice: MethodChoice,
+    choice: method.MethodChoice,
     weight_gradients: Mapping[str, float],
 ) -> dict[str, Any]:
     """The numbers the decision rests on, by the names they have in a plan."""
@@ -482,7 +474,7 @@ def _evidence(
         "maxima_spread_exponents": room.spread,
         "steps": int(steps.size),
         "median_steps_between_recordings": int(np.median(np.diff(steps))) if steps.size > 1 else 1,
-        "tolerated_skips": TOLERATED_SKIPS,
+        "tolerated_skips": method.TOLERATED_SKIPS,
         "replayed": [candidate.to_json() for candidate in choice.judged],
     }
 

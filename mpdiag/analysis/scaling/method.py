@@ -6,8 +6,6 @@ after a recording ends: a scale that cannot adapt must also hold maxima raised b
 where gradients have been shrinking, every method is replayed on over steps that shrink as much again.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any

@@ -8,21 +8,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mpdiag.analysis.figures import FigureTable
 from mpdiag.analysis.layers import Layers, share
+from mpdiag.analysis.scaling.windows import Window
 from mpdiag.display.wording import spoken_layer
 from mpdiag.numerics.formats import FP16, FloatFormat
 from mpdiag.numerics.histograms import ExponentHistogram
 from mpdiag.numerics.loss_scalers import LARGEST_SCALE
-
-if TYPE_CHECKING:
-    from mpdiag.analysis.figures import FigureTable
-    from mpdiag.analysis.scaling.windows import Window
-    from mpdiag.plan import LossScaleNeed
+from mpdiag.plan import LossScaleNeed
 
 NEEDED = 0.25
 """Share of Σ|g| that the worst layer loses, late in training, from which a scale is *needed*.

@@ -6,8 +6,6 @@ between two recorded ones nothing is known; they are taken to reach what the sma
 so that one recorded spike stays one.
 """
 
-from __future__ import annotations
-
 import math
 import os
 from dataclasses import dataclass

@@ -5,21 +5,16 @@ vanish among the larger gradients before it. Parts are cut by the training's ste
 Beside them stand what each recorded step's gradients reached, and how that moves from step to step.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mpdiag.display.wording import counted
 from mpdiag.numerics.formats import FP16, FloatFormat
-
-if TYPE_CHECKING:
-    from mpdiag.numerics.histograms import ExponentHistogram
-    from mpdiag.runs.records import Records
+from mpdiag.numerics.histograms import ExponentHistogram
+from mpdiag.runs.records import Records
 
 _LATE = ((0.5, 1.0, "later half"), (0.6, 0.8, "fourth fifth"), (0.8, 1.0, "last fifth"))
 """The parts that count, the one that decides where all say the same first."""

@@ -6,12 +6,10 @@ Precision User Guide*, section 2.2 (shape constraints); *Convolutional Layers Us
 layers with few channels); *Recurrent Layers User's Guide*.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mpdiag.analysis.findings import Finding
 from mpdiag.analysis.shapes.recorded import (
@@ -44,9 +42,7 @@ from mpdiag.hardware.alignment import (
     values_in_step,
 )
 from mpdiag.plan import ShapeAdvice
-
-if TYPE_CHECKING:
-    from mpdiag.runs.run import Run
+from mpdiag.runs.run import Run
 
 _FEW_CHANNELS = 4  # cuDNN has special kernels for images: up to four channels are padded to four
 _EIGHT_BIT = "int8"

@@ -14,18 +14,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from mpdiag.analysis.shapes.sizes import (
-    BATCH_NORM,
-    CLASSES,
-    KEYS,
-    MADE,
-    NORM,
-    REDUCED,
-    SOFTMAX,
-    TRANSPOSED,
-    Size,
-    number,
-)
+from mpdiag.analysis.shapes import sizes
 
 if TYPE_CHECKING:
     from mpdiag.analysis.shapes.tensors import Dims, Tensors
@@ -51,8 +40,8 @@ class Product:
     module: str
     kind: str
     flops: float
-    grows: tuple[Size, ...]
-    aligned: tuple[Size, ...]
+    grows: tuple[sizes.Size, ...]
+    aligned: tuple[sizes.Size, ...]
     weight: bool = True
     heads: tuple[int, ...] = ()
 
@@ -69,7 +58,7 @@ class Step:
 
     tensors: Tensors
     products: list[Product] = field(default_factory=list)
-    normed: dict[str, Size] = field(default_factory=dict)
+    normed: dict[str, sizes.Size] = field(default_factory=dict)
 
     def follow(self, op: Operation) -> None:
         """Take in one operation."""
@@ -87,15 +76,15 @@ class Step:
             ],
         )
 
-    def value(self, size: Size) -> int:
+    def value(self, size: sizes.Size) -> int:
         """Its present value."""
         return self.tensors.sizes.value(size)
 
-    def equate(self, a: Size, b: Size) -> None:
+    def equate(self, a: sizes.Size, b: sizes.Size) -> None:
         """Two sizes are one."""
         self.tensors.sizes.equate(a, b)
 
-    def note(self, size: Size, *words: str) -> None:
+    def note(self, size: sizes.Size, *words: str) -> None:
         """Add words about a size."""
         self.tensors.sizes.note(size, *words)
 
@@ -105,7 +94,7 @@ class Step:
         widest = max((t.shape for t in op.inputs), key=lambda s: (len(s), math.prod(s)), default=())
         if not shape and self.broadcast(inputs, widest) is not None:  # a loss
             for size in (size for dims in inputs for size in dims):
-                self.note(size, REDUCED)
+                self.note(size, sizes.REDUCED)
             return []
         made = self.broadcast(inputs, shape)
         if made is not None:
@@ -139,7 +128,7 @@ class Step:
 
 def numbers(shape: Sequence[int]) -> Dims:
     """Sizes that never change."""
-    return list(map(number, shape))
+    return list(map(sizes.number, shape))
 
 
 def _named(op: Operation, inputs: list[Dims], *names: str) -> list[Dims]:
@@ -159,8 +148,8 @@ def _product(
     step: Step,
     op: Operation,
     kind: str,
-    grows: Sequence[Size],
-    aligned: Sequence[Size],
+    grows: Sequence[sizes.Size],
+    aligned: Sequence[sizes.Size],
     heads: tuple[int, ...] = (),
 ) -> None:
     weight = any(t.parameter for t in op.inputs) or bool(op.scalars.get("parts"))
@@ -195,19 +184,19 @@ def _convolution(step: Step, op: Operation, inputs: list[Dims]) -> list[Dims] | 
     groups = int(op.scalars.get("groups") or 1)
     transposed = bool(op.scalars.get("transposed"))
     step.tensors.sizes.fix(*x[2:])
-    aligned: tuple[Size, ...] = ()
+    aligned: tuple[sizes.Size, ...] = ()
     if groups > 1 and step.value(w[1]) == 1:  # depthwise: there are as many groups as channels
         factor = 1 if transposed else step.value(w[0]) // groups
-        step.equate(w[0], number(factor) * x[1])
+        step.equate(w[0], sizes.number(factor) * x[1])
         leaving = w[0]
     else:
         part = step.tensors.sizes.part(w[0], groups)
-        inner = number(groups) * w[1]
+        inner = sizes.number(groups) * w[1]
         entering, leaving = (w[0], inner) if transposed else (inner, w[0])
         step.equate(x[1], entering)
         aligned = (w[1], part)
     if transposed:
-        step.note(leaving, TRANSPOSED)
+        step.note(leaving, sizes.TRANSPOSED)
     if "bias" in named:
         step.equate(named["bias"][0], leaving)
     _product(step, op, "convolution", (x[0], w[0], w[1]), aligned)
@@ -221,7 +210,7 @@ def _attention(step: Step, op: Operation, inputs: list[Dims]) -> list[Dims] | No
     q, k, v = operands
     for a, b in ((q[3], k[3]), (q[0], k[0]), (k[2], v[2])):
         step.equate(a, b)
-    step.note(k[2], KEYS)
+    step.note(k[2], sizes.KEYS)
     if step.value(q[3]) == step.value(v[3]):
         step.equate(q[3], v[3])  # not needed by the product, but scripts compute one width
     heads = (step.value(q[1]), step.value(k[1]))
@@ -260,7 +249,7 @@ def _recurrent(step: Step, op: Operation, inputs: list[Dims]) -> list[Dims] | No
         aligned = (inner, leaving if projects else hidden)
         found = Product(op.module or "", "rnn", flops, (*x[:-1], wide, inner), aligned)
         step.products.append(found)
-    sequence = [*x[:-1], number(directions) * leaving]
+    sequence = [*x[:-1], sizes.number(directions) * leaving]
     widths = {step.value(hidden): hidden, step.value(leaving): leaving}
     results = []
     for record in op.outputs:
@@ -291,7 +280,7 @@ def _reshape(step: Step, op: Operation, inputs: list[Dims]) -> list[Dims]:
 
 def _new(step: Step, op: Operation, _inputs: list[Dims]) -> list[Dims]:
     """Made by the script, perhaps after a tensor's dtype and device alone."""
-    return [[step.tensors.sizes.new(n, MADE) for n in o.shape] for o in op.outputs]
+    return [[step.tensors.sizes.new(n, sizes.MADE) for n in o.shape] for o in op.outputs]
 
 
 def _cat(step: Step, op: Operation, inputs: list[Dims]) -> list[Dims] | None:
@@ -327,9 +316,9 @@ def _reduce(step: Step, op: Operation, inputs: list[Dims]) -> list[Dims]:
     dims = [dim] if type(dim) is int else dim if isinstance(dim, list) and dim else range(len(x))
     gone = {int(d) % max(1, len(x)) for d in dims} & set(range(len(x)))
     for i in gone:
-        step.note(x[i], REDUCED)
+        step.note(x[i], sizes.REDUCED)
     left = [d for i, d in enumerate(x) if i not in gone]
-    wide = [number(1) if i in gone else d for i, d in enumerate(x)]
+    wide = [sizes.number(1) if i in gone else d for i, d in enumerate(x)]
     return [wide if len(o.shape) == len(wide) else left for o in op.outputs]
 
 
@@ -344,7 +333,7 @@ def _channel_norm(step: Step, op: Operation, inputs: list[Dims]) -> list[Dims] |
     groups = int(op.scalars.get("group") or 1)
     step.tensors.sizes.part(x[1], groups)
     grouped = op.op == "native_group_norm"
-    step.note(x[1], NORM if grouped else BATCH_NORM)
+    step.note(x[1], sizes.NORM if grouped else sizes.BATCH_NORM)
     return [x, *(numbers(o.shape) if grouped else [x[1]] for o in op.outputs[1:])]
 
 
@@ -354,7 +343,7 @@ def _layer_norm(step: Step, op: Operation, inputs: list[Dims]) -> list[Dims]:
     for other in inputs[1:]:
         step.broadcast([x, other], [step.value(d) for d in x])
     for dim in x[-count:]:
-        step.note(dim, NORM)
+        step.note(dim, sizes.NORM)
     if len(inputs) == 1:
         step.normed[op.module or ""] = x[-1]
     kept = [*x[:-count], *numbers([1] * count)]
@@ -374,13 +363,13 @@ def _spatial(step: Step, op: Operation, inputs: list[Dims]) -> list[Dims] | None
 def _softmax(step: Step, op: Operation, inputs: list[Dims]) -> None:
     dim = op.scalars.get("dim", -1)
     if type(dim) is int and inputs and inputs[0]:
-        step.note(inputs[0][dim % len(inputs[0])], SOFTMAX)
+        step.note(inputs[0][dim % len(inputs[0])], sizes.SOFTMAX)
 
 
 def _class_loss(step: Step, op: Operation, inputs: list[Dims]) -> list[Dims]:
     x = inputs[0]
     if x:
-        step.note(x[1] if len(x) > 1 else x[0], CLASSES)
+        step.note(x[1] if len(x) > 1 else x[0], sizes.CLASSES)
     return [numbers(o.shape) for o in op.outputs]
 
 

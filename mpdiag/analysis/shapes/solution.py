@@ -1,20 +1,15 @@
 """What each size of a model should be: the next multiple, if that pays, and what it costs and gains."""
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
 
+from mpdiag.analysis.shapes.recorded import SizedModel
+from mpdiag.analysis.shapes.rules import Product
+from mpdiag.analysis.shapes.sizes import Size
 from mpdiag.hardware.alignment import multiple_for, padded
-
-if TYPE_CHECKING:
-    from mpdiag.analysis.shapes.recorded import SizedModel
-    from mpdiag.analysis.shapes.rules import Product
-    from mpdiag.analysis.shapes.sizes import Size
 
 EFFORT = 0.001
 """Share of a model's matrix time that a change must save at least."""

@@ -6,8 +6,6 @@ dimension, and a view picks and joins digits. So each dimension of a view is a p
 dimensions of the tensor: ``(B, T, 3·H·D)`` seen as ``(B, H, T, D)`` has the parts D and H of the last.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

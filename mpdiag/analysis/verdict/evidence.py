@@ -4,24 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mpdiag.analysis.findings import Finding
+from mpdiag.analysis.operations.rules import OperationFinding
+from mpdiag.analysis.scaling.loss_scale import LossScaleAnalysis
 from mpdiag.analysis.scaling.windows import unseen_windows
 from mpdiag.display.wording import counted, percent, scale_text, spoken_layer
 from mpdiag.numerics.formats import FloatFormat
 from mpdiag.plan import NO_SCALE
 from mpdiag.runs import coverage
 from mpdiag.runs.coverage import stepped_in
-
-if TYPE_CHECKING:
-    from mpdiag.analysis.findings import Finding
-    from mpdiag.analysis.operations.rules import OperationFinding
-    from mpdiag.analysis.scaling.loss_scale import LossScaleAnalysis
-    from mpdiag.runs.results import StoredComparison
-    from mpdiag.runs.run import Run
+from mpdiag.runs.results import StoredComparison
+from mpdiag.runs.run import Run
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,8 @@ alone gives an expectation, with its evidence and with what was not looked at; o
 plan shows more.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mpdiag.analysis.recording_checks import FEW_STEPS, NOT_FP32, WIDER_THAN_FP32
 from mpdiag.analysis.scaling.bounds import largest_share
@@ -23,9 +21,7 @@ from mpdiag.analysis.verdict.evidence import (
 from mpdiag.display.wording import counted, percent, scale_text
 from mpdiag.plan import NO_SCALE, Verdict
 from mpdiag.runs.coverage import stepped_in
-
-if TYPE_CHECKING:
-    from mpdiag.runs.results import StoredComparison
+from mpdiag.runs.results import StoredComparison
 
 
 def judge(case: Case) -> Verdict:

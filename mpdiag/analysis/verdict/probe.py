@@ -1,19 +1,15 @@
 """What a short training by the plan says beside the same steps in FP32."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mpdiag.analysis.findings import Finding
 from mpdiag.display.wording import counted
 from mpdiag.files.documents import finite
-
-if TYPE_CHECKING:
-    from mpdiag.plan import Verdict
+from mpdiag.plan import Verdict
 
 LATE = 0.25
 """Share of the probe's steps whose losses are compared: its last ones."""

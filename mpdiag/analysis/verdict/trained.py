@@ -1,11 +1,9 @@
 """Keeps what a comparison showed of a plan in the recordings that it was compared with."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
+from mpdiag.analysis.comparison.compare import Comparison
 from mpdiag.analysis.comparison.comparison_findings import mean_of_finite
 from mpdiag.errors import MpdiagError, RunNotFound
 from mpdiag.files.paths import AnyPath, is_remote, place
@@ -13,9 +11,6 @@ from mpdiag.installation.bundled import sample_runs
 from mpdiag.plan import PrecisionPlan
 from mpdiag.runs.results import StoredComparison, write_comparison
 from mpdiag.runs.run import META, Run, list_runs, open_run
-
-if TYPE_CHECKING:
-    from mpdiag.analysis.comparison.compare import Comparison
 
 
 def keep_comparison(

@@ -1,39 +1,12 @@
 """What ``--help`` of each command ends with: lines to copy, and the names that an option takes."""
 
-from __future__ import annotations
+from pathlib import Path
 
-EXAMPLES: dict[str, tuple[str, ...]] = {
-    "demo": ("mpdiag demo digits --record-only", "mpdiag demo my_training.py --seed 1"),
-    "search": ("mpdiag search ssd --budget 10",),
-    "record": (
-        "mpdiag record -- train.py --epochs 1",
-        "mpdiag record --out runs/mine --max-steps 300 -- train.py",
-    ),
-    "train": ("mpdiag train --plan plan.json -- train.py --epochs 1",),
-    "profile": (
-        "mpdiag profile trace.json --json",
-        "mpdiag profile after.json --against before.json",
-        "mpdiag profile --steps 5 -- train.py",
-    ),
-    "analyze": (
-        "mpdiag analyze runs/train -o plan.json",
-        "mpdiag analyze runs/train --target bf16 -v",
-        "mpdiag analyze runs/train --against plan.json --strict",
-    ),
-    "why": ("mpdiag why runs/train", "mpdiag why runs/train encoder.0"),
-    "explain": ("mpdiag explain", "mpdiag explain loss-scale-needed"),
-    "replay": ("mpdiag replay runs/train --init-scale 65536 --growth-interval 100",),
-    "compare": (
-        "mpdiag compare runs/train runs/train-fp16",
-        "mpdiag compare fp32 fp16 --margin accuracy=0.002 --strict",
-    ),
-    "report": ("mpdiag report runs/train -o report.html", "mpdiag report trace.json"),
-    "dashboard": ("mpdiag dashboard runs --port 8600",),
-    "runs": ("mpdiag runs", "mpdiag runs experiments --json"),
-    "doctor": ("mpdiag doctor --json",),
-    "export": ("mpdiag export plan.json --to torch", "mpdiag export runs/train --to deepspeed"),
-    "board": ("mpdiag board runs/train --to tensorboard -o logs",),
-}
+from mpdiag.hardware.tables import read_table
+
+EXAMPLES: dict[str, list[str]] = {}
+for _row in read_table(Path(__file__).with_name("examples.tsv")):
+    EXAMPLES.setdefault(_row["command"], []).append(_row["example"])
 """By command."""
 FRAMEWORKS = (
     "torch", "lightning", "huggingface", "accelerate", "deepspeed", "megatron", "keras", "tensorflow",

@@ -1,7 +1,5 @@
 """The plan that ``analyze`` keeps in the run folder, and the plans that it never replaces."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from mpdiag.errors import MpdiagError, UsageError

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from typer import Argument, Option
 from typer.core import TyperCommand
 
 from mpdiag.commands.shared.examples import WORKLOADS
@@ -18,11 +19,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 RunArgument = Annotated[
-    AnyPath, typer.Argument(metavar="RUN", parser=place, help="The run's folder, or its URL.")
+    AnyPath, Argument(metavar="RUN", parser=place, help="The run's folder, or its URL.")
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document instead.")]
+JsonOption = Annotated[bool, Option("--json", help="Print one JSON document instead.")]
 StrictOption = Annotated[
-    bool, typer.Option("--strict", help="Exit with 1 if there are warnings or errors.")
+    bool, Option("--strict", help="Exit with 1 if there are warnings or errors.")
 ]
 if TYPE_CHECKING:
     Target = str
@@ -31,7 +32,7 @@ else:  # the choices are the registry's
 Board = Literal["tensorboard", "wandb"]
 WorkloadArgument = Annotated[
     str,
-    typer.Argument(
+    Argument(
         metavar="WORKLOAD|FILE.py",
         autocompletion=lambda: list(WORKLOADS),
         help="A built-in workload, or a file that defines one.",
@@ -39,7 +40,7 @@ WorkloadArgument = Annotated[
 ]
 ScriptWords = Annotated[
     list[str] | None,
-    typer.Argument(metavar="-- SCRIPT ARGS…", help="What you would type after `python`."),
+    Argument(metavar="-- SCRIPT ARGS…", help="What you would type after `python`."),
 ]
 
 
@@ -90,8 +91,7 @@ def refuse_file(folder: AnyPath, option: str) -> None:
         UsageError: With the option that names a folder.
     """
     if not is_remote(folder) and folder.exists() and not folder.is_dir():
-        message = f"{folder} is a file: name a folder with {option}"
-        raise UsageError(message)
+        raise UsageError(f"{folder} is a file: name a folder with {option}")
 
 
 def given_words(context: typer.Context) -> dict[str, str]:

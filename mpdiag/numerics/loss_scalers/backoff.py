@@ -68,24 +68,19 @@ class Backoff(Scaler):
         )
         check_whole(self, "growth_interval", "hysteresis")
         if isinstance(self.tolerance, bool) or not 0 <= self.tolerance < 1:
-            message = f"tolerance must be a share from 0 to below 1, not {self.tolerance!r}"
-            raise UsageError(message)
+            raise UsageError(f"tolerance must be a share from 0 to below 1, not {self.tolerance!r}")
         refill: object = self.consecutive_hysteresis  # a plan may hold anything
         if not isinstance(refill, bool):
-            message = f"consecutive_hysteresis must be true or false, not {refill!r}"
-            raise UsageError(message)
+            raise UsageError(f"consecutive_hysteresis must be true or false, not {refill!r}")
         if self.growth_factor <= 1:
-            message = f"growth_factor must be above 1, not {self.growth_factor!r}"
-            raise UsageError(message)
+            raise UsageError(f"growth_factor must be above 1, not {self.growth_factor!r}")
         if self.backoff_factor >= 1:
-            message = f"backoff_factor must be below 1, not {self.backoff_factor!r}"
-            raise UsageError(message)
+            raise UsageError(f"backoff_factor must be below 1, not {self.backoff_factor!r}")
         if not self.min_scale <= self.init_scale <= self.max_scale:
-            message = (
+            raise UsageError(
                 f"init_scale {self.init_scale:,.12g} must lie between {self.min_scale:,.12g} "
                 f"(min_scale) and {self.max_scale:,.12g} (max_scale)"
             )
-            raise UsageError(message)
 
     @property
     def scale(self) -> float:

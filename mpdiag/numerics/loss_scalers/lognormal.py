@@ -61,11 +61,9 @@ class LogNormal(Scaler):
         for name in ("beta1", "beta2"):
             value = getattr(self, name)
             if not (isinstance(value, float) and 0 < value < 1):
-                message = f"{name} must lie between 0 and 1, not {value!r}"
-                raise UsageError(message)
+                raise UsageError(f"{name} must lie between 0 and 1, not {value!r}")
         if self.min_scale > self.max_scale:
-            message = f"min_scale {self.min_scale:g} is above max_scale {self.max_scale:g}"
-            raise UsageError(message)
+            raise UsageError(f"min_scale {self.min_scale:g} is above max_scale {self.max_scale:g}")
 
     @property
     def scale(self) -> float:

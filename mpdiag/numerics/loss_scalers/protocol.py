@@ -149,8 +149,7 @@ def check_positive(owner: Scaler, *names: str) -> None:
             or not isinstance(value, (int, float))
             or not (0 < value < math.inf)
         ):
-            message = f"{name} must be a finite number above 0, not {value!r}"
-            raise UsageError(message)
+            raise UsageError(f"{name} must be a finite number above 0, not {value!r}")
 
 
 def check_whole(owner: Scaler, *names: str) -> None:
@@ -162,8 +161,7 @@ def check_whole(owner: Scaler, *names: str) -> None:
     for name in names:
         value = getattr(owner, name)
         if type(value) is not int or value < 1:
-            message = f"{name} must be a whole number of at least 1, not {value!r}"
-            raise UsageError(message)
+            raise UsageError(f"{name} must be a whole number of at least 1, not {value!r}")
 
 
 def resumed(saved: Scaler, own: Scaler) -> tuple[Scaler, list[str]]:

@@ -4,16 +4,15 @@ Every name that comes from a run is escaped, so that none can end a table's cell
 nothing else is, so that the file reads well as text, too.
 """
 
-from __future__ import annotations
-
 import html
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
 
 from rich.console import Console
 
+from mpdiag.analysis.analyzer import Analysis
 from mpdiag.analysis.figures import Key, gradients_svg
 from mpdiag.display.wording import counted, layer_name, percent, sentence
 from mpdiag.numerics.formats import FORMATS, half_of
@@ -22,9 +21,6 @@ from mpdiag.reports.documents.run_report import next_command, reasons
 from mpdiag.reports.text.analysis import gradients_picture, grounds
 from mpdiag.reports.views.operations import operations_frame
 from mpdiag.reports.views.verdict import facts, formats_frame, formats_note, levels_frame
-
-if TYPE_CHECKING:
-    from mpdiag.analysis.analyzer import Analysis
 
 TOP = 8
 """Layers and shapes shown; the plan has them all."""

@@ -1,20 +1,21 @@
 """The HTML report of a run: one file that opens offline, the verdict first, the evidence below."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from markupsafe import Markup
 
+from mpdiag.analysis.analyzer import Analysis
 from mpdiag.analysis.figures import Key, at_scale
 from mpdiag.display.wording import counted, percent, sentence
 from mpdiag.files.paths import is_remote
 from mpdiag.numerics.formats import half_of
+from mpdiag.reports.contents import RunContents
 from mpdiag.reports.documents.page import figure_data, findings, frame_table, page
 from mpdiag.reports.picture import Picture
 from mpdiag.reports.registry import reported_pictures
@@ -23,12 +24,6 @@ from mpdiag.reports.views.gradients.frame import in_model_order
 from mpdiag.reports.views.gradients.pictures import Gradients, share_axis
 from mpdiag.reports.views.operations import operations_frame
 from mpdiag.reports.views.verdict import facts, formats_frame, formats_note, levels_frame
-
-if TYPE_CHECKING:
-    from markupsafe import Markup
-
-    from mpdiag.analysis.analyzer import Analysis
-    from mpdiag.reports.contents import RunContents
 
 KEY = "heat-map"
 """Of the picture that the report's other figures leave out, as it stands here."""

@@ -1,7 +1,5 @@
 """Writes reports: reads what a report is about, hands it to the page, saves the file."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -3,21 +3,21 @@
 The first screen has 80 by 24 characters. What it leaves out or cuts (``…``) stands in ``analysis_text``.
 """
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from mpdiag.analysis.analyzer import Analysis
 from mpdiag.analysis.figures import FigureTable, at_scale
+from mpdiag.analysis.plan_check import PlanCheck
+from mpdiag.analysis.scaling.loss_scale import LossScaleAnalysis
 from mpdiag.display.wording import counted, layer_name, magnitude, percent, scale_text, spoken_layer
 from mpdiag.files.paths import AnyPath
 from mpdiag.numerics.formats import BF16, FORMATS, FP16
@@ -26,11 +26,6 @@ from mpdiag.reports import next_commands
 from mpdiag.reports.text.charts import Histogram
 from mpdiag.reports.text.tables import COLOURS, EXPLAIN, Clipped, Fitted, finding_lines
 from mpdiag.runs.run import Run
-
-if TYPE_CHECKING:
-    from mpdiag.analysis.analyzer import Analysis
-    from mpdiag.analysis.plan_check import PlanCheck
-    from mpdiag.analysis.scaling.loss_scale import LossScaleAnalysis
 
 FINDINGS = 3
 """Findings that the first screen shows."""

@@ -1,21 +1,15 @@
 """Charts made of characters, as wide as the terminal allows."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
 from mpdiag.display.wording import percent
-
-if TYPE_CHECKING:
-    from rich.console import Console, ConsoleOptions, RenderResult
-
-    from mpdiag.numerics.formats import FloatFormat
-    from mpdiag.numerics.histograms import ExponentHistogram
+from mpdiag.numerics.formats import FloatFormat
+from mpdiag.numerics.histograms import ExponentHistogram
 
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
 _HATCHED = "▒"

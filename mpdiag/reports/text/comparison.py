@@ -1,21 +1,16 @@
 """What ``compare`` prints: the verdict, each metric with its interval, the layers that changed."""
 
-from __future__ import annotations
-
 import math
-from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from mpdiag.analysis.comparison.compare import Comparison
 from mpdiag.analysis.comparison.comparison_findings import MetricComparison, rate_words
+from mpdiag.analysis.comparison.equivalence import Equivalence
 from mpdiag.reports.text.tables import EXPLAIN, Fitted, finding_lines
-
-if TYPE_CHECKING:
-    from mpdiag.analysis.comparison.compare import Comparison
-    from mpdiag.analysis.comparison.equivalence import Equivalence
 
 _STYLES = {"equivalent": "bold green", "different": "bold red", "inconclusive": "bold yellow"}
 _KINDS = {

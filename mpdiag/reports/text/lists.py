@@ -1,9 +1,7 @@
 """Lists that commands print: the runs of a folder, all findings, and the page of one finding."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.constrain import Constrain
@@ -14,9 +12,7 @@ from rich.text import Text
 
 from mpdiag.display.explanations import Explanation, listing
 from mpdiag.reports.text.tables import COLOURS, Fitted
-
-if TYPE_CHECKING:
-    from mpdiag.runs.run import Listing
+from mpdiag.runs.run import Listing
 
 SCHEMA_VERSION = 1
 

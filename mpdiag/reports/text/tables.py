@@ -4,21 +4,16 @@ A table is drawn as one while its figures fit on one line and its sentences have
 the columns that matter least are left out first, and then each row becomes a few lines.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-if TYPE_CHECKING:
-    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
-
-    from mpdiag.analysis.findings import Finding
+from mpdiag.analysis.findings import Finding
 
 COLOURS = {"error": "bold red", "warning": "yellow", "info": "cyan"}
 EXPLAIN = "what a finding means: mpdiag explain CODE"

@@ -1,15 +1,15 @@
 """What ``why`` and ``replay`` print: one layer, one skipped step, a scaler step by step."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from mpdiag.analysis.figures import at_scale
+from mpdiag.analysis.layer_history import LayerHistory
 from mpdiag.analysis.layers import Layers
+from mpdiag.analysis.scaling.replay import Replay
 from mpdiag.display.wording import (
     KIND_NAMES,
     counted,
@@ -21,10 +21,6 @@ from mpdiag.display.wording import (
 from mpdiag.numerics.formats import FP16
 from mpdiag.reports.text.charts import Histogram, Sparkline
 from mpdiag.reports.text.tables import Fitted
-
-if TYPE_CHECKING:
-    from mpdiag.analysis.layer_history import LayerHistory
-    from mpdiag.analysis.scaling.replay import Replay
 
 
 def layer_text(story: LayerHistory) -> RenderableType:

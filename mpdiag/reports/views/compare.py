@@ -5,32 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from mpdiag.analysis.comparison.compare import Comparison
 from mpdiag.analysis.comparison.comparison_findings import MetricComparison, mean_of_finite
+from mpdiag.analysis.comparison.groups import SeedGroup
+from mpdiag.analysis.layers import Layers
 from mpdiag.display.colors import BLUE, GREEN, GREY, ORANGE, SERIES, VERMILION
 from mpdiag.display.wording import KIND_NAMES, counted, in_figure, sentence
-from mpdiag.reports import receipts
+from mpdiag.reports import plotting, receipts
 from mpdiag.reports.picture import Picture, View
-from mpdiag.reports.plotting import (
-    Drawing,
-    empty,
-    exponent_axis,
-    figure,
-    layer_axis,
-    log10_axis,
-    row_height,
-)
-
-if TYPE_CHECKING:
-    from mpdiag.analysis.comparison.compare import Comparison
-    from mpdiag.analysis.comparison.groups import SeedGroup
-    from mpdiag.analysis.layers import Layers
-    from mpdiag.runs.schema import Kind
+from mpdiag.runs.schema import Kind
 
 _MEASURES = ["absmax", "underflow", "overflow"]
 VERDICT_STYLES = {
@@ -41,6 +30,7 @@ VERDICT_STYLES = {
 """Colour and mark of each verdict on a metric."""
 REACH = 3.0
 """Margins on each side that the figure shows; what lies beyond is drawn at its edge."""
+_SMOOTHED = 15  # steps of the running median
 _COLUMNS = ["metric", "verdict", "reference", "candidate", "difference", "low", "high", "margin"]
 
 
@@ -148,9 +138,9 @@ def interval_figure(frame: pd.DataFrame) -> go.Figure:
     Between -1 and +1, the shaded part, a difference does not matter.
     """
     if frame.empty:
-        return empty("the two sides share no metric")
+        return plotting.empty("the two sides share no metric")
     names = [str(name) for name in frame["metric"]]
-    fig = figure(150 + 44 * len(names), showlegend=True)
+    fig = plotting.figure(150 + 44 * len(names), showlegend=True)
     fig.add_vrect(-1, 1, fillcolor=GREEN, opacity=0.13, line_width=0)
     for edge in (-1, 1):
         fig.add_vline(edge, line={"color": GREEN, "width": 1.5, "dash": "dash"})
@@ -177,7 +167,7 @@ def interval_figure(frame: pd.DataFrame) -> go.Figure:
             customdata=[_hover(row) for row in part.to_dict("records")],
             hovertemplate="%{customdata}<extra></extra>",
         )
-    layer_axis(fig, names)
+    plotting.layer_axis(fig, names)
     return fig.update_xaxes(
         title="difference, in margins",
         range=[-REACH - 0.25, REACH + 0.25],
@@ -186,7 +176,7 @@ def interval_figure(frame: pd.DataFrame) -> go.Figure:
     ).figure()
 
 
-def _whiskers(fig: Drawing, part: pd.DataFrame, colour: str) -> None:
+def _whiskers(fig: plotting.Drawing, part: pd.DataFrame, colour: str) -> None:
     """The interval of each of these rows; none where it is infinite."""
     x: list[float | None] = []
     y: list[float | None] = []
@@ -308,16 +298,16 @@ def loss_frame(sides: Sequence[Side]) -> pd.DataFrame:
 _DASHES = ("solid", "dash", "dot", "dashdot")
 
 
-def loss_figure(frame: pd.DataFrame, window: int = 15) -> go.Figure:
+def loss_figure(frame: pd.DataFrame) -> go.Figure:
     """Loss curves (``loss_frame``), a colour for each side, a line for each seed; log if it can be."""
     known = frame[np.isfinite(frame["loss"].astype(float))]
     if known.empty:
-        return empty("no training log holds a finite loss")
-    fig = figure(360, hovermode="x unified")
+        return plotting.empty("no training log holds a finite loss")
+    fig = plotting.figure(360, hovermode="x unified")
     for i, (side, of_side) in enumerate(known.groupby("side", sort=False)):
         name, colour = in_figure(str(side)), SERIES[i % len(SERIES)]
         for j, (run, part) in enumerate(of_side.groupby("run", sort=False)):
-            smooth = part["loss"].rolling(window, min_periods=1, center=True).median()
+            smooth = part["loss"].rolling(_SMOOTHED, min_periods=1, center=True).median()
             hover = "%{y:.4g}<extra>" + in_figure(str(run)) + "</extra>"
             group: dict[str, Any] = {"legendgroup": name, "showlegend": j == 0}
             fig.line(
@@ -326,12 +316,12 @@ def loss_figure(frame: pd.DataFrame, window: int = 15) -> go.Figure:
     fig.update_xaxes(title="step")
     log = bool((known["loss"] > 0).all())
     if log:
-        log10_axis(fig, known["loss"])
+        plotting.log10_axis(fig, known["loss"])
     return fig.update_yaxes(title="loss", type="log" if log else "linear").figure()
 
 
 def side_losses(
-    sides: Sequence[Side], paths: Mapping[str, str], comparison: Comparison | None, window: int = 15
+    sides: Sequence[Side], paths: Mapping[str, str], comparison: Comparison | None
 ) -> Picture:
     """Loss curves of all sides.
 
@@ -339,10 +329,9 @@ def side_losses(
         sides: The reference first.
         paths: Each side's place on disk, by name.
         comparison: Of the first two.
-        window: Steps of the running median.
     """
     frame = loss_frame(sides)
-    caption = f"A running median over {window} steps, skipped steps left out."
+    caption = f"A running median over {_SMOOTHED} steps, skipped steps left out."
     if comparison is not None and comparison.curve.worst_step is not None:
         curve = comparison.curve
         spread = (
@@ -352,7 +341,7 @@ def side_losses(
             f" Of the {curve.steps:,} steps that the first two share, the largest gap is "
             f"{signed(curve.departure)} at step {curve.worst_step}{spread}."
         )
-    drawn, receipt = loss_figure(frame, window), receipts.compared_losses(paths)
+    drawn, receipt = loss_figure(frame), receipts.compared_losses(paths)
     return Picture("compared-losses", "Losses", caption, drawn, frame, receipt)
 
 
@@ -397,11 +386,11 @@ def side_by_side_figure(
         most: Layers shown, the first of the table.
     """
     if frame.empty:
-        return empty("the two runs have no layer of this kind in common")
+        return plotting.empty("the two runs have no layer of this kind in common")
     part = frame.head(most)
     names = [str(name) for name in part["name"]]
     left, right = (_values(part[f"{measure}_{side}"], measure) for side in "ab")
-    fig = figure(row_height(len(names)))
+    fig = plotting.figure(plotting.row_height(len(names)))
     places = np.arange(len(names))
     gaps = np.full(len(names), np.nan)
     fig.add_scatter(
@@ -418,12 +407,12 @@ def side_by_side_figure(
         hover = "%{customdata}: " + value + "<extra>" + label + "</extra>"
         said = [in_figure(n) for n in names]
         fig.marks(values, places, label, colour, hover, mark=(symbol, 9), customdata=said)
-    layer_axis(fig, names)
+    plotting.layer_axis(fig, names)
     if measure == "absmax":
         known = np.concatenate([left, right])
         known = known[np.isfinite(known)]
         if known.size:
-            exponent_axis(
+            plotting.exponent_axis(
                 fig, int(np.floor(known.min())) - 1, int(np.ceil(known.max())) + 1, "largest |x|"
             )
     else:

@@ -1,8 +1,8 @@
 """Figures of layers over the steps, of the module tree, and of one layer from step to step."""
 
-from __future__ import annotations
-
+import json
 import math
+from string import Template
 from typing import Any
 
 import numpy as np
@@ -13,26 +13,8 @@ from mpdiag.display import svg
 from mpdiag.display.colors import BLUE, FATE_COLORS, GREEN, GREY, ORANGE, PURPLE, VERMILION
 from mpdiag.display.wording import in_figure, layer_name, magnitude, percent
 from mpdiag.numerics.formats import FloatFormat
-from mpdiag.reports.plotting import (
-    GRID,
-    LINE,
-    Drawing,
-    empty,
-    exponent_axis,
-    figure,
-    layer_axis,
-    log10_axis,
-    row_height,
-)
-from mpdiag.reports.views.gradients.figure import (
-    FATE_WORDS,
-    VALUES,
-    add_cells,
-    add_window,
-    exponents_shown,
-    matrix,
-    shades,
-)
+from mpdiag.reports import plotting
+from mpdiag.reports.views.gradients import figure
 from mpdiag.reports.views.layer_tables import evenly
 
 WORDS_GROUND = "rgba(255, 255, 255, 0.75)"
@@ -44,6 +26,7 @@ SEEN = 1e-3
 """Share of a step's values from which a power of two is worth its place."""
 FRAMES = 60
 """Steps of the film, at most: the browser holds them all."""
+"""How its buttons and its slider look."""
 _LEAST, _MOST = 1e-4, 1.0
 """Shares from the palest to the full colour of the module tree."""
 _TINTS = (("#dbe9f5", 0.0), ("#f3b562", 0.5), ("#b84a00", 1.0))
@@ -52,12 +35,12 @@ _TINTS = (("#dbe9f5", 0.0), ("#f3b562", 0.5), ("#b84a00", 1.0))
 def tree_figure(frame: pd.DataFrame) -> go.Figure:
     """The module tree (``tree_frame``): an area is a number of layers, a colour a share lost."""
     if frame.empty:
-        return empty("no layers")
+        return plotting.empty("no layers")
     shares = frame["sum_share"].to_numpy(float)
     labels = [in_figure(label or layer_name("")) for label in frame["label"]]
     said = ["" if math.isnan(s) else percent(float(s)) for s in shares]
     root = frame["layer"] == ""
-    fig = figure(380, margin={"l": 4, "r": 4, "t": 4, "b": 4})
+    fig = plotting.figure(380, margin={"l": 4, "r": 4, "t": 4, "b": 4})
     fig.add_treemap(
         ids=[layer_name(str(name)) for name in frame["layer"]],
         labels=labels,
@@ -117,9 +100,9 @@ def course_figure(
         scale: The selected scale, as a phrase.
     """
     if frame.empty:
-        return empty("not recorded in any step")
+        return plotting.empty("not recorded in any step")
     rows = 3 if len(updates) else 2
-    fig = figure(170 * rows + 50, hovermode="x")
+    fig = plotting.figure(170 * rows + 50, hovermode="x")
     lines = [
         ("sum_share", f"sum lost in {fmt.label}, without a loss scale", VERMILION, "solid"),
         ("lost_share", f"values lost in {fmt.label}, without a loss scale", ORANGE, "dot"),
@@ -157,7 +140,7 @@ _POWERS = {"tickprefix": "2<sup>", "ticksuffix": "</sup>", "tickformat": "d"}
 
 
 def _line(
-    fig: Drawing, x: Any, y: Any, name: str, colour: str, axis: str, dash: str = "solid"
+    fig: plotting.Drawing, x: Any, y: Any, name: str, colour: str, axis: str, dash: str = "solid"
 ) -> None:
     hover = "%{y:.2%}" if axis == "y" else "2^%{y:.1f}"
     dots = {"marker": {"size": 4}, "yaxis": axis}
@@ -168,9 +151,9 @@ def movement_figure(frame: pd.DataFrame, most: int = 20) -> go.Figure:
     """The layers that moved most at a step (``movement_frame``), a bar each."""
     worst = frame.head(most)
     if worst.empty:
-        return empty("nothing was recorded before this step to compare with")
+        return plotting.empty("nothing was recorded before this step to compare with")
     names = [str(name) for name in worst["layer"]]
-    fig = figure(row_height(len(names)), hovermode="closest")
+    fig = plotting.figure(plotting.row_height(len(names)), hovermode="closest")
     shift = worst["shift"].to_numpy(float)
     said = [
         f"{in_figure(name)}<br>largest |x|: {magnitude(before)} → {magnitude(now)}"
@@ -193,8 +176,8 @@ def movement_figure(frame: pd.DataFrame, most: int = 20) -> go.Figure:
                 hovertemplate="%{hovertext}<br>moved by %{x:+.2f} powers of two"
                 "<br><i>click: the page of this layer</i><extra></extra>",
             )
-    layer_axis(fig, names)
-    fig.add_vline(0, line={"color": GRID, "width": 2})
+    plotting.layer_axis(fig, names)
+    fig.add_vline(0, line={"color": plotting.GRID, "width": 2})
     fig.update_xaxes(title="shift of the mean exponent, in powers of two", fixedrange=True)
     fig.update_yaxes(fixedrange=True)
     return fig.update_layout(dragmode=False, clickmode="event+select").figure()
@@ -212,7 +195,7 @@ def loss_figure(
         step: The selected step.
         rises: ``loss_rises``.
     """
-    fig = figure(260, hovermode="closest")
+    fig = plotting.figure(260, hovermode="closest")
     hover = "step %{x}: %{y:.5g}<br><i>click: what moved at this step</i><extra></extra>"
     fig.add_scatter(
         x=steps,
@@ -241,7 +224,7 @@ def loss_figure(
     known = np.asarray(losses, float)
     if known.size and np.nanmin(known) > 0 and np.nanmax(known) > 20 * np.nanmin(known):
         fig.update_yaxes(type="log")
-        log10_axis(fig, known)
+        plotting.log10_axis(fig, known)
     return fig.update_layout(dragmode=False, clickmode="event+select").figure()
 
 
@@ -254,26 +237,26 @@ _NOTHING = "no non-zero values in any recorded step"
 def over_time(frame: pd.DataFrame, held: svg.Range, *, log: bool) -> go.Figure:
     """Steps × exponents of one layer (``time_frame``), values upward, with the format's window."""
     if frame.empty:
-        return empty(_NOTHING)
-    low, high = exponents_shown(frame, held)
+        return plotting.empty(_NOTHING)
+    low, high = figure.exponents_shown(frame, held)
     steps = sorted(frame["step"].unique())
-    counts = matrix(frame, "step", steps, low, high)
+    counts = figure.matrix(frame, "step", steps, low, high)
     labels = np.repeat([[str(s) for s in steps]], counts.shape[1], axis=0)
-    fig = figure(440, hovermode="closest")
+    fig = plotting.figure(440, hovermode="closest")
     hover = "step %{text}<br>from 2^%{y:.0f}: %{customdata:,} values"
     cells = {"y": np.arange(low, high) + 0.5, "customdata": counts.T, "text": labels}
-    for name, part in shades(counts, low, held, log=log):
-        said = f"{hover}<extra>{FATE_WORDS[name]}</extra>"
-        add_cells(fig, name, counts, part, z=part.T, hovertemplate=said, **cells)
+    for name, part in figure.shades(counts, low, held, log=log):
+        said = f"{hover}<extra>{figure.FATE_WORDS[name]}</extra>"
+        figure.add_cells(fig, name, counts, part, z=part.T, hovertemplate=said, **cells)
     places = list(range(0, len(steps), max(1, len(steps) // 10)))
-    exponent_axis(fig, low, high, VALUES)
+    plotting.exponent_axis(fig, low, high, figure.VALUES)
     fig.update_yaxes(**fig.layout["xaxis"])
     fig.layout["xaxis"] = {
         "title": "recorded step",
         "tickmode": "array",
         "tickvals": places,
         "ticktext": [str(steps[i]) for i in places],
-        "gridcolor": GRID,
+        "gridcolor": plotting.GRID,
         "range": [-0.5, len(steps) - 0.5],
     }
     for place, words, colour in (
@@ -294,10 +277,10 @@ def ridges(frame: pd.DataFrame, held: svg.Range) -> go.Figure:
     Each ridge is the share of the step's values in each power of two, on one scale for all.
     """
     if frame.empty:
-        return empty(_NOTHING)
+        return plotting.empty(_NOTHING)
     steps = evenly(sorted(int(s) for s in frame["step"].unique()), RIDGES)
     low, high = _exponents(frame)
-    fig = figure(440, hovermode="closest", showlegend=False)
+    fig = plotting.figure(440, hovermode="closest", showlegend=False)
     shares = {step: _shares(frame, step, low, high) for step in steps}
     lift = 3.6 / max(float(part.max()) for part in shares.values())
     x = np.arange(low, high) + 0.5
@@ -312,14 +295,14 @@ def ridges(frame: pd.DataFrame, held: svg.Range) -> go.Figure:
             mode="lines",
             fill="toself",
             fillcolor=f"rgba({red}, {green}, {blue}, {strength:.2f})",
-            line={"color": LINE, "width": 1},
+            line={"color": plotting.LINE, "width": 1},
             name=f"step {step}",
             hoveron="fills",
             hoverinfo="name",
         )
     every = max(1, -(-len(steps) // 12))
     ticks = range(0, len(steps), every)
-    exponent_axis(fig, low, high, VALUES)
+    plotting.exponent_axis(fig, low, high, figure.VALUES)
     fig.update_yaxes(
         title="recorded step",
         tickmode="array",
@@ -328,7 +311,7 @@ def ridges(frame: pd.DataFrame, held: svg.Range) -> go.Figure:
         range=[-0.4, len(steps) + 2.8],
         showgrid=False,
     )
-    add_window(fig, held, low, high)
+    figure.add_window(fig, held, low, high)
     return fig.figure()
 
 
@@ -354,35 +337,35 @@ def film(frame: pd.DataFrame, held: svg.Range) -> go.Figure:
     The browser has all steps at once, so that it plays without asking for any.
     """
     if frame.empty:
-        return empty(_NOTHING)
+        return plotting.empty(_NOTHING)
     steps = evenly(sorted(int(s) for s in frame["step"].unique()), FRAMES)
     low, high = _exponents(frame)
     fates = np.array([held.fate(e) for e in range(low, high)])
     shown = [name for name in svg.FATES if (fates == name).any()]
     shares = {step: _shares(frame, step, low, high) for step in steps}
-    fig = figure(430, barmode="overlay")
+    fig = plotting.figure(430, barmode="overlay")
     x = np.arange(low, high) + 0.5
     for name in shown:
         fig.add_bar(
             x=x[fates == name],
             y=shares[steps[-1]][fates == name],
             width=0.94,
-            name=FATE_WORDS[name],
+            name=figure.FATE_WORDS[name],
             marker={"color": FATE_COLORS[name]},
             customdata=np.flatnonzero(fates == name) + low,
-            hovertemplate="2^%{customdata}: %{y:.2%}<extra>" + FATE_WORDS[name] + "</extra>",
+            hovertemplate="2^%{customdata}: %{y:.2%}<extra>" + figure.FATE_WORDS[name] + "</extra>",
         )
     frames = [
         {"name": str(step), "data": [{"y": shares[step][fates == name]} for name in shown]}
         for step in steps
     ]
     top = max(float(part.max()) for part in shares.values())
-    exponent_axis(fig, low, high, VALUES)
+    plotting.exponent_axis(fig, low, high, figure.VALUES)
     fig.update_yaxes(
         title="share of the values", tickformat=".0%", range=[0, 1.05 * top], fixedrange=True
     )
     fig.update_xaxes(fixedrange=True)
-    add_window(fig, held, low, high)
+    figure.add_window(fig, held, low, high)
     words = _film_words(frame[frame["step"].isin(steps)], held)
     fig.update_layout(
         dragmode=False,
@@ -403,7 +386,7 @@ def _film_words(frame: pd.DataFrame, held: svg.Range) -> dict[int, str]:
     for step, part in zip(shares.index, shares.to_dict("records"), strict=True):
         said = [
             f"{spoken}: {percent(part[name])}"
-            for name, spoken in FATE_WORDS.items()
+            for name, spoken in figure.FATE_WORDS.items()
             if part.get(name) and name in ("lost", "overflow")
         ]
         words[int(step)] = f"step {step:,}" + (" · " if said else "") + ", ".join(said)
@@ -412,47 +395,13 @@ def _film_words(frame: pd.DataFrame, held: svg.Range) -> dict[int, str]:
 
 def _controls(words: dict[int, str]) -> dict[str, Any]:
     """The play button and the slider; the words of a step stand above the slider."""
-    at_once = {"mode": "immediate", "frame": {"duration": 0, "redraw": False}}
-    at_once["transition"] = {"duration": 0}
-    playing = {"frame": {"duration": 120, "redraw": False}, "fromcurrent": True}
-    playing["transition"] = {"duration": 0}
-    play = {"method": "animate", "label": "▶", "args": [None, playing]}
-    pause = {"method": "animate", "label": "❚❚", "args": [[None], at_once]}
-    clear = "rgba(0,0,0,0)"
-    return {
-        "updatemenus": [
-            {
-                "type": "buttons",
-                "direction": "left",
-                "buttons": [play, pause],
-                "showactive": False,
-                "x": 0,
-                "xanchor": "left",
-                "y": 0,
-                "yanchor": "top",
-                "pad": {"t": 78, "r": 8},
-                "bgcolor": clear,
-                "bordercolor": LINE,
-            }
-        ],
-        "sliders": [
-            {
-                "active": len(words) - 1,
-                "steps": [
-                    {"method": "animate", "label": said, "args": [[str(step)], at_once]}
-                    for step, said in words.items()
-                ],
-                "x": 0,
-                "xanchor": "left",
-                "len": 1,
-                "y": 0,
-                "pad": {"t": 62, "l": 92},
-                "font": {"color": clear, "size": 1},  # a label of each step would not fit
-                "currentvalue": {"font": {"size": 13, "color": GREY}, "xanchor": "left"},
-                "bgcolor": LINE,
-                "bordercolor": LINE,
-                "tickcolor": LINE,
-                "ticklen": 4,
-            }
-        ],
-    }
+    text = Template(plotting.FILM)
+    layout: dict[str, Any] = json.loads(text.substitute(line=plotting.LINE, grey=GREY))
+    at_once = layout["updatemenus"][0]["buttons"][1]["args"][1]  # as the pause has it
+    steps = [
+        {"method": "animate", "label": said, "args": [[str(step)], at_once]}
+        for step, said in words.items()
+    ]
+    # A label of each step would not fit below the slider: there they are clear.
+    layout["sliders"][0] = {"active": len(words) - 1, "steps": steps, **layout["sliders"][0]}
+    return layout

@@ -1,14 +1,13 @@
 """Layers over the steps, as tidy tables: all of them, one, and one step against those before it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from mpdiag.analysis.analyzer import Analysis
 from mpdiag.analysis.layers import Layers, countable_rows, share
 from mpdiag.analysis.scaling.windows import by_step
 from mpdiag.numerics.formats import FloatFormat
@@ -16,10 +15,7 @@ from mpdiag.numerics.histograms import ExponentHistogram
 from mpdiag.reports.views.gradients.frame import SCALES
 from mpdiag.runs.records import Records
 from mpdiag.runs.schema import Kind
-
-if TYPE_CHECKING:
-    from mpdiag.analysis.analyzer import Analysis
-    from mpdiag.runs.training_log import TrainingLog
+from mpdiag.runs.training_log import TrainingLog
 
 POINTS = 60
 """Points of a small curve in a table, at most: each merges neighbouring recorded steps."""
@@ -280,24 +276,24 @@ def nearest_step(steps: NDArray[np.int64], step: int) -> int | None:
     return int(steps[np.argmin(np.abs(steps - step))]) if steps.size else None
 
 
-def loss_rises(log: TrainingLog, most: int = RISES, before: int = BEFORE) -> pd.DataFrame:
+def loss_rises(log: TrainingLog) -> pd.DataFrame:
     """The steps at which the loss rose most over the median of the steps before, the largest first.
 
     Returns:
-        ``step``, ``loss``, ``median`` of up to ``before`` steps before, ``rise``: loss - median; only
+        ``step``, ``loss``, ``median`` of up to ``BEFORE`` steps before, ``rise``: loss - median; only
         steps above their median. Neighbours of a larger rise are left out.
     """
     known = [(s.step, s.loss) for s in log.steps if s.loss is not None and np.isfinite(s.loss)]
     losses = pd.Series([loss for _, loss in known], dtype=float)
-    median = losses.rolling(before, min_periods=min(3, before)).median().shift(1)
+    median = losses.rolling(BEFORE, min_periods=3).median().shift(1)
     frame = pd.DataFrame({"step": [step for step, _ in known], "loss": losses, "median": median})
     frame["rise"] = frame["loss"] - frame["median"]
     frame = frame[frame["rise"] > 0].sort_values("rise", ascending=False, kind="stable")
     kept: list[int] = []
     for step in frame["step"]:
-        if len(kept) == most:
+        if len(kept) == RISES:
             break
-        if all(abs(step - other) >= before for other in kept):
+        if all(abs(step - other) >= BEFORE for other in kept):
             kept.append(int(step))
     return frame[frame["step"].isin(kept)].reset_index(drop=True)
 

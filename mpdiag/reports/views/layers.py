@@ -1,10 +1,7 @@
 """Layers: the module tree, one layer over the steps, and what moved at one step."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -32,9 +29,7 @@ from mpdiag.reports.views.gradients.figure import window as range_of
 from mpdiag.reports.views.gradients.frame import time_frame
 from mpdiag.runs.records import Records
 from mpdiag.runs.schema import Kind
-
-if TYPE_CHECKING:
-    from mpdiag.runs.training_log import TrainingLog
+from mpdiag.runs.training_log import TrainingLog
 
 
 def module_tree(

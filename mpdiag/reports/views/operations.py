@@ -10,38 +10,27 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from mpdiag.analysis.analyzer import Analysis
 from mpdiag.analysis.figures import at_scale
 from mpdiag.analysis.layers import Layers
 from mpdiag.analysis.operations.rounding_error import operation_errors, rounding_error
 from mpdiag.display.colors import BLUE, PURPLE, VERMILION
 from mpdiag.display.wording import counted, in_figure, layer_name
-from mpdiag.numerics.autocast_lists import CALLED_AS, LISTS, policy_name
+from mpdiag.numerics.autocast_lists import CALLED_AS, LAYERS, LISTS, policy_name
 from mpdiag.numerics.formats import FORMATS, FP16, FloatFormat
-from mpdiag.reports import receipts
+from mpdiag.reports import plotting, receipts
+from mpdiag.reports.contents import RunContents
 from mpdiag.reports.picture import Picture, View
-from mpdiag.reports.plotting import (
-    empty,
-    exponent_axis,
-    figure,
-    layer_axis,
-    log10_axis,
-    range_mark,
-    row_height,
-)
 from mpdiag.reports.receipts import Rows
 from mpdiag.reports.views.gradients.frame import in_model_order
 from mpdiag.runs.operations import Operation
-from mpdiag.runs.results import MAY, MUST, Sensitivities, by_weight
-
-if TYPE_CHECKING:
-    from mpdiag.analysis.analyzer import Analysis
-    from mpdiag.reports.contents import RunContents
+from mpdiag.runs.results import MAY, MUST, Sensitivities, by_weight, or_infinite
 
 OUTSIDE = "(outside)"
 """How ``tracing`` names the module of what is computed outside of every module."""
@@ -50,15 +39,7 @@ NOT_KEPT = "nothing keeps it in FP32"
 Source = Literal["measured", "searched", "recorded"]
 _LISTED = "the operation policy (level O1) computes it in FP32"
 # What a user calls, by the ATen operation that is recorded of it.
-_CALLED_AS: dict[str, tuple[str, ...]] = {
-    **CALLED_AS,
-    "native_layer_norm": ("layer_norm",),
-    "native_batch_norm": ("batch_norm",),
-    "_native_batch_norm_legit": ("batch_norm",),
-    "native_dropout": ("dropout",),
-    "_adaptive_avg_pool2d": ("adaptive_avg_pool2d",),
-    "max_pool2d_with_indices": ("max_pool2d",),
-}
+_CALLED_AS = CALLED_AS | {below: (above,) for below, above in LAYERS.items()}
 Lines = dict[tuple[str, str], str]
 """The user's line of each (module, operation): the first where there are several."""
 
@@ -180,12 +161,12 @@ def _measured(measured: Sensitivities) -> list[dict[str, Any]]:
         {
             "module": row.module,
             "operation": row.op,
-            "value": math.inf if not row.finite else _infinite(row.gradient_error),
+            "value": math.inf if not row.finite else or_infinite(row.gradient_error),
             "loss error": row.loss_error,
             "output error": row.output_error,
             "gradient cosine": row.gradient_cosine,
             "worst gradient": row.worst_gradient,
-            "estimate": _infinite(row.estimate),
+            "estimate": or_infinite(row.estimate),
         }
         for row in by_weight(measured.operations)
     ]
@@ -258,15 +239,11 @@ def _frame(rows: list[dict[str, Any]], contents: RunContents) -> pd.DataFrame:
     return frame
 
 
-def _infinite(value: float | None) -> float:
-    return math.inf if value is None else value
-
-
 def shown(found: Ranking) -> pd.DataFrame:
     """The ranking as a person reads it: names, and no column that is empty throughout."""
     frame = found.frame.copy()
     frame["module"] = [layer_name(str(name)) for name in frame["module"]]
-    empty = [c for c in frame.columns if ((frame[c] == "") | frame[c].isna()).all()]
+    blank = [c for c in frame.columns if ((frame[c] == "") | frame[c].isna()).all()]
     label = FORMATS[found.format].label if found.format in FORMATS else found.format
     names = {
         "value": found.value,
@@ -275,7 +252,7 @@ def shown(found: Ranking) -> pd.DataFrame:
         "forward": f"{label} error, forward",
         "backward": f"{label} error, backward",
     }
-    return frame.drop(columns=empty).rename(columns=names)
+    return frame.drop(columns=blank).rename(columns=names)
 
 
 def sensitivity_figure(frame: pd.DataFrame, value: str, most: int = 30) -> go.Figure:
@@ -289,12 +266,12 @@ def sensitivity_figure(frame: pd.DataFrame, value: str, most: int = 30) -> go.Fi
     moved = frame[frame["value"] > 0]  # what changes nothing has no place on a log scale
     top = (moved if len(moved) else frame).head(most).reset_index(drop=True)
     if top.empty:
-        return empty("no operation was recorded")
+        return plotting.empty("no operation was recorded")
     names = [
         f"{layer_name(str(m))} · {op}" if op else layer_name(str(m))
         for m, op in zip(top["module"], top["operation"], strict=True)
     ]
-    fig = figure(row_height(len(names)))
+    fig = plotting.figure(plotting.row_height(len(names)))
     known = top["value"].where(np.isfinite(top["value"]) & (top["value"] > 0))
     low, high = (known.min(), known.max()) if known.notna().any() else (1e-3, 1.0)
     edge, floor = high * 4, low / 2
@@ -329,8 +306,8 @@ def sensitivity_figure(frame: pd.DataFrame, value: str, most: int = 30) -> go.Fi
             customdata=[_hover(names[i], top.loc[i].to_dict(), value) for i in rows],
             hovertemplate="%{customdata}<extra>" + name + "</extra>",
         )
-    layer_axis(fig, names, 40)
-    log10_axis(fig, [floor, edge], "x")
+    plotting.layer_axis(fig, names, 40)
+    plotting.log10_axis(fig, [floor, edge], "x")
     ends = [math.log10(floor), math.log10((edge if beyond.any() else high) * 1.5)]
     fig.update_xaxes(type="log", title=value, range=ends)
     return fig.figure()
@@ -422,12 +399,12 @@ def output_ranges_figure(frame: pd.DataFrame, fmt: FloatFormat, most: int = 40) 
     """
     known = frame[frame["absmax"] > 0] if len(frame) else frame
     if known.empty:
-        return empty("no activation was recorded")
+        return plotting.empty("no activation was recorded")
     top = known.sort_values("absmax", ascending=False, kind="stable").head(most)
     names = [str(name) for name in top["name"]]
     low, high = (np.log2(top[c].to_numpy(float)) for c in ("absmin", "absmax"))
     over = top["overflow"].to_numpy() > 0
-    fig = figure(row_height(len(names)))
+    fig = plotting.figure(plotting.row_height(len(names)))
     labels = np.array([in_figure(name) for name in names])
     places = np.arange(len(names))
     for mask, name, colour in ((~over, f"fits {fmt.label}", BLUE), (over, "overflows", VERMILION)):
@@ -450,10 +427,12 @@ def output_ranges_figure(frame: pd.DataFrame, fmt: FloatFormat, most: int = 40) 
         (fmt.zero_exponent, "0 ←", VERMILION, "right"),
         (limit, "→ ∞", PURPLE, "left"),
     ):
-        range_mark(fig, place, words, colour, side)
-    layer_axis(fig, names)
+        plotting.range_mark(fig, place, words, colour, side)
+    plotting.layer_axis(fig, names)
     ends = [limit, float(fmt.zero_exponent), float(low.min()), float(high.max())]
-    exponent_axis(fig, int(np.floor(min(ends))) - 1, int(np.ceil(max(ends))) + 2, "|x| of outputs")
+    plotting.exponent_axis(
+        fig, int(np.floor(min(ends))) - 1, int(np.ceil(max(ends))) + 2, "|x| of outputs"
+    )
     return fig.figure()
 
 

@@ -4,17 +4,16 @@ What FP16 makes of its gradients before and after the loss scale, its loss besid
 trainings, what to run next, and what was not recorded.
 """
 
-from __future__ import annotations
-
 import math
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from mpdiag.analysis.analyzer import Analysis
 from mpdiag.analysis.findings import Finding
 from mpdiag.analysis.layers import Layers
 from mpdiag.display.wording import counted, percent, scale_text, sentence, spoken_layer
@@ -30,9 +29,6 @@ from mpdiag.reports.views.gradients.pictures import Gradients, share_axis
 from mpdiag.runs.coverage import coverage_of
 from mpdiag.runs.run import Run
 from mpdiag.runs.training_log import TrainingLog
-
-if TYPE_CHECKING:
-    from mpdiag.analysis.analyzer import Analysis
 
 MOST_LAYERS = 28
 """Rows of a small heat map."""

@@ -1,11 +1,9 @@
 """The list of runs as a table: what each is, how it ended, what is known of it without an analysis."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import pandas as pd
 
@@ -14,9 +12,7 @@ from mpdiag.numerics.formats import FORMATS
 from mpdiag.reports.glance import Glance
 from mpdiag.reports.picture import View
 from mpdiag.reports.views.training import family, root_of
-
-if TYPE_CHECKING:
-    from mpdiag.runs.run import Listing
+from mpdiag.runs.run import Listing
 
 Kind = Literal["recording", "training", "profile", "unreadable"]
 KINDS: Mapping[Kind, str] = {

@@ -1,29 +1,25 @@
 """Trainings: losses, scales and skips, drift, a scaler's replay, predicted against observed."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from mpdiag.analysis.scaling.replay import Replay
 from mpdiag.display.colors import GREEN, PURPLE, SERIES, VERMILION
 from mpdiag.display.wording import beginning, counted, in_figure, percent, scale_text
 from mpdiag.files.paths import shown_name
 from mpdiag.numerics.formats import FP16
+from mpdiag.plan import PrecisionPlan
 from mpdiag.reports import receipts
+from mpdiag.reports.contents import RunContents
 from mpdiag.reports.picture import Picture, View
 from mpdiag.reports.plotting import Drawing, empty, figure, log2_axis, log10_axis
 from mpdiag.runs.training_log import RECORDED, TrainingLog
-
-if TYPE_CHECKING:
-    from mpdiag.analysis.scaling.replay import Replay
-    from mpdiag.plan import PrecisionPlan
-    from mpdiag.reports.contents import RunContents
 
 _COLUMNS = ("step", "loss", "scale", "skipped", "reason", "gradient_norm", "seconds")
 LONGEST = 120

@@ -3,12 +3,10 @@
 The run folder calls an update *swallowed* that a 16-bit weight would round away.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -18,14 +16,12 @@ from mpdiag.analysis.layers import countable_rows, share
 from mpdiag.display.colors import BLUE, ORANGE, VERMILION
 from mpdiag.display.wording import in_figure, layer_name, percent
 from mpdiag.numerics.formats import FP16, HALVES, FloatFormat
+from mpdiag.reports.contents import RunContents
 from mpdiag.reports.picture import Picture, View
 from mpdiag.reports.plotting import empty, exponent_axis, figure, layer_axis, row_height
 from mpdiag.reports.receipts import Rows
 from mpdiag.runs.records import Records
 from mpdiag.runs.schema import FormatFact
-
-if TYPE_CHECKING:
-    from mpdiag.reports.contents import RunContents
 
 BEGINS, CERTAIN = 11, 12
 """|w|/|Δw| of 2^11 = 2048, from which a normal FP16 weight loses some updates to rounding, and of

@@ -1,23 +1,18 @@
 """The verdict's figures: the four that decide, the levels, the formats."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 
+from mpdiag.analysis.analyzer import Analysis
 from mpdiag.analysis.figures import at_scale
 from mpdiag.display.wording import scale_text, superscript
 from mpdiag.numerics.formats import FORMATS, half_of
+from mpdiag.plan import PrecisionPlan
 from mpdiag.reports.picture import View
-
-if TYPE_CHECKING:
-    from mpdiag.analysis.analyzer import Analysis
-    from mpdiag.plan import PrecisionPlan
-
 
 UNKNOWN = "–"
 """Stands for a figure that the recording cannot give, as ``percent`` has it."""

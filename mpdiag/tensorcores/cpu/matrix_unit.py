@@ -6,27 +6,21 @@ implementation of each primitive. An operation missing from the log stays unknow
 unit cannot have computed it: FP32 products go to MKL, and AMX has no FP32.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mpdiag.display.wording import counted, percent
 from mpdiag.hardware.alignment import Fault, common_multiples, worth_padding
-from mpdiag.hardware.cpu_instructions import cpu_name, read_instructions
+from mpdiag.hardware.cpu_instructions import CpuInstructions, cpu_name, read_instructions
 from mpdiag.hardware.flags import CONVOLUTION, IN_BF16, MEDIUM, RECURRENT
 from mpdiag.tensorcores.causes import TILE, misaligned
+from mpdiag.tensorcores.cpu.onednn import OnednnLog, Primitive
 from mpdiag.tensorcores.profile_findings import note
 from mpdiag.tensorcores.roofline import speedup
-
-if TYPE_CHECKING:
-    from mpdiag.hardware.cpu_instructions import CpuInstructions
-    from mpdiag.tensorcores.cpu.onednn import OnednnLog, Primitive
-    from mpdiag.tensorcores.work.products import MatrixWork
-    from mpdiag.tensorcores.work.traced_operation import OperationTime
-
+from mpdiag.tensorcores.work.products import MatrixWork
+from mpdiag.tensorcores.work.traced_operation import OperationTime
 
 AMX_DTYPES = frozenset({"bf16", "fp16", "int8"})
 """Dtypes of Intel's AMX: AMX-BF16 and AMX-INT8 since Sapphire Rapids, AMX-FP16 since Granite."""

@@ -14,8 +14,6 @@ into a file. Everything else that was printed meanwhile is printed afterwards, i
 Source: *oneDNN Developer Guide*, Verbose Mode.
 """
 
-from __future__ import annotations
-
 import ctypes
 import math
 import os

@@ -4,8 +4,6 @@ The rules are lines of ``data/rules.tsv``; the first that matches decides. Mangl
 their source spells them. A name that no rule knows stays ``unknown``: it is never folded into "no".
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from functools import cache, lru_cache

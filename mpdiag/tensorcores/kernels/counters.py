@@ -20,8 +20,6 @@ with the paths that it has. Sources, besides the profilers' own lists of metrics
   by 512.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The table of kernel names, from ``data/rules.tsv``, and the words that a name consists of."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from functools import cache

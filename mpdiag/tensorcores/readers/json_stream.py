@@ -5,12 +5,12 @@ Damaged values are counted and skipped, so that a trace that was cut off, or tha
 string, still yields its other events. Streaming libraries such as ijson stop at the first error.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re
 from typing import Any, TextIO
+
+from mpdiag.tensorcores.readers.tables import uncut
 
 WINDOW = 1 << 18
 """Characters read at a time."""
@@ -44,14 +44,7 @@ class JsonStream:
         """Read more text; False at the end of the file."""
         if self.ended:
             return False
-        try:
-            piece = self._file.read(WINDOW)
-        except (OSError, EOFError):  # a gzip file that was cut off
-            piece = ""
-        except Exception as error:  # zlib.error is not an OSError
-            if type(error).__name__ != "error":
-                raise
-            piece = ""
+        piece = uncut(self._file.read, WINDOW)
         self.ended = not piece
         self.text = self.text[self.at :] + piece
         self.at = 0

@@ -8,8 +8,6 @@ nvprof's tables (``--csv --print-gpu-trace``, and its summary, as ``--csv`` or a
 readers of their own.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -199,16 +197,14 @@ class KernelTableTrace(TraceReader):
         table = rows(self._path, self._delimiter)
         at = next(filter(None, map(columns, table)), None)
         if at is None:
-            message = f"{self._path} holds no table of kernels: record it again"
-            raise DamagedTrace(message)
+            raise DamagedTrace(f"{self._path} holds no table of kernels: record it again")
         kernels = 0
         counted_rows = at.at.keys() >= {"counter", "value"}
         for kernel in (self._summed if counted_rows else self._single)(table, at):
             kernels += 1
             yield kernel
         if not kernels:
-            message = f"{self._path} holds the header of a table of kernels but no kernel"
-            raise DamagedTrace(message)
+            raise DamagedTrace(f"{self._path} holds the header of a table of kernels but no kernel")
         if not at.timed:
             self.problems.append("the table has no times, so all shares of time are 0")
 
@@ -276,8 +272,7 @@ class NvprofTrace(TraceReader):
         header = next((row for row in table if is_nvprof_header(row)), None)
         units = next(table, None) if header is not None else None
         if header is None or units is None or len(units) != len(header):
-            message = f"{self._path} holds no nvprof table: record with nvprof --csv"
-            raise DamagedTrace(message)
+            raise DamagedTrace(f"{self._path} holds no nvprof table: record with nvprof --csv")
         at = {name: i for i, name in enumerate(header)}
         spent, name_at = at[_time_column(header)], at["Name"]
         lost = 0

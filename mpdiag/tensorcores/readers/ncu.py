@@ -3,8 +3,6 @@
 Also ``ncu --csv --page raw``, with a column for each metric and a row of units.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -39,13 +37,11 @@ class NcuTrace(TraceReader):
                 break
             flops += _flops_said(row)
         if header is None:
-            message = f"{self._path} holds no ncu table: record with ncu --csv"
-            raise DamagedTrace(message)
+            raise DamagedTrace(f"{self._path} holds no ncu table: record with ncu --csv")
         kernels = self._long if "Metric Name" in header else self._wide
         found = list(kernels(header, table))
         if not found:
-            message = f"{self._path} holds an ncu header but no kernel: record it again"
-            raise DamagedTrace(message)
+            raise DamagedTrace(f"{self._path} holds an ncu header but no kernel: record it again")
         if len(found) == len(flops) == 1:
             found = [found[0]._replace(flops=flops[0])]
         yield from found

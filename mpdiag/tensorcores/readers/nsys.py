@@ -1,7 +1,5 @@
 """Exports of Nsight Systems: ``nsys export --type sqlite``. Opened for reading only."""
 
-from __future__ import annotations
-
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -39,17 +37,15 @@ class NsysTrace(TraceReader):
     def _read(self, base: sqlite3.Connection) -> Iterator[Event]:
         tables = _tables_of(base)
         if any(table.startswith(_ROCPD) for table in tables):
-            message = (
+            raise DamagedTrace(
                 f"{self._path} is a database of rocprofv3 (rocpd), which is not read: record with "
                 "rocprofv3 --kernel-trace --output-format csv, or convert it with rocpd2csv"
             )
-            raise DamagedTrace(message)
         if _KERNELS not in tables or "StringIds" not in tables:
-            message = (
+            raise DamagedTrace(
                 f"{self._path} holds no kernels: record with nsys profile --trace=cuda, "
                 "then nsys export --type sqlite"
             )
-            raise DamagedTrace(message)
         self.devices = _devices(base, tables)
         self.tensor_active = _tensor_active(base, tables)
         columns = _columns_of(base, _KERNELS)

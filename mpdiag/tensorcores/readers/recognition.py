@@ -4,8 +4,6 @@ At most ``SEARCHED`` bytes are read for it, so that a file of another kind is re
 large it is.
 """
 
-from __future__ import annotations
-
 import gzip
 import os
 import re
@@ -62,8 +60,7 @@ def read(path: str | os.PathLike[str]) -> TraceReader:
             message = run_instead(place, "trace")
         raise InputError(message)
     if not place.is_file():
-        message = f"there is no trace {place}: name a file of {_PROGRAMS}"
-        raise InputError(message)
+        raise InputError(f"there is no trace {place}: name a file of {_PROGRAMS}")
     with place.open("rb") as file:
         packed = file.read(2) == GZIP
         file.seek(0)
@@ -76,8 +73,7 @@ def read(path: str | os.PathLike[str]) -> TraceReader:
             raise DamagedTrace(other)
         reader = _by_content(place, head, raw)
     if reader is None:
-        message = f"{place} {_what_it_is(place, head, packed=packed)}"
-        raise DamagedTrace(message)
+        raise DamagedTrace(f"{place} {_what_it_is(place, head, packed=packed)}")
     return reader
 
 

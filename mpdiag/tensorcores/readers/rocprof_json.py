@@ -5,8 +5,6 @@ One object, ``rocprofiler-sdk-tool``, holds a list with an object for each proce
 three by number. Names may follow the records, so runs are added up by number first.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -70,11 +68,10 @@ class RocprofJsonTrace(TraceReader):
                 f"left out {counted(self._damaged, 'damaged record')} of the trace"
             )
         if not found:
-            message = (
+            raise DamagedTrace(
                 f"{self._path} holds no kernels: record with rocprofv3 --kernel-trace "
                 "--output-format json"
             )
-            raise DamagedTrace(message)
         yield from found
 
     def _processes(self, stream: JsonStream, processes: list[_Process]) -> None:

@@ -1,12 +1,10 @@
 """Reads the CSV files of profilers: a preamble, quoted rows, numbers in many locales."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import io
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO, cast
@@ -60,17 +58,18 @@ def lines(file: TextIO, longest: int | None = None) -> Iterator[str]:
     A compressed file that was cut off ends where it was cut.
     """
     begun, longest = False, longest or LONGEST_FIELD
-    while line := _line(file, longest):
+    while line := uncut(file.readline, longest):
         whole = line.endswith("\n") or len(line) < longest
         if whole and not begun:
             yield line
         begun = not whole
 
 
-def _line(file: TextIO, longest: int) -> str:
+def uncut(read: Callable[[int], str], most: int) -> str:
+    """What is read of a text, so many characters at the most; "" where a gzip file was cut off."""
     try:
-        return file.readline(longest)
-    except (OSError, EOFError):  # a gzip file that was cut off
+        return read(most)
+    except (OSError, EOFError):
         return ""
     except Exception as error:  # zlib.error is not an OSError
         if type(error).__name__ != "error":

@@ -6,8 +6,6 @@ hold a dump of the environment, which is never kept and never shown.
 ``External id`` is not used because it is wrong in real traces.
 """
 
-from __future__ import annotations
-
 import gzip
 import io
 import math

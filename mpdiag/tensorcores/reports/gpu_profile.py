@@ -1,10 +1,8 @@
 """What ``mpdiag profile`` prints of a trace: the verdict, what is worth most, kernels by time."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
@@ -12,27 +10,13 @@ from rich.text import Text
 
 from mpdiag.display.wording import beginning, counted, kernel_label
 from mpdiag.reports.text.tables import EXPLAIN, Clipped, Fitted
+from mpdiag.tensorcores import summary
+from mpdiag.tensorcores.causes import JudgedOperation
+from mpdiag.tensorcores.profile_comparison import ProfileComparison
 from mpdiag.tensorcores.roofline import speedup
-from mpdiag.tensorcores.summary import (
-    GAPS,
-    LEAST,
-    MANY,
-    SHORT,
-    STEPS,
-    CauseGroup,
-    gap_rows,
-    percent,
-    rate_text,
-    step_rows,
-    summary_sentences,
-)
-
-if TYPE_CHECKING:
-    from mpdiag.tensorcores.causes import JudgedOperation
-    from mpdiag.tensorcores.profile_comparison import ProfileComparison
-    from mpdiag.tensorcores.timeline.sweep import Timeline
-    from mpdiag.tensorcores.trace_profile import KernelTime, Profile
-    from mpdiag.tensorcores.work.traced_operation import OperationTime
+from mpdiag.tensorcores.timeline.sweep import Timeline
+from mpdiag.tensorcores.trace_profile import KernelTime, Profile
+from mpdiag.tensorcores.work.traced_operation import OperationTime
 
 SHOWN = 10
 FEW = 4
@@ -69,11 +53,14 @@ def profile_text(profile: Profile, *, verbose: bool = False) -> RenderableType:
         Text(profile.verdict, style="bold green" if is_good(profile) else "bold yellow"),
         # That a trace was generated is never cut off.
         Clipped(Text(provenance(profile), style="dim"), 9 if verbose or profile.generated else 1),
-        *(Text(sentence) for sentence in summary_sentences(profile.eligibility, profile.timeline)),
+        *(
+            Text(sentence)
+            for sentence in summary.summary_sentences(profile.eligibility, profile.timeline)
+        ),
     ]
     groups = profile.cause_groups
     if not verbose:
-        groups = [g for g in groups if g.share >= LEAST][:SHOWN_CAUSES]
+        groups = [g for g in groups if g.share >= summary.LEAST][:SHOWN_CAUSES]
     for group in groups:
         parts.append(Text(group.sentence, style="bold cyan"))
         parts.append(_advice(group.advice))
@@ -114,7 +101,7 @@ _SAID = {
 
 
 def not_said(
-    profile: Profile, groups: Sequence[CauseGroup], *, notes: bool = False
+    profile: Profile, groups: Sequence[summary.CauseGroup], *, notes: bool = False
 ) -> list[dict[str, Any]]:
     """Findings that the groups of operations do not say already.
 
@@ -137,11 +124,16 @@ def _times(timeline: Timeline) -> list[RenderableType]:
     """Tables of steps and gaps."""
     parts: list[RenderableType] = []
     if timeline.steps:
-        table = Fitted(STEPS, "Steps", right=frozenset(STEPS[1:]), spare=("collective", "unknown"))
-        parts += [Text(""), _filled(table, step_rows(timeline))]
+        table = Fitted(
+            summary.STEPS,
+            "Steps",
+            right=frozenset(summary.STEPS[1:]),
+            spare=("collective", "unknown"),
+        )
+        parts += [Text(""), _filled(table, summary.step_rows(timeline))]
     if timeline.longest:
-        table = Fitted(GAPS, "Longest gaps", right=frozenset(GAPS[:2]), lead=3)
-        rows = [[*row[:-1], _short(kernel_label(row[-1]))] for row in gap_rows(timeline)]
+        table = Fitted(summary.GAPS, "Longest gaps", right=frozenset(summary.GAPS[:2]), lead=3)
+        rows = [[*row[:-1], _short(kernel_label(row[-1]))] for row in summary.gap_rows(timeline)]
         parts += [Text(""), _filled(table, rows)]
     return parts
 
@@ -178,7 +170,7 @@ def class_rows(change: ProfileComparison) -> list[list[str]]:
     return [
         [
             _WORDS[name],
-            *(percent(side[name]) for side in (change.before, change.now)),
+            *(summary.percent(side[name]) for side in (change.before, change.now)),
             *(f"{side[name] * side['time_us'] / 1000:.1f}" for side in (change.before, change.now)),
         ]
         for name in shown
@@ -212,7 +204,7 @@ def provenance(profile: Profile) -> str:
     return (
         f"{Path(profile.path).name}: {profile.source}, {device}, "
         f"{profile.kernel_time_us / 1000:.1f} ms in kernels, "
-        f"{percent(profile.linked_fraction)} linked to operations"
+        f"{summary.percent(profile.linked_fraction)} linked to operations"
         + (f"; {profile.generated}" if profile.generated else "")
     )
 
@@ -283,10 +275,10 @@ def _operation_row(members: list[JudgedOperation], whole: float) -> list[str]:
         modules,
         " × ".join(str(n or "?") for n in (work.m, work.n, work.k)) if work and work.m else "",
         o.dtype or "",
-        percent(sum(j.operation.time_us for j in members) / whole if whole else 0.0),
-        rate_text(first.rate) if len(members) == 1 else "",
-        f"{bound:.2f}×" if bound < MANY else "–",
-        SHORT.get(first.cause, first.cause.replace("_", " ")),
+        summary.percent(sum(j.operation.time_us for j in members) / whole if whole else 0.0),
+        summary.rate_text(first.rate) if len(members) == 1 else "",
+        f"{bound:.2f}×" if bound < summary.MANY else "–",
+        summary.SHORT.get(first.cause, first.cause.replace("_", " ")),
         first.fix,
     ]
 
@@ -327,7 +319,7 @@ def _kernel_row(places: list[KernelTime], whole: float) -> list[str]:
     return [
         _short(kernel_label(first.name), 60),
         f"{sum(k.calls for k in places):,}",
-        percent(sum(k.time_us for k in places) / whole if whole else 0.0),
+        summary.percent(sum(k.time_us for k in places) / whole if whole else 0.0),
         where,
         facts.instruction,
         facts.dtype,

@@ -1,9 +1,7 @@
 """Shows the result of ``mpdiag profile``: of a GPU's trace, of a CPU, or of several ranks."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
@@ -11,15 +9,12 @@ from rich.text import Text
 
 from mpdiag.reports import next_commands, terminal
 from mpdiag.reports.text.tables import COLOURS, EXPLAIN, Fitted
-from mpdiag.tensorcores.cpu.matrix_unit import UNITS
+from mpdiag.tensorcores.cpu.matrix_unit import UNITS, CpuProfile
+from mpdiag.tensorcores.profile_comparison import ProfileComparison
 from mpdiag.tensorcores.reports.gpu_profile import change_text, profile_text
 from mpdiag.tensorcores.summary import milliseconds, percent
+from mpdiag.tensorcores.timeline.ranks import RankComparison
 from mpdiag.tensorcores.trace_profile import Profile
-
-if TYPE_CHECKING:
-    from mpdiag.tensorcores.cpu.matrix_unit import CpuProfile
-    from mpdiag.tensorcores.profile_comparison import ProfileComparison
-    from mpdiag.tensorcores.timeline.ranks import RankComparison
 
 
 def show_profile(

@@ -5,8 +5,6 @@ gains most, the kernels, and what changed since an earlier trace.
 Of several ranks: who is slowest, and what each rank did.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path

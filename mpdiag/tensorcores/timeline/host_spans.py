@@ -9,18 +9,14 @@
 ============  ===================================================================================
 """
 
-from __future__ import annotations
-
 import math
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
-if TYPE_CHECKING:
-    from mpdiag.tensorcores.events import HostSpan
-
+from mpdiag.tensorcores.events import HostSpan
 
 GapCause = Literal["host", "wait", "loader", "queued", "unknown"]
 GAP_CAUSES: tuple[GapCause, ...] = ("host", "wait", "loader", "queued", "unknown")

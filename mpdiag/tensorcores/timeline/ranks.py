@@ -5,22 +5,18 @@ is the one with the most time outside of exposed collectives (computing, copying
 wait for it inside of theirs.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mpdiag.errors import UsageError
 from mpdiag.files.documents import finite
 from mpdiag.tensorcores.summary import milliseconds
-
-if TYPE_CHECKING:
-    from mpdiag.tensorcores.timeline.sweep import Timeline, Window
-    from mpdiag.tensorcores.trace_profile import Profile
+from mpdiag.tensorcores.timeline.sweep import Timeline, Window
+from mpdiag.tensorcores.trace_profile import Profile
 
 SCHEMA_VERSION = 1
 ALIKE = 0.2
@@ -150,8 +146,7 @@ def compare_ranks(profiles: Sequence[Profile]) -> RankComparison:
         n for n in names[0] if n in common
     ]
     if not later:
-        message = "the traces share no step: record the same steps on every rank"
-        raise UsageError(message)
+        raise UsageError("the traces share no step: record the same steps on every rank")
     lengths = {n: max(_step(t, n).wall_us for t in timelines.values()) for n in later}
     name = sorted(later, key=lambda n: lengths[n])[(len(later) - 1) // 2]
     chosen = {path: _step(timeline, name) for path, timeline in timelines.items()}
@@ -174,10 +169,9 @@ def _step(timeline: Timeline, name: str) -> Window:
 
 def _timeline(profile: Profile) -> Timeline:
     if profile.timeline is None:
-        message = (
+        raise UsageError(
             f"{profile.path} does not say when its kernels ran, so its steps cannot be compared"
         )
-        raise UsageError(message)
     return profile.timeline
 
 
@@ -187,11 +181,10 @@ def _rank(profile: Profile) -> int:
         return profile.rank
     found = _RANK.search(Path(profile.path).name)
     if found is None:
-        message = (
+        raise UsageError(
             f"{profile.path} does not say which rank recorded it: name the files rank0.json, "
             "rank1.json and so on"
         )
-        raise UsageError(message)
     return int(found[1])
 
 
@@ -210,8 +203,7 @@ def _refuse_mixes(profiles: Sequence[Profile], ranks: dict[str, int]) -> None:
         seen[rank] = profile.path
         why = _unlike(first, profile)
         if why:
-            message = f"{first.path} and {profile.path} are not of one run: {why}"
-            raise UsageError(message)
+            raise UsageError(f"{first.path} and {profile.path} are not of one run: {why}")
 
 
 def _unlike(a: Profile, b: Profile) -> str:

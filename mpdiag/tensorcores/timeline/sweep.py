@@ -1,7 +1,5 @@
 """One pass over what a GPU did and when: how long it worked, on what, and why it did not."""
 
-from __future__ import annotations
-
 import heapq
 import math
 from collections import defaultdict
@@ -17,14 +15,7 @@ from mpdiag.tensorcores.collected import PORTION, Collected
 from mpdiag.tensorcores.events import HostSpan
 from mpdiag.tensorcores.kernels.classification import classify
 from mpdiag.tensorcores.roofline import speedup
-from mpdiag.tensorcores.timeline.host_spans import (
-    GAP_CAUSES,
-    Gap,
-    GapCause,
-    HostCalls,
-    StepMarks,
-    find_steps,
-)
+from mpdiag.tensorcores.timeline import host_spans
 
 COPY, COLLECTIVE = "copy", "collective"
 """Kinds of activity besides the verdicts of kernels."""
@@ -109,7 +100,7 @@ class Window:
     compute_us: float
     exposed_us: float
     copying_us: float
-    gaps: dict[GapCause, float]
+    gaps: dict[host_spans.GapCause, float]
 
     @property
     def wall_us(self) -> float:
@@ -181,13 +172,13 @@ class Timeline:
 
     whole: Window
     steps: tuple[Window, ...]
-    marks: StepMarks
+    marks: host_spans.StepMarks
     streams: tuple[Stream, ...]
-    gaps: tuple[Gap, ...]
+    gaps: tuple[host_spans.Gap, ...]
     spans_left_out: bool = False
 
     @property
-    def longest(self) -> tuple[Gap, ...]:
+    def longest(self) -> tuple[host_spans.Gap, ...]:
         """The gaps to list."""
         return self.gaps[:LONGEST]
 
@@ -243,7 +234,7 @@ def make_timeline(
     Returns:
         None where there are no activities.
     """
-    sweep = _Sweep(find_steps(spans), HostCalls(spans))
+    sweep = _Sweep(host_spans.find_steps(spans), host_spans.HostCalls(spans))
     for activity in activities:
         sweep.take(activity)
     return sweep.finish(spans_left_out=spans_left_out)
@@ -277,7 +268,9 @@ class _Open:
     start: float
     begun: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
     kernels: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    gaps: dict[GapCause, float] = field(default_factory=lambda: dict.fromkeys(GAP_CAUSES, 0.0))
+    gaps: dict[host_spans.GapCause, float] = field(
+        default_factory=lambda: dict.fromkeys(host_spans.GAP_CAUSES, 0.0)
+    )
 
     def closed(self, end: float, now: tuple[float, float, float, float]) -> Window:
         busy, collective, compute, either = (b - a for a, b in zip(self.begun, now, strict=True))
@@ -308,7 +301,7 @@ class _Lane:
 class _Sweep:
     """Adds activities up, one after the other."""
 
-    def __init__(self, marks: StepMarks, calls: HostCalls) -> None:
+    def __init__(self, marks: host_spans.StepMarks, calls: host_spans.HostCalls) -> None:
         self._marks = marks
         self._calls = calls
         self._busy, self._collective, self._compute, self._either = (_Union() for _ in range(4))
@@ -319,7 +312,7 @@ class _Sweep:
         self._closed: dict[int, Window] = {}
         self._step_end = 0.0
         self._lanes: dict[int | str | None, _Lane] = defaultdict(_Lane)
-        self._longest: list[tuple[float, int, Gap]] = []
+        self._longest: list[tuple[float, int, host_spans.Gap]] = []
         self._gaps = 0
         self._last = ""
 
@@ -375,7 +368,7 @@ class _Sweep:
             self._closed[max(self._closed)].gaps[cause] += length
         self._gaps += 1
         if len(self._longest) < KEPT or length > self._longest[0][0]:
-            gap = Gap(reach, activity.start_us, cause, self._last, activity.name, host)
+            gap = host_spans.Gap(reach, activity.start_us, cause, self._last, activity.name, host)
             heapq.heappush(self._longest, (length, -self._gaps, gap))
             if len(self._longest) > KEPT:
                 heapq.heappop(self._longest)

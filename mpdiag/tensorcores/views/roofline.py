@@ -6,8 +6,6 @@ limits it, right of it the units that multiply (Williams, Waterman and Patterson
 Winograd's or an FFT's shortcut may stand above a roof, and one that reads twice below.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass

@@ -1,9 +1,8 @@
 """Eligible against used, and the time of each step: from the document of ``mpdiag profile --json``."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -13,6 +12,7 @@ from mpdiag.display.colors import GREY, PURPLE, SKY, VERDICT_COLORS, YELLOW
 from mpdiag.display.wording import beginning, counted, in_figure, percent
 from mpdiag.reports.picture import Picture
 from mpdiag.reports.plotting import empty, figure, layer_axis, row_height
+from mpdiag.reports.receipts import texts_in
 from mpdiag.tensorcores.summary import CAUSES, IDLE, milliseconds
 from mpdiag.tensorcores.summary import percent as one_decimal
 
@@ -46,15 +46,14 @@ LEAST_PART = 1e-3
 # -- receipts --------------------------------------------------------------------------------------
 
 
+TEXTS = texts_in(Path(__file__).with_name("receipts.txt"))
+"""The lines of receipts, by name."""
+
+
 def receipt(run: str, lines: str) -> str:
     """A receipt: lines that leave ``frame``, from a run's ``profile``."""
-    return f"""\
-import json
-from pathlib import Path
-import pandas as pd
-
-profile = json.loads(Path({run + "/profile.json"!r}).read_text())
-{lines}"""
+    path = repr(f"{run}/profile.json")
+    return TEXTS["profile"].substitute(path=path, lines=lines.removesuffix("\n"))
 
 
 def table_receipt(
@@ -192,23 +191,8 @@ def causes(run: str, profile: Mapping[str, Any]) -> Picture:
         f"that time vanished. Together {one_decimal(shares)}{together}.",
         cause_figure(frame),
         frame,
-        receipt(run, _CAUSE_LINES),
+        receipt(run, TEXTS["causes"].template),
     )
-
-
-_CAUSE_LINES = """\
-if profile.get("causes"):
-    frame = pd.DataFrame(profile["causes"]).rename(columns={
-        "cause": "code", "label": "cause", "fraction": "share", "amdahl_bound": "bound"})
-else:
-    rows = pd.DataFrame(profile["operations"])
-    rows = rows[rows["fix"].fillna("").ne("") & (rows["amdahl_bound"].fillna(2.0) > 1)]
-    times = rows.groupby("cause")["time_us"]
-    frame = pd.DataFrame({"operations": times.size(), "time_us": times.sum()})
-    frame["share"] = frame["time_us"] / profile["kernel_time_us"]
-    frame["bound"] = 1 / (1 - frame["share"])
-    frame = frame.sort_values("share", ascending=False).reset_index(names="code")
-"""
 
 
 # -- eligible and used -----------------------------------------------------------------------------
@@ -347,14 +331,6 @@ def step_figure(frame: pd.DataFrame) -> go.Figure:
     return fig.update_yaxes(title="time (ms)").figure()
 
 
-_STEP_LINES = """\
-steps = profile["timeline"]["steps"]
-frame = pd.DataFrame(
-    [{"step": step["name"], "wall_us": step["wall_us"], "idle": step["idle_us"]} for step in steps]
-)
-"""
-
-
 def _step_caption(frame: pd.DataFrame) -> str:
     """How long the steps are, and how they were measured."""
     idle = frame["idle"].sum() / frame["wall_us"].sum() if frame["wall_us"].sum() > 0 else math.nan
@@ -398,5 +374,5 @@ def use_pictures(run: str, profile: Mapping[str, Any]) -> Iterator[Picture]:
             _step_caption(steps),
             step_figure(steps),
             steps,
-            receipt(run, _STEP_LINES),
+            receipt(run, TEXTS["steps"].template),
         )

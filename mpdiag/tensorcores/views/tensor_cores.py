@@ -1,29 +1,19 @@
 """What ran on Tensor Cores: the document that ``mpdiag profile --json`` prints, kept as profile.json."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 import plotly.graph_objects as go
 
 from mpdiag.display.colors import VERDICT_COLORS
 from mpdiag.display.wording import beginning, counted, in_figure, kernel_label, percent
+from mpdiag.reports.contents import RunContents
 from mpdiag.reports.picture import Picture, View
 from mpdiag.reports.plotting import empty, figure, layer_axis, row_height
 from mpdiag.tensorcores.summary import milliseconds
+from mpdiag.tensorcores.views import tensor_core_use
 from mpdiag.tensorcores.views.roofline import roofline
-from mpdiag.tensorcores.views.tensor_core_use import (
-    cause_frame,
-    causes,
-    receipt,
-    table_receipt,
-    use_pictures,
-)
-
-if TYPE_CHECKING:
-    from mpdiag.reports.contents import RunContents
 
 LABEL = 44
 """Characters of a kernel's name beside an axis."""
@@ -260,13 +250,6 @@ def kernel_figure(
 # -- pictures --------------------------------------------------------------------------------------
 
 
-_VERDICT_LINES = """\
-rows = pd.DataFrame(profile["{rows}"])
-frame = rows.groupby("verdict")["time_us"].sum().reset_index()
-frame["share"] = frame["time_us"] / frame["time_us"].sum()
-"""
-
-
 def verdicts(run: str, profile: Mapping[str, Any]) -> Picture:
     """Time by verdict."""
     frame = verdict_frame(profile)
@@ -281,8 +264,8 @@ def verdicts(run: str, profile: Mapping[str, Any]) -> Picture:
             f"Of {_spent(frame)} in operators; where matrix work ran is from oneDNN's own log."
         )
     figure_ = verdict_figure(frame, unit_names(profile))
-    lines = _VERDICT_LINES.format(rows=rows)
-    return Picture("verdicts", title, caption, figure_, frame, receipt(run, lines))
+    lines = tensor_core_use.TEXTS["verdicts"].substitute(rows=rows)
+    return Picture("verdicts", title, caption, figure_, frame, tensor_core_use.receipt(run, lines))
 
 
 def _spent(frame: pd.DataFrame) -> str:
@@ -301,7 +284,7 @@ def kernels(run: str, profile: Mapping[str, Any]) -> Picture:
         rest = (
             f"{_spent(frame)} in oneDNN's own log, which leaves out what oneDNN does not compute."
         )
-    lines = table_receipt(
+    lines = tensor_core_use.table_receipt(
         run,
         "kernels",
         ["name", "calls", "time_us", "verdict", "share"],
@@ -314,9 +297,9 @@ def kernels(run: str, profile: Mapping[str, Any]) -> Picture:
 def pictures(run: str, profile: Mapping[str, Any]) -> Iterator[Picture]:
     """What reports show of a profile."""
     yield verdicts(run, profile)
-    if not cause_frame(profile).empty:
-        yield causes(run, profile)
-    yield from use_pictures(run, profile)
+    if not tensor_core_use.cause_frame(profile).empty:
+        yield tensor_core_use.causes(run, profile)
+    yield from tensor_core_use.use_pictures(run, profile)
     yield kernels(run, profile)
     yield roofline(run, profile, unit_names(profile))
 

@@ -1,10 +1,8 @@
 """One step of a GPU on the clock: what ran on each stream, and when nothing did."""
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 import plotly.graph_objects as go
@@ -13,12 +11,10 @@ from mpdiag.display.colors import BLUE, GREY, PURPLE, SKY, VERDICT_COLORS, YELLO
 from mpdiag.display.wording import beginning, counted, in_figure, kernel_label
 from mpdiag.reports.picture import Picture
 from mpdiag.reports.plotting import Drawing, empty, figure, layer_axis
+from mpdiag.tensorcores.opened_trace import StepPieces
 from mpdiag.tensorcores.summary import IDLE, milliseconds, percent
 from mpdiag.tensorcores.timeline.host_spans import Gap
-from mpdiag.tensorcores.views.tensor_core_use import HATCHES
-
-if TYPE_CHECKING:
-    from mpdiag.tensorcores.opened_trace import StepPieces
+from mpdiag.tensorcores.views.tensor_core_use import HATCHES, TEXTS
 
 PIXELS = 1200
 """Of a step's length: neighbours of one kind that are nearer than one of them are drawn as one."""
@@ -174,18 +170,8 @@ def timeline_caption(work: StepPieces) -> str:
 
 def timeline_receipt(path: str, work: StepPieces) -> str:
     """Receipt of the pieces of a step, of a trace of torch.profiler."""
-    return f"""\
-import gzip, json
-import pandas as pd
-
-path = {path!r}  # of torch.profiler: other traces have other forms
-with (gzip.open(path, "rt") if path.endswith(".gz") else open(path)) as file:
-    events = pd.DataFrame(json.load(file)["traceEvents"])
-events = events[events["cat"].isin(["kernel", "gpu_memcpy", "gpu_memset"])]
-step = (events["ts"] >= {work.step.start_us!r}) & (events["ts"] < {work.step.end_us!r})
-frame = events[step].rename(columns={{"ts": "start_us", "dur": "duration_us"}})
-frame = frame[["name", "start_us", "duration_us"]].sort_values("start_us", ignore_index=True)
-"""
+    start, end = work.step.start_us, work.step.end_us
+    return TEXTS["timeline"].substitute(path=repr(path), start=start, end=end)
 
 
 def timeline(path: str, work: StepPieces, gaps: Sequence[Gap], words: Mapping[str, str]) -> Picture:
@@ -261,16 +247,5 @@ def ranks(document: Mapping[str, Any]) -> Picture:
         f"is ready early waits in them for rank {document['slowest']}.",
         rank_figure(frame),
         frame,
-        _RANK_RECEIPT,
+        TEXTS["ranks"].template,  # it runs the command that prints the same
     )
-
-
-_RANK_RECEIPT = """\
-import json, subprocess
-import pandas as pd
-
-words = ["mpdiag", "profile", "rank0.json.gz", "rank1.json.gz", "--json"]  # the traces opened here
-found = json.loads(subprocess.run(words, capture_output=True, text=True).stdout)
-frame = pd.DataFrame(found["ranks"])
-"""
-"""Receipt of ``rank_frame``: it runs the command that prints the same."""

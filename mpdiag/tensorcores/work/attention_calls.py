@@ -7,8 +7,6 @@ number, the longest and the sum, but not each length. Attention over a paged cac
 flex_attention, whose mask is a program, are not known.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 

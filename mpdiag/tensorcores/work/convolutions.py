@@ -1,7 +1,5 @@
 """Convolutions as a trace records them: the positions of each operation's arguments."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -17,8 +17,6 @@ FLOP are those the operation calls for, whatever algorithm the kernel uses. Byte
 must be moved: each operand once.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

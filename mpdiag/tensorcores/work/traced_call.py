@@ -1,16 +1,12 @@
 """The arguments of one call as a trace records them, checked before use."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mpdiag.hardware.alignment import dtype_name
-
-if TYPE_CHECKING:
-    from mpdiag.tensorcores.work.products import Shape
+from mpdiag.tensorcores.work.products import Shape
 
 _LARGEST = 2**40  # a size beyond this is damage, not a shape
 

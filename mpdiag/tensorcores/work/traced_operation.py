@@ -5,8 +5,6 @@ positions of their arguments. The input of ``matrix_work`` comes from a file and
 implausible shape gives None, never an exception.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

@@ -6,15 +6,14 @@ import math
 import random
 
 import pytest
+from calls import printed
 from seed_runs import make_run
-from support import record_and_train
 
 import mpdiag
 from mpdiag.analysis.comparison.compare import compare_groups
 from mpdiag.analysis.comparison.groups import SeedGroup, SeedTraining, read_group, save_baseline
 from mpdiag.analysis.comparison.models import KnownModel, relate_models
 from mpdiag.errors import UsageError
-from mpdiag.reports import terminal
 from mpdiag.reports.text.comparison import comparison_text
 from mpdiag.tracing.fingerprint import ModelFingerprint
 
@@ -23,20 +22,14 @@ HIGHER = {"accuracy": True, "F1": True, "reward": True, "final loss": False}
 
 def group(name, seeds, *, diverged=0, model=None, paired=False):
     """A side: a dict of metrics for each seed; the last ``diverged`` ones diverged."""
-    return SeedGroup(
-        name,
-        tuple(
-            SeedTraining(
-                f"{name}{i}",
-                i if paired else None,
-                metrics,
-                HIGHER,
-                diverged=i >= len(seeds) - diverged,
-                model=model or KnownModel(),
-            )
-            for i, metrics in enumerate(seeds)
-        ),
-    )
+    model, first = model or KnownModel(), len(seeds) - diverged
+    trainings = [
+        SeedTraining(
+            f"{name}{i}", i if paired else None, m, HIGHER, diverged=i >= first, model=model
+        )
+        for i, m in enumerate(seeds)
+    ]
+    return SeedGroup(name, tuple(trainings))
 
 
 def accuracies(*values):
@@ -47,9 +40,14 @@ def codes(comparison):
     return [f.code for f in comparison.findings]
 
 
+def text_of(comparison):
+    return " ".join(printed(comparison_text(comparison)).split())
+
+
 def test_trainings_of_unequal_length_are_a_finding(tmp_path):
-    record_and_train(tmp_path / "first", tmp_path / "second")
-    assert "lengths-differ" in codes(mpdiag.compare(tmp_path / "first", tmp_path / "second"))
+    make_run(tmp_path / "a", losses=[3.0, 2.0, 1.0])
+    make_run(tmp_path / "b", losses=[3.0])
+    assert "lengths-differ" in codes(mpdiag.compare(tmp_path / "a", tmp_path / "b"))
 
 
 # -- divergence ------------------------------------------------------------------------------------
@@ -59,19 +57,14 @@ def test_trainings_of_unequal_length_are_a_finding(tmp_path):
 def test_equal_sides_are_seldom_called_different_where_one_in_ten_diverges(seeds, paired):
     """A single diverged training on one side made them different whatever the statistics: 41-65 %."""
     draw, rounds = random.Random(seeds), 60
+
+    def seed():
+        accuracy = math.nan if draw.random() < 0.1 else draw.gauss(0.9, 0.004)
+        return {"accuracy": accuracy, "final loss": draw.gauss(0.3, 0.01)}
+
     wrong = 0
     for _ in range(rounds):
-        sides = [
-            [
-                {
-                    "accuracy": math.nan if draw.random() < 0.1 else draw.gauss(0.9, 0.004),
-                    "final loss": draw.gauss(0.3, 0.01),
-                }
-                for _ in range(seeds)
-            ]
-            for _ in range(2)
-        ]
-        a, b = (group(n, s, paired=paired) for n, s in zip("ab", sides, strict=True))
+        a, b = (group(name, [seed() for _ in range(seeds)], paired=paired) for name in "ab")
         wrong += compare_groups(a, b).verdict == "different"
     assert wrong / rounds <= 0.05
 
@@ -97,27 +90,20 @@ def test_b_diverging_more_often_is_never_equivalent_and_fails_a_strict_job():
 
 def test_all_seeds_against_none_are_different():
     a = group("a", accuracies(0.9, 0.91, 0.9))
-    b = group("b", accuracies(math.nan, math.nan, math.nan))
-    found = compare_groups(a, b)
-    assert found.verdict == "different"
+    found = compare_groups(a, group("b", accuracies(math.nan, math.nan, math.nan)))
+    assert (found.verdict, codes(found)) == ("different", ["diverges-more"])
     assert found.divergence.p_value == pytest.approx(1 / 32)
     assert "the rates are different" in found.findings[0].message
-    assert codes(found) == ["diverges-more"]
 
 
-def test_rates_and_intervals_stand_in_the_json_and_in_the_text(capsys):
+def test_rates_and_intervals_stand_in_the_json_and_in_the_text():
     a = group("a", accuracies(0.9, 0.91, 0.9))
-    b = group("b", accuracies(0.9, 0.9, math.nan))
-    found = compare_groups(a, b)
+    found = compare_groups(a, group("b", accuracies(0.9, 0.9, math.nan)))
     stored = found.to_json()["divergence"]
-    assert stored["b"]["rate"] == pytest.approx(1 / 3)
-    assert stored["b"]["low"] == pytest.approx(0.0084, abs=1e-4)
-    assert stored["a"]["high"] == pytest.approx(0.7076, abs=1e-4)
     assert (stored["verdict"], stored["seeds_to_decide"]) == ("inconclusive", 19)
-    from mpdiag.reports import terminal
-
-    terminal.show(comparison_text(found))
-    text = " ".join(capsys.readouterr().out.split())
+    figures = stored["b"]["rate"], stored["b"]["low"], stored["a"]["high"]
+    assert figures == pytest.approx((1 / 3, 0.0084, 0.7076), abs=1e-4)
+    text = text_of(found)
     assert "b diverged in 1 of 3 trainings" in text
     assert "Boschloo's exact test p = 0.6" in text
     assert "nan" not in text
@@ -133,16 +119,20 @@ def test_a_training_that_diverged_counts_although_its_accuracy_is_a_number():
 
 
 def test_which_trainings_count_as_diverged(tmp_path):
-    make_run(tmp_path / "0", losses=[2.0, 1.0], metric=0.9)
-    make_run(tmp_path / "1", losses=[2.0, math.nan], metric=0.1)
-    make_run(tmp_path / "2", losses=[2.0, None], state="failed")  # ended on skipped steps
-    make_run(tmp_path / "3", losses=[2.0, 1.0], state="failed")  # a crash of another kind
-    make_run(tmp_path / "4", losses=[2.0, 1.0], notes=[{"stopped": "8 steps were skipped"}])
-    make_run(tmp_path / "5", losses=[2.0, None, 1.0], metric=0.9)
-    make_run(tmp_path / "6", losses=[None, None], state="failed")  # nothing but skipped steps
+    made = [
+        ({"losses": [2.0, 1.0], "metric": 0.9}, False),
+        ({"losses": [2.0, math.nan], "metric": 0.1}, True),
+        ({"losses": [2.0, None], "state": "failed"}, True),  # ended on skipped steps
+        ({"losses": [2.0, 1.0], "state": "failed"}, False),  # a crash of another kind
+        ({"losses": [2.0, 1.0], "notes": [{"stopped": "8 steps were skipped"}]}, True),
+        ({"losses": [2.0, None, 1.0], "metric": 0.9}, False),
+        ({"losses": [None, None], "state": "failed"}, True),  # nothing but skipped steps
+    ]
+    for i, (of, _) in enumerate(made):
+        make_run(tmp_path / str(i), **of)
     found = read_group(tmp_path)
     diverged = {t.name: t.diverged for t in found.trainings}
-    assert [diverged[str(i)] for i in range(7)] == [False, True, True, False, True, False, True]
+    assert diverged == {str(i): expected for i, (_, expected) in enumerate(made)}
     save_baseline(found, tmp_path / "baseline.json")
     stored = read_group(tmp_path / "baseline.json")
     assert {t.name: t.diverged for t in stored.trainings} == diverged
@@ -163,11 +153,10 @@ def test_a_metric_that_a_diverged_training_lacks_is_compared_still(tmp_path):
 
 
 def test_accuracies_of_990_and_975_are_not_equal():
-    a = group("a", accuracies(0.990, 0.9901, 0.9899, 0.9902))
-    b = group("b", accuracies(0.975, 0.9751, 0.9749, 0.9752))
+    values = (0.990, 0.9901, 0.9899, 0.9902)
+    a, b = (group(n, accuracies(*(v - by for v in values))) for n, by in (("a", 0.0), ("b", 0.015)))
     assert compare_groups(a, b).verdict == "different"
-    (metric,) = compare_groups(a, b).metrics
-    assert metric.margin.kind == "score"
+    assert [m.margin.kind for m in compare_groups(a, b).metrics] == ["score"]
     assert compare_groups(a, b, margin={"accuracy": 0.02}).verdict == "equivalent"
 
 
@@ -187,18 +176,11 @@ def test_how_much_of_an_unknown_metric_matters_is_asked():
 def test_several_metrics_are_judged_at_one_level():
     """Two of three are not: the third has to be clear at a third of the level."""
     draw = random.Random(0)
-
-    def side(shift):
-        return [
-            {
-                "accuracy": 0.9 + 0.003 * draw.gauss(0, 1) + shift,
-                "F1": 0.8 + 0.05 * draw.gauss(0, 1),
-                "final loss": 1 + 0.2 * draw.gauss(0, 1),
-            }
-            for _ in range(6)
-        ]
-
-    a, b = group("a", side(0.0)), group("b", side(0.0))
+    spreads = {"accuracy": (0.9, 0.003), "F1": (0.8, 0.05), "final loss": (1.0, 0.2)}
+    a, b = (
+        group(name, [{m: draw.gauss(*of) for m, of in spreads.items()} for _ in range(6)])
+        for name in "ab"
+    )
     alphas = [m.result.alpha for m in compare_groups(a, b).metrics]
     assert alphas == pytest.approx([0.05 / 3] * 3)
     (alone,) = compare_groups(a, b, metric="accuracy").metrics
@@ -216,32 +198,30 @@ def known(fingerprint=None, kind="", parameters=0):
     return KnownModel(fingerprint, kind, parameters)
 
 
-def test_two_different_models_are_said_first(capsys):
-    sides = [
+def test_two_different_models_are_said_first():
+    a, b = (
         group(name, accuracies(0.9, 0.9001, math.nan), model=known(model))
         for name, model in (("a", CONVOLUTIONS), ("b", ATTENTION))
-    ]
-    found = compare_groups(*sides)
-    assert found.findings[0].code == "different-models"
-    assert found.findings[0].severity == "warning"
+    )
+    found = compare_groups(a, b)
+    assert (found.findings[0].code, found.findings[0].severity) == ("different-models", "warning")
     assert found.to_json()["different_models"] is True
-    from mpdiag.reports import terminal
-
-    terminal.show(comparison_text(found))
-    out = capsys.readouterr().out
-    assert out.startswith("a and b are trainings of two different models: one with conv0")
-    assert out.count("two different models") == 1
+    text = text_of(found)
+    assert text.startswith("a and b are trainings of two different models: one with conv0")
+    assert text.count("two different models") == 1
     with pytest.raises(UsageError, match="two different models"):
-        compare_groups(sides[0], group("c", [{"reward": 1.0}], model=known(ATTENTION)))
+        compare_groups(a, group("c", [{"reward": 1.0}], model=known(ATTENTION)))
 
 
-def test_an_edited_model_is_a_note():
-    a = group("a", accuracies(0.9, 0.9), model=known(CONVOLUTIONS))
+def test_an_edited_model_is_a_note_and_a_baseline_knows_its_model(tmp_path):
+    a = group("a", accuracies(0.9, 0.9), model=known(CONVOLUTIONS, "Net", 100))
     b = group("b", accuracies(0.9, 0.9), model=known(EDITED))
     (finding,) = compare_groups(a, b).findings
     assert (finding.code, finding.severity) == ("models-differ", "info")
     assert "new: head" in finding.message
     assert compare_groups(a, a).findings == ()
+    save_baseline(a, tmp_path / "baseline.json")
+    assert read_group(tmp_path / "baseline.json").model == a.model
 
 
 def test_without_names_class_and_size_must_both_differ():
@@ -255,18 +235,11 @@ def test_without_names_class_and_size_must_both_differ():
     assert found.words == "Net with 100 parameters and Vit with 500 parameters"
 
 
-def test_a_baseline_knows_its_model(tmp_path):
-    a = group("a", accuracies(0.9, 0.9), model=known(CONVOLUTIONS, "Net", 100))
-    save_baseline(a, tmp_path / "baseline.json")
-    assert read_group(tmp_path / "baseline.json").model == a.model
-
-
-def test_a_training_beside_itself_is_said_to_be_one(tmp_path, capsys):
+def test_a_training_beside_itself_is_said_to_be_one(tmp_path):
     make_run(tmp_path / "run", losses=[1.0, 0.5], metric=0.9)
     (tmp_path / "link").symlink_to(tmp_path / "run")
     for other in ("run", "link"):
         found = mpdiag.compare(tmp_path / "run", tmp_path / other)
         assert codes(found)[0] == "same-sides"
         assert "metric-inconclusive" not in codes(found)  # more seeds of it would show nothing
-    terminal.show(comparison_text(found))
-    assert capsys.readouterr().out.startswith("both sides are ")
+    assert text_of(found).startswith("both sides are ")

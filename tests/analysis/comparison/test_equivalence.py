@@ -10,13 +10,12 @@ import random
 import mpmath
 import numpy as np
 import pytest
-import torch
+from calls import run
 from hypothesis import given
 from hypothesis import strategies as st
-from recorded_steps import loss_of_network, record_steps
+from made_runs import write_log
+from row_buffer import write_rows
 from seed_runs import make_run
-from support import backoff, batch, network
-from torch import nn
 
 import mpdiag
 from mpdiag.analysis import run_statistics
@@ -30,7 +29,6 @@ from mpdiag.errors import DamagedRun, RunNotFound, UsageError
 from mpdiag.numerics.students_t import t_cdf, t_quantile
 from mpdiag.reports.text.comparison import draw_interval
 from mpdiag.runs.run import Run
-from mpdiag.runs.training_log import LogWriter, TrainingStep
 
 scipy_stats = pytest.importorskip("scipy.stats", reason="SciPy is the oracle; pip install scipy")
 
@@ -94,10 +92,16 @@ def test_the_number_of_seeds_decides_four_times_out_of_five(difference, margin, 
     assert 0.73 <= share(verdict, seeds, difference, margin, paired=paired) <= 0.92
 
 
-def test_of_values_that_are_not_finite_no_mean_is_judged():
+def test_what_is_no_mean_is_not_judged_and_no_margin_is_refused():
     """How often a side diverges is a rate, and is compared as one (test_rates.py)."""
-    assert judge_equivalence([1.0, 2.0], [1.0, math.nan], 1.0).verdict == "inconclusive"
-    assert judge_equivalence([math.inf, 2.0], [1.0, math.nan], 1.0).verdict == "inconclusive"
+    for a, b in ([1.0, 2.0], [1.0, math.nan]), ([math.inf, 2.0], [1.0, math.nan]):
+        assert judge_equivalence(a, b, 1.0).verdict == "inconclusive"
+    single = judge_equivalence([1.0], [1.0], 0.5)
+    assert (single.verdict, single.seeds_to_decide) == ("inconclusive", None)
+    assert (single.low, single.high) == (-math.inf, math.inf)
+    for margin in (0.0, -1.0, math.nan, math.inf):
+        with pytest.raises(UsageError, match="margin"):
+            judge_equivalence([1.0, 2.0], [1.0, 2.0], margin)
 
 
 @given(
@@ -116,27 +120,24 @@ def test_the_p_values_are_the_levels_at_which_the_verdict_turns(a, b, alpha):
     assert found.verdict == expected
 
 
-def family(*p_values, equivalent=()):
-    """Metrics with these p-values of "different", and of "equivalent"."""
+@pytest.mark.parametrize(
+    ("different", "equivalent", "others", "levels"),
+    [
+        ((0.2,), (), (), [0.06]),
+        ((0.5, 0.001, 0.025), (), (), [0.06, 0.02, 0.03]),
+        ((0.5, 0.001, 0.035), (), (), [0.03, 0.02, 0.03]),  # stops at .03
+        ((0.021, 0.021, 0.021), (), (), [0.02, 0.02, 0.02]),
+        ((0.5,), (), (0.001,), [0.06, 0.03]),
+        ((), (), (0.5,), [0.06]),
+        ((), (0.04, 0.05), (), [0.06, 0.06]),  # that all are equivalent is one claim
+        ((), (0.04, 0.07), (), [0.03, 0.03]),
+    ],
+)
+def test_several_metrics_share_one_level_by_holms_procedure(different, equivalent, others, levels):
     template = judge_equivalence([0.0, 1.0], [0.0, 1.0], 1.0)
-    return [
-        *(dataclasses.replace(template, p_different=p, p_equivalent=1.0) for p in p_values),
-        *(dataclasses.replace(template, p_different=1.0, p_equivalent=p) for p in equivalent),
-    ]
-
-
-def test_several_metrics_share_one_level_by_holms_procedure():
-    assert judge_family(family(0.2), 0.06) == [0.06]
-    assert judge_family(family(0.5, 0.001, 0.025), 0.06) == [0.06, 0.02, 0.03]
-    assert judge_family(family(0.5, 0.001, 0.035), 0.06) == [0.03, 0.02, 0.03]  # stops at .03
-    assert judge_family(family(0.021, 0.021, 0.021), 0.06) == [0.02, 0.02, 0.02]
-    assert judge_family(family(0.5), 0.06, [0.001]) == [0.06, 0.03]
-    assert judge_family([], 0.06, [0.5]) == [0.06]
-
-
-def test_that_all_metrics_are_equivalent_is_one_claim():
-    assert judge_family(family(equivalent=(0.04, 0.05)), 0.06) == [0.06, 0.06]
-    assert judge_family(family(equivalent=(0.04, 0.07)), 0.06) == [0.03, 0.03]
+    family = [dataclasses.replace(template, p_different=p, p_equivalent=1.0) for p in different]
+    family += [dataclasses.replace(template, p_different=1.0, p_equivalent=p) for p in equivalent]
+    assert judge_family(family, 0.06, list(others)) == levels
 
 
 def test_the_family_seldom_has_any_wrong_verdict():
@@ -161,25 +162,12 @@ def test_the_family_seldom_has_any_wrong_verdict():
 
 
 def test_where_both_sides_diverged_the_advice_is_no_other_margin(tmp_path):
-    for seed in range(2):
-        for side in "ab":
-            make_run(tmp_path / side / f"s{seed}", seed=seed, metric=math.nan)
+    for place in ("a/0", "a/1", "b/0", "b/1"):
+        make_run(tmp_path / place, seed=int(place[-1]), metric=math.nan)
     found = mpdiag.compare(tmp_path / "a", tmp_path / "b", metric="accuracy")
     (finding,) = (f for f in found.findings if f.code == "metric-inconclusive")
     assert "not finite on either side" in finding.message
     assert "margin" not in finding.fix
-
-
-@pytest.mark.parametrize("margin", [0.0, -1.0, math.nan, math.inf])
-def test_a_margin_that_makes_no_sense_is_refused(margin):
-    with pytest.raises(UsageError, match="margin"):
-        judge_equivalence([1.0, 2.0], [1.0, 2.0], margin)
-
-
-def test_a_single_seed_says_nothing_of_its_spread():
-    found = judge_equivalence([1.0], [1.0], 0.5)
-    assert (found.verdict, found.seeds_to_decide) == ("inconclusive", None)
-    assert (found.low, found.high) == (-math.inf, math.inf)
 
 
 def test_the_interval_is_drawn_between_its_margins():
@@ -204,45 +192,38 @@ def seeds(tmp_path):
     return tmp_path
 
 
-def test_seeds_are_compared_pair_by_pair(seeds):
+def test_seeds_are_compared_pair_by_pair_and_a_stored_baseline_stands_for_its_runs(seeds):
     found = mpdiag.compare(seeds / "fp32", seeds / "fp16", metric="accuracy", margin=0.005)
     (metric,) = found.metrics
-    assert (found.verdict, metric.result.paired, metric.result.seeds) == (
-        "equivalent",
-        True,
-        (8, 8),
-    )
-    assert mpdiag.compare(seeds / "fp32", seeds / "broken").verdict == "different"
-    assert found.curve.worst_step == 0
-    assert mpdiag.compare(seeds / "fp32", seeds / "broken").curve.worst_step == 2
-
-
-def test_a_stored_baseline_stands_for_its_runs(seeds):
+    assert (found.verdict, found.curve.worst_step) == ("equivalent", 0)
+    assert (metric.result.paired, metric.result.seeds) == (True, (8, 8))
+    broken = mpdiag.compare(seeds / "fp32", seeds / "broken")
+    assert (broken.verdict, broken.curve.worst_step) == ("different", 2)
     save_baseline(read_group(seeds / "fp32"), seeds / "baseline.json")
-    fresh = mpdiag.compare(seeds / "fp32", seeds / "broken").to_json()
     stored = mpdiag.compare(seeds / "baseline.json", seeds / "broken").to_json()
-    assert stored["metrics"] == fresh["metrics"]
+    assert stored["metrics"] == broken.to_json()["metrics"]
 
 
-def test_the_command_and_its_exit_codes(seeds, fork_server):
-    def run(*arguments):
-        return fork_server("mpdiag", "compare", *arguments, cwd=seeds)
-
-    same = run("fp32", "fp16", "--strict", "--json", "-o", "baseline.json")
-    assert same.code == 0
-    assert json.loads(same.out)["verdict"] == "equivalent"
-    worse = run("baseline.json", "broken", "--strict")
-    assert worse.code == 1
-    assert "different" in worse.out
-    assert "next: " in worse.err
-    assert run("fp32", "nowhere").code == 3
-    assert run("fp32", "fp16", "--margin", "-1").code == 2
-    assert run("fp32", "fp16", "--metric", "speed").code == 2
-    assert "give another place with -o" in run("fp32", "fp16", "-o", "nowhere/b.json").err
+def test_the_command_and_its_exit_codes(seeds, monkeypatch):
+    monkeypatch.chdir(seeds)
+    same = run("compare", "fp32", "fp16", "--strict", "--json", "-o", "baseline.json")
+    assert (same.exit_code, json.loads(same.stdout)["verdict"]) == (0, "equivalent")
+    worse = run("compare", "baseline.json", "broken", "--strict")
+    assert (worse.exit_code, "different" in worse.stdout, "next: " in worse.stderr) == (
+        1,
+        True,
+        True,
+    )
     (seeds / "empty").mkdir()
-    missing = run("fp32", "empty")
-    assert missing.code == 3
-    assert "training.jsonl" in missing.err
+    for words, code, sentence in (
+        ("fp32 nowhere", 3, ""),
+        ("fp32 empty", 3, "training.jsonl"),
+        ("fp32 fp16 --margin -1", 2, ""),
+        ("fp32 fp16 --metric speed", 2, ""),
+        ("fp32 fp16 -o nowhere/b.json", 2, "give another place with -o"),
+    ):
+        found = run("compare", *words.split())
+        assert (found.exit_code, sentence in found.stderr) == (code, True), words
 
 
 def test_one_seed_that_is_far_off_is_a_warning(seeds):
@@ -269,56 +250,36 @@ def test_a_foreign_baseline_is_refused_in_a_sentence(tmp_path, text, words):
         read_group(tmp_path / "b.json")
 
 
-def recorded(folder):
-    """A run with statistics of three steps and a training's log."""
-    record_steps(folder, network(), loss_of_network, 3, rate=1e-3, every=1)
-    log = LogWriter(folder)
-    log.append(TrainingStep(0, 1.0, 1.0))
-    log.close()
+def side(folder, factor=1.0):
+    """A run with statistics of three steps, whose values are larger by a factor, and its log."""
+    values = factor * np.random.default_rng(0).standard_normal(200)
+    rows = [(step, kind, "0", values) for step in range(3) for kind in ("activation", "weight")]
+    write_rows(folder, rows, steps=3)
+    write_log(folder, *({"step": step, "loss": 1.0, "scale": 1.0} for step in range(3)))
 
 
-def test_a_side_that_outgrows_memory_is_streamed(tmp_path, monkeypatch):
-    recorded(tmp_path)
+def test_a_side_that_outgrows_memory_is_streamed_and_a_damaged_one_is_not_taken_for_none(
+    tmp_path, monkeypatch
+):
+    side(tmp_path)
     (held,) = read_group(tmp_path).trainings
     monkeypatch.setattr(run_statistics, "STREAM_FROM", 0)
     monkeypatch.delattr(Run, "records")  # nobody reads them whole
     (streamed,) = read_group(tmp_path).trainings
     assert streamed.layers == held.layers
     assert held.layers
-
-
-def test_damaged_statistics_are_not_taken_for_none(tmp_path):
-    recorded(tmp_path)
+    monkeypatch.undo()
     next((tmp_path / "stats").iterdir()).write_bytes(b"PAR1")
     with pytest.raises(DamagedRun, match="remove it to read the rest"):
         read_group(tmp_path)
-
-
-def test_nothing_at_all(tmp_path):
     with pytest.raises(RunNotFound):
         read_group(tmp_path / "nowhere")
 
 
 def test_a_layer_that_moved_three_octaves_is_a_finding(tmp_path):
-    def train(folder, factor):
-        model = network()
-        sgd = torch.optim.SGD(model.parameters(), 1e-3)
-        x, y = batch()
-        with (
-            mpdiag.MixedPrecision(model, sgd, backoff(), level="O0", run=folder) as mp,
-            mpdiag.record(model, sgd, folder / "recorded", every=1),
-        ):
-            for _ in range(3):
-                with mp.autocast():
-                    loss = nn.functional.cross_entropy(model(x * factor), y)
-                mp.step(loss)
-        (folder / "recorded" / "training.jsonl").write_bytes(
-            (folder / "training.jsonl").read_bytes()
-        )
-
-    train(tmp_path / "a", 1.0)
-    train(tmp_path / "b", 1024.0)
-    found = mpdiag.compare(tmp_path / "a" / "recorded", tmp_path / "b" / "recorded")
+    side(tmp_path / "a")
+    side(tmp_path / "b", 1024.0)
+    found = mpdiag.compare(tmp_path / "a", tmp_path / "b")
     moved = {(s.kind, s.name): s.octaves for s in found.shifts}
-    assert moved["activation", "0"] == pytest.approx(10, abs=0.2)
+    assert moved["activation", "0"] == pytest.approx(10)
     assert any(f.code == "layer-towards-overflow" for f in found.findings)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import csv
+from pathlib import Path
+
 import pytest
 
 from mpdiag.analysis.comparison.margins import (
@@ -13,58 +16,25 @@ from mpdiag.analysis.comparison.margins import (
 from mpdiag.errors import UsageError
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "higher", "kind"),
-    [
-        ("accuracy", 0.99, True, "score"),
-        ("val_acc@1", 0.7, True, "score"),
-        ("Top-5 accuracy (%)", 92.1, True, "score"),
-        ("mAP@0.5", 0.8, True, "score"),
-        ("BLEU", 27.3, True, "score"),
-        ("words right", 0.99, True, "score"),
-        ("valIoU", 0.4, True, "score"),
-        ("accuracy", 0.99, False, "unknown"),  # less is better: something else of this name
-        ("accuracy", -3.0, True, "unknown"),
-        ("WER", 0.08, False, "error rate"),
-        ("syllable error rate", 0.05, False, "error rate"),
-        ("final loss", 2.3, False, "loss"),
-        ("valLoss", 2.3, False, "loss"),
-        ("perplexity", 310.0, False, "loss"),
-        ("bits per character", 3.7, False, "loss"),
-        ("Fréchet distance", 1.2, False, "loss"),
-        ("RMSE", 0.2, False, "loss"),
-        ("loss", -0.3, False, "unknown"),  # 2 % of a mean around 0 means nothing
-        ("PSNR (dB)", 25.5, True, "decibel"),
-        ("SI-SDR", -4.0, True, "decibel"),
-        ("reward", 200.0, True, "unknown"),
-        ("map_size", 0.3, False, "unknown"),
-        ("steps per second", 30.0, True, "unknown"),
-    ],
-)
+def rows(column):
+    """Of each metric of the table for which it states a kind, or a margin."""
+    with Path(__file__).with_name("margins.tsv").open(encoding="utf-8", newline="") as file:
+        return [
+            (row["metric"], float(row["value"]), row["better"] == "more", row[column])
+            for row in csv.DictReader(file, delimiter="\t")
+            if row[column]
+        ]
+
+
+@pytest.mark.parametrize(("name", "value", "higher", "kind"), rows("kind"))
 def test_the_kind_is_told_from_name_direction_and_values(name, value, higher, kind):
     assert metric_kind(name, [value], higher_is_better=higher) == kind
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "higher", "width"),
-    [
-        # 2 % of the mean is 0.0198 here: more than the whole error, so .975 was equal to .990.
-        ("accuracy", 0.99, True, 0.001),
-        ("accuracy", 0.95, True, 0.0025),
-        ("accuracy", 0.76, True, 0.005),
-        ("accuracy", 0.04, True, 0.002),
-        ("accuracy", 1.0, True, 0.001),
-        ("WER", 0.05, False, 0.0025),
-        ("accuracy", 95.0, True, 0.25),  # percent
-        ("BLEU", 27.3, True, 0.5),
-        ("loss", 3.0, False, 0.06),
-        ("loss", 0.0, False, 0.02),
-        ("PSNR", 25.0, True, 0.1),
-    ],
-)
+@pytest.mark.parametrize(("name", "value", "higher", "width"), rows("margin"))
 def test_the_margin_is_that_of_the_kind(name, value, higher, width):
     found = default_margin(name, [value], [], higher_is_better=higher).width
-    assert found == pytest.approx(width)
+    assert found == pytest.approx(float(width))
 
 
 def test_an_unknown_metric_gets_a_provisional_margin():
@@ -83,13 +53,10 @@ def test_margins_are_given_for_all_or_by_name():
     assert given_margin({"loss": 2.0}, "accuracy", names) is None
 
 
-@pytest.mark.parametrize("texts", [["much"], ["loss="], ["0.1", "0.2"], ["0.1", "loss=2"]])
-def test_other_texts_are_refused(texts):
-    with pytest.raises(UsageError, match="--margin"):
-        parse_margins(texts)
-
-
-def test_a_margin_of_a_metric_that_is_not_compared_is_refused():
+def test_what_is_no_margin_is_refused():
+    for texts in (["much"], ["loss="], ["0.1", "0.2"], ["0.1", "loss=2"]):
+        with pytest.raises(UsageError, match="--margin"):
+            parse_margins(texts)
     with pytest.raises(UsageError, match="did you mean accuracy"):
         given_margin({"acuracy": 0.1}, "accuracy", ["accuracy"])
     for senseless in (0.0, -1.0, float("nan")):

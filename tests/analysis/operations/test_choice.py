@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 import pytest
 import torch
 from recorded_steps import record_steps
@@ -9,32 +11,27 @@ from torch import nn
 
 import mpdiag
 
+X = torch.randn(16, 4, generator=torch.Generator().manual_seed(1))
 
-class Growing(nn.Module):
+
+def growing():
     """A residual block whose first layer leaves FP16's range, and all after it."""
+    torch.manual_seed(0)
+    block = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+    block[0].weight.data.mul_(3e5)
+    return nn.Sequential(
+        OrderedDict(into=nn.Linear(4, 8), block=block, norm=nn.LayerNorm(8), out=nn.Linear(8, 1))
+    )
 
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.into = nn.Linear(4, 8)
-        self.block = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
-        self.norm, self.out = nn.LayerNorm(8), nn.Linear(8, 1)
-        with torch.no_grad():
-            self.block[0].weight.mul_(3e5)
 
-    def forward(self, x):
-        return self.out(self.norm(self.block(self.into(x))))
+def loss_of(model, _step=0):
+    return model(X).square().mean()
 
 
 @pytest.fixture(scope="module")
 def plan(tmp_path_factory):
     folder = tmp_path_factory.mktemp("growing") / "run"
-    x = torch.randn(16, 4, generator=torch.Generator().manual_seed(1))
-
-    def loss(model, _step):
-        return model(x).square().mean()
-
-    run = record_steps(folder, Growing(), loss, 12, torch.optim.Adam, 1e-4, budget=None)
+    run = record_steps(folder, growing(), loss_of, 12, torch.optim.Adam, 1e-4, budget=None)
     largest = {o.module: t.absmax for o in run.operations() for t in o.outputs if not o.node}
     assert largest["block.1"] > 65504  # the ReLU's output leaves the range itself
     return mpdiag.analyze(run).plan
@@ -47,14 +44,13 @@ def test_what_follows_fp32_is_not_named(plan):
 
 
 def test_what_is_not_named_is_fp32_by_the_plan_all_the_same(plan):
-    model = Growing()
+    model = growing()
     seen = []
     model.block[1].register_forward_hook(lambda _m, _args, out: seen.append(out))
     optimizer = torch.optim.Adam(model.parameters(), 1e-4)
-    x = torch.randn(16, 4, generator=torch.Generator().manual_seed(1))
     with mpdiag.MixedPrecision(model, optimizer, plan, backend="emulated") as trainer:
         with trainer.autocast():
-            loss = model(x).square().mean()
+            loss = loss_of(model)
         assert not trainer.step(loss).skipped
     (out,) = seen
     assert out.dtype == torch.float32

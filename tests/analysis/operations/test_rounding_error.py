@@ -33,17 +33,12 @@ def test_a_loss_scale_saves_what_is_small():
     assert scaled == pytest.approx(true_error(values, FP16, 10), rel=0.15)
 
 
-def test_what_leaves_the_range_is_infinite_and_nothing_is_zero():
-    h = stack([ExponentHistogram.of(np.float32([x])) for x in (65519.0, 65520.0, 0.0)])
-    found = rounding_error(h, FP16)
-    assert np.isfinite(found[0])
-    assert np.isinf(found[1])
-    assert found[2] == 0
-
-
-def test_all_lost_is_an_error_of_one():
-    h = stack([ExponentHistogram.of(np.float32([2.0**-26, 2.0**-30]))])
-    assert rounding_error(h, FP16)[0] == pytest.approx(1.0)
+@pytest.mark.parametrize(
+    ("value", "error"), [(65519.0, 2.0**-12), (65520.0, np.inf), (0.0, 0.0), (2.0**-26, 1.0)]
+)
+def test_the_error_at_both_ends_of_the_range(value, error):
+    found = rounding_error(stack([ExponentHistogram.of(np.float32([value]))]), FP16)[0]
+    assert found == pytest.approx(error, rel=0.5)
 
 
 def test_recorded_operations_are_ranked_with_their_lines(root):
@@ -56,7 +51,4 @@ def test_recorded_operations_are_ranked_with_their_lines(root):
     addmm = next(e for e in found if e.op == "addmm")
     assert 0 < addmm.forward < 2.0**-11
     assert addmm.backward > 0
-
-
-def test_no_operations_no_errors():
     assert operation_errors([], FP16, 0) == ()

@@ -14,6 +14,7 @@ import pytest
 import torch
 from recorded_steps import (
     Head,
+    Layers,
     Net,
     batch,
     difference,
@@ -201,11 +202,7 @@ def test_flags_are_true_and_the_plan_mends_them(case, tmp_path):
 
 
 def test_what_the_policy_covers_is_known_and_not_asked_for(tmp_path):
-    CASES["hot softmax"] = Case(softmax_by_hand, gain=20.0)
-    try:
-        run = recorded("hot softmax", tmp_path / "run")
-    finally:
-        del CASES["hot softmax"]
+    run = record_steps(tmp_path, Case(softmax_by_hand, gain=20.0).net(), steps=2, operations=1)
     (found,) = find_operations(run.operations(), FP16)
     assert (found.code, found.op, found.covered) == ("overflow", "exp", True)
     assert found.evidence["highest"] > 11.09
@@ -252,13 +249,7 @@ def test_4096_times_16(tmp_path):
 def test_a_round_trip_through_arrow_keeps_every_field(tmp_path):
     operations = recorded("RMS norm", tmp_path / "run").operations()
     again = decode(encode(operations))
-    for a, b in zip(operations, again, strict=True):
-        for field in dataclasses.fields(Operation):
-            left, right = getattr(a, field.name), getattr(b, field.name)
-            if field.name in ("inputs", "outputs"):
-                left, right = map(dataclasses.asdict, left), map(dataclasses.asdict, right)
-                left, right = list(left), list(right)
-            assert left == right, field.name
+    assert [dataclasses.asdict(op) for op in again] == [dataclasses.asdict(op) for op in operations]
 
 
 def test_a_softmax_of_infinity_is_judged_too():
@@ -273,16 +264,11 @@ def test_a_softmax_of_infinity_is_judged_too():
     assert ("overflow", "add") in {(f.code, f.op) for f in found}
 
 
-class Raw(nn.Module):
+def raw(function):
     """A function of the batch itself, which is FP32 at O1 and FP16 where everything is."""
-
-    def __init__(self, function) -> None:
-        super().__init__()
-        self.first = Head(function)
-        self.body = nn.Linear(16, 16)
-
-    def forward(self, x):
-        return self.body(self.first(x))
+    torch.manual_seed(0)
+    layers = {"first": Head(function), "body": nn.Linear(16, 16)}
+    return Layers(lambda m, x: m.body(m.first(x)), **layers)
 
 
 def euler(x):
@@ -309,11 +295,13 @@ RAW = {
 def test_what_only_fp32_data_spares_is_told_and_not_kept_in_fp32(case, tmp_path):
     function, offset, size, codes = RAW[case]
     x = offset + size * batch()
-    torch.manual_seed(0)
-    model = Raw(function)
+    model = raw(function)
     run = record_steps(tmp_path / "run", model, lambda m, _: weighed(m(x)), operations=1)
     analysis = mpdiag.analyze(run)
     assert {f.code for f in analysis.operations} == codes
+    if function is euler:  # those of the steps' own size: their rounding is no matter
+        blamed = {f.op for f in analysis.operations}
+        assert ({"add", "sub"} <= blamed, {"mul", "tanh"} & blamed) == (True, set())
     assert {f.covered_by for f in analysis.operations} <= {"neighbours"}
     assert not [f for f in analysis.findings if f.code.startswith("operation-")]
     assert all(c.evidence.get("policy") is None for c in analysis.plan.fp32_operations)
@@ -328,15 +316,6 @@ def test_what_only_fp32_data_spares_is_told_and_not_kept_in_fp32(case, tmp_path)
                 errors[level] = difference(model(x), exact)
     assert errors["O1"] < 0.05
     assert (errors["O2"] > 0.05) == bool(codes), errors
-
-
-def test_only_what_rounds_to_the_size_of_a_difference_is_blamed_for_it(tmp_path):
-    run = record_steps(
-        tmp_path / "run", Raw(euler), lambda m, _: weighed(m(8 + batch())), operations=1
-    )
-    blamed = {f.op for f in mpdiag.analyze(run).operations}
-    assert {"add", "sub"} <= blamed
-    assert not {"mul", "tanh"} & blamed  # of the steps' own size: their rounding is no matter
 
 
 def by_root(x):

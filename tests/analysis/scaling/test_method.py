@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 from row_buffer import write_rows
@@ -21,7 +19,6 @@ from mpdiag.numerics.loss_scalers import (
     scaler_named,
 )
 from mpdiag.numerics.loss_scalers.backoff import INTERVALS
-from mpdiag.plan import PrecisionPlan
 
 N = 200
 
@@ -55,19 +52,14 @@ def replayed(folder, plan):
     return replay_run(folder, plan.method, **settings, min_scale=plan.min_scale)
 
 
-def test_no_scale_where_nothing_is_lost(tmp_path):
-    plan, judged = chosen(record(tmp_path / "run", noise(1) - 6, np.full(N, -14.0)))
-    assert (plan.need, plan.method, plan.recommended) == ("not needed", "none", 1.0)
-    assert [c["method"] for c in judged] == ["none"]
-
-
-def test_no_scale_where_only_steps_that_hardly_count_lose_anything(tmp_path):
+@pytest.mark.parametrize("low", [np.full(N, -14.0), np.where(np.arange(N) % 10, -25.0, -12.0)])
+def test_no_scale_where_nothing_is_lost_or_only_in_steps_that_hardly_count(tmp_path, low):
     """Need and method are one judgement: by the sum over late steps, not by each step alike."""
-    low = np.where(np.arange(N) % 10 == 0, -12.0, -25.0)
     plan, judged = chosen(record(tmp_path / "run", np.full(N, -6.0), low))
     assert (plan.need, plan.method, plan.recommended) == ("not needed", "none", 1.0)
     assert [c["method"] for c in judged] == ["none"]
-    assert judged[0]["lost"] > 0.05  # most steps by themselves lose more than is tolerated
+    # In the second run most steps by themselves lose more than is tolerated.
+    assert (judged[0]["lost"] > 0.05) == (low.max() > -14.0)
 
 
 def test_a_check_where_gradients_reach_up_to_the_edge(tmp_path):
@@ -92,14 +84,6 @@ def test_a_constant_where_gradients_are_steady(tmp_path):
     played = replayed(folder, plan)
     assert played.skips == 0
     assert played.lost.mean() < 0.05  # of the values, fewer than 1 % of their sum
-
-
-def test_a_larger_constant_where_gradients_shrink_and_there_is_room(tmp_path):
-    still = chosen(record(tmp_path / "still", np.full(N, -6.0), np.full(N, -30.0)))[0]
-    shrinking = np.linspace(0, -8, N)
-    plan, _ = chosen(record(tmp_path / "run", shrinking - 2, shrinking - 26))
-    assert plan.method == "constant"
-    assert plan.recommended > still.recommended
 
 
 def test_backoff_where_gradients_begin_large_and_shrink(tmp_path):
@@ -137,30 +121,12 @@ def test_lognormal_where_a_violent_start_leaves_no_time_to_grow(tmp_path):
     assert "LogNormal" in plan.reason
 
 
-def test_where_no_method_does_the_closest_is_named_and_called_so(tmp_path):
-    analysis = analyze(record(tmp_path / "run", np.full(N, 14.0), np.full(N, -34.0)))
-    assert not analysis.loss_scale.fits
-    assert "no method does" in analysis.plan.loss_scale.reason
-    assert "no-loss-scale-fits" in {f.code for f in analysis.findings}
-
-
 def test_infinities_of_the_training_itself_ask_for_a_check_but_are_nobodys_skips(tmp_path):
     top = np.full(N, -6.0)
     top[50] = np.inf
     plan, judged = chosen(record(tmp_path / "run", top, np.full(N, -14.0)))
     assert (plan.need, plan.method) == ("not needed", "constant")
     assert judged[-1]["skipped"] == 0
-
-
-def test_the_evidence_travels_with_the_plan(tmp_path):
-    plan = analyze(record(tmp_path / "run", noise(0.5) - 6, np.full(N, -30.0))).plan
-    again = PrecisionPlan.from_json(json.loads(json.dumps(plan.to_json(), allow_nan=False)))
-    assert again == plan
-    candidate = again.loss_scale.evidence["replayed"][0]
-    assert set(candidate) == {
-        *("method", "init_scale", "growth_interval", "skipped", "lost", "fits"),
-    }
-    assert again.loss_scale.evidence["tolerated_skips"] == TOLERATED_SKIPS
 
 
 # -- the pieces ------------------------------------------------------------------------------------
@@ -214,16 +180,6 @@ def test_what_shrank_is_taken_to_shrink_as_much_again():
     assert twice.judge(ConstantScale(4.0)).lost == 0.0
 
 
-def test_the_simplest_of_equals_wins():
-    steady = history([0.0] * 4, [-10.0] * 4)
-    allowed = ScaleRange(wanted=0, safe=13, upper=15)
-    choice = choose_method(steady, allowed, headroom=2, scaled=True)
-    found = choice.chosen
-    assert (found.method, found.scale, len(choice.judged)) == ("constant", 1.0, 1)
-    choice = choose_method(steady, allowed, headroom=2, scaled=False)
-    assert choice.chosen.method == "none"
-
-
 def test_every_method_the_choice_can_make_is_a_scaler_by_name():
     hopeless = history([15.9] * 4, [-60.0] * 4)
     allowed = ScaleRange(wanted=0, safe=-2, upper=0)
@@ -232,18 +188,3 @@ def test_every_method_the_choice_can_make_is_a_scaler_by_name():
     for candidate in judged:
         if candidate.method != "none":
             assert scaler_named(candidate.method).scale > 0
-
-
-def test_what_a_replay_loses_names_its_steps(root):
-    """0.94 % of replayed steps, some of them smaller, stood beside 0.06 % of the recorded ones."""
-    reason = analyze(root / "sample_runs" / "ssd").plan.loss_scale.reason
-    assert reason.endswith(
-        "loses 0.94 % of a step's sum in trunk.1 in the later half of the training, as the mean of the "
-        "replayed steps, its smaller repeats among them"
-    )
-
-
-def test_what_trainings_showed_is_said_of_those_alone(root):
-    reason = analyze(root / "sample_runs" / "ssd").plan.loss_scale.reason
-    assert "reference trainings that lost as much diverged or trained worse" in reason
-    assert "failed" not in reason

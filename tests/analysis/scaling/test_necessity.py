@@ -3,31 +3,24 @@
 from __future__ import annotations
 
 import torch
-from recorded_steps import record_steps
+from recorded_steps import Layers, record_steps
 from torch import nn
 
 import mpdiag
 
 
-class Curvature(nn.Module):
-    """A small displacement, trained by its own slope: its gradients have two sizes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.net = nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 1))
-
-    def forward(self, x):
-        return 1e-4 * self.net(x)
-
-
 def recorded(folder, unit):
+    """A small displacement, trained by its own slope: its gradients have two sizes."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 1))
+    model = Layers(lambda m, x: 1e-4 * m.net(x), net=net)
+
     def loss(model, step):
         x = torch.rand(16, 1, generator=torch.Generator().manual_seed(step)).requires_grad_()
         (slope,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
         return (slope - unit * 1e-4 * torch.cos(x)).div(unit).square().mean()
 
-    return record_steps(folder, Curvature(), loss, 12, torch.optim.Adam, 1e-3)
+    return record_steps(folder, model, loss, 12, torch.optim.Adam, 1e-3)
 
 
 def test_weights_gradients_that_a_gradient_of_a_gradient_hides_make_a_scale_needed(tmp_path):

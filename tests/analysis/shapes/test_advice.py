@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from recorded_steps import Layers, recorded_twice
 from torch import nn
 from torch.nn import functional as F
 
@@ -17,28 +18,12 @@ from studies.shapes import first_half, second_half
 from studies.shapes.trial import try_model
 
 
-class Grouped(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.conv = nn.Conv2d(36, 36, 3, groups=3)
-
-    def forward(self, x):
-        return self.conv(x)
-
-
-class Attention(nn.Module):
+def attend(model, x):
     """Nine values a head in functional attention, packed and split by the script."""
-
-    def __init__(self):
-        super().__init__()
-        self.packed = nn.Linear(45, 135)
-        self.out = nn.Linear(45, 45)
-
-    def forward(self, x):
-        b, t, c = x.shape
-        q, k, v = (y.view(b, t, 5, c // 5).transpose(1, 2) for y in self.packed(x).chunk(3, -1))
-        y = F.scaled_dot_product_attention(q, k, v)
-        return x + self.out(y.transpose(1, 2).reshape(b, t, c))
+    b, t, c = x.shape
+    q, k, v = (y.view(b, t, 5, c // 5).transpose(1, 2) for y in model.packed(x).chunk(3, -1))
+    y = F.scaled_dot_product_attention(q, k, v)
+    return x + model.out(y.transpose(1, 2).reshape(b, t, c))
 
 
 def advise(run, target="fp16", **wanted):
@@ -50,13 +35,22 @@ def findings(run, code, **wanted):
 
 
 @pytest.fixture(scope="module")
-def grouped(recorded, tmp_path_factory):
-    return recorded(Grouped(), torch.randn(2, 36, 8, 8), tmp_path_factory.mktemp("g") / "run")
+def grouped(tmp_path_factory):
+    model = Layers(lambda m, x: m.conv(x), conv=nn.Conv2d(36, 36, 3, groups=3))
+    return recorded_twice(model, torch.randn(2, 36, 8, 8), tmp_path_factory.mktemp("g") / "run")
 
 
 @pytest.fixture(scope="module")
-def attention(recorded, tmp_path_factory):
-    return recorded(Attention(), torch.randn(4, 6, 45), tmp_path_factory.mktemp("a") / "run")
+def attention(tmp_path_factory):
+    model = Layers(attend, packed=nn.Linear(45, 135), out=nn.Linear(45, 45))
+    return recorded_twice(model, torch.randn(4, 6, 45), tmp_path_factory.mktemp("a") / "run")
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory):
+    """Seven heads of nine values in torch's own attention."""
+    model = Layers(lambda m, x: x + m.own(x, x, x)[0], own=nn.MultiheadAttention(63, 7))
+    return recorded_twice(model, torch.randn(5, 2, 63), tmp_path_factory.mktemp("o") / "run")
 
 
 def sizes(advice):
@@ -68,8 +62,10 @@ def test_groups_are_padded_each(grouped):
     assert sizes(advice) == {("conv", "in_channels"): 48, ("conv", "out_channels"): 48}
     one = advice[0]
     assert "3 groups of 12 → 16" in one.reason
-    assert one.evidence["together_with"] == []
-    assert one.evidence["proved"]
+    assert (one.evidence["together_with"], one.evidence["proved"]) == ([], True)
+    solved = solve_run(grouped, Wanted("fp16"))
+    assert solved.cost == pytest.approx((48 / 36) ** 2 - 1)
+    assert solved.expected_time == pytest.approx((48 / 36) ** 2 / 2)
 
 
 def test_a_head_that_the_script_splits(attention):
@@ -83,32 +79,20 @@ def test_a_head_that_the_script_splits(attention):
     assert all("not proved" in a.reason for a in advice if a.module)
 
 
-def test_what_does_not_pay_is_said_to_stay(attention):
+def test_attention_modules_stay_divisible(own):
+    advice = advise(own, worthwhile=False)
+    (one,) = [a for a in advice if a.dimension == "embed_dim"]
+    assert (one.padded, "7 heads of 9 → 16" in one.reason) == (112, True)
+    assert {a.dimension for a in advice if a.module == "own"} <= {"embed_dim", "sequence"}
+
+
+def test_what_does_not_pay_is_said_to_stay(own, attention):
+    (left,) = findings(own, "shapes-left-alone")
+    assert left.fix.startswith("own: 8 heads of 8 need embed_dim 64 alone")
     (left,) = findings(attention, "shapes-left-alone")
     assert {s["module"] for s in left.evidence["sizes"]} >= {"packed", "out"}
     assert all(s["growth"] > 0 for s in left.evidence["sizes"])
-
-
-def test_attention_modules_stay_divisible(recorded, tmp_path):
-    run = recorded(_Own(), torch.randn(5, 2, 63), tmp_path / "run")
-    advice = advise(run, worthwhile=False)
-    (one,) = [a for a in advice if a.dimension == "embed_dim"]
-    assert one.padded % 7 == 0
-    assert (one.padded, "7 heads of 9 → 16" in one.reason) == (112, True)
-    assert not [
-        a for a in advice if a.module == "own" and a.dimension not in ("embed_dim", "sequence")
-    ]
-    (left,) = findings(run, "shapes-left-alone")
-    assert left.fix.startswith("own: 8 heads of 8 need embed_dim 64 alone")
-
-
-class _Own(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.own = nn.MultiheadAttention(63, 7)
-
-    def forward(self, x):
-        return x + self.own(x, x, x)[0]
+    assert solve_run(attention, Wanted("fp16")).expected_time <= 1.0
 
 
 @pytest.mark.parametrize(
@@ -127,17 +111,8 @@ def test_a_recording_without_strides_proves_nothing(grouped, attention):
             for op in run.operations()
         ]
         assert from_operations(run.modules(), plain) is None
-
-
-def test_views_keep_their_own_shape(attention):
     shapes = {t.shape for op in attention.operations() for t in op.inputs if t.shape[-1:] == (45,)}
     assert {(24, 45), (4, 6, 45)} <= shapes  # one tensor, read in two shapes
-
-
-def test_all_changes_together_have_a_cost(grouped):
-    solved = solve_run(grouped, Wanted("fp16"))
-    assert solved.cost == pytest.approx((48 / 36) ** 2 - 1)
-    assert solved.expected_time == pytest.approx((48 / 36) ** 2 / 2)
 
 
 class _Recurrent(nn.Module):
@@ -200,9 +175,9 @@ def fused(run, op, states):
         ({"proj_size": 20}, {"input_size": 32, "hidden_size": 48, "proj_size": 24}),
     ],
 )
-def test_a_recurrent_layer_in_one_operation(recorded, tmp_path, settings, padded):
+def test_a_recurrent_layer_in_one_operation(tmp_path, settings, padded):
     """As on a GPU: all layers and directions at once, input, state and output as wide as before."""
-    run = recorded(_Recurrent(**settings), torch.randn(7, 8, 12), tmp_path / "run")
+    run = recorded_twice(_Recurrent(**settings), torch.randn(7, 8, 12), tmp_path / "run")
     directions = 2 if settings.get("bidirectional") else 1
     leaving = padded.get("proj_size", padded["hidden_size"])
     for op, states in (("_cudnn_rnn", ("hx", "cx")), ("lstm", ("hx", "hx"))):
@@ -216,18 +191,17 @@ def test_a_recurrent_layer_in_one_operation(recorded, tmp_path, settings, padded
         assert len(products) == (3 if "proj_size" in settings else 8)
 
 
-def test_findings_are_of_the_same_shards_as_the_advice(recorded, tmp_path):
+def test_findings_are_of_the_same_shards_as_the_advice(tmp_path):
     """40 is a multiple of 8, but 20 a shard is none."""
-    run = recorded(nn.Sequential(nn.Linear(40, 40)), torch.randn(64, 40), tmp_path / "run")
+    run = recorded_twice(nn.Sequential(nn.Linear(40, 40)), torch.randn(64, 40), tmp_path / "run")
     for shards, modules in ((1, set()), (2, {"0"})):
         advised = {a.module for a in advise(run, shards=shards) if a.module}
         padded = findings(run, "shapes-to-pad", shards=shards)
         assert {m for f in padded for m in f.evidence["modules"]} == advised == modules
 
 
-def test_heads_that_tensor_parallelism_cannot_share_out(recorded, tmp_path, attention):
-    run = recorded(_Own(), torch.randn(5, 2, 63), tmp_path / "run")
-    for recording, heads in ((run, {"own": [7]}), (attention, {"": [5]})):
+def test_heads_that_tensor_parallelism_cannot_share_out(own, attention):
+    for recording, heads in ((own, {"own": [7]}), (attention, {"": [5]})):
         (found,) = findings(recording, "heads-not-divisible", shards=2)
         assert found.severity == "warning"
         assert found.evidence["heads"] == heads
@@ -247,59 +221,40 @@ def test_that_sizes_fit_together_is_said_where_it_is_proved(grouped, attention, 
             assert "that the new sizes fit together is not proved" in found.fix
 
 
-class _Joined(nn.Module):
+def joined(model, x):
     """Sizes that are sums, halves and products of others, and one that the script fixes."""
-
-    def __init__(self):
-        super().__init__()
-        self.left, self.right = nn.Conv2d(3, 12, 3), nn.Conv2d(3, 18, 3)
-        self.gate, self.head = nn.Linear(30 * 4, 44), nn.Linear(22, 10)
-        self.odd = nn.Linear(22, 20)
-
-    def forward(self, x):
-        joined = torch.cat([self.left(x), self.right(x)], 1).flatten(1)
-        a, b = self.gate(joined).chunk(2, -1)
-        y = torch.relu(a) * b
-        return self.head(y + 0), self.odd(y) * torch.ones(4, 20)
+    y = torch.cat([model.left(x), model.right(x)], 1).flatten(1)
+    a, b = model.gate(y).chunk(2, -1)
+    y = torch.relu(a) * b
+    return model.head(y + 0), model.odd(y) * torch.ones(4, 20)
 
 
-def test_sums_halves_and_products_of_sizes(recorded, tmp_path):
-    run = recorded(_Joined(), torch.randn(4, 3, 4, 4), tmp_path / "run")
-    assert sizes(advise(run, worthwhile=False)) == {
+def test_sums_halves_and_products_of_sizes(tmp_path):
+    convolutions = {"left": nn.Conv2d(3, 12, 3), "right": nn.Conv2d(3, 18, 3)}
+    layers = {"gate": nn.Linear(30 * 4, 44), "head": nn.Linear(22, 10), "odd": nn.Linear(22, 20)}
+    model = Layers(joined, **convolutions, **layers)
+    run = recorded_twice(model, torch.randn(4, 3, 4, 4), tmp_path / "run")
+    advice = advise(run, worthwhile=False)
+    assert sizes(advice) == {
         ("left", "in_channels"): 8, ("right", "in_channels"): 8,
         ("left", "out_channels"): 16, ("right", "out_channels"): 24,
         ("gate", "in_features"): 160, ("gate", "out_features"): 48,
         ("head", "in_features"): 24, ("head", "out_features"): 16,
         ("odd", "in_features"): 24, ("odd", "out_features"): 24,
     }  # fmt: skip
-    (odd,) = [
-        a
-        for a in advise(run, worthwhile=False)
-        if a.dimension == "out_features" and a.module == "odd"
-    ]
+    (odd,) = [a for a in advice if (a.module, a.dimension) == ("odd", "out_features")]
     assert "the script makes tensors of this size" in odd.reason
 
 
-def test_no_advice_makes_the_expected_time_longer(grouped, attention):
-    for run in (grouped, attention):
-        assert solve_run(run, Wanted("fp16")).expected_time <= 1.0
-
-
 @pytest.mark.parametrize("residual", [False, True])
-def test_the_layers_of_a_stream_are_tied_whatever_their_number(recorded, tmp_path, residual):
+def test_the_layers_of_a_stream_are_tied_whatever_their_number(tmp_path, residual):
+    def stream(model, x):
+        for layer in model.layers:
+            x = x + layer(x) if residual else layer(x)
+        return x
+
     layers = nn.ModuleList(nn.Linear(30, 30) for _ in range(300))
-
-    class Stream(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layers = layers
-
-        def forward(self, x):
-            for layer in self.layers:
-                x = x + layer(x) if residual else layer(x)
-            return x
-
-    run = recorded(Stream(), torch.randn(8, 30), tmp_path / "run")
+    run = recorded_twice(Layers(stream, layers=layers), torch.randn(8, 30), tmp_path / "run")
     padded = sizes(advise(run))
     assert len(padded) == 600
     assert set(padded.values()) == {32}

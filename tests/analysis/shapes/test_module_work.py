@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from calls import printed
+from recorded_steps import Layers, recorded_twice
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -12,47 +13,37 @@ import mpdiag
 from mpdiag.analysis.shapes.advice import advise_shapes, recorded_generation
 from mpdiag.analysis.shapes.recorded import from_modules, module_work
 from mpdiag.analysis.shapes.solution import Wanted, solve_sizes
-from mpdiag.plan import PrecisionPlan
-from mpdiag.reports.text.analysis import analysis_text, shapes_table
+from mpdiag.reports.text.analysis import analysis_text
 
 
-class Language(nn.Module):
+def pictures_model():
+    convolutions = {"first": nn.Conv2d(3, 16, 3), "deep": nn.Conv2d(16, 24, 3, groups=2, stride=2)}
+    convolutions |= {"depth": nn.Conv2d(24, 24, 3, groups=24)}
+    rest = {"up": nn.ConvTranspose2d(24, 12, 2, stride=2), "head": nn.Linear(12, 10)}
+    return Layers(
+        lambda m, x: m.head(m.up(m.depth(m.deep(m.first(x)))).mean((2, 3))), **convolutions, **rest
+    )
+
+
+@pytest.fixture(scope="module")
+def language(tmp_path_factory):
     """An LSTM language model with tied weights and an odd vocabulary."""
-
-    def __init__(self, words=519, width=24):
-        super().__init__()
-        self.encoder = nn.Embedding(words, width)
-        self.rnn = nn.LSTM(width, width, num_layers=2)
-        self.decoder = nn.Linear(width, words)
-        self.decoder.weight = self.encoder.weight
-
-    def forward(self, tokens):
-        return self.decoder(self.rnn(self.encoder(tokens))[0])
-
-
-class Pictures(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first = nn.Conv2d(3, 16, 3)
-        self.deep = nn.Conv2d(16, 24, 3, groups=2, stride=2)
-        self.depth = nn.Conv2d(24, 24, 3, groups=24)
-        self.up = nn.ConvTranspose2d(24, 12, 2, stride=2)
-        self.head = nn.Linear(12, 10)
-
-    def forward(self, x):
-        return self.head(self.up(self.depth(self.deep(self.first(x)))).mean((2, 3)))
+    torch.manual_seed(0)
+    parts = {"encoder": nn.Embedding(519, 24), "rnn": nn.LSTM(24, 24, num_layers=2)}
+    model = Layers(
+        lambda m, x: m.decoder(m.rnn(m.encoder(x))[0]), **parts, decoder=nn.Linear(24, 519)
+    )
+    model.decoder.weight = model.encoder.weight
+    return recorded_twice(
+        model, torch.randint(0, 519, (7, 5)), tmp_path_factory.mktemp("l") / "run"
+    )
 
 
 @pytest.fixture(scope="module")
-def language(recorded, tmp_path_factory):
+def pictures(tmp_path_factory):
     torch.manual_seed(0)
-    return recorded(Language(), torch.randint(0, 519, (7, 5)), tmp_path_factory.mktemp("l") / "run")
-
-
-@pytest.fixture(scope="module")
-def pictures(recorded, tmp_path_factory):
-    torch.manual_seed(0)
-    return recorded(Pictures(), torch.randn(4, 3, 16, 16), tmp_path_factory.mktemp("p") / "run")
+    x = torch.randn(4, 3, 16, 16)
+    return recorded_twice(pictures_model(), x, tmp_path_factory.mktemp("p") / "run")
 
 
 def by_module(run):
@@ -62,12 +53,12 @@ def by_module(run):
 def test_flops_are_torchs(pictures):
     """Forward, input gradient and weight gradient: three times those of the forward pass."""
     works = by_module(pictures)
-    model = Pictures()
+    model = pictures_model()
     with FlopCounterMode(display=False) as counter:
         model(torch.randn(4, 3, 16, 16))
     counted = counter.get_flop_counts()
     for name, work in works.items():
-        assert work.flops == 3 * sum(counted[f"Pictures.{name}"].values()), name
+        assert work.flops == 3 * sum(counted[f"Layers.{name}"].values()), name
     assert set(works) == {"first", "deep", "depth", "up", "head"}
 
 
@@ -76,9 +67,10 @@ def test_an_lstms_work(language):
     assert (work.batch, work.flops) == ((5, 1), 3 * 35 * 2 * 4 * 24 * 2 * 48)
 
 
-def test_attention(recorded, tmp_path):
+def test_attention(tmp_path):
     model = nn.MultiheadAttention(32, 4, batch_first=True)
-    run = recorded(Attending(model), torch.randn(3, 10, 32), tmp_path / "run")
+    attending = Layers(lambda m, x: m.attend(x, x, x)[0], attend=model)
+    run = recorded_twice(attending, torch.randn(3, 10, 32), tmp_path / "run")
     work = by_module(run)["attend"]
     x = torch.randn(3, 10, 32, requires_grad=True)
     with FlopCounterMode(display=False) as counter:
@@ -88,70 +80,6 @@ def test_attention(recorded, tmp_path):
     assert {
         d.name: solved.new(d.size) for d in solved.model.dimensions if d.name != "embed_dim"
     } == {"sequence": 16}
-
-
-class Attending(nn.Module):
-    def __init__(self, attend):
-        super().__init__()
-        self.attend = attend
-
-    def forward(self, x):
-        return self.attend(x, x, x)[0]
-
-
-def test_the_vocabulary_is_padded_where_it_is_an_output_too(language):
-    advice = {(a.module, a.dimension): a for a in mpdiag.analyze(language).plan.shapes}
-    assert set(advice) == {
-        ("decoder", "out_features"), ("encoder", "num_embeddings"), ("", "batch"),
-    }  # fmt: skip
-    vocabulary = advice["decoder", "out_features"]
-    assert (vocabulary.size, vocabulary.padded) == (519, 520)
-    evidence = vocabulary.evidence
-    assert (evidence["values_at_once_before"], evidence["values_at_once_after"]) == (1, 8)
-    assert (evidence["padded_int8"], evidence["padded_best"]) == (528, 576)
-    assert evidence["cost_flops"] == pytest.approx(evidence["share_of_flops"] / 519)
-    batch = advice["", "batch"]
-    assert (batch.size, batch.padded) == (5, 8)  # 7 steps × 5 rows, and the LSTM's 5 alone
-
-
-def test_images_are_padded_to_four_channels(pictures):
-    advice = {(a.module, a.dimension): a for a in mpdiag.analyze(pictures, "bf16").plan.shapes}
-    assert (advice["first", "in_channels"].size, advice["first", "in_channels"].padded) == (3, 4)
-    # Two groups of 12 become groups of 16; what follows has the same channels, and as many groups.
-    assert "2 groups of 12 → 16" in advice["deep", "out_channels"].reason
-    follow = [("deep", "out_channels"), ("depth", "in_channels"), ("depth", "out_channels"),
-              ("depth", "groups"), ("up", "in_channels")]  # fmt: skip
-    assert {advice[place].padded for place in follow} == {32}
-    assert advice["up", "out_channels"].padded == advice["head", "in_features"].padded == 16
-    assert ("head", "out_features") not in advice  # ten classes: a thousandth of the work
-    assert advice["", "batch"].padded == 8
-
-
-def test_the_plan_keeps_the_advice_and_the_terminal_shows_it(language, tmp_path):
-    analysis = mpdiag.analyze(language)
-    analysis.plan.save(tmp_path / "plan.json")
-    assert PrecisionPlan.load(tmp_path / "plan.json") == analysis.plan
-    text = printed(analysis_text(analysis), width=160)
-    assert "Shapes to pad for Tensor Cores" in text
-    assert "519 → 520" in text
-
-
-def test_sizes_to_pad_take_a_line_each(language):
-    """In 80 columns; the reasons are under ``-v``, and in the plan."""
-    plan = mpdiag.analyze(language).plan
-    shown = {v: printed(shapes_table(plan, verbose=v)) for v in (False, True)}
-    short = [line for line in shown[False].splitlines() if "→" in line]
-    assert len(short) == min(10, len(plan.shapes))
-    assert all(
-        f"{a.size} → {a.padded}" in line for a, line in zip(plan.shapes, short, strict=False)
-    )
-    assert all(line.rstrip("│ ").endswith(("yes", "no")) for line in short)
-    assert "not proved" not in shown[False]
-    assert "more matrix work in an expected" in " ".join(shown[False].split())
-    words = " ".join(shown[True].replace("│", " ").split())
-    assert all(advice.dimension in words for advice in plan.shapes)
-    assert "padding adds" in words
-    assert len(shown[True].splitlines()) > len(shown[False].splitlines())
 
 
 def test_what_is_worth_a_finding(pictures, language):
@@ -167,8 +95,8 @@ def test_what_is_worth_a_finding(pictures, language):
     assert "shapes-to-pad" in codes
 
 
-def test_an_aligned_model_is_left_alone(recorded, tmp_path):
-    run = recorded(nn.Linear(16, 8), torch.randn(8, 16), tmp_path / "run")
+def test_an_aligned_model_is_left_alone(tmp_path):
+    run = recorded_twice(nn.Linear(16, 8), torch.randn(8, 16), tmp_path / "run")
     analysis = mpdiag.analyze(run)
     assert analysis.plan.shapes == ()
     assert "Shapes to pad" not in printed(analysis_text(analysis))

@@ -8,24 +8,6 @@ from mpdiag.analysis.shapes.sizes import Sizes, number
 from mpdiag.analysis.shapes.tensors import Part, dense_strides, layout
 
 
-def test_factors_that_both_have_are_cancelled():
-    u = Sizes()
-    a, b, c = u.new(12), u.new(6), u.new(6)
-    u.equate(number(3) * a, number(6) * b)
-    assert u.resolve(a) == number(2) * b
-    u.equate(number(2) * a * b, number(4) * c * b)
-    assert u.resolve(c) == b
-
-
-def test_a_concatenation():
-    u = Sizes()
-    whole, left, right = u.new(30), u.new(12), u.new(18)
-    u.equate(whole, left + right)
-    assert u.resolve(whole) == left + right
-    u.equate(whole + number(5), left + number(23))
-    assert u.resolve(right) == number(18)
-
-
 @pytest.mark.parametrize(
     ("factors", "values"), [((1, 1), (3, 4)), ((3, 2), (10, 15)), ((2, 1), (6, 12))]
 )
@@ -39,23 +21,6 @@ def test_what_cannot_be_written_in_the_other_is_fixed(factors, values):
     )
     u.equate(number(2) * a, number(12) if values[0] == 6 else number(2 * values[0]))
     assert u.resolve(a) == number(values[0])
-
-
-def test_words_follow_a_class_into_those_it_is_written_in():
-    u = Sizes()
-    a, b, c = u.new(6, "data"), u.new(6, "softmax"), u.new(12)
-    u.equate(c, a + b)
-    u.note(c, "made")
-    u.equate(a, b)
-    assert u.notes_of(b) == {"data", "softmax", "made"}
-
-
-def test_a_long_chain_of_equal_sizes_is_resolved():
-    u = Sizes()
-    chain = [u.new(7) for _ in range(5000)]
-    for younger, older in zip(chain[:0:-1], chain[-2::-1], strict=True):
-        u.equate(younger, older)
-    assert {u.resolve(s) for s in chain} == {chain[0]}
 
 
 @pytest.mark.parametrize(

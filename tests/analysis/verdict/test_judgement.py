@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
+from calls import run
 from judged_runs import parameter, record
-from typer.testing import CliRunner
+from made_runs import write_log
 
 from mpdiag.analysis.analyzer import analyze
 from mpdiag.analysis.operations.rules import OperationFinding
 from mpdiag.analysis.plan_check import check_plan
-from mpdiag.cli import app
 from mpdiag.plan import LossScalePlan, PrecisionPlan
 from mpdiag.runs.results import COMPARISON, StoredComparison, read_comparison, write_comparison
 from mpdiag.runs.training_log import RECORDED
@@ -67,7 +68,8 @@ def test_what_no_plan_can_keep_in_fp32_is_said(tmp_path, monkeypatch):
     places = {"op": "mul_", "aten": "mul_", "where": "train.py:7", "text": "x *= y"}
     told = {"reason": "its result reaches 1e+06", "fix": "multiply in FP32", "without": "NaN"}
     found = OperationFinding("overflow", module=None, **places, **told)
-    monkeypatch.setattr("mpdiag.analysis.analyzer.find_operations", lambda *_: (found,))
+    find = "mpdiag.analysis.operations.detection.find_operations"
+    monkeypatch.setattr(find, lambda *_, **__: (found,))
     verdict = analyze(record(tmp_path / "run")).verdict
     assert verdict.level == "cannot"
     assert verdict.text == (
@@ -75,7 +77,7 @@ def test_what_no_plan_can_keep_in_fp32_is_said(tmp_path, monkeypatch):
         "its result reaches 1e+06. Multiply in FP32."
     )
     in_a_module = replace(found, module="body")
-    monkeypatch.setattr("mpdiag.analysis.analyzer.find_operations", lambda *_: (in_a_module,))
+    monkeypatch.setattr(find, lambda *_, **__: (in_a_module,))
     assert analyze(tmp_path / "run").verdict.level == "expected"
 
 
@@ -85,17 +87,13 @@ def test_what_was_shown_goes_before_what_the_recording_says_and_not_before_its_f
 
 
 def test_a_plan_is_what_it_decides_and_not_why():
-    plan = PrecisionPlan(loss_scale=LossScalePlan(method="constant", init_scale=8.0))
-    same = PrecisionPlan(
-        run="other", loss_scale=LossScalePlan("needed", "constant", 8.0, init_scale=8.0, reason="x")
-    )
-    assert plan.digest() == same.digest()
-    for other in (
-        PrecisionPlan(loss_scale=LossScalePlan(method="constant", init_scale=16.0)),
-        PrecisionPlan(level="O2", loss_scale=plan.loss_scale),
-        PrecisionPlan(target="bf16", loss_scale=plan.loss_scale),
-    ):
-        assert other.digest() != plan.digest()
+    scale = LossScalePlan(method="constant", init_scale=8.0)
+    plan = PrecisionPlan(loss_scale=scale)
+    told = replace(plan, run="other", loss_scale=replace(scale, need="needed", recommended=8.0))
+    assert replace(told, loss_scale=replace(told.loss_scale, reason="x")).digest() == plan.digest()
+    louder = {"loss_scale": replace(scale, init_scale=16.0)}
+    for other in (louder, {"level": "O2"}, {"target": "bf16"}):
+        assert replace(plan, **other).digest() != plan.digest()
 
 
 def test_a_comparison_that_cannot_be_read_is_none(tmp_path):
@@ -105,145 +103,115 @@ def test_a_comparison_that_cannot_be_read_is_none(tmp_path):
         assert read_comparison(tmp_path) is None
 
 
-# -- no positive verdict ---------------------------------------------------------------------------
+# -- what a recording is, and what it lacks -----------------------------------------------------------
+
+AUTOCAST = {"precision": {"autocast": ["float16"], "autocast_off": False}}
+HALVES = {"autocast": [], "half_parameters": 9, "half_parameter_count_total": 9}
+FAILURE = {"where": "writing", "error": "OSError: [Errno 28] No space left"}
+FAILED = {"state": "failed", "failures": [{"step": 7, **FAILURE}], "steps_seen": 99}
+SEEN = {"type": "Adam", "steps_taken": 300, "steps_recorded": 30}
+MISSED = {"type": "LBFGS", "steps_taken": 1, "steps_recorded": 0, "evaluations": 1}
+SEARCHING = {"type": "LBFGS", "steps_taken": 3, "steps_recorded": 3, "evaluations": 61}
+ONCE = {"type": "SGD", "steps_taken": 30, "steps_recorded": 30, "evaluations": 30}
+REASON = "no gradient reached it in a recorded step"
+MODULES = [
+    *({"name": n, "what": "module", "type": "Linear", "recorded": True} for n in ("layer", "lost")),
+    parameter("layer.weight", 300),
+    parameter("lost.weight", 100, REASON),
+    parameter("still.weight", 600, "frozen: it has neither gradient nor update"),
+]
+LOST = [
+    {"name": "lost.weight", "what": "parameter", "reason": REASON},
+    {"name": "lost", "what": "activation_grad", "reason": "no gradient reached its output"},
+]
+COUNTS = {"parameters": 400, "gradients": 400, "modules": 4, "activation_gradients": 1}
+# Those that the run states go before its table.
+STATED = COUNTS | {f"{name}_seen": 100 if count == 400 else 1 for name, count in COUNTS.items()}
+
+# name: the recording, the level, what the text says, what was not examined
+RECORDINGS = {
+    "no optimizer": ({"optimizers": []}, "cannot", "has no optimizer", ""),
+    "autocast": (AUTOCAST, "cannot", "autocast in float16", ""),
+    "half precision": ({"precision": HALVES}, "cannot", "half precision", ""),
+    "autocast off": ({"precision": HALVES | {"autocast_off": True, "half_parameters": 0}},
+                     "expected", "", ""),
+    "failed": (FAILED, "expected", r"^The recording failed at step 7 \(OSError.*[ (]30 of 99 steps", ""),
+    "failed early": (FAILED | {"steps": 3}, "cannot",
+                     r"^The recording failed at step 7 \(OSError.*[ (]3 of 99 steps", ""),
+    "not ended": ({"state": "recording"}, "expected", "^The recording has not ended", ""),
+    "an optimizer that was not seen": (
+        {"optimizers": [SEEN, MISSED], "steps_seen": 301}, "cannot",
+        r"No step of LBFGS was recorded \(1 step of 301\)", "1 step of LBFGS: none was recorded",
+    ),
+    "an optimizer that searches": (
+        {"optimizers": [SEEN, SEARCHING]}, "cannot",
+        "LBFGS goes by differences between 61 evaluations",
+        "where the search of LBFGS would end in FP16",
+    ),
+    "closures without a search": (
+        {"optimizers": [ONCE, ONCE | {"type": "SAM", "evaluations": 60}]}, "expected", "", "",
+    ),
+    "lost layers": (
+        {"modules": MODULES, "coverage": {"not_recorded": LOST}}, "expected",
+        "the gradients of 75.00 % of the trained parameters and the output gradients of 1 of 2 modules",
+        f"25.00 % of the trained parameters.*1 of 2 modules.*{REASON}",
+    ),
+    "stated counts": (
+        {"modules": MODULES[2:3], "coverage": {"seen": STATED}}, "expected",
+        "25.00 % of the trained parameters", "",
+    ),
+    "two steps": ({"steps": 2}, "expected",
+                  r"bounds little.* up to 77.64 % of all steps \(95 % confidence\).* this trains", ""),
+    "19 steps": ({"steps": 19}, "expected",
+                 r"bounds little.* up to 14.59 % of all steps \(95 % confidence\).* this trains", ""),
+    "20 steps": ({"steps": 20}, "expected", "^((?!bounds little).)*this trains in FP16", ""),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("meta", "words"),
-    [
-        ({"optimizers": []}, "has no optimizer"),
-        ({"precision": {"autocast": ["float16"], "autocast_off": False}}, "autocast in float16"),
-        (
-            {"precision": {"autocast": [], "half_parameters": 9, "half_parameter_count_total": 9}},
-            "half precision",
-        ),
-    ],
-)
-def test_what_is_no_recording_of_an_fp32_training_gets_no_positive_verdict(tmp_path, meta, words):
+@pytest.mark.parametrize("case", RECORDINGS)
+def test_what_a_recording_is_and_lacks_bounds_its_verdict(tmp_path, case):
+    meta, level, text, clause = RECORDINGS[case]
+    folder = record(tmp_path / "run", **meta)
+    analysis = analyze(folder)
+    verdict = analysis.verdict
+    assert verdict.level == level
+    assert re.search(text, verdict.text)
+    assert not clause or any(re.search(clause, one) for one in verdict.not_examined)
+    assert case != "autocast off" or "whether the script's own autocast was on" not in (
+        verdict.not_examined
+    )
+    # No gate passes by what was not seen; what was recorded of a search is held against a plan.
+    assert ("No step of LBFGS" in analysis.unanswered) == (MISSED in meta.get("optimizers", []))
+    searches = SEARCHING in meta.get("optimizers", [])
+    assert ("optimizer-searches" in {f.code for f in analysis.findings}) == searches
+    if searches:
+        assert not analysis.unanswered
+    if len(meta.get("optimizers", [])) == 2:
+        assert compared(folder, "equivalent", analysis.plan).level == "shown"
+
+
+@pytest.mark.parametrize("case", ["no optimizer", "autocast", "half precision"])
+def test_what_is_no_recording_of_an_fp32_training_passes_no_gate(tmp_path, case):
+    meta, _, words, _ = RECORDINGS[case]
     analysis = analyze(record(tmp_path / "run", **meta))
-    assert analysis.verdict.level == "cannot"
-    assert words in analysis.verdict.text
     found = check_plan(PrecisionPlan(), analysis.plan, analysis.unanswered).findings
     (finding,) = (f for f in found if f.severity != "info")
     assert (finding.severity, finding.code) == ("error", "plan-not-checked")
     assert words in finding.message
     PrecisionPlan().save(tmp_path / "plan.json")
-    call = ["analyze", str(tmp_path / "run"), "--strict", "--against", str(tmp_path / "plan.json")]
-    assert CliRunner().invoke(app, call).exit_code == 1
+    call = ("analyze", tmp_path / "run", "--strict", "--against", tmp_path / "plan.json")
+    assert run(*call).exit_code == 1
     if "precision" in meta:  # its advice would be circular
         assert analysis.plan.loss_scale.need == "unknown"
         assert not check_plan(PrecisionPlan(), analysis.plan).holds
 
 
-def test_an_fp32_recording_of_a_script_with_autocast_switched_off_is_one(tmp_path):
-    meta = {"precision": {"autocast": [], "autocast_off": True, "half_parameters": 0}}
-    verdict = analyze(record(tmp_path / "run", **meta)).verdict
-    assert verdict.level == "expected"
-    assert "whether the script's own autocast was on" not in verdict.not_examined
-
-
 def test_a_loss_that_was_not_finite_between_recorded_steps_is_a_divergence(tmp_path):
     folder = record(tmp_path / "run", steps_seen=60)
-    lines = [{"step": s, "loss": "nan" if s > 40 else 1.0, "scale": 1.0} for s in range(60)]
-    log = "\n".join(json.dumps(line) for line in [RECORDED, *lines])
-    (folder / "training.jsonl").write_text(log + "\n")
+    lines = ({"step": s, "loss": "nan" if s > 40 else 1.0, "scale": 1.0} for s in range(60))
+    write_log(folder, RECORDED, *lines)
     analysis = analyze(folder)
     assert analysis.verdict.level == "cannot"
     assert "diverges in FP32" in analysis.verdict.text
     finding = next(f for f in analysis.findings if f.code == "non-finite-losses")
     assert finding.evidence == {"steps": 19, "first": 41}
-
-
-@pytest.mark.parametrize(("steps", "level"), [(3, "cannot"), (30, "expected")])
-def test_a_recording_that_failed_says_so_first(tmp_path, steps, level):
-    failure = {"step": steps, "where": "writing", "error": "OSError: [Errno 28] No space left"}
-    folder = record(tmp_path / "run", steps, state="failed", failures=[failure], steps_seen=99)
-    verdict = analyze(folder).verdict
-    assert verdict.text.startswith(f"The recording failed at step {steps} (OSError")
-    assert verdict.level == level
-    assert f"{steps} of 99 steps" in verdict.text
-
-
-def test_a_recording_that_never_ended_says_so_first(tmp_path):
-    verdict = analyze(record(tmp_path / "run", state="recording")).verdict
-    assert verdict.text.startswith("The recording has not ended")
-
-
-# -- optimizers ------------------------------------------------------------------------------------
-
-SEEN = {"type": "Adam", "steps_taken": 300, "steps_recorded": 30}
-
-
-def test_nothing_positive_is_said_where_no_step_of_an_optimizer_was_recorded(tmp_path):
-    missed = {"type": "LBFGS", "steps_taken": 1, "steps_recorded": 0, "evaluations": 1}
-    folder = record(tmp_path / "run", steps_seen=301, optimizers=[SEEN, missed])
-    analysis = analyze(folder)
-    assert analysis.verdict.level == "cannot"
-    assert "No step of LBFGS was recorded (1 step of 301)" in analysis.verdict.text
-    assert "1 step of LBFGS: none was recorded" in analysis.verdict.not_examined
-    assert "No step of LBFGS" in analysis.unanswered  # and no gate passes by it
-    assert compared(folder, "equivalent", analysis.plan).level == "shown"
-
-
-def test_a_search_that_goes_by_differences_is_not_foretold(tmp_path):
-    searching = {"type": "LBFGS", "steps_taken": 3, "steps_recorded": 3, "evaluations": 61}
-    folder = record(tmp_path / "run", optimizers=[SEEN, searching])
-    analysis = analyze(folder)
-    assert analysis.verdict.level == "cannot"
-    assert "LBFGS goes by differences between 61 evaluations" in analysis.verdict.text
-    assert "where the search of LBFGS would end in FP16" in analysis.verdict.not_examined
-    assert "optimizer-searches" in {f.code for f in analysis.findings}
-    assert not analysis.unanswered  # what was recorded of it can still be held against a plan
-    assert compared(folder, "equivalent", analysis.plan).level == "shown"
-
-
-def test_a_closure_that_is_evaluated_once_in_a_step_is_no_search(tmp_path):
-    once = {"type": "SGD", "steps_taken": 30, "steps_recorded": 30, "evaluations": 30}
-    sharpness_aware = {"type": "SAM", "steps_taken": 30, "steps_recorded": 30, "evaluations": 60}
-    analysis = analyze(record(tmp_path / "run", optimizers=[once, sharpness_aware]))
-    assert analysis.verdict.level == "expected"
-    assert "optimizer-searches" not in {f.code for f in analysis.findings}
-
-
-# -- coverage --------------------------------------------------------------------------------------
-
-
-def test_what_was_not_seen_of_the_model_bounds_the_verdict(tmp_path):
-    modules = [
-        {"name": "layer", "what": "module", "type": "Linear", "recorded": True},
-        {"name": "lost", "what": "module", "type": "Linear", "recorded": True},
-        parameter("layer.weight", 300),
-        parameter("lost.weight", 100, "no gradient reached it in a recorded step"),
-        parameter("still.weight", 600, "frozen: it has neither gradient nor update"),
-    ]
-    missing = [
-        {"name": "lost.weight", "what": "parameter", "reason": modules[3]["reason"]},
-        {"name": "lost", "what": "activation_grad", "reason": "no gradient reached its output"},
-    ]
-    coverage = {"not_recorded": missing}
-    verdict = analyze(record(tmp_path / "run", modules=modules, coverage=coverage)).verdict
-    assert (
-        "Seen were only the gradients of 75.00 % of the trained parameters and the output gradients "
-        "of 1 of 2 modules."
-    ) in verdict.text
-    clause = next(c for c in verdict.not_examined if "25.00 % of the trained parameters" in c)
-    assert "1 of 2 modules" in clause
-    assert "no gradient reached it in a recorded step" in clause
-
-
-def test_a_share_that_the_run_states_goes_before_its_table(tmp_path):
-    seen = {"parameters": 400, "parameters_seen": 100, "gradients": 400, "gradients_seen": 100}
-    seen |= {"modules": 4, "modules_seen": 1}
-    seen |= {"activation_gradients": 1, "activation_gradients_seen": 1}
-    run = record(
-        tmp_path / "run", modules=[parameter("layer.weight", 100)], coverage={"seen": seen}
-    )
-    assert "25.00 % of the trained parameters" in analyze(run).verdict.text
-
-
-@pytest.mark.parametrize(("steps", "share"), [(2, "77.64 %"), (19, "14.59 %"), (20, None)])
-def test_what_few_steps_bound_is_said_before_the_expectation(tmp_path, steps, share):
-    text = analyze(record(tmp_path / "run", steps=steps)).verdict.text
-    before, _, _ = text.partition("this trains in FP16")
-    assert ("bounds little" in before) == (share is not None)
-    assert share is None or f"up to {share} of all steps (95 % confidence)" in before

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import copy
-import io
 import warnings
 
 import pytest
 import torch
-from conformance.models import Weighted, perceptron, poisoned, rows, same, values
+from conformance.models import (
+    ONE,
+    Weighted,
+    perceptron,
+    poisoned,
+    rows,
+    same,
+    through_a_file,
+    values,
+)
 from conformance.outcomes import Chapter, NotApplicable
 from conformance.subjects.protocol import Scale, Subject, Training
 from torch import nn
 
 CHAPTER = Chapter("Checkpoints")
-
-ONE = torch.ones(2)
-APEX = "Apex: tests/L0/run_amp/test_checkpointing.py"
 
 
 def adam(model: nn.Module) -> torch.optim.Optimizer:
@@ -30,7 +35,7 @@ def some(training: Training, steps: range) -> None:
         training.step()
 
 
-@CHAPTER.behaviour(f"{APEX}, test_restoring; torch: docs, Saving/Resuming")
+@CHAPTER.behaviour
 def resumed_bit_for_bit(subject: Subject) -> None:
     """Resumed from a file into new objects, training goes on bit for bit."""
     model = perceptron()
@@ -41,18 +46,16 @@ def resumed_bit_for_bit(subject: Subject) -> None:
         model = perceptron()
         with subject.training(model, adam(model), Scale(64.0, interval=2)) as training:
             some(training, range(stop))
-            file = io.BytesIO()
-            torch.save(training.state(), file)
-        file.seek(0)
+            state = through_a_file(training.state())
         other = perceptron(seed=1)
         with subject.training(other, adam(other), Scale(64.0, interval=2)) as training:
-            training.load(torch.load(file, weights_only=True))
+            training.load(state)
             some(training, range(stop, 6))
             assert same(training.weights(), whole), f"stopped at {stop}"
             assert training.scale == scale
 
 
-@CHAPTER.behaviour("torch: docs, state_dict")
+@CHAPTER.behaviour
 def a_state_is_a_copy_in_a_file(subject: Subject) -> None:
     """A state loaded twice gives the same training twice."""
     model = perceptron()
@@ -67,13 +70,7 @@ def a_state_is_a_copy_in_a_file(subject: Subject) -> None:
     assert same(*found)
 
 
-EDITED = "a plan whose init_scale was edited begins the scale anew, and a warning says so"
-
-
-@CHAPTER.behaviour(
-    "torch: test/test_torch.py, test_grad_scaling_state_dict",
-    on_purpose=dict.fromkeys(("O0", "O1", "O2", "O3"), EDITED),
-)
+@CHAPTER.behaviour
 def a_state_of_another_scale(subject: Subject) -> None:
     """A state loaded by a training begun at another scale brings its own scale."""
     with subject.training(Weighted(), scale=Scale(64.0)) as training:
@@ -86,19 +83,7 @@ def a_state_of_another_scale(subject: Subject) -> None:
         assert training.scale == 64
 
 
-@CHAPTER.behaviour("torch: docs, Saving/Resuming")
-def saved_after_an_abandoned_accumulation(subject: Subject) -> None:
-    """A state can be saved after gradients that waited were cleared by ``zero_grad``."""
-    with subject.training(Weighted()) as training:
-        training.backward(training.forward(ONE).sum())
-        training.optimizer.zero_grad()
-        assert training.state()
-
-
-@CHAPTER.behaviour(
-    "torch: torch/nn/modules/module.py, load_state_dict",
-    instead="the model is loaded before the optimizer refuses",
-)
+@CHAPTER.behaviour
 def a_refused_state_changes_nothing(subject: Subject) -> None:
     """A state whose optimizer does not fit is refused, and the model stays as it was."""
     model = Weighted()
@@ -114,23 +99,20 @@ def a_refused_state_changes_nothing(subject: Subject) -> None:
         assert model.weight.tolist() == [7, 8]
 
 
-@CHAPTER.behaviour("Lightning: tests/tests_fabric/plugins/precision/test_amp.py, state_dict")
+@CHAPTER.behaviour
 def the_models_own_checkpoint(subject: Subject) -> None:
     """``torch.save(model.state_dict())`` after training loads into a plain FP32 model, in full."""
     model = perceptron()
     with subject.training(model, rate=0.01) as training:
         some(training, range(3))
         expected = training.weights()
-    file = io.BytesIO()
-    torch.save(model.state_dict(), file)
-    file.seek(0)
     other = perceptron(seed=1)
-    other.load_state_dict(torch.load(file, weights_only=True))
+    other.load_state_dict(through_a_file(model.state_dict()))
     assert same(dict(other.named_parameters()), expected)
     assert all(p.dtype == torch.float32 for p in other.parameters())
 
 
-@CHAPTER.behaviour("DeepSpeed: tests/unit/checkpoint; torch: fused optimizers")
+@CHAPTER.behaviour
 def an_optimizer_with_a_past(subject: Subject) -> None:
     """An optimizer that stepped before training began, a fused one too, goes on with its state."""
     kinds = {torch.optim.Adam: {"eps": 1e-3}, torch.optim.Adagrad: {"eps": 1e-3}}
@@ -148,7 +130,7 @@ def an_optimizer_with_a_past(subject: Subject) -> None:
                 assert all(bool(w.isfinite().all()) for w in training.weights().values())
 
 
-@CHAPTER.behaviour("torch: docs, Optimizer")
+@CHAPTER.behaviour
 def the_optimizer_after_training(subject: Subject) -> None:
     """After training is closed, model and optimizer train on in plain FP32."""
     model = perceptron()
@@ -168,7 +150,7 @@ def the_optimizer_after_training(subject: Subject) -> None:
     assert not any(torch.equal(before[n], after[n]) for n in before)
 
 
-@CHAPTER.behaviour("accelerate: free_memory; Lightning: teardown")
+@CHAPTER.behaviour
 def wrapped_again(subject: Subject) -> None:
     """A model that was trained once can be wrapped and trained again."""
     model = perceptron()

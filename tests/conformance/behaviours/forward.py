@@ -7,39 +7,34 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from conformance.models import INF, Weighted, close, perceptron, poisoned, rows, same, values
+from conformance.models import INF, ONE, Weighted, close, perceptron, poisoned, rows, same, values
 from conformance.outcomes import Chapter, NotApplicable
-from conformance.subjects.protocol import Subject
+from conformance.subjects.protocol import Subject, Training
+from support import Casts
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 CHAPTER = Chapter("Forward passes and buffers")
-
-ONE = torch.ones(2)
-LIGHTNING = "Lightning: tests/tests_pytorch/plugins/precision/test_amp.py"
 
 
 # -- evaluation and the cache of casts -------------------------------------------------------------
 
 
-@CHAPTER.behaviour("Apex: tests/L0/run_amp/test_cache.py")
+@CHAPTER.behaviour
 def evaluation_between_steps(subject: Subject) -> None:
     """An evaluation without gradients between two steps leaves the second one right."""
     found = []
-    for evaluate in (False, True):
-        model = perceptron()
-        with subject.training(model, rate=0.1) as training:
+    for between in ((), (rows(5),)):
+        with subject.training(perceptron(), rate=0.1) as training:
             for i in range(2):
                 training.train(rows(i))
-                if evaluate:
-                    with torch.no_grad():
-                        training.forward(rows(5))
+                with torch.no_grad():
+                    _ = [training.forward(x) for x in between]
             found.append(training.weights())
     assert same(*found)
 
 
-@CHAPTER.behaviour(f"{LIGHTNING}, test_amp_with_no_grad, test_amp_with_inference_mode")
+@CHAPTER.behaviour
 def evaluation_in_the_same_context(subject: Subject) -> None:
     """A forward pass under ``no_grad`` or ``inference_mode`` in the context of the training one."""
     for quiet in (torch.no_grad, torch.inference_mode):
@@ -57,21 +52,17 @@ def evaluation_in_the_same_context(subject: Subject) -> None:
             assert not any(torch.equal(before[n], after[n]) for n in before), quiet.__name__
 
 
-@CHAPTER.behaviour("torch: docs, Typical Mixed Precision Training")
-def evaluation_sees_new_weights(subject: Subject) -> None:
+@CHAPTER.trained()
+def evaluation_sees_new_weights(training: Training) -> None:
     """A forward pass after a step computes with the new weights."""
-    with subject.training(Weighted()) as training:
-        training.train(ONE)
-        with torch.no_grad():
-            assert training.forward(ONE).tolist() == [0.5, 1.5]
-        training.model.eval()
+    training.train(ONE)
+    with torch.no_grad():
         assert training.forward(ONE).tolist() == [0.5, 1.5]
+    training.model.eval()
+    assert training.forward(ONE).tolist() == [0.5, 1.5]
 
 
-@CHAPTER.behaviour(
-    "torch: docs, Typical Mixed Precision Training",
-    instead="computes with the casts of the old weights",
-)
+@CHAPTER.behaviour
 def a_step_inside_the_context(subject: Subject) -> None:
     """A step inside the context for forward passes: the next pass computes with the new weights."""
     model = nn.Linear(256, 64, bias=False)
@@ -83,7 +74,7 @@ def a_step_inside_the_context(subject: Subject) -> None:
         assert training.model(x).float().mean().item() == 128.0
 
 
-@CHAPTER.behaviour("torch: docs, Typical Mixed Precision Training")
+@CHAPTER.behaviour
 def an_fp16_step_inside_the_context(subject: Subject) -> None:
     """The same in FP16, with a weight of 2^14 elements."""
     if not subject.ours:
@@ -98,20 +89,7 @@ def an_fp16_step_inside_the_context(subject: Subject) -> None:
             assert training.model(x).float().mean().item() == expected
 
 
-class Casts(TorchDispatchMode):
-    """Counts the casts of one tensor to half."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        super().__init__()
-        self.tensor, self.count = tensor, 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.aten._to_copy.default and args[0] is self.tensor:
-            self.count += 1
-        return func(*args, **(kwargs or {}))
-
-
-@CHAPTER.behaviour("torch: test/test_autocast.py, test_cast_cache_is_global")
+@CHAPTER.behaviour
 def a_weight_is_cast_once(subject: Subject) -> None:
     """A weight that is used three times in one context is cast once."""
     if not subject.casts_operations:
@@ -131,9 +109,7 @@ def a_weight_is_cast_once(subject: Subject) -> None:
 
 
 class Product(torch.autograd.Function):
-    """A matrix product that says in which dtype its own code ran."""
-
-    dtypes: list[torch.dtype]
+    """A matrix product."""
 
     @staticmethod
     @torch.amp.custom_fwd(device_type="cpu")
@@ -180,7 +156,7 @@ class WithFunctions(nn.Module):
         return FP32Exp.apply(Product.apply(x, self.weight))
 
 
-@CHAPTER.behaviour("torch: test/test_cuda.py, test_autocast_custom_enabled, _custom_cast_inputs")
+@CHAPTER.behaviour
 def custom_functions(subject: Subject) -> None:
     """A ``custom_fwd`` function trains; with ``cast_inputs`` its inputs are FP32."""
     plain = WithFunctions()
@@ -210,7 +186,7 @@ class Checkpointed(nn.Module):
         return result
 
 
-@CHAPTER.behaviour("torch: test/test_cuda.py, test_autocast_checkpointing")
+@CHAPTER.behaviour
 def activation_checkpointing(subject: Subject) -> None:
     """Activation checkpointing changes no bit of the weights."""
     found = []
@@ -223,7 +199,7 @@ def activation_checkpointing(subject: Subject) -> None:
     assert same(found[0], found[2])
 
 
-@CHAPTER.behaviour("torch: docs, Reproducibility")
+@CHAPTER.behaviour
 def dropout_is_repeatable(subject: Subject) -> None:
     """The same seed gives the same training with dropout."""
     found = []
@@ -237,7 +213,7 @@ def dropout_is_repeatable(subject: Subject) -> None:
     assert same(*found)
 
 
-@CHAPTER.behaviour("torch: test/nn/test_module_hooks.py")
+@CHAPTER.behaviour
 def module_hooks(subject: Subject) -> None:
     """Forward hooks and full backward hooks of modules run, and what they return counts."""
     model = Weighted()
@@ -251,7 +227,7 @@ def module_hooks(subject: Subject) -> None:
         assert values(training.weights()) == [0, 1]
 
 
-@CHAPTER.behaviour("torch: docs, nested outputs")
+@CHAPTER.behaviour
 def nested_inputs_and_outputs(subject: Subject) -> None:
     """Models with dicts, lists and None among inputs and outputs train."""
 
@@ -275,8 +251,6 @@ def nested_inputs_and_outputs(subject: Subject) -> None:
 
 # -- buffers ---------------------------------------------------------------------------------------
 
-STAYS = "the statistics stay infinite or NaN"
-
 
 class OwnNorm(nn.Module):
     """Batch normalisation by ``F.batch_norm`` on buffers of its own."""
@@ -290,7 +264,7 @@ class OwnNorm(nn.Module):
         return F.batch_norm(x, self.mean, self.variance, training=self.training)
 
 
-@CHAPTER.behaviour("pytorch issues 88474, 90342 and 115500", instead=STAYS)
+@CHAPTER.behaviour
 def batch_norm_after_a_skip(subject: Subject) -> None:
     """A skipped step leaves statistics as they were, of batch norm and of one written by hand."""
     for norm in (nn.BatchNorm1d(4), OwnNorm()):
@@ -306,7 +280,7 @@ def batch_norm_after_a_skip(subject: Subject) -> None:
             assert all(torch.equal(b, before[n]) for n, b in model.named_buffers())
 
 
-@CHAPTER.behaviour("torch: test/test_nn.py, batch norm")
+@CHAPTER.behaviour
 def batch_norm_statistics(subject: Subject) -> None:
     """Batch norm's running statistics agree with FP32's."""
     plain = nn.BatchNorm1d(4)
@@ -323,38 +297,31 @@ def batch_norm_statistics(subject: Subject) -> None:
         assert int(model.num_batches_tracked) == 3
 
 
-@CHAPTER.behaviour("torch: docs, torch.amp")
-def a_loss_that_is_not_finite(subject: Subject) -> None:
+@CHAPTER.trained([0.5, 1.5])
+def a_loss_that_is_not_finite(training: Training) -> None:
     """A NaN in the inputs skips the step, and training goes on with the next batch."""
-    with subject.training(Weighted()) as training:
-        training.backward(training.forward(torch.tensor([1.0, math.nan])).sum())
-        assert not training.step()
-        assert training.train(ONE)
-        assert values(training.weights()) == [0.5, 1.5]
+    training.backward(training.forward(torch.tensor([1.0, math.nan])).sum())
+    assert not training.step()
+    assert training.train(ONE)
 
 
-@CHAPTER.behaviour(
-    "torch: torch/amp/grad_scaler.py",
-    instead="the step is taken",
-)
-def a_nan_loss_with_finite_gradients(subject: Subject) -> None:
+@CHAPTER.trained()
+def a_nan_loss_with_finite_gradients(training: Training) -> None:
     """A loss that is NaN skips the step, even where its gradients are finite."""
-    with subject.training(Weighted()) as training:
-        output = training.forward(ONE)
-        training.backward(output.sum() + math.nan)
-        assert not training.step()
+    output = training.forward(ONE)
+    training.backward(output.sum() + math.nan)
+    assert not training.step()
 
 
-@CHAPTER.behaviour("torch: test/test_torch.py, test_grad_scaling_autocast")
-def two_batches_of_other_shapes(subject: Subject) -> None:
+@CHAPTER.trained(model=perceptron, rate=0.1)
+def two_batches_of_other_shapes(training: Training) -> None:
     """Batches of other sizes, an empty one among them, train."""
-    with subject.training(perceptron(), rate=0.1) as training:
-        for count in (8, 3, 0, 1):
-            assert training.train(rows(0, count)) or count == 0
-        assert all(bool(torch.isfinite(w).all()) for w in training.weights().values())
+    for count in (8, 3, 0, 1):
+        assert training.train(rows(0, count)) or count == 0
+    assert all(bool(torch.isfinite(w).all()) for w in training.weights().values())
 
 
-@CHAPTER.behaviour("torch: test/test_autograd.py")
+@CHAPTER.behaviour
 def gradients_of_inputs(subject: Subject) -> None:
     """Gradients of inputs carry the scale and are those of FP32 otherwise."""
     plain, x = perceptron(), rows(0).requires_grad_()
@@ -366,7 +333,7 @@ def gradients_of_inputs(subject: Subject) -> None:
     assert close(found, {"x": x.grad}, 5e-3)
 
 
-@CHAPTER.behaviour("torch: docs, Autograd mechanics")
+@CHAPTER.behaviour
 def an_abandoned_pass(subject: Subject) -> None:
     """A forward pass that is thrown away without a backward pass leaves nothing behind."""
     found = []

@@ -4,22 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
-from conformance.models import INF, Weighted, poisoned, values
+from conformance.models import INF, ONE, Weighted, poisoned, values
 from conformance.outcomes import Chapter
-from conformance.subjects.protocol import Scale, Subject
+from conformance.subjects.protocol import Scale, Subject, Training
 from torch import nn
 
 CHAPTER = Chapter("Training loops", about_loops=True)
 
-TORCH = "torch: test/test_torch.py"
-APEX = "Apex: tests/L0/run_amp"
-ONE = torch.ones(2)
 
-
-# -- clipping --------------------------------------------------------------------------------------
-
-
-@CHAPTER.behaviour(f"{TORCH}, test_grad_scaling_clipping_separate_unscale")
+@CHAPTER.behaviour
 def clipping_sees_unscaled_gradients(subject: Subject) -> None:
     """The norm that clipping returns, and the step after it, are those of unscaled gradients."""
     with subject.training(Weighted(), scale=Scale(1024.0)) as training:
@@ -32,79 +25,30 @@ def clipping_sees_unscaled_gradients(subject: Subject) -> None:
         )
 
 
-@CHAPTER.behaviour(
-    f"{TORCH}, test_grad_scaling_clipping_separate_unscale",
-)
-def clipping_the_models_parameters(subject: Subject) -> None:
+@CHAPTER.trained(scale=Scale(1024.0))
+def clipping_the_models_parameters(training: Training) -> None:
     """``clip_grad_norm_(model.parameters())`` after unscaling clips, or raises: it never returns 0."""
-    model = Weighted()
-    with subject.training(model, scale=Scale(1024.0)) as training:
-        training.backward(training.forward(torch.tensor([3.0, 4.0])).sum())
-        training.unscale()
-        try:
-            norm = float(nn.utils.clip_grad_norm_(model.parameters(), 2.5))
-        except RuntimeError:
-            return
-        assert norm == 5.0
-        training.step()
-        assert values(training.weights()) == pytest.approx([0.25, 1.0], abs=1e-3)
+    training.backward(training.forward(torch.tensor([3.0, 4.0])).sum())
+    training.unscale()
+    try:
+        norm = float(nn.utils.clip_grad_norm_(training.raw.parameters(), 2.5))
+    except RuntimeError:
+        return
+    assert norm == 5.0
+    training.step()
+    assert values(training.weights()) == pytest.approx([0.25, 1.0], abs=1e-3)
 
 
-@CHAPTER.behaviour(f"{TORCH}, test_grad_scaling_clipping")
-def clipping_scaled_gradients(subject: Subject) -> None:
+@CHAPTER.trained(scale=Scale(64.0))
+def clipping_scaled_gradients(training: Training) -> None:
     """Clipping by hand at a limit times the scale, before unscaling, is clipping at the limit."""
-    model = Weighted()
-    with subject.training(model, scale=Scale(64.0)) as training:
-        training.backward(training.forward(torch.tensor([3.0, 4.0])).sum())
-        nn.utils.clip_grad_norm_(model.parameters(), 2.5 * training.scale)
-        training.step()
-        assert values(training.weights()) == pytest.approx([0.25, 1.0], abs=2e-3)
+    training.backward(training.forward(torch.tensor([3.0, 4.0])).sum())
+    nn.utils.clip_grad_norm_(training.raw.parameters(), 2.5 * training.scale)
+    training.step()
+    assert values(training.weights()) == pytest.approx([0.25, 1.0], abs=2e-3)
 
 
-@CHAPTER.behaviour(
-    "Lightning: tests/tests_pytorch/plugins/precision/test_amp.py, test_clip_gradients",
-    instead={"Lightning": "raises an error unless it is told not to"},
-)
-def clipping_with_an_overflow(subject: Subject) -> None:
-    """Clipping gradients that overflowed leaves the step skipped."""
-    with subject.training(Weighted()) as training:
-        training.backward(poisoned(training.forward(ONE)).sum())
-        training.clip(1.0)
-        assert not training.step()
-        assert values(training.weights()) == [1, 2]
-
-
-# -- accumulation ----------------------------------------------------------------------------------
-
-
-@CHAPTER.behaviour(f"{TORCH}, test_grad_scaling_accumulation; accelerate: tests/test_grad_sync.py")
-def accumulation(subject: Subject) -> None:
-    """Gradients of several backward passes add up in one step."""
-    with subject.training(Weighted()) as training:
-        for part in (0.25, 0.5, 0.25):
-            training.backward((training.forward(ONE) * part).sum())
-        assert training.step()
-        assert values(training.weights()) == [0.5, 1.5]
-
-
-@CHAPTER.behaviour(f"{TORCH}, test_grad_scaling_accumulation")
-def an_overflow_in_one_part(subject: Subject) -> None:
-    """An overflow in the first of several accumulated parts skips the step."""
-    with subject.training(Weighted()) as training:
-        training.backward(poisoned(training.forward(ONE)).sum())
-        training.backward(training.forward(ONE).sum())
-        assert not training.step()
-        assert values(training.weights()) == [1, 2]
-
-
-@CHAPTER.behaviour(
-    "torch: torch/amp/grad_scaler.py (a note forbids it)",
-    instead={
-        "torch.amp": "the earlier part counts half",
-        "Accelerate": "the same",
-        "Lightning": "the same",
-    },
-)
+@CHAPTER.behaviour
 def a_change_of_scale_within_an_accumulation(subject: Subject) -> None:
     """A change of scale between accumulated parts weighs all parts alike."""
     first, second = Weighted(), Weighted()
@@ -119,44 +63,7 @@ def a_change_of_scale_within_an_accumulation(subject: Subject) -> None:
         assert values(training.weights(training.models[0])) == [0, 1]
 
 
-@CHAPTER.behaviour("torch: docs, Working with Unscaled Gradients")
-def zero_grad_forgets(subject: Subject) -> None:
-    """``zero_grad`` before a step throws the gradients of an abandoned pass away, overflow included."""
-    with subject.training(Weighted()) as training:
-        training.backward(poisoned(training.forward(ONE)).sum())
-        training.optimizer.zero_grad()
-        assert training.train(ONE)
-        assert values(training.weights()) == [0.5, 1.5]
-
-
-@CHAPTER.behaviour("torch: test/test_optim.py, set_to_none")
-def zero_grad_to_zero(subject: Subject) -> None:
-    """``zero_grad(set_to_none=False)`` leaves zeros, and training goes on."""
-    with subject.training(Weighted()) as training:
-        training.backward(training.forward(ONE).sum())
-        training.optimizer.zero_grad(set_to_none=False)
-        training.backward(training.forward(ONE).sum())
-        assert training.step()
-        assert values(training.weights()) == [0.5, 1.5]
-
-
-@CHAPTER.behaviour("torch: docs, Autograd mechanics")
-def model_zero_grad(subject: Subject) -> None:
-    """``model.zero_grad()`` clears what waits for a step."""
-    with subject.training(Weighted()) as training:
-        training.backward(training.forward(ONE).sum())
-        training.model.zero_grad()
-        training.backward(training.forward(ONE).sum())
-        assert training.step()
-        assert values(training.weights()) == [0.5, 1.5]
-
-
-# -- several models, optimizers, losses ------------------------------------------------------------
-
-
-@CHAPTER.behaviour(
-    f"{APEX}/test_multiple_models_optimizers_losses.py, test_2models2losses1optimizer"
-)
+@CHAPTER.behaviour
 def two_models_one_optimizer(subject: Subject) -> None:
     """Two models, two losses, one optimizer: an overflow in either loss skips both."""
     for bad in range(2):
@@ -173,13 +80,7 @@ def two_models_one_optimizer(subject: Subject) -> None:
             assert all(values(training.weights(m)) == [0.5, 1.5] for m in training.models)
 
 
-UPDATED = "the first step changes the scale by which the second one's gradients are then divided"
-
-
-@CHAPTER.behaviour(
-    f"{TORCH}, test_grad_scaling_multiple; {APEX}, test_2models2losses2optimizers",
-    instead={"Accelerate": UPDATED, "Lightning": UPDATED},
-)
+@CHAPTER.behaviour
 def two_models_two_optimizers(subject: Subject) -> None:
     """Two models with an optimizer each: an overflow in one skips that one alone."""
     for bad in range(2):
@@ -193,9 +94,7 @@ def two_models_two_optimizers(subject: Subject) -> None:
             assert found[1 - bad] == [0.5, 1.5]
 
 
-@CHAPTER.behaviour(
-    f"{APEX}/test_multiple_models_optimizers_losses.py, test_3models2losses2optimizers"
-)
+@CHAPTER.behaviour
 def a_model_shared_by_two_losses(subject: Subject) -> None:
     """A model shared by two losses receives the gradients of both."""
     shared, first, second = Weighted(1.0, 1.0), Weighted(2.0, 2.0), Weighted(4.0, 4.0)
@@ -208,13 +107,7 @@ def a_model_shared_by_two_losses(subject: Subject) -> None:
         assert values(training.weights(training.models[0])) == [-2, -2]
 
 
-@CHAPTER.behaviour(
-    f"{TORCH}, test_grad_scaling_multiple",
-    instead={
-        "Accelerate": "adjusts after every optimizer: the scale grows twice as fast",
-        "Lightning": "adjusts after every optimizer: the scale grows twice as fast",
-    },
-)
+@CHAPTER.behaviour
 def two_optimizers_grow_the_scale_once(subject: Subject) -> None:
     """Two optimizers stepped one after the other count as one step of the growth interval."""
     with subject.training([Weighted(), Weighted()], scale=Scale(64.0, interval=2)) as training:
@@ -224,9 +117,7 @@ def two_optimizers_grow_the_scale_once(subject: Subject) -> None:
         assert training.scale == 64
 
 
-@CHAPTER.behaviour(
-    "Lightning: tests/tests_pytorch/trainer/optimization/test_manual_optimization.py"
-)
+@CHAPTER.behaviour
 def a_gan(subject: Subject) -> None:
     """Generator and discriminator in turn, with gradients that pass through the other one."""
     generator, discriminator = Weighted(1.0, 1.0), Weighted(2.0, 2.0)
@@ -245,7 +136,7 @@ def a_gan(subject: Subject) -> None:
         assert values(training.weights(made)) == [1.78515625, 1.78515625]
 
 
-@CHAPTER.behaviour("torch: torch/amp/grad_scaler.py, step")
+@CHAPTER.behaviour
 def a_step_without_gradients_is_refused(subject: Subject) -> None:
     """A step for which there is no gradient raises an error rather than do nothing."""
     with (
@@ -255,7 +146,7 @@ def a_step_without_gradients_is_refused(subject: Subject) -> None:
         training.step()
 
 
-@CHAPTER.behaviour("torch: test/test_optim.py")
+@CHAPTER.behaviour
 def unused_parameters(subject: Subject) -> None:
     """Parameters without gradients, or without elements, are left alone."""
     model = Weighted()

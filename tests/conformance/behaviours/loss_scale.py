@@ -5,15 +5,11 @@ from __future__ import annotations
 import math
 
 import torch
-from conformance.models import INF, NAN, Weighted, poisoned, values
-from conformance.outcomes import Chapter, NotApplicable
+from conformance.models import INF, NAN, ONE, Weighted, poisoned, values
+from conformance.outcomes import Chapter
 from conformance.subjects.protocol import Scale, Subject, Training
 
 CHAPTER = Chapter("Loss scale", about_loops=True)
-
-TORCH = "torch: test/test_torch.py"
-APEX = "Apex: tests/L0/run_amp"
-ONE = torch.ones(2)
 
 
 def overflow(training: Training, value: float = INF) -> bool:
@@ -22,16 +18,14 @@ def overflow(training: Training, value: float = INF) -> bool:
     return training.step()
 
 
-@CHAPTER.behaviour(f"{TORCH}, test_grad_scaling_scale")
-def gradients_carry_the_scale(subject: Subject) -> None:
+@CHAPTER.trained(scale=Scale(64.0))
+def gradients_carry_the_scale(training: Training) -> None:
     """Before the step, gradients are the plain ones times the scale."""
-    model = Weighted()
-    with subject.training(model, scale=Scale(64.0)) as training:
-        training.backward(training.forward(torch.tensor([1.0, -3.0])).sum())
-        assert model.weight.grad.tolist() == [64.0, -192.0]
+    training.backward(training.forward(torch.tensor([1.0, -3.0])).sum())
+    assert training.raw.weight.grad.tolist() == [64.0, -192.0]
 
 
-@CHAPTER.behaviour(f"{TORCH}, test_grad_scaling_unscale")
+@CHAPTER.behaviour
 def unscaling_is_exact(subject: Subject) -> None:
     """Unscaled gradients are the plain ones, bit for bit, at a scale of a power of two."""
     for scale in (1.0, 2.0**10):
@@ -42,65 +36,7 @@ def unscaling_is_exact(subject: Subject) -> None:
             assert held.grad.tolist() == [1.5, -0.375]
 
 
-@CHAPTER.behaviour(f"{TORCH}, test_grad_scaling_update_scale; Keras: loss_scale_optimizer_test.py")
-def grows_after_the_interval(subject: Subject) -> None:
-    """The scale grows by its factor after every full interval of finite steps."""
-    with subject.training(Weighted(), scale=Scale(2.0, interval=2)) as training:
-        seen = []
-        for _ in range(8):
-            assert training.train(ONE)
-            seen.append(training.scale)
-        assert seen == [2, 4, 4, 8, 8, 16, 16, 32]
-
-
-@CHAPTER.behaviour(f"{TORCH}, test_grad_scaling_update_scale; Keras: loss_scale_optimizer_test.py")
-def backs_off_on_infinity(subject: Subject) -> None:
-    """Each step with an infinite gradient lowers the scale by its factor."""
-    with subject.training(Weighted(), scale=Scale(400.0)) as training:
-        seen = []
-        for _ in range(4):
-            assert not overflow(training)
-            seen.append(training.scale)
-        assert seen == [200, 100, 50, 25]
-
-
-@CHAPTER.behaviour("DeepSpeed: test_dynamic_loss_scale.py, test_all_overflow")
-def nan_and_negative_infinity_count(subject: Subject) -> None:
-    """NaN and negative infinity lower the scale as infinity does."""
-    with subject.training(Weighted(), scale=Scale(64.0)) as training:
-        assert not overflow(training, -INF)
-        assert not overflow(training, NAN)
-        assert training.scale == 16
-
-
-@CHAPTER.behaviour(f"{TORCH}, test_grad_scaling_update_scale")
-def other_factors(subject: Subject) -> None:
-    """Growth by 3 and backoff by 1/4 are obeyed."""
-    scale = Scale(4.0, growth=3.0, backoff=0.25, interval=2)
-    with subject.training(Weighted(), scale=scale) as training:
-        training.train(ONE)
-        training.train(ONE)
-        assert training.scale == 12
-        overflow(training)
-        assert training.scale == 3
-
-
-@CHAPTER.behaviour(f"{TORCH}, test_grad_scaling_update_scale; jmp: loss_scale_test.py")
-def an_overflow_restarts_the_interval(subject: Subject) -> None:
-    """A skipped step restarts the count of finite steps."""
-    with subject.training(Weighted(), scale=Scale(64.0, interval=3)) as training:
-        training.train(ONE)
-        training.train(ONE)
-        overflow(training)
-        assert training.scale == 32
-        training.train(ONE)
-        training.train(ONE)
-        assert training.scale == 32
-        training.train(ONE)
-        assert training.scale == 64
-
-
-@CHAPTER.behaviour("Keras: loss_scale_optimizer_test.py, test_finite_step")
+@CHAPTER.behaviour
 def a_finite_step_is_the_optimizers(subject: Subject) -> None:
     """A finite step moves the weights by the unscaled gradients."""
     model = Weighted(1.0, 2.0, 3.0, 4.0)
@@ -109,7 +45,7 @@ def a_finite_step_is_the_optimizers(subject: Subject) -> None:
         assert values(training.weights()) == [0.5, -1.0, -0.5, 3.0]
 
 
-@CHAPTER.behaviour("Keras: loss_scale_optimizer_test.py, test_infinite_step")
+@CHAPTER.behaviour
 def an_infinite_step_changes_nothing(subject: Subject) -> None:
     """A step that is not finite leaves weights and the optimizer's state as they were."""
     model = Weighted()
@@ -124,7 +60,7 @@ def an_infinite_step_changes_nothing(subject: Subject) -> None:
         assert all(torch.equal(v, state[n]) for n, v in optimizer.state[held].items())
 
 
-@CHAPTER.behaviour(f"{TORCH}, test_grad_scaling_unscale")
+@CHAPTER.behaviour
 def one_bad_gradient_skips_all(subject: Subject) -> None:
     """One infinite element among all parameters skips the whole step."""
     model = torch.nn.ModuleList([Weighted(), Weighted(3.0, 4.0)])
@@ -140,7 +76,7 @@ def one_bad_gradient_skips_all(subject: Subject) -> None:
         assert values(training.weights()) == [1, 2, 3, 4]
 
 
-@CHAPTER.behaviour(f"{TORCH}, test_grad_scaling_unscale_sparse")
+@CHAPTER.behaviour
 def sparse_gradients(subject: Subject) -> None:
     """Sparse gradients are unscaled exactly."""
     torch.manual_seed(0)
@@ -154,68 +90,46 @@ def sparse_gradients(subject: Subject) -> None:
         assert torch.equal(training.weights()["weight"], expected)
 
 
-@CHAPTER.behaviour(f"{TORCH}, test_grad_scaling_unscale_sparse")
-def sparse_infinity(subject: Subject) -> None:
+@CHAPTER.trained(model=lambda: torch.nn.Embedding(5, 2, sparse=True))
+def sparse_infinity(training: Training) -> None:
     """An infinity in a sparse gradient skips the step."""
-    model = torch.nn.Embedding(5, 2, sparse=True)
-    with subject.training(model) as training:
-        before = training.weights()["weight"]
-        training.backward(poisoned(training.forward(torch.tensor([1, 3]))).sum())
-        assert not training.step()
-        assert torch.equal(training.weights()["weight"], before)
+    before = training.weights()["weight"]
+    training.backward(poisoned(training.forward(torch.tensor([1, 3]))).sum())
+    assert not training.step()
+    assert torch.equal(training.weights()["weight"], before)
 
 
-@CHAPTER.behaviour(
-    f"{TORCH}, test_grad_scaling_unscale_sparse",
-    instead={
-        "torch.amp": "checks entry by entry unless they are FP16, and steps",
-        "Accelerate": "the same",
-        "Lightning": "the same",
-    },
-)
-def sparse_duplicates(subject: Subject) -> None:
+@CHAPTER.trained(model=lambda: torch.nn.Embedding(3, 2, sparse=True), scale=Scale(1.0))
+def sparse_duplicates(training: Training) -> None:
     """Entries of a sparse gradient whose sum overflows never make a weight infinite."""
-    model = torch.nn.Embedding(3, 2, sparse=True)
-    with subject.training(model, scale=Scale(1.0)) as training:
-        output = training.forward(torch.tensor([1, 1, 1, 1, 1]))
-        training.backward(poisoned(output, 2.0**127).sum())
-        training.step()
-        assert bool(torch.isfinite(training.weights()["weight"]).all())
+    output = training.forward(torch.tensor([1, 1, 1, 1, 1]))
+    training.backward(poisoned(output, 2.0**127).sum())
+    training.step()
+    assert bool(torch.isfinite(training.weights()["weight"]).all())
 
 
-@CHAPTER.behaviour(
-    f"{TORCH}, test_grad_scaling_unscale",
-    instead="raises an error",
-    on_purpose=dict.fromkeys(
-        ("O1 by mp.scaler()", "O2 by mp.scaler()"), "raises an error, as GradScaler does"
-    ),
-)
-def unscaling_twice(subject: Subject) -> None:
+@CHAPTER.trained(scale=Scale(64.0))
+def unscaling_twice(training: Training) -> None:
     """Unscaling twice divides once."""
-    with subject.training(Weighted(), scale=Scale(64.0)) as training:
-        training.backward(training.forward(torch.tensor([1.0, 3.0])).sum())
-        training.unscale()
-        training.unscale()
-        (held,) = training.stepped()
-        assert held.grad.tolist() == [1.0, 3.0]
+    training.backward(training.forward(torch.tensor([1.0, 3.0])).sum())
+    training.unscale()
+    training.unscale()
+    (held,) = training.stepped()
+    assert held.grad.tolist() == [1.0, 3.0]
 
 
-@CHAPTER.behaviour(
-    f"{TORCH}, test_params_invalidated_with_grads_invalidated_between_unscale_and_step",
-    instead="steps, and the weights become NaN",
-)
-def nan_after_unscale_is_not_stepped(subject: Subject) -> None:
+@CHAPTER.trained()
+def nan_after_unscale_is_not_stepped(training: Training) -> None:
     """A gradient that becomes NaN after it was unscaled is not stepped."""
-    with subject.training(Weighted()) as training:
-        training.backward(training.forward(ONE).sum())
-        training.unscale()
-        for held in training.stepped():
-            held.grad.fill_(NAN)
-        training.step()
-        assert all(map(math.isfinite, values(training.weights())))
+    training.backward(training.forward(ONE).sum())
+    training.unscale()
+    for held in training.stepped():
+        held.grad.fill_(NAN)
+    training.step()
+    assert all(map(math.isfinite, values(training.weights())))
 
 
-@CHAPTER.behaviour(f"{TORCH}, test_grad_scale_will_not_overflow")
+@CHAPTER.behaviour
 def growth_stays_finite(subject: Subject) -> None:
     """A scale that grows without end stays finite."""
     scale = Scale(2.0**100, growth=2.0**20, interval=1)
@@ -228,14 +142,7 @@ def growth_stays_finite(subject: Subject) -> None:
         assert math.isfinite(training.scale)
 
 
-@CHAPTER.behaviour(
-    "NVIDIA: Training with Mixed Precision User Guide",
-    instead={
-        "torch.amp": "divides by a scale whose reciprocal is infinite; the weights become NaN",
-        "Accelerate": "the same",
-        "Lightning": "the same",
-    },
-)
+@CHAPTER.behaviour
 def a_scale_that_falls_without_end(subject: Subject) -> None:
     """A scale that falls and falls never makes a weight infinite or NaN."""
     scale = Scale(2.0**-120, growth=2.0, backoff=2.0**-20)
@@ -249,55 +156,11 @@ def a_scale_that_falls_without_end(subject: Subject) -> None:
         assert all(map(math.isfinite, values(training.weights())))
 
 
-@CHAPTER.behaviour(f"{TORCH}, test_grad_scaling_state_dict")
-def the_state_round_trips(subject: Subject) -> None:
-    """Scale and count of finite steps go through a state."""
-    scale = Scale(64.0, interval=3)
-    with subject.training(Weighted(), scale=scale) as training:
-        overflow(training)
-        training.train(ONE)
-        training.train(ONE)
-        state = training.state()
-    with subject.training(Weighted(), scale=scale) as training:
-        training.load(state)
-        assert training.scale == 32
-        training.train(ONE)
-        assert training.scale == 64
-
-
-@CHAPTER.behaviour(
-    f"{APEX}/test_checkpointing.py, test_loss_scale_decrease",
-)
-def the_first_steps_may_overflow(subject: Subject) -> None:
-    """From 2^16, a scale that has to fall to 2^4 gets there, and then trains."""
-    if subject.level == "O0":
-        raise NotApplicable("an overflow in FP32 is the model's")
-    with subject.training(Weighted(), scale=Scale(2.0**16)) as training:
-        taken = []
-        for _ in range(14):
-            large = training.scale > 16
-            training.backward(poisoned(training.forward(ONE), INF if large else 1.0).sum())
-            taken.append(training.step())
-        assert taken == [False] * 12 + [True] * 2
-        assert training.scale == 16
-
-
-@CHAPTER.behaviour("OpenSeq2Seq: mp_wrapper_test.py")
-def zero_gradients_are_finite(subject: Subject) -> None:
-    """Gradients that are all zero are a finite step."""
-    with subject.training(Weighted(), scale=Scale(4.0, interval=1)) as training:
-        assert training.train(torch.zeros(2))
-        assert training.scale == 8
-
-
-@CHAPTER.behaviour(f"{TORCH}, test_grad_scaling_scale")
-def a_loss_of_one_element(subject: Subject) -> None:
+@CHAPTER.trained([0.5, 1.5], scale=Scale(64.0))
+def a_loss_of_one_element(training: Training) -> None:
     """A loss of shape (1,) is scaled like a scalar."""
-    model = Weighted()
-    with subject.training(model, scale=Scale(64.0)) as training:
-        training.backward(training.forward(ONE).sum().reshape(1))
-        assert training.step()
-        assert values(training.weights()) == [0.5, 1.5]
+    training.backward(training.forward(ONE).sum().reshape(1))
+    assert training.step()
 
 
 def half_loss(training: Training) -> torch.Tensor:
@@ -307,7 +170,7 @@ def half_loss(training: Training) -> torch.Tensor:
     return output.half().sum(dtype=torch.float16)
 
 
-@CHAPTER.behaviour("torch: torch/amp/grad_scaler.py")
+@CHAPTER.behaviour
 def a_half_loss(subject: Subject) -> None:
     """An FP16 loss of 8 at a scale of 2^15, a product that FP16 cannot hold, gives right gradients."""
     for shape in ((), (1,)):
@@ -317,19 +180,8 @@ def a_half_loss(subject: Subject) -> None:
             assert values(training.weights()) == [7.75, 7.75]
 
 
-TOO_LARGE = (
-    "the gradient of an FP16 loss is the scale itself, and FP16 ends at 65504: "
-    "the step is skipped and the scale falls to 2^15"
-)
-
-
-@CHAPTER.behaviour(
-    "torch: torch/amp/grad_scaler.py",
-    instead="the step is skipped",
-    on_purpose=dict.fromkeys(("O0", "O1", "O2", "O3"), TOO_LARGE),
-)
-def a_half_loss_at_a_larger_scale(subject: Subject) -> None:
+@CHAPTER.trained(model=lambda: Weighted(8.0, 8.0), scale=Scale(2.0**16))
+def a_half_loss_at_a_larger_scale(training: Training) -> None:
     """An FP16 loss at a scale of 2^16 is stepped."""
-    with subject.training(Weighted(8.0, 8.0), scale=Scale(2.0**16)) as training:
-        training.backward(half_loss(training) * 2.0**-6)
-        assert training.step()
+    training.backward(half_loss(training) * 2.0**-6)
+    assert training.step()

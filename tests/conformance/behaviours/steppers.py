@@ -7,29 +7,18 @@ from typing import Any
 
 import pytest
 import torch
-from conformance.models import INF, Weighted, close, perceptron, poisoned, rows, values
+from conformance.models import INF, ONE, Weighted, close, perceptron, poisoned, rows, values
 from conformance.outcomes import Chapter, NotApplicable
-from conformance.subjects.protocol import Scale, Subject
+from conformance.subjects.protocol import Scale, Subject, Training
 from torch import nn
 
 CHAPTER = Chapter("Optimizers, hooks and closures", about_loops=True)
-
-TORCH = "torch: test/test_torch.py"
-APEX = "Apex: tests/L0/run_amp"
-ONE = torch.ones(2)
 
 
 # -- closures and double backward ------------------------------------------------------------------
 
 
-@CHAPTER.behaviour(
-    "torch: torch/amp/grad_scaler.py, step; Lightning: plugins/precision/test_amp.py",
-    instead={
-        "torch.amp": "raises: closures are not supported",
-        "Accelerate": "raises: closures are not supported",
-        "Lightning": "raises: AMP and LBFGS are not compatible",
-    },
-)
+@CHAPTER.behaviour
 def lbfgs(subject: Subject) -> None:
     """LBFGS with a closure trains, as in FP32."""
     model = Weighted(3.0, 4.0)
@@ -45,56 +34,42 @@ def lbfgs(subject: Subject) -> None:
         assert float(closure().detach()) < before / 4
 
 
-@CHAPTER.behaviour(
-    f"{TORCH}, test_grad_scaling_penalty",
-    instead={"Lightning": "Fabric raises where torch.autograd.grad passes through a model"},
-)
-def a_gradient_penalty(subject: Subject) -> None:
+@CHAPTER.trained([-1, -1], model=lambda: Weighted(0.5, 0.5), scale=Scale(64.0))
+def a_gradient_penalty(training: Training) -> None:
     """A penalty on the gradients' norm, by a second backward pass, is that of FP32."""
-    model = Weighted(0.5, 0.5)
-    with subject.training(model, scale=Scale(64.0)) as training:
-        x = torch.ones(2, requires_grad=True)
-        loss = training.forward(x).square().sum()
-        (gradient,) = torch.autograd.grad(loss, x, create_graph=True)  # 2 w² x
-        training.backward(loss + gradient.float().square().sum())  # w² + 4 w⁴
-        assert training.step()
-        # 2 w + 16 w³ = 1 + 2
-        assert values(training.weights()) == [-1, -1]
+    x = torch.ones(2, requires_grad=True)
+    loss = training.forward(x).square().sum()
+    (gradient,) = torch.autograd.grad(loss, x, create_graph=True)  # 2 w² x
+    training.backward(loss + gradient.float().square().sum())  # w² + 4 w⁴
+    assert training.step()
+    # 2 w + 16 w³ = 1 + 2
 
 
-@CHAPTER.behaviour("Apex: issue 654; torch: docs, Gradient penalty")
-def retained_graphs(subject: Subject) -> None:
+@CHAPTER.trained([0, 1])
+def retained_graphs(training: Training) -> None:
     """Two backward passes through one graph with ``retain_graph`` add up."""
-    with subject.training(Weighted()) as training:
-        loss = training.forward(ONE).sum()
-        training.backward(loss, retain_graph=True)
-        training.backward(loss)
-        assert training.step()
-        assert values(training.weights()) == [0, 1]
+    loss = training.forward(ONE).sum()
+    training.backward(loss, retain_graph=True)
+    training.backward(loss)
+    assert training.step()
 
 
 # -- schedulers, hooks, groups ---------------------------------------------------------------------
 
 
-@CHAPTER.behaviour(
-    "pytorch issues 44511 and 55585; Lightning issue 21339",
-    instead="torch warns of lr_scheduler.step() before optimizer.step()",
-)
-def a_scheduler_after_a_skip(subject: Subject) -> None:
+@CHAPTER.trained()
+def a_scheduler_after_a_skip(training: Training) -> None:
     """A scheduler stepped after a first step that was skipped does not warn."""
-    with subject.training(Weighted()) as training:
-        inner = getattr(training.optimizer, "optimizer", training.optimizer)
-        scheduler = torch.optim.lr_scheduler.StepLR(inner, 1, 0.5)
-        training.backward(poisoned(training.forward(ONE)).sum())
-        training.step()
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            scheduler.step()
+    inner = getattr(training.optimizer, "optimizer", training.optimizer)
+    scheduler = torch.optim.lr_scheduler.StepLR(inner, 1, 0.5)
+    training.backward(poisoned(training.forward(ONE)).sum())
+    training.step()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        scheduler.step()
 
 
-@CHAPTER.behaviour(
-    "accelerate: tests/test_optimizer.py, test_accelerated_optimizer_step_was_skipped"
-)
+@CHAPTER.behaviour
 def a_skip_is_told(subject: Subject) -> None:
     """The loop can learn whether a step was skipped: taken, skipped, skipped, taken."""
     told = {
@@ -113,7 +88,7 @@ def a_skip_is_told(subject: Subject) -> None:
         assert seen == [False, True, True, False]
 
 
-@CHAPTER.behaviour("torch: test/test_optim.py, step hooks")
+@CHAPTER.behaviour
 def step_hooks(subject: Subject) -> None:
     """Hooks of the optimizer run around a step that is taken, and not around a skipped one."""
     calls: list[str] = []
@@ -128,7 +103,7 @@ def step_hooks(subject: Subject) -> None:
         assert calls == ["before", "after"]
 
 
-@CHAPTER.behaviour("torch: test/test_autograd.py, tensor hooks")
+@CHAPTER.behaviour
 def parameter_hooks(subject: Subject) -> None:
     """Hooks on parameters run once in each backward pass, and what they return counts."""
     model, seen = Weighted(), []
@@ -139,7 +114,7 @@ def parameter_hooks(subject: Subject) -> None:
         assert values(training.weights()) == [0, 1]
 
 
-@CHAPTER.behaviour("torch: test/test_autograd.py, post-accumulate hooks")
+@CHAPTER.behaviour
 def post_accumulate_hooks(subject: Subject) -> None:
     """Hooks after the accumulation of a parameter's gradient find it in ``.grad``."""
     model, seen = Weighted(), []
@@ -149,7 +124,7 @@ def post_accumulate_hooks(subject: Subject) -> None:
         assert seen == [True]
 
 
-@CHAPTER.behaviour(f"{APEX}/test_add_param_group.py, test_add_param_group")
+@CHAPTER.behaviour
 def a_group_added_later(subject: Subject) -> None:
     """A parameter group added after some steps is trained with its own learning rate."""
     first, second = Weighted(1.0, 1.0), Weighted(1.0, 1.0)
@@ -163,7 +138,7 @@ def a_group_added_later(subject: Subject) -> None:
         assert values(training.weights()) == [0, 0, 0.875, 0.875]
 
 
-@CHAPTER.behaviour("torch: docs, transfer learning")
+@CHAPTER.behaviour
 def frozen_and_thawed(subject: Subject) -> None:
     """A layer frozen with ``requires_grad_(False)`` stands still, and moves again once it is thawed."""
     first, second = Weighted(1.0, 1.0), Weighted(1.0, 1.0)
@@ -176,9 +151,7 @@ def frozen_and_thawed(subject: Subject) -> None:
         assert values(training.weights()) == [0.75, 0.75, 0, 0]
 
 
-@CHAPTER.behaviour(
-    f"{TORCH}, test_grad_scaling_autocast_fused",
-)
+@CHAPTER.behaviour
 def fused_optimizers(subject: Subject) -> None:
     """Fused Adam, AdamW, SGD and Adagrad train as the plain ones do, and skip what is not finite."""
     for kind in (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad):
@@ -198,9 +171,7 @@ def fused_optimizers(subject: Subject) -> None:
         assert close(*found, tolerance=2e-3 if subject.low_model else 1e-6), kind.__name__
 
 
-@CHAPTER.behaviour(
-    f"{APEX}/test_larc.py, test_larc_mixed_precision",
-)
+@CHAPTER.behaviour
 def an_optimizer_around_an_optimizer(subject: Subject) -> None:
     """A wrapper that rescales gradients in its ``step`` (LARC) is stepped on unscaled gradients."""
     if subject.name in ("Accelerate", "Lightning"):
@@ -218,19 +189,9 @@ class Halving:
 
     def __init__(self, inner: torch.optim.Optimizer) -> None:
         self.optim = inner
-        self.param_groups, self.state = inner.param_groups, inner.state
 
-    def zero_grad(self, *args: Any, **kwargs: Any) -> None:
-        self.optim.zero_grad(*args, **kwargs)
-
-    def register_step_post_hook(self, hook: Any) -> Any:
-        return self.optim.register_step_post_hook(hook)
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.optim.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.optim.load_state_dict(state)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.optim, name)
 
     def step(self) -> None:
         for group in self.param_groups:
@@ -240,7 +201,7 @@ class Halving:
         self.optim.step()
 
 
-@CHAPTER.behaviour("torch: torch/amp/grad_scaler.py, step")
+@CHAPTER.behaviour
 def a_step_that_raised_is_tried_again(subject: Subject) -> None:
     """A step tried again after ``optimizer.step()`` raised once unscales once."""
     model = Weighted()
@@ -265,7 +226,7 @@ class Failing(torch.optim.SGD):
         return super().step(closure)
 
 
-@CHAPTER.behaviour("torch: docs, Adam with several groups")
+@CHAPTER.behaviour
 def groups_with_options_of_their_own(subject: Subject) -> None:
     """Groups keep their own learning rate and weight decay, and the loop may change them."""
     model = nn.Sequential(Weighted(1.0, 1.0), Weighted(1.0, 1.0))
@@ -281,27 +242,10 @@ def groups_with_options_of_their_own(subject: Subject) -> None:
         assert values(training.weights())[:2] == [0.5, 0.5]
 
 
-@CHAPTER.behaviour("Lightning: plugins/precision/test_amp_integration.py")
-def a_loop_may_leave_a_step_out(subject: Subject) -> None:
-    """A batch that the loop leaves out, without a backward pass, counts neither way."""
-    with subject.training(Weighted(), scale=Scale(64.0, interval=2)) as training:
-        training.train(ONE)
-        training.forward(ONE)  # this batch is left out
-        assert training.scale == 64
-        training.train(ONE)
-        assert training.scale == 128
-
-
 # -- unusual parameters ----------------------------------------------------------------------------
 
 
-@CHAPTER.behaviour(
-    "torch: torch/amp/grad_scaler.py, unscale_",
-    instead="divides the gradients once for each optimizer",
-    on_purpose=dict.fromkeys(
-        ("O1 by mp.scaler()", "O2 by mp.scaler()"), "refused: mp.step() steps both at once"
-    ),
-)
+@CHAPTER.behaviour
 def one_parameter_in_two_optimizers(subject: Subject) -> None:
     """A parameter that two optimizers hold is stepped by both, on gradients unscaled once."""
     model = Weighted()
@@ -323,23 +267,18 @@ class Rotated(nn.Module):
         return (self.weight * x).real
 
 
-@CHAPTER.behaviour(
-    "torch: test/test_optim.py, complex parameters",
-    instead="raises: its kernel for CPUs takes no complex numbers",
-)
-def complex_parameters(subject: Subject) -> None:
+@CHAPTER.trained(model=Rotated, scale=Scale(64.0))
+def complex_parameters(training: Training) -> None:
     """Complex parameters are unscaled, checked and stepped."""
-    model = Rotated()
-    with subject.training(model, scale=Scale(64.0)) as training:
-        training.backward(training.forward(ONE).sum())
-        assert training.step()
-        assert model.weight.tolist() == [0.5 + 1j, 1.5 - 1j]
-        training.backward(poisoned(training.forward(ONE)).sum())
-        assert not training.step()
-        assert model.weight.tolist() == [0.5 + 1j, 1.5 - 1j]
+    training.backward(training.forward(ONE).sum())
+    assert training.step()
+    assert training.raw.weight.tolist() == [0.5 + 1j, 1.5 - 1j]
+    training.backward(poisoned(training.forward(ONE)).sum())
+    assert not training.step()
+    assert training.raw.weight.tolist() == [0.5 + 1j, 1.5 - 1j]
 
 
-@CHAPTER.behaviour("torch: test/test_torch.py, test_grad_scaling_unscale")
+@CHAPTER.behaviour
 def double_parameters(subject: Subject) -> None:
     """A double parameter beside FP32 ones keeps its precision."""
     model = Weighted()
@@ -366,7 +305,7 @@ class Swapping(torch.optim.SGD):
                 p.data.mul_(2.0)
 
 
-@CHAPTER.behaviour("schedule-free optimizers; accelerate: optimizer.eval()")
+@CHAPTER.behaviour
 def an_optimizer_that_swaps_weights(subject: Subject) -> None:
     """Weights that an optimizer swaps in ``eval()`` and back in ``train()`` are what the model uses."""
     model = Weighted()

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import copy
-import io
 import pickle
+from functools import partial
 
 import torch
-from conformance.models import Weighted, perceptron, poisoned, rows, same, values
-from conformance.outcomes import Chapter, NotApplicable
+from conformance.models import (
+    ONE,
+    Weighted,
+    perceptron,
+    poisoned,
+    rows,
+    same,
+    through_a_file,
+    values,
+)
+from conformance.outcomes import Chapter, NotApplicable, table
 from conformance.subjects.protocol import Subject, Training
 from torch import nn
 from torch.nn.utils import parametrizations, prune
@@ -17,26 +26,24 @@ from mpdiag.errors import UsageError
 
 CHAPTER = Chapter("Weights that a loop changes")
 
-ONE = torch.ones(2)
 
-
-def changed(training: Training) -> list[float]:
-    """The weights after a step that adds nothing to them."""
-    training.train(torch.zeros(2))
-    return values(training.weights())
-
-
-@CHAPTER.behaviour("torch: docs, Saving and Loading Models")
-def load_state_dict(subject: Subject) -> None:
-    """``model.load_state_dict`` in the middle of a training is what training goes on from."""
+def holds(statement: str, weights: str, subject: Subject) -> None:
+    """What a statement writes between two steps, of which the second adds nothing, is still there."""
     model = Weighted()
     with subject.training(model) as training:
         training.train(ONE)
-        model.load_state_dict({"weight": torch.tensor([5.0, 6.0])})
-        assert changed(training) == [5, 6]
+        with torch.no_grad():
+            exec(statement, globals() | {"model": model, "weight": model.weight})
+        training.train(torch.zeros(2))
+        assert values(training.weights()) == [float(x) for x in weights.split()]
 
 
-@CHAPTER.behaviour("Hugging Face: load_best_model_at_end")
+for row in table("written"):
+    check = partial(holds, row["statement"], row["weights"])
+    CHAPTER.add(row["behaviour"], row["source"], check)
+
+
+@CHAPTER.behaviour
 def load_the_best_at_the_end(subject: Subject) -> None:
     """The best weights, loaded after the last step, are still there when training is closed."""
     model = Weighted()
@@ -47,80 +54,20 @@ def load_the_best_at_the_end(subject: Subject) -> None:
     assert model.weight.tolist() == [1, 2]
 
 
-@CHAPTER.behaviour("WGAN's reference code")
-def clamped_by_data(subject: Subject) -> None:
-    """``p.data.clamp_`` after each step, as a WGAN does, holds."""
-    model = Weighted()
-    with subject.training(model) as training:
-        training.train(ONE)
-        model.weight.data.clamp_(-0.25, 0.25)
-        assert changed(training) == [0.25, 0.25]
-
-
-@CHAPTER.behaviour("torch: docs, torch.nn.init")
-def written_without_gradients(subject: Subject) -> None:
-    """What is written in place under ``no_grad`` holds."""
-    model = Weighted()
-    with subject.training(model) as training:
-        training.train(ONE)
-        with torch.no_grad():
-            model.weight.mul_(0.5)
-            nn.init.ones_(model.weight[:1])
-        assert changed(training) == [1, 0.75]
-
-
-@CHAPTER.behaviour("torch: docs, torch.nn")
-def data_assigned(subject: Subject) -> None:
-    """A tensor assigned to ``p.data`` holds."""
-    model = Weighted()
-    with subject.training(model) as training:
-        training.train(ONE)
-        model.weight.data = torch.tensor([3.0, 4.0]).to(model.weight.dtype)
-        assert changed(training) == [3, 4]
-
-
-@CHAPTER.behaviour("torch: docs, reset_parameters")
-def reset_parameters(subject: Subject) -> None:
+@CHAPTER.trained(model=lambda: nn.Linear(2, 1, bias=False))
+def reset_parameters(training: Training) -> None:
     """``reset_parameters`` of a layer in the middle of a training holds."""
-    model = nn.Linear(2, 1, bias=False)
-    with subject.training(model) as training:
-        training.train(ONE)
-        torch.manual_seed(1)
-        model.reset_parameters()
-        expected = model.weight.detach().float().clone()
-        training.train(torch.zeros(2))
-        assert torch.equal(training.weights()["weight"], expected)
+    training.train(ONE)
+    torch.manual_seed(1)
+    training.raw.reset_parameters()
+    expected = training.raw.weight.detach().float().clone()
+    training.train(torch.zeros(2))
+    assert torch.equal(training.weights()["weight"], expected)
 
 
-@CHAPTER.behaviour("torch: docs, multi-tensor kernels")
-def written_by_a_foreach_kernel(subject: Subject) -> None:
-    """What ``torch._foreach_copy_`` writes, past version counters, holds."""
-    model = Weighted()
-    with subject.training(model) as training:
-        training.train(ONE)
-        with torch.no_grad():
-            torch._foreach_copy_([model.weight.data], [torch.tensor([7.0, 8.0])])
-        assert changed(training) == [7, 8]
-
-
-@CHAPTER.behaviour("torch: docs, torch.nn.utils.vector_to_parameters")
-def vector_to_parameters(subject: Subject) -> None:
-    """``vector_to_parameters`` holds."""
-    model = Weighted()
-    with subject.training(model) as training:
-        training.train(ONE)
-        vector = torch.tensor([2.0, 3.0]).to(model.weight.dtype)
-        nn.utils.vector_to_parameters(vector, model.parameters())
-        assert changed(training) == [2, 3]
-
-
-@CHAPTER.behaviour("an average of weights in many scripts")
+@CHAPTER.behaviour
 def an_average_swapped_in_and_out(subject: Subject) -> None:
     """Averaged weights swapped in for an evaluation and out again leave training as it was."""
-    with subject.training(perceptron(), rate=0.1) as training:
-        for i in range(2):
-            training.train(rows(i))
-        plain = training.weights()
     found = []
     for swap in (False, True):
         model = perceptron()
@@ -135,11 +82,10 @@ def an_average_swapped_in_and_out(subject: Subject) -> None:
                     p.data.copy_(before)
             training.train(rows(1))
             found.append(training.weights())
-    assert same(found[0], plain)
-    assert same(found[0], found[1])
+    assert same(*found)
 
 
-@CHAPTER.behaviour("torch: test/test_optim.py, AveragedModel")
+@CHAPTER.behaviour
 def averaged_model(subject: Subject) -> None:
     """``swa_utils.AveragedModel`` averages what the optimizer steps, or is refused."""
     model = Weighted(1.0, 1.0)
@@ -157,7 +103,7 @@ def averaged_model(subject: Subject) -> None:
         assert average.module.weight.float().tolist() == [expected] * 2
 
 
-@CHAPTER.behaviour("torch: torch/optim/swa_utils.py, update_bn")
+@CHAPTER.behaviour
 def update_bn(subject: Subject) -> None:
     """Batch norm's statistics set by ``update_bn`` between steps are not rolled back."""
     model = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 2))
@@ -179,7 +125,7 @@ def update_bn(subject: Subject) -> None:
             raise NotApplicable("a skipped step leaves statistics changed in any case")
 
 
-@CHAPTER.behaviour("torch: docs, weight tying")
+@CHAPTER.behaviour
 def tied_before(subject: Subject) -> None:
     """Weights tied before wrapping stay one, and receive both gradients."""
     first, second = Weighted(1.0, 1.0), Weighted(1.0, 1.0)
@@ -191,7 +137,7 @@ def tied_before(subject: Subject) -> None:
         assert first.weight.tolist() == [0, 0]
 
 
-@CHAPTER.behaviour("torch: docs, weight tying")
+@CHAPTER.behaviour
 def tied_by_assignment(subject: Subject) -> None:
     """Weights tied by assignment in the middle of a training are one from then on."""
     first, second = Weighted(1.0, 1.0), Weighted(0.5, 0.5)
@@ -205,7 +151,7 @@ def tied_by_assignment(subject: Subject) -> None:
         assert second.weight is first.weight
 
 
-@CHAPTER.behaviour("torch: test/nn/test_pruning.py")
+@CHAPTER.behaviour
 def pruned(subject: Subject) -> None:
     """A layer pruned before training trains, with its mask in force."""
     torch.manual_seed(0)
@@ -217,7 +163,7 @@ def pruned(subject: Subject) -> None:
         assert int((model.weight == 0).sum()) == 4
 
 
-@CHAPTER.behaviour("torch: test/nn/test_pruning.py")
+@CHAPTER.behaviour
 def pruned_in_the_middle(subject: Subject) -> None:
     """A mask applied by hand after each step leaves its zeros in place."""
     model = Weighted(3.0, 2.0)
@@ -230,7 +176,7 @@ def pruned_in_the_middle(subject: Subject) -> None:
     assert model.weight.tolist() == [0, 1]
 
 
-@CHAPTER.behaviour("torch: test/nn/test_parametrization.py")
+@CHAPTER.behaviour
 def weight_norm(subject: Subject) -> None:
     """Weight and spectral normalisation train, and their weights stay finite."""
     for kind in (parametrizations.weight_norm, parametrizations.spectral_norm):
@@ -245,7 +191,7 @@ def weight_norm(subject: Subject) -> None:
             assert all(bool(torch.isfinite(w).all()) for w in after.values())
 
 
-@CHAPTER.behaviour("torch: test/nn/test_lazy_modules.py")
+@CHAPTER.behaviour
 def lazy_modules(subject: Subject) -> None:
     """A lazy module that was initialised by a first call trains."""
     model = nn.Sequential(nn.LazyLinear(3), nn.Linear(3, 1))
@@ -254,68 +200,46 @@ def lazy_modules(subject: Subject) -> None:
         assert training.train(rows(1))
 
 
-@CHAPTER.behaviour("torch: docs, torch.nn")
-def a_layer_added(subject: Subject) -> None:
+@CHAPTER.trained(model=lambda: nn.Sequential(Weighted(1.0, 1.0)))
+def a_layer_added(training: Training) -> None:
     """A layer added to the model and to the optimizer in the middle of a training is trained."""
-    model = nn.Sequential(Weighted(1.0, 1.0))
-    with subject.training(model) as training:
-        training.train(ONE)
-        added = nn.Linear(2, 2, bias=False)
-        nn.init.ones_(added.weight)
-        model.append(added)
-        training.optimizer.add_param_group({"params": list(added.parameters())})
-        training.train(ONE)
-        assert added.weight.detach().float().flatten().tolist() == [0.75] * 4
+    training.train(ONE)
+    added = nn.Linear(2, 2, bias=False)
+    nn.init.ones_(added.weight)
+    training.raw.append(added)
+    training.optimizer.add_param_group({"params": list(added.parameters())})
+    training.train(ONE)
+    assert added.weight.detach().float().flatten().tolist() == [0.75] * 4
 
 
-# -- copies ----------------------------------------------------------------------------------------
-
-
-@CHAPTER.behaviour("torch: docs, copy.deepcopy of modules")
-def deepcopy(subject: Subject) -> None:
+@CHAPTER.trained()
+def deepcopy(training: Training) -> None:
     """``copy.deepcopy(model)`` computes by itself, and training leaves it alone."""
-    model = Weighted()
-    with subject.training(model) as training:
-        training.train(ONE)
-        other = copy.deepcopy(model)
-        training.train(ONE)
-        assert other.weight.detach().float().tolist() == [0.5, 1.5]
-        assert other(ONE.to(other.weight.dtype)).float().tolist() == [0.5, 1.5]
+    training.train(ONE)
+    other = copy.deepcopy(training.raw)
+    training.train(ONE)
+    assert other.weight.detach().float().tolist() == [0.5, 1.5]
+    assert other(ONE.to(other.weight.dtype)).float().tolist() == [0.5, 1.5]
 
 
-@CHAPTER.behaviour(
-    "accelerate: tests/test_optimizer.py, test_accelerated_optimizer_pickling; torch.save(model)",
-)
-def pickled(subject: Subject) -> None:
+@CHAPTER.trained()
+def pickled(training: Training) -> None:
     """A model can be pickled and saved whole while it is trained."""
-    model = Weighted()
-    with subject.training(model) as training:
-        training.train(ONE)
-        again = pickle.loads(pickle.dumps(model))
-        assert again.weight.detach().float().tolist() == [0.5, 1.5]
-        file = io.BytesIO()
-        torch.save(model, file)
-        file.seek(0)
-        loaded = torch.load(file, weights_only=False)
-        assert loaded.weight.detach().float().tolist() == [0.5, 1.5]
+    training.train(ONE)
+    again = pickle.loads(pickle.dumps(training.raw))
+    assert again.weight.detach().float().tolist() == [0.5, 1.5]
+    loaded = through_a_file(training.raw, weights_only=False)
+    assert loaded.weight.detach().float().tolist() == [0.5, 1.5]
 
 
-HELD = "it holds the model's own half weights; mp.fp32_state_dict() has them in full"
-
-
-@CHAPTER.behaviour(
-    "Apex: tests/L0/run_amp/test_checkpointing.py, test_state_dict",
-    on_purpose={"O2": HELD, "O3": HELD},
-)
-def state_dict_in_fp32(subject: Subject) -> None:
+@CHAPTER.trained(model=perceptron, rate=0.01)
+def state_dict_in_fp32(training: Training) -> None:
     """``model.state_dict()`` is FP32 while the model is trained."""
-    model = perceptron()
-    with subject.training(model, rate=0.01) as training:
-        training.train(rows(0))
-        assert all(v.dtype == torch.float32 for v in model.state_dict().values())
+    training.train(rows(0))
+    assert all(v.dtype == torch.float32 for v in training.raw.state_dict().values())
 
 
-@CHAPTER.behaviour("Apex: tests/L0/run_amp/test_checkpointing.py, test_state_dict")
+@CHAPTER.behaviour
 def full_weights_can_be_read(subject: Subject) -> None:
     """Weights can be read in full: small steps that half precision cannot hold are in them."""
     if subject.level == "O3":
@@ -327,7 +251,7 @@ def full_weights_can_be_read(subject: Subject) -> None:
     assert model.weight.tolist() == [1 - 2.0**-14] * 2
 
 
-@CHAPTER.behaviour("torch: docs, Optimizer")
+@CHAPTER.behaviour
 def parameters_keep_their_identity(subject: Subject) -> None:
     """The model's parameters are the same objects before, during and after training."""
     model = perceptron()

@@ -44,9 +44,11 @@ class Training(ABC):
 
     Attributes:
         models, optimizers: As the loop holds them, wrapped where the subject wraps.
+        raw: The first model as it was made.
     """
 
     models: Sequence[nn.Module]
+    raw: Any
     optimizers: Sequence[Optimizer]
 
     @property
@@ -179,6 +181,7 @@ class Subject(ABC):
             optimizers = [torch.optim.SGD(m.parameters(), rate) for m in several]
         steppers = [optimizers] if isinstance(optimizers, Optimizer) else list(optimizers)
         training = self.begin(several, steppers, scale or Scale(), target)
+        training.raw = several[0]
         try:
             yield training
         finally:

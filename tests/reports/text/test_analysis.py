@@ -17,7 +17,7 @@ from rich.text import Text
 from mpdiag.analysis.analyzer import analyze
 from mpdiag.reports.documents.markdown import findings_list
 from mpdiag.reports.documents.run_report import reasons
-from mpdiag.reports.text.analysis import FINDINGS, analysis_text, settling_command, summary_text
+from mpdiag.reports.text.analysis import analysis_text, settling_command, summary_text
 from mpdiag.reports.text.tables import Clipped, finding_lines
 from mpdiag.reports.views.verdict import UNKNOWN, facts
 
@@ -31,21 +31,6 @@ def test_it_leaves_room_for_the_next_command_and_the_prompt(root: Path, name: st
     lines = printed(*summary_text(analysis)).splitlines()
     assert len(lines) <= 22
     assert max(map(len, lines)) <= 80
-
-
-def test_it_says_what_decides_and_what_bounds_it(root: Path):
-    analysis = analyze(root / "sample_runs" / "ssd")
-    said = " ".join(printed(*summary_text(analysis), width=400).split())
-    assert analysis.verdict.text in said
-    assert "64 (constant), needed; any from 16 to 131,072 works" in said
-    assert f"not needed: {analysis.plan.master_weights.reason}" in said
-    assert "nothing beyond the operation policy" in said
-    for finding in analysis.findings[:FINDINGS]:
-        assert f"{finding.severity} {finding.message} → {finding.fix}" in said
-    assert analysis.findings[FINDINGS].message not in said
-    assert "and 1 finding more: -v" in said
-    assert "; ".join(analysis.verdict.not_examined) in said
-    assert "To settle it mpdiag search ssd" in said
 
 
 @given(st.lists(st.text("abc", min_size=1, max_size=12)), st.integers(1, 3), st.integers(14, 40))

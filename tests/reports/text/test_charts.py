@@ -72,24 +72,8 @@ def test_a_small_share_is_not_blank():
     assert sparkline([0.0, 0.0], 60) == "  "
 
 
-def test_what_is_lost_differs_from_what_is_kept_without_colour(wide):
-    text = Histogram(wide, FP16).drawn().plain
-    bars, _, legend = text.partition("2^e")
-    assert "▒" in bars
-    assert "█" in bars
-    assert "▒: FP16 makes them 0 without a scale" in legend
-
-
 @pytest.mark.parametrize(
     ("count", "label"), [(1.0, "1"), (4_870.0, "5,000"), (9.6e4, "1×10^5"), (2.2e7, "2×10^7")]
 )
 def test_counts_beside_the_bars_are_written_as_people_write_them(count, label):
     assert _count_words(count) == label
-
-
-def test_the_zeros_of_a_histogram_are_said_to_the_digit_of_the_tables():
-    values = np.ones(10_000, np.float32)
-    values[:25] = 0
-    text = Histogram(ExponentHistogram.of(values), FP16).drawn().plain
-    assert "0.25 % of the values are exactly 0" in text
-    assert "e+0" not in text

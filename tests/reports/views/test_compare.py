@@ -57,25 +57,6 @@ def test_the_figure_shows_what_compare_says(verdict):
     assert "90 % interval" in words
 
 
-def test_one_seed_has_a_difference_and_no_interval():
-    comparison = compare_groups(group("a", [0.9]), group("b", [0.7]))
-    picture = view.intervals("a", "b", comparison)
-    assert not [t for t in picture.figure.data if t.mode == "lines" and len(t.x)]
-    assert "no interval" in picture.caption
-    (metric,) = comparison.metrics
-    assert "beyond the margin of ±0.005, but one seed" in view.metric_sentence(metric)
-    table = view.standing_frame(
-        [view.Side("a", "FP32", group("a", [0.9])), view.Side("b", "FP16", group("b", [0.7]))],
-        {"b": comparison},
-    )
-    assert list(table["against the first"]) == [
-        "reference",
-        "inconclusive: 1 of 1 beyond the margin, one seed",
-    ]
-    assert len(view.remarks(comparison)) == 1  # what to do, once
-    assert view.remarks(comparison)[0][0] == ""
-
-
 def test_names_are_text_and_nothing_is_written_as_a_power():
     odd = "<b>accuracy</b>"
     comparison = compare_groups(group("a", [1e-6], metric=odd), group("b", [1.2e-6], metric=odd))

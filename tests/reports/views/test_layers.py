@@ -13,7 +13,7 @@ from receipt_checks import same_numbers
 from mpdiag.analysis.analyzer import analyze
 from mpdiag.analysis.layer_history import explain_layer
 from mpdiag.display.wording import percent
-from mpdiag.numerics.formats import FP8_E4M3, FP16
+from mpdiag.numerics.formats import FP16
 from mpdiag.reports.views import layer_tables as tables
 from mpdiag.reports.views import layers as pictures
 from mpdiag.reports.views.gradients.frame import in_model_order
@@ -30,13 +30,6 @@ def layers_of(analysis):
 def layer_of(analysis, fmt=FP16, exponent=3):
     run, records = str(analysis.run.folder), analysis.run.records
     return pictures.Layer(run, records, KIND, str(layers_of(analysis).names[-1]), fmt, exponent)
-
-
-def overview_of(analysis):
-    records = analysis.run.records
-    course = tables.course_frame(records, KIND, analysis.target)
-    updates = tables.update_course_frame(records)
-    return tables.overview_frame(analysis, layers_of(analysis), course, updates, {"": "Model"})
 
 
 def test_a_course_merges_steps_and_loses_none(analysis):
@@ -94,24 +87,6 @@ def test_a_tree_counts_its_leaves():
     assert colours["a.b.d"] == colours["a.e"] == "#dbe9f5"  # the palest: nothing that counts
     assert colours["a"] == colours["a.b"] not in (colours["a.b.c"], colours["a.e"])
     assert tree_figure(tree.iloc[:0].reset_index()).layout.annotations[0].text
-
-
-def test_the_captions_have_the_figures(analysis):
-    records, run = analysis.run.records, str(analysis.run.folder)
-    overview = overview_of(analysis)
-    tree = pictures.module_tree(run, overview, KIND, analysis.target, None)
-    worst = overview["sum_share"].max()
-    assert worst <= 0 or f"most, {percent(worst)}." in tree.caption
-    assert "over all recorded steps" in tree.caption
-    for fmt, exponent in ((FP16, 3), (FP8_E4M3, 0)):
-        course = layer_of(analysis, fmt, exponent).course()
-        legends = [line.name for line in course.figure.data]
-        assert f"sum lost in {fmt.label}, without a loss scale" in legends
-        assert f"at most {percent(course.frame['sum_share'].max())} of its sum" in course.caption
-    for step in tables.recorded_steps(records, KIND)[[1, -1]]:
-        moved = pictures.movement(run, records, KIND, int(step), FP16)
-        assert moved.frame["shift"].abs().is_monotonic_decreasing
-        assert f"{moved.frame['shift'].iloc[0]:+.2f} powers of two" in moved.caption
 
 
 def test_one_layer_is_what_why_says_of_it(root):

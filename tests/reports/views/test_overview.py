@@ -6,15 +6,13 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
-import made_runs as hand
 import numpy as np
 import pytest
 
 from mpdiag.analysis.analyzer import analyze
-from mpdiag.display.wording import percent
 from mpdiag.numerics.formats import FP16
 from mpdiag.reports.views import overview
-from mpdiag.reports.views.gradients.frame import in_model_order, scale_frame, summary
+from mpdiag.reports.views.gradients.frame import in_model_order, scale_frame
 from mpdiag.reports.views.gradients.pictures import Gradients
 from mpdiag.runs.training_log import Metric, TrainingLog, TrainingStep
 
@@ -38,16 +36,8 @@ def log(losses, metrics=(), **facts):
 
 def test_before_and_after_say_what_is_lost(gradients):
     before, after = overview.before_and_after(gradients, 64.0)
-    assert before.title == "Without a loss scale"
-    assert after.title == "With a loss scale of 64"
-    for picture, exponent in ((before, 0), (after, 6)):
-        lost = summary(scale_frame(gradients.layers, FP16, exponent))
-        assert percent(lost.lost_share) in picture.caption
-        assert f"{percent(lost.worst_sum_share)} of the sum in trunk.1" in picture.caption
-        assert "none overflows" in picture.caption
-        assert picture.figure.layout.height == overview.MAP_HEIGHT
     assert before.figure.layout.xaxis.range == after.figure.layout.xaxis.range
-    assert before.key != after.key
+    assert before.figure.layout.height == after.figure.layout.height == overview.MAP_HEIGHT
     assert len(overview.before_and_after(gradients, 1.0)) == 1
     assert "layers overflow" in overview.lost_words(gradients, 34, few=26)
 
@@ -89,42 +79,22 @@ def test_losses_beside_each_other(gradients):
     assert overview.losses("runs", {}).caption == ""
 
 
-def test_the_next_commands_can_be_run(ssd, root, monkeypatch):
-    trained = [root / "sample_runs" / "ssd-fp16-plan"]
-    monkeypatch.chdir(root)
-    steps = overview.next_steps(ssd, planned=True, trained=trained)
-    assert [step.command for step in steps] == [
-        "mpdiag why sample_runs/ssd trunk.1",
-        "mpdiag compare sample_runs/ssd sample_runs/ssd-fp16-plan",
-    ]
+def test_the_next_commands_can_be_run(ssd):
     first = overview.next_steps(ssd, planned=False)
     assert [step.command.split()[1] for step in first] == ["analyze", "why"]
-    assert all(step.reason != "Next" for step in (*steps, *first))
+    assert all(step.reason != "Next" for step in first)
     settle = ("mpdiag", "analyze", "a b", "--probe", "--", "train.py")
     (step,) = overview.steps_of([(), settle, settle])
     assert step.command == "mpdiag analyze 'a b' --probe -- train.py"
     assert step.reason.startswith("Settle it")
-    after = overview.training_steps(trained[0], root / "sample_runs" / "ssd")
+    after = overview.training_steps(ssd.run.folder, ssd.run.folder)
     assert [step.command.split()[1] for step in after] == ["compare", "analyze"]
     assert overview.profile_steps(Path("gone.json")) == ()
-
-
-def test_coverage_names_what_is_missing(ssd, tmp_path):
-    seen, missing, unseen = overview.coverage_words(ssd)
-    assert seen == "39 of 400 steps recorded, 26 of 28 modules seen, all 88,620 parameters seen."
-    assert missing == "Not recorded: norms, heads (never called in a recorded step)."
-    assert unseen.startswith("Not looked at: 361 of 400 steps")
-    by_hand = analyze(hand.write_run(tmp_path / "hand"))
-    assert "recorded" in overview.coverage_words(by_hand)[0]
 
 
 def test_what_is_known_of_a_training():
     said = overview.training_words
     assert said({"state": "complete"}, None, "FP16") == "Trained in FP16; no step was logged."
-    own, recorded = log([1.0], [Metric("m", 0.5)]), log([1.0], [Metric("m", 0.25)])
-    assert said({"state": "complete"}, own, "FP16, O1", recorded) == (
-        "Trained in FP16, O1: 1 step, none skipped. m 0.5, beside 0.25 in the recording."
-    )
     going = said({"state": "training"}, log([1.0, np.nan], skipped=True), "BF16")
     assert going == (
         "A training (training) in BF16: 2 steps, 2 skipped; its last loss is not finite."

@@ -13,6 +13,7 @@ from mpdiag.analysis.operations.rules import OperationFinding
 from mpdiag.analysis.scaling.replay import replay_run
 from mpdiag.display.wording import percent
 from mpdiag.numerics.formats import BF16, FP8_E4M3, FP8_E5M2, FP16
+from mpdiag.reports.contents import read_contents
 from mpdiag.reports.views import compare, operations, training
 from mpdiag.reports.views import layer_tables as tables
 from mpdiag.reports.views.gradients.frame import in_model_order
@@ -66,6 +67,11 @@ def outputs(analysis):
     return operations.output_ranges(shown.run, shown.layers)
 
 
+def sensitive(analysis):
+    run = str(analysis.run.folder)
+    return operations.sensitivity(run, operations.ranking(read_contents(analysis)))
+
+
 def worst(analysis):
     return str(updates(analysis).by_parameter["parameter"].iloc[0])
 
@@ -111,6 +117,7 @@ PICTURES = {
     "swallowed over time": (lambda a: updates(a).swallowed_over_time(), SWALLOWED),
     "of one over time": (lambda a: updates(a).swallowed_over_time(worst(a)), SWALLOWED),
     "side by side": (beside_itself, ["name", "absmax_a", "absmax_b", "octaves"]),
+    "sensitivity": (sensitive, ["module"]),
     "output ranges": (outputs, ["name", "absmin", "absmax"]),
 }
 """How each is made of an analysis, and the columns that its receipt has to give."""

@@ -6,7 +6,6 @@ import made_runs as hand
 import pytest
 from receipt_checks import same_numbers
 
-from mpdiag.reports.contents import read_plans
 from mpdiag.reports.views import training
 from mpdiag.runs.training_log import read_log
 
@@ -77,39 +76,6 @@ def test_drift_is_drawn_where_it_was_alarmed(tmp_path):
     assert training.Trainings("", logs).remarks() == ["<b>run: it diverged"]
     none = training.Trainings(str(tmp_path), {}).drift()
     assert none.figure.layout.annotations[0].text == "no norm of gradients was logged"
-
-
-def test_predicted_beside_observed(root, logs):
-    folders = {name: root / "sample_runs" / name for name in logs}
-    frame = training.predictions_frame(read_plans(folders), logs)
-    assert set(frame["run"]) == {"digits-fp16-plan", "digits-fp16-no-scale"}  # not the recording
-    observed = frame.set_index(["run", "what"])["observed"]
-    assert observed["digits-fp16-plan", "share of steps skipped, at most (95 %)"] == 0
-
-
-def test_a_plan_predicts_only_what_followed_it(root):
-    names = ("ssd-fp16-plan", "ssd-fp16-no-scale")
-    folders = {name: root / "sample_runs" / name for name in names}
-    logs = {name: read_log(folder) for name, folder in folders.items()}
-    kept, others = training.followed(read_plans(folders), logs)
-    assert list(kept) == ["ssd-fp16-plan"]  # both folders hold a plan that begins at 128
-    (words,) = others
-    assert words == (
-        "ssd-fp16-no-scale began at a loss scale of 1, and the plan in its folder at 128: the plan "
-        "predicts nothing of it."
-    )
-    spoken = training.spoken_predictions(training.predictions_frame(kept, logs))
-    assert list(spoken["predicted"]) == ["128", "< 0.01 %", "131,072"]
-    assert list(spoken["observed"]) == ["128", "0 %", "128"]
-
-
-def test_captions_come_from_the_numbers(root, logs):
-    words = training.Trainings("runs", logs).losses(window=5).caption
-    for name, log in logs.items():
-        assert f"{name} {training.last_loss(log, 5):.4g}" in words
-    assert "none skipped" in training.Trainings("runs", logs).scales().caption
-    assert "Crosses" not in training.Trainings("runs", logs).scales().caption  # there are none
-    assert "No alarm was raised." in training.Trainings("runs", logs).drift().caption
 
 
 def test_that_a_recording_wrote_the_log_is_no_remark(tmp_path):

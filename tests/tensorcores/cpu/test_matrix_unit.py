@@ -7,6 +7,8 @@ import os
 from pathlib import Path
 
 import pytest
+from calls import printed
+from goldens import assert_as_kept
 from tensorcores.traces import module, op
 
 from mpdiag.hardware.cpu_instructions import CpuInstructions
@@ -15,6 +17,7 @@ from mpdiag.tensorcores.cpu import onednn
 from mpdiag.tensorcores.cpu.matrix_unit import CpuFacts, join
 from mpdiag.tensorcores.cpu.onednn import StdoutCapture, read_log
 from mpdiag.tensorcores.cpu.operators import operator_times
+from mpdiag.tensorcores.reports.profile import cpu_profile_text
 from mpdiag.tensorcores.work.products import convolution, matmul, recurrent
 from mpdiag.tensorcores.work.traced_operation import OperationTime
 
@@ -161,31 +164,11 @@ def test_a_profile():
         time_of(None, 50, "aten::relu"),
     ]
     profile = join(times, log, AMX, steps=2)
-    document = profile.to_json()
-    assert json.loads(json.dumps(document, allow_nan=False)) == document
-    assert document["source"] == "onednn"
-    assert document["kernel_time_us"] == 1000
-    fractions = {
-        "tensor_core": 0.7, "matrix_unit": 0.7, "matrix_cuda_core": 0.2, "vector_unit": 0.2,
-        "unknown": 0.05, "layout": 0.25, "linked": 900 / 950,
-    }  # fmt: skip
-    read = {name: document[f"{name}_fraction"] for name in fractions}
-    assert read == pytest.approx(fractions)
-    operations, kernels = document["operations"], document["kernels"]
-    assert [(o["verdict"], o["cause"], o["unit"]) for o in operations] == [
-        ("tensor_core", "none", "matrix unit"),
-        ("tensor_core", "none", "matrix unit"),
-        ("cuda_core", "dtype", "vector unit"),
-        ("unknown", "unknown", "unknown"),
-        ("other", "outside", "not matrix work"),
-    ]
-    assert operations[2]["amdahl_bound"] == pytest.approx(1 / 0.8)
-    assert {(k["verdict"], k["unit"]) for k in kernels} == {
-        ("tensor_core", "matrix unit"),
-        ("cuda_core", "vector unit"),
-        ("layout", "layout conversion"),
-    }
-    assert profile.verdict.startswith("70.0 % of operator time is on the matrix unit")
+    document = json.dumps(profile.to_json(), indent=1, allow_nan=False)
+    assert_as_kept(HERE / "profile.json", document)
+    assert_as_kept(HERE / "profile.txt", printed(cpu_profile_text(profile)))
+    nothing = join([], log_of(), AMX)  # a finding, and its fix on a line of its own
+    assert_as_kept(HERE / "nothing.txt", printed(cpu_profile_text(nothing)))
 
 
 @pytest.mark.parametrize(
@@ -230,13 +213,7 @@ def test_sizes_that_tensor_cores_could_not_read():
     tiny, vector = matmul(5, 5, 63, dtype="fp32"), matmul(1, 1001, 63, dtype="fp32")
     times = [time_of(w) for w in (grouped, linear, tiny, vector, matmul(128, 64, 64, dtype="fp32"))]
     document = join(times, log_of(), NONE).to_json()
-    padded = [{p["size"]: p["padded"] for p in o["padded"]} for o in document["operations"]]
-    assert padded == [{36: 48}, {36: 48}, {}, {}, {}]
-    assert [o["aligned"] for o in document["operations"]] == [False, False, None, None, True]
-    (finding,) = [f for f in document["findings"] if f["code"] == "shapes-for-tensor-cores"]
-    assert finding["evidence"]["sizes"] == [{"size": 36, "padded": 48}]
-    assert "2 products (40" in finding["message"]
-    assert "36 → 48" in finding["message"]
+    assert_as_kept(HERE / "padded.json", json.dumps(document, indent=1, ensure_ascii=False))
     image = [time_of(convolution(8, (3, 64), 9, (196, 144), dtype="fp32"))]
     first = join(image, log_of(), NONE).to_json()["operations"][0]
     assert (first["padded"], first["aligned"]) == ([], None)  # 3 → 8 is 167 % more work

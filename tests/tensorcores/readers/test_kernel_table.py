@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from mpdiag.errors import DamagedTrace
+from mpdiag.tensorcores.readers import tables
 from mpdiag.tensorcores.readers.recognition import read
 
 TRACES = Path(__file__).parents[2] / "data" / "traces"
@@ -19,7 +20,7 @@ FILES = {name: list(rows) for name, rows in groupby(ROWS, key=lambda row: row["f
 WRAPS = {
     "plain": str.encode,
     "gz": lambda text: gzip.compress(text.encode()),
-    "utf-16": lambda text: text.encode("utf-16"),  # as PowerShell redirects
+    "utf-16": lambda text: text.encode("utf-16"),  # as PowerShell redirects tables
 }
 
 
@@ -39,8 +40,10 @@ def described(kernel):
     }
 
 
-@pytest.mark.parametrize("name", FILES)
-@pytest.mark.parametrize("wrap", WRAPS)
+@pytest.mark.parametrize(
+    ("name", "wrap"),
+    [(n, w) for n in FILES for w in WRAPS if w != "utf-16" or not n.endswith(".json")],
+)
 def test_every_program(tmp_path, name, wrap):
     path = tmp_path / "table"
     path.write_bytes(WRAPS[wrap](text_of(name)))
@@ -56,6 +59,7 @@ def test_every_program(tmp_path, name, wrap):
         ("nvprof-trace.csv", "Tesla V100-SXM2-16GB", None),
         ("ncu.csv", "", (9, 0)),
         ("ncu-raw.csv", "", (8, 0)),
+        ("rocprofv3.json", "AMD Instinct MI300X", (9, 4)),
     ],
 )
 def test_the_device_is_named(name, device, capability):
@@ -90,3 +94,14 @@ def test_a_table_without_kernels_is_refused(tmp_path):
     path.write_text(text_of("rocprofv3-trace.csv").splitlines()[0] + "\n", encoding="utf-8")
     with pytest.raises(DamagedTrace, match="but no kernel"):
         list(read(path))
+
+
+def test_a_line_as_long_as_the_disk_is_passed_over(tmp_path, monkeypatch):
+    monkeypatch.setattr(tables, "LONGEST_FIELD", 100)
+    path = tmp_path / "a.csv"
+    path.write_text("a,b\n" + "x" * 1000 + ",y\n==PROF== c\nc,d\n" + "z" * 99)
+    limit = csv.field_size_limit()  # of the process
+    try:
+        assert list(tables.rows(path)) == [["a", "b"], ["c", "d"], ["z" * 99]]
+    finally:
+        csv.field_size_limit(limit)

@@ -9,9 +9,10 @@ import random
 import sqlite3
 
 import pytest
+from tensorcores.readers.test_kernel_table import TRACES
 from tensorcores.traces import A100, ADD, SGEMM, TENSOR, kernel, op, step, write
 
-from mpdiag.errors import DamagedTrace, InputError
+from mpdiag.errors import InputError
 from mpdiag.tensorcores.events import Copy, HostOperation, HostSpan, Kernel, Launch, ModuleSpan
 from mpdiag.tensorcores.readers import json_stream
 from mpdiag.tensorcores.readers.recognition import read
@@ -149,22 +150,6 @@ def test_huge_correlations_and_odd_arguments_do_no_harm(tmp_path):
     assert (found[2].dims, found[2].sequence) == ([], -1)
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"", b"  \n", b"{", b"[", b"{}", b'{"traceEvents": ', b'{"a": 1}', b"hello", b"\x1f\x8b",
-        b"\x1f\x8bgarbage", b"SQLite format 3\0garbage", b'"ID","Kernel Name"\n', b"==PROF== x\n",
-        b'"Type","Name"\n', b"NVIDIA Nsight Systems report", b'{"traceEvents": 5}', b"\x00" * 100,
-    ],
-)  # fmt: skip
-def test_what_is_no_trace_ends_in_one_sentence(tmp_path, content):
-    path = tmp_path / "t"
-    path.write_bytes(content)
-    with pytest.raises(DamagedTrace, match=str(path)) as caught:
-        list(read(path))
-    assert "\n" not in str(caught.value)
-
-
 @pytest.mark.parametrize("seed", range(30))
 def test_random_damage_is_survived(tmp_path, seed):
     rng = random.Random(seed)
@@ -190,33 +175,7 @@ def test_modules(tmp_path):
 def export(tmp_path):
     path = tmp_path / "report.sqlite"
     with contextlib.closing(sqlite3.connect(path)) as base:
-        base.executescript(
-            """
-            CREATE TABLE StringIds (id INTEGER, value TEXT);
-            CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start INTEGER, end INTEGER, deviceId INTEGER,
-                streamId INTEGER, correlationId INTEGER, demangledName INTEGER, shortName INTEGER);
-            CREATE TABLE CUPTI_ACTIVITY_KIND_MEMCPY (start INTEGER, end INTEGER, deviceId INTEGER,
-                streamId INTEGER, correlationId INTEGER, bytes INTEGER);
-            CREATE TABLE CUPTI_ACTIVITY_KIND_MEMSET (start INTEGER, end INTEGER);
-            CREATE TABLE CUPTI_ACTIVITY_KIND_RUNTIME (start INTEGER, end INTEGER, globalTid INTEGER,
-                correlationId INTEGER, nameId INTEGER);
-            CREATE TABLE GPU_METRICS (timestamp INTEGER, typeId INTEGER, metricId INTEGER,
-                value INTEGER);
-            CREATE TABLE TARGET_INFO_GPU_METRICS (typeId INTEGER, metricId INTEGER, metricName TEXT);
-            INSERT INTO TARGET_INFO_GPU_METRICS VALUES (1, 2, 'Tensor Active [Throughput %]'),
-                (1, 3, 'SM Active');
-            INSERT INTO GPU_METRICS VALUES (0, 1, 2, 40), (1, 1, 2, 20), (2, 1, 3, 99);
-            INSERT INTO StringIds VALUES (1, 'volta_sgemm_64x64_tn'), (2, 'Kernel2'),
-                (3, 'cudaLaunchKernel_v7000'), (4, 'cudaMemcpyAsync_v3020'),
-                (5, 'cudaStreamSynchronize_v3020'), (6, 'cudaMalloc_v3020');
-            INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (1000, 5000, 0, 7, 11, 1, 2),
-                (1000, NULL, 0, 7, 15, 1, 2), (30000, 40000, 0, 7, 13, 99, 2);
-            INSERT INTO CUPTI_ACTIVITY_KIND_MEMCPY VALUES (5000, 15000, 0, 7, 12, 64),
-                ('damaged', 1, 0, 7, 12, 64);
-            INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME VALUES (500, 600, 5, 11, 3), (700, 800, 5, 12, 4),
-                (900, 16000, 5, 0, 5), (25000, 25100, 5, 13, 3), (1, 2, 5, 9, 6);
-            """
-        )
+        base.executescript((TRACES / "nsys.sql").read_text(encoding="utf-8"))
         base.commit()
     return path
 

@@ -28,6 +28,7 @@ def test_what_is_said(tmp_path, row):
         with pytest.raises(DamagedTrace, match=row["words"]) as told:
             list(read(path))
         assert "\n" not in str(told.value)
+        assert str(path) in str(told.value)
         assert told.value.exit_code == ExitCode.INPUT
 
 

@@ -6,6 +6,7 @@ import gzip
 import json
 
 import pytest
+from tensorcores.readers.test_kernel_table import TRACES
 
 from mpdiag.errors import DamagedTrace
 from mpdiag.tensorcores.readers.recognition import read
@@ -21,53 +22,13 @@ def dispatch(kernel, start, spent, number=1):
 
 def tool(**changed):
     """As rocprofv3 writes it: rocprofiler-sdk/source/lib/output/generateJSON.cpp."""
-    counter = {"id": {"handle": 7}, "name": "SQ_INSTS_VALU_MFMA_MOPS_BF16"}
-    values = [
-        {"counter_id": {"handle": 7}, "value": 3.0},
-        {"counter_id": {"handle": 7}, "value": 2.0},
-    ]
-    process = {
-        "metadata": {"pid": 1, "command": ["python", "secret"]},
-        "agents": [
-            {"id": {"handle": 90}, "type": 1, "name": "AMD EPYC"},
-            {"id": {"handle": 91}, "type": 2, "name": "gfx942", "cu_count": 304,
-             "product_name": "AMD Instinct MI300X"},
-        ],
-        "counters": [counter],
-        "strings": {"buffer_records": [{"kind": "NONE", "operations": []}]},
-        "kernel_symbols": [
-            {"kernel_id": 4, "kernel_name": f"{NAME}.kd", "formatted_kernel_name": NAME},
-            {"kernel_id": 5, "kernel_name": "add.kd"},
-        ],
-        "callback_records": {
-            "counter_collection": [{"dispatch_data": dispatch(4, 1000, 2000), "records": values}]
-        },
-        "buffer_records": {
-            "hip_api": [{"size": 64}] * 3,
-            "kernel_dispatch": [dispatch(4, 1000, 2000), dispatch(4, 4000, 3000, 2), dispatch(5, 1, 10)],
-        },
-    }  # fmt: skip
+    (process,) = json.loads((TRACES / "rocprofv3.json").read_text())["rocprofiler-sdk-tool"]
     return {"rocprofiler-sdk-tool": [process | changed]}
 
 
 def written(path, document):
     path.write_text(json.dumps(document), encoding="utf-8")
     return path
-
-
-def test_kernels_counters_and_devices(tmp_path):
-    trace = read(written(tmp_path / "a.json", tool()))
-    first, second = trace
-    assert (first.name, first.duration_us, first.calls, first.device) == (NAME, 5.0, 2, 0)
-    assert first.counters == {"SQ_INSTS_VALU_MFMA_MOPS_BF16": 5.0}
-    assert (second.name, second.duration_us, second.counters) == ("add", 0.01, None)
-    assert (trace.source, trace.problems) == ("rocprofv3", [])
-    device = trace.devices[0]
-    assert (device.name, device.capability, device.processors) == (
-        "AMD Instinct MI300X",
-        (9, 4),
-        304,
-    )
 
 
 def test_counters_alone_bring_their_times_and_names_may_come_last(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+from tensorcores.timeline.test_ranks import trace as rank_trace
 from tensorcores.traces import kernel, launch, product, step, write
 from typer.testing import CliRunner
 
@@ -43,6 +44,17 @@ def test_one_file_that_opens_offline(trace, tmp_path):
     assert "&lt;img src=x onerror=alert" in body  # in a table
 
 
+def test_the_page_of_a_folder_of_ranks(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "traces").mkdir()
+    for rank, compute in ((0, 40), (1, 70)):
+        rank_trace(tmp_path / "traces" / f"rank{rank}.json", rank, compute)
+    assert report("traces").stdout == "traces.html\n"
+    page = (tmp_path / "traces.html").read_text(encoding="utf-8")
+    assert "2 of 2 ranks, step 6: rank 1 is the slowest" in page
+    assert "Step 6 on each rank" in page
+
+
 def test_operations_stand_under_their_cause(root, tmp_path):
     """The causes are the report; each opens to its operations, and their fix is said once."""
     trace = root / "sample_runs" / "gpu-sample" / "trace.json.gz"
@@ -59,9 +71,3 @@ def test_operations_stand_under_their_cause(root, tmp_path):
     assert open_tables == 0
     said = body.partition("which the causes above give in detail")[2].partition("Evidence")[0]
     assert "matrix-on-cuda-cores" in said
-
-
-def test_runs_are_compared_otherwise(tmp_path):
-    result = report(tmp_path, "--against", tmp_path)
-    assert result.exit_code == 2
-    assert "mpdiag compare A B" in re.sub(r"\s+", " ", result.stderr)

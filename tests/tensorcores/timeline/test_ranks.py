@@ -30,18 +30,6 @@ def trace(path, rank, compute, *, size=2, first=5, start=0.0, name=TENSOR):
     )
 
 
-def test_the_slowest_waits_least(tmp_path):
-    paths = [trace(tmp_path / f"{r}.json", r, c) for r, c in ((0, 40), (1, 70))]
-    found = profile_ranks(paths)
-    assert (found.step, found.world_size, found.slowest.rank) == ("6", 2, 1)
-    fast, slow = found.ranks
-    assert (fast.step.wall_us, slow.step.wall_us) == (95, 95)
-    assert (fast.step.exposed_us, slow.step.exposed_us) == (50, 20)
-    assert (fast.own_us, slow.own_us, found.lead_us) == (45, 75, 15)
-    assert found.bound == pytest.approx(95 / 80)
-    assert "2 of 2 ranks, step 6: rank 1 is the slowest" in found.verdict
-
-
 def test_two_clocks_of_one_run_need_not_agree(tmp_path):
     paths = [trace(tmp_path / "a.json", 0, 40), trace(tmp_path / "b.json", 1, 70, start=9_000.0)]
     assert profile_ranks(paths).slowest.rank == 1
@@ -86,16 +74,3 @@ def test_a_rank_that_no_one_names(tmp_path):
     empty.mkdir()
     with pytest.raises(UsageError, match="holds 0 traces"):
         traces_in(empty)
-
-
-def test_a_report_of_a_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    folder = tmp_path / "traces"
-    folder.mkdir()
-    for rank, compute in ((0, 40), (1, 70)):
-        trace(folder / f"rank{rank}.json", rank, compute)
-    result = CliRunner().invoke(app, ["report", str(folder)])
-    assert (result.exit_code, result.stdout) == (ExitCode.OK, "traces.html\n")
-    page = (tmp_path / "traces.html").read_text(encoding="utf-8")
-    assert "2 of 2 ranks, step 6: rank 1 is the slowest" in page
-    assert "Step 6 on each rank" in page

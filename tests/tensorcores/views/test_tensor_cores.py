@@ -68,18 +68,6 @@ def test_a_profile_of_nothing():
         assert tensor_cores.fixable(tensor_cores.operation_frame(empty)).empty
 
 
-def test_a_cpu_has_one_denominator_and_its_own_words(root):
-    stored = json.loads((root / "sample_runs" / "digits" / "profile.json").read_text())
-    picture = tensor_cores.verdicts(str(root / "sample_runs" / "digits"), stored)
-    shares = picture.frame.set_index("verdict")["share"]
-    assert shares["cuda_core"] == pytest.approx(stored["matrix_cuda_core_fraction"])
-    shown = dict(tensor_cores.headline(stored))
-    assert shown["Matrix work on vector units"] == stored["matrix_cuda_core_fraction"]
-    assert sum(shown.values()) == pytest.approx(1.0)
-    texts = [p.title + p.caption for p in tensor_cores.pictures("RUN", stored)]
-    assert not [t for t in texts if "kernel" in t.lower() or "CUDA" in t or "Roofline" in t]
-
-
 def test_what_is_no_matrix_work_is_one_fix_and_no_choice_of_its_own():
     outside = {"cause": "outside", "fix": "compile", "amdahl_bound": 1.25, "time_us": 200.0}
     rows = [outside | {"op": "add"}, outside | {"op": "relu"}]

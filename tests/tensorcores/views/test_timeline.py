@@ -101,19 +101,3 @@ def test_the_sample_s_step_and_its_receipt(root):
     assert frame["duration_us"].tolist() == [p.duration_us for p in pieces]
     assert frame["name"].tolist() == [p.name for p in pieces]
     assert traces_beside(path.parent) == [path]
-
-
-def test_each_rank_s_parts_add_up_to_its_step():
-    rank = {
-        "rank": 0,
-        "wall_us": 100.0,
-        "compute_us": 60.0,
-        "exposed_collective_us": 15.0,
-        "idle_us": 20.0,
-    }
-    document = {"step": "3", "slowest": 1, "ranks": [rank, {**rank, "rank": 1, "idle_us": 25.0}]}
-    picture = timeline.ranks(document)
-    parts = picture.frame[list(timeline.RANK_PARTS)].sum(axis=1)
-    assert parts.tolist() == picture.frame["wall_us"].tolist()
-    assert "for rank 1" in picture.caption
-    compile(picture.receipt, "receipt.py", "exec")

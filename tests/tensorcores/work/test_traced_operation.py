@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tensorcores.traces import real
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import (
@@ -204,21 +204,13 @@ def test_grouped_products_do_what_is_counted():
     assert (work.m, work.n) == tuple(shape)
 
 
-@pytest.fixture(scope="module")
-def traces(root):
-    folder = Path(os.environ.get("MPDIAG_TRACES") or root.parent / "shared" / "traces")
-    if not folder.is_dir():
-        pytest.skip("the recorded traces are not here")
-    return folder
-
-
-def test_resnet50_counted_from_a_trace(traces):
+def test_resnet50_counted_from_a_trace():
     """A real V100 trace: its backward convolutions are ResNet-50's, known from the paper's sizes.
 
     4.09 billion multiplications an image forward (fully connected layer apart), twice that
     backward less the first layer's input gradient; 32 images, 6 steps.
     """
-    with gzip.open(traces / "v100_resnet50_fp32.json.gz") as file:
+    with gzip.open(real("v100_resnet50_fp32.json.gz")) as file:
         events = json.loads(file.read().decode("utf-8", "replace"))["traceEvents"]
     total = sum(
         work.flops

@@ -1,33 +1,18 @@
 """Where values lie among the powers of two, and the window of a format that a loss scale moves."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pandas as pd
 import plotly.graph_objects as go
 
 from mpdiag.display import svg
 from mpdiag.display.colors import BLUE, FATE_COLORS
 from mpdiag.display.wording import in_figure, percent, shortened
-from mpdiag.reports.plotting import (
-    LABEL,
-    MARK,
-    Drawing,
-    empty,
-    exponent_axis,
-    figure,
-    layer_axis,
-    range_mark,
-    row_height,
-)
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from mpdiag.numerics.formats import FloatFormat
+from mpdiag.numerics.formats import FloatFormat
+from mpdiag.reports import plotting
 
 VALUES = "value before scaling"
 DECADES = 6
@@ -56,10 +41,10 @@ def heat_map(
 ) -> go.Figure:
     """Layers × exponents (``exponent_frame``), shaded by share of a layer's values, and the window."""
     if frame.empty:
-        return empty("no non-zero values")
+        return plotting.empty("no non-zero values")
     low, high = exponents_shown(frame, held)
     counts = matrix(frame, "layer", layers, low, high)
-    fig = figure(height or row_height(len(layers)), hovermode="closest")
+    fig = plotting.figure(height or plotting.row_height(len(layers)), hovermode="closest")
     # Under rows that are clicked no cell is pointed at: what it would say need not be sent.
     pointed: dict[str, Any] = {"hoverinfo": "skip"}
     if not clickable:
@@ -69,9 +54,9 @@ def heat_map(
     for name, part in shades(counts, low, held, log=log):
         said = {} if clickable else {"hovertemplate": f"{hover}<extra>{FATE_WORDS[name]}</extra>"}
         add_cells(fig, name, counts, part, x=np.arange(low, high) + 0.5, z=part, **said, **pointed)
-    layer_axis(fig, layers)
+    plotting.layer_axis(fig, layers)
     add_window(fig, held, low, high)
-    exponent_axis(fig, low, high, VALUES)
+    plotting.exponent_axis(fig, low, high, VALUES)
     if clickable:
         _add_rows(fig, layers, counts, low, held)
     if height is not None:
@@ -80,7 +65,11 @@ def heat_map(
 
 
 def fixed_rows(
-    fig: Drawing, layers: Sequence[str], *, labels: bool = True, top: int = 12 + 2 * MARK
+    fig: plotting.Drawing,
+    layers: Sequence[str],
+    *,
+    labels: bool = True,
+    top: int = 12 + 2 * plotting.MARK,
 ) -> None:
     """Margins that no legend and no label moves: rows of two figures side by side stay level.
 
@@ -92,7 +81,7 @@ def fixed_rows(
         labels: Whether rows are labelled.
         top: Pixels above the rows; by default two lines of words.
     """
-    longest = max((len(shortened(name, LABEL)) for name in layers), default=0)
+    longest = max((len(shortened(name, plotting.LABEL)) for name in layers), default=0)
     left = 16 + 7 * longest if labels else 8
     margin = {"l": left, "r": fig.layout["margin"]["r"], "t": top, "b": 118, "autoexpand": False}
     # Two columns of words fit under the narrowest figure: one column would reach the axis's words.
@@ -101,7 +90,7 @@ def fixed_rows(
 
 
 def _add_rows(
-    fig: Drawing, layers: Sequence[str], counts: np.ndarray, low: int, held: svg.Range
+    fig: plotting.Drawing, layers: Sequence[str], counts: np.ndarray, low: int, held: svg.Range
 ) -> None:
     """An invisible bar over each row, which is what a click selects: cells report no selection.
 
@@ -144,9 +133,9 @@ def histogram(frame: pd.DataFrame, zeros: int, held: svg.Range, *, log: bool) ->
         log: Counts on a log scale.
     """
     if frame.empty:
-        return empty("no non-zero values")
+        return plotting.empty("no non-zero values")
     low, high = exponents_shown(frame, held)
-    fig = figure(360, barmode="overlay")
+    fig = plotting.figure(360, barmode="overlay")
     if zeros:
         fig.add_bar(
             x=[low - 1.5],
@@ -172,7 +161,7 @@ def histogram(frame: pd.DataFrame, zeros: int, held: svg.Range, *, log: bool) ->
             hovertemplate="2^%{customdata}: %{y:,} values<extra>" + words + "</extra>",
         )
     add_window(fig, held, low, high)
-    exponent_axis(fig, low, high, VALUES)
+    plotting.exponent_axis(fig, low, high, VALUES)
     if zeros:
         axis = fig.layout["xaxis"]
         some = [i for i, place in enumerate(axis["tickvals"]) if place > low]
@@ -222,7 +211,9 @@ def shades(
             yield name, np.where(mine, 0.12 + 0.88 * depth, np.nan)
 
 
-def add_cells(fig: Drawing, name: str, counts: np.ndarray, part: np.ndarray, **trace: Any) -> None:
+def add_cells(
+    fig: plotting.Drawing, name: str, counts: np.ndarray, part: np.ndarray, **trace: Any
+) -> None:
     """The cells of one fate, and what their colour means with the share of all values it holds.
 
     The colour scale runs from nearly transparent to the fate's full colour.
@@ -244,7 +235,7 @@ def add_cells(fig: Drawing, name: str, counts: np.ndarray, part: np.ndarray, **t
     fig.key(f"{FATE_WORDS[name]}: {here}", colour)
 
 
-def add_window(fig: Drawing, held: svg.Range, low: int, high: int) -> None:
+def add_window(fig: plotting.Drawing, held: svg.Range, low: int, high: int) -> None:
     """The ends of a format's range, as far as they lie between two exponents."""
     marks = (
         (held.zero, "0 ←", FATE_COLORS["lost"], "solid", "right", 0),
@@ -253,4 +244,4 @@ def add_window(fig: Drawing, held: svg.Range, low: int, high: int) -> None:
     )
     for place, words, colour, dash, anchor, line in marks:
         if low < place < high:
-            range_mark(fig, place, words, colour, anchor, dash, line)
+            plotting.range_mark(fig, place, words, colour, anchor, dash, line)

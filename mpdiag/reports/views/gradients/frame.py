@@ -1,10 +1,8 @@
 """Exponent histograms as tidy tables: where values lie, and what a format and a scale do to them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -16,11 +14,9 @@ from mpdiag.analysis.scaling.windows import by_step
 from mpdiag.display.wording import layer_name
 from mpdiag.numerics.formats import FloatFormat
 from mpdiag.numerics.histograms import ExponentHistogram
+from mpdiag.plan import LossScalePlan
 from mpdiag.runs.records import Records
 from mpdiag.runs.schema import Kind
-
-if TYPE_CHECKING:
-    from mpdiag.plan import LossScalePlan
 
 SCALES = range(-10, 25)
 """Exponents of the loss scales that tables over scales show."""

@@ -1,11 +1,8 @@
 """Where values lie among the powers of two, and what a format and a loss scale do to them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -23,16 +20,14 @@ from mpdiag.display.wording import (
     spoken_layer,
 )
 from mpdiag.numerics.formats import FP16, FloatFormat
+from mpdiag.plan import LossScalePlan
+from mpdiag.reports.contents import RunContents
 from mpdiag.reports.picture import Picture, View
 from mpdiag.reports.plotting import exponent_axis
 from mpdiag.reports.receipts import Rows
 from mpdiag.reports.views.gradients import figure, scales
 from mpdiag.reports.views.gradients import frame as tables
 from mpdiag.runs.schema import Kind
-
-if TYPE_CHECKING:
-    from mpdiag.plan import LossScalePlan
-    from mpdiag.reports.contents import RunContents
 
 SCALED = ("activation_grad", "weight_grad")
 """What a loss scale multiplies."""

@@ -1,9 +1,6 @@
 """What is lost at every loss scale, by layer and altogether, and what a larger scale would gain."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -13,20 +10,10 @@ from mpdiag.analysis.scaling.necessity import LARGEST_EXPONENT, MATTERS, NEGLIGI
 from mpdiag.display.colors import BLUE, FATE_COLORS, GREEN, ORANGE, PURPLE, VERMILION
 from mpdiag.display.wording import in_figure, percent, scale_text, spoken_layer, superscript
 from mpdiag.numerics.formats import FloatFormat
-from mpdiag.reports.plotting import (
-    MARK,
-    Drawing,
-    empty,
-    exponent_axis,
-    figure,
-    layer_axis,
-    row_height,
-)
+from mpdiag.plan import LossScalePlan
+from mpdiag.reports import plotting
 from mpdiag.reports.views.gradients.figure import fixed_rows
 from mpdiag.reports.views.gradients.frame import SCALES, recommended_interval
-
-if TYPE_CHECKING:
-    from mpdiag.plan import LossScalePlan
 
 MOST = 24
 """Layers in a figure of the worst of them."""
@@ -58,11 +45,11 @@ def layer_scales(
         labels: Whether rows are labelled.
     """
     if frame.empty:
-        return empty("no layers")
+        return plotting.empty("no layers")
     ends = [] if scale is None else [int(np.log2(s)) for s in (scale.recommended, scale.lower)]
     first = max(SCALES[0], min(0, exponent, *ends) - 1)
     shown = range(first, LARGEST_EXPONENT + 1)
-    fig = figure(height or row_height(len(layers)), hovermode="closest")
+    fig = plotting.figure(height or plotting.row_height(len(layers)), hovermode="closest")
     sums, lost, over = (
         frame[column].to_numpy().reshape(-1, len(SCALES))[:, first - SCALES[0] :]
         for column in ("sum_share", "lost_share", "overflows")
@@ -87,11 +74,11 @@ def layer_scales(
     for key, words, colour, opacity in _CLASSES:
         if (classes == key).any():
             fig.key(words, colour, opacity)
-    layer_axis(fig, layers)
+    plotting.layer_axis(fig, layers)
     fig.update_yaxes(showticklabels=labels)
-    exponent_axis(fig, first, LARGEST_EXPONENT, "loss scale")
+    plotting.exponent_axis(fig, first, LARGEST_EXPONENT, "loss scale")
     fig.update_xaxes(range=[first - 0.5, LARGEST_EXPONENT + 0.5], showgrid=False)
-    fig.update_layout(margin={"t": 12 + 2 * MARK})
+    fig.update_layout(margin={"t": 12 + 2 * plotting.MARK})
     if scale is not None:
         _planned(fig, scale)
     _mark(fig, exponent, f"selected 2{superscript(exponent)}", VERMILION, "solid", 1)
@@ -110,7 +97,7 @@ def _steps() -> list[list[object]]:
     return found
 
 
-def _planned(fig: Drawing, scale: LossScalePlan) -> None:
+def _planned(fig: plotting.Drawing, scale: LossScalePlan) -> None:
     """The plan's scale, its interval, and the scales above it, where some gradient overflows."""
     low, high = recommended_interval(scale)
     if low <= high:
@@ -127,20 +114,11 @@ def _planned(fig: Drawing, scale: LossScalePlan) -> None:
     _mark(fig, recommended, f"plan 2{superscript(recommended)}", GREEN, "dash", 0)
 
 
-def _mark(fig: Drawing, place: int, words: str, colour: str, dash: str, line: int) -> None:
+def _mark(fig: plotting.Drawing, place: int, words: str, colour: str, dash: str, line: int) -> None:
     fig.add_vline(place, line={"color": colour, "width": 2, "dash": dash})
-    fig.add_annotation(
-        x=place,
-        y=1,
-        yref="paper",
-        yanchor="bottom",
-        yshift=MARK * line,
-        # A wide word at an edge would be cut off.
-        xanchor="left" if place < 4 else "right" if place > 18 else "center",
-        text=words,
-        showarrow=False,
-        font={"size": 12, "color": colour},
-    )
+    # A wide word at an edge would be cut off.
+    side = "left" if place < 4 else "right" if place > 18 else "center"
+    plotting.words_above(fig, place, words, colour, side, line)
 
 
 def consequences(frame: pd.DataFrame) -> go.Figure:
@@ -154,10 +132,10 @@ def consequences(frame: pd.DataFrame) -> go.Figure:
     order = np.lexsort((-frame["lost_share"], -rounded, -frame["overflow_share"]))
     worst = frame.iloc[order[:MOST]].reset_index(drop=True)
     if worst.empty:
-        return empty("no layers")
+        return plotting.empty("no layers")
     names = [str(name) for name in worst["layer"]]
     places = list(range(len(names)))
-    fig = figure(row_height(len(names)))
+    fig = plotting.figure(plotting.row_height(len(names)))
     hover = "%{customdata}: %{x:.2%}<extra>%{fullData.name}</extra>"
     labels = [in_figure(name) for name in names]
     fig.add_bar(
@@ -179,7 +157,7 @@ def consequences(frame: pd.DataFrame) -> go.Figure:
             over["overflow_share"],
         )
         fig.marks(shares, rows, "overflows", PURPLE, hover, mark=("x", 11), customdata=said)
-    layer_axis(fig, names)
+    plotting.layer_axis(fig, names)
     fixed_rows(fig, names, top=16)
     top = float(max(worst["lost_share"].max(), worst["sum_share"].max(), 0.01))
     fig.update_xaxes(
@@ -199,7 +177,7 @@ def every_scale(frame: pd.DataFrame, exponent: int, scale: LossScalePlan) -> go.
         exponent: log2 of the selected scale.
         scale: The plan's.
     """
-    fig = figure(230, margin={"t": MARK + 4})
+    fig = plotting.figure(230, margin={"t": plotting.MARK + 4})
     hover = "scale 2^%{x}: %{y:.3%}<extra>%{fullData.name}</extra>"
     for column, name, colour, dash in (
         ("lost_share", "values lost, all layers", FATE_COLORS["lost"], "solid"),
@@ -229,7 +207,7 @@ def every_scale(frame: pd.DataFrame, exponent: int, scale: LossScalePlan) -> go.
     fig.add_vline(recommended, line={"color": GREEN, "width": 2, "dash": "dash"})
     said = {"text": f"2{superscript(exponent)}", "font": {"size": 13}}
     fig.add_vline(exponent, said, line={"color": VERMILION, "width": 2})
-    exponent_axis(fig, low, high, "loss scale")
+    plotting.exponent_axis(fig, low, high, "loss scale")
     fig.update_xaxes(range=[low - 0.7, high + 0.7])
     fig.update_yaxes(tickformat=".0%", rangemode="tozero", title="share lost", nticks=5)
     return fig.figure()

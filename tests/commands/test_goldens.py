@@ -1,0 +1,78 @@
+"""What commands print of sample runs and small traces, kept word for word in ``tests/data/printed``."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from goldens import assert_as_kept
+from tensorcores.timeline.test_ranks import trace as rank_trace
+from tensorcores.traces import FALLBACK, SGEMM, kernel, launch, op, product, step, write
+from typer.testing import CliRunner
+
+from mpdiag.cli import app
+from mpdiag.version import __version__
+
+KEPT = Path(__file__).parents[1] / "data" / "printed"
+HOSTILE = "<img src=x onerror=alert(1)>|`x`"
+# File -> words of the command; its output, or the file that it writes.
+GOLDENS = {
+    "analyze.txt": "analyze ssd",
+    "analyze-verbose.txt": "analyze -v ssd",
+    "compare.txt": "compare ssd ssd-fp16-plan",
+    "explain.txt": "explain loss-scale-needed",
+    "replay.txt": "replay digits",
+    "report.md": "report ssd -o out.md",
+    "runs.txt": "runs .",
+    "why.txt": "why ssd",
+    "sample.txt": "profile sample.json.gz",
+    "sample-verbose.txt": "profile -v sample.json.gz",
+    "sample.md": "report sample.json.gz -o out.md",
+    "step.txt": "profile step.json",
+    "step.json": "profile --json step.json",
+    "step-against.txt": "profile step.json --against before.json",
+    "step-against.json": "profile --json step.json --against before.json",
+    "step-against.md": "report step.json --against before.json -o out.md",
+    "unlinked.md": "report unlinked.json -o out.md",
+    "causes.txt": "profile -v causes.json",
+    "ranks.txt": "profile ranks",
+    "ranks.json": "profile --json rank0.json rank1.json",
+    "ranks.md": "report ranks -o out.md",
+}
+
+
+@pytest.fixture(scope="module")
+def folder(root, tmp_path_factory):
+    place = tmp_path_factory.mktemp("goldens")
+    for name in ("ssd", "ssd-fp16-plan", "digits"):
+        shutil.copytree(root / "sample_runs" / name, place / name)
+    shutil.copy(root / "sample_runs" / "gpu-sample" / "trace.json.gz", place / "sample.json.gz")
+    hostile = product(256, 250, 256, 60, 70, dtype="float")
+    write(place / "step.json", [*step(), hostile, launch(4, 65), kernel(HOSTILE, 4, 5)])
+    before = [product(256, 256, 256, 0, 10), launch(1, 5), kernel(SGEMM, 1, 90)]
+    write(place / "before.json", before)
+    causes = [
+        *step(),
+        product(128, 512, 256, 60, 70, dtype="float"), launch(5, 65), kernel(SGEMM, 5, 20),
+        product(512, 513, 513, 80, 90, "c10::BFloat16"), launch(6, 85), kernel(FALLBACK, 6, 40),
+        product(512, 77, 512, 95, 98, "c10::BFloat16"), launch(7, 97), kernel(FALLBACK, 7, 40),
+        op("aten::relu", 99, 100),
+    ]  # fmt: skip
+    write(place / "causes.json", causes)
+    write(place / "unlinked.json", [kernel(SGEMM, 1, 90)])  # of no operation, no module
+    (place / "ranks").mkdir()
+    for rank, compute in ((0, 40), (1, 70)):
+        path = rank_trace(place / f"rank{rank}.json", rank, compute)
+        shutil.copy(path, place / "ranks" / path.name)
+    return place
+
+
+@pytest.mark.parametrize("name", GOLDENS)
+def test_word_for_word(folder, monkeypatch, name):
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("COLUMNS", "100")
+    result = CliRunner().invoke(app, GOLDENS[name].split())
+    assert result.exit_code == 0, result.output
+    text = Path("out.md").read_text(encoding="utf-8") if name.endswith(".md") else result.output
+    assert_as_kept(KEPT / name, text.replace(__version__, "VERSION").replace(str(folder), "FOLDER"))

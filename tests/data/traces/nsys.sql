@@ -1,0 +1,23 @@
+CREATE TABLE StringIds (id INTEGER, value TEXT);
+CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start INTEGER, end INTEGER, deviceId INTEGER,
+    streamId INTEGER, correlationId INTEGER, demangledName INTEGER, shortName INTEGER);
+CREATE TABLE CUPTI_ACTIVITY_KIND_MEMCPY (start INTEGER, end INTEGER, deviceId INTEGER,
+    streamId INTEGER, correlationId INTEGER, bytes INTEGER);
+CREATE TABLE CUPTI_ACTIVITY_KIND_MEMSET (start INTEGER, end INTEGER);
+CREATE TABLE CUPTI_ACTIVITY_KIND_RUNTIME (start INTEGER, end INTEGER, globalTid INTEGER,
+    correlationId INTEGER, nameId INTEGER);
+CREATE TABLE GPU_METRICS (timestamp INTEGER, typeId INTEGER, metricId INTEGER,
+    value INTEGER);
+CREATE TABLE TARGET_INFO_GPU_METRICS (typeId INTEGER, metricId INTEGER, metricName TEXT);
+INSERT INTO TARGET_INFO_GPU_METRICS VALUES (1, 2, 'Tensor Active [Throughput %]'),
+    (1, 3, 'SM Active');
+INSERT INTO GPU_METRICS VALUES (0, 1, 2, 40), (1, 1, 2, 20), (2, 1, 3, 99);
+INSERT INTO StringIds VALUES (1, 'volta_sgemm_64x64_tn'), (2, 'Kernel2'),
+    (3, 'cudaLaunchKernel_v7000'), (4, 'cudaMemcpyAsync_v3020'),
+    (5, 'cudaStreamSynchronize_v3020'), (6, 'cudaMalloc_v3020');
+INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (1000, 5000, 0, 7, 11, 1, 2),
+    (1000, NULL, 0, 7, 15, 1, 2), (30000, 40000, 0, 7, 13, 99, 2);
+INSERT INTO CUPTI_ACTIVITY_KIND_MEMCPY VALUES (5000, 15000, 0, 7, 12, 64),
+    ('damaged', 1, 0, 7, 12, 64);
+INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME VALUES (500, 600, 5, 11, 3), (700, 800, 5, 12, 4),
+    (900, 16000, 5, 0, 5), (25000, 25100, 5, 13, 3), (1, 2, 5, 9, 6);
