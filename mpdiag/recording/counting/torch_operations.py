@@ -12,7 +12,7 @@ from mpdiag.recording.counting import layout
 NO_LOWEST = 0x7FF0000000000000
 """The smallest magnitude of a row that has none: infinity, as float64."""
 
-_PORTION = 1 << 24
+PORTION = 1 << 24
 """Weight updates are compared in portions, so that temporaries stay small."""
 
 
@@ -94,9 +94,9 @@ def _count_update(
         facts: int64 (``layout.UPDATE``,).
         ratios: int64 (``layout.RATIO_BINS``,), changed weights by |w|/|Δw| in (2^e, 2^(e+1)].
     """
-    for start in range(0, before.numel(), _PORTION):
-        weights = before[start : start + _PORTION].float()
-        delta = after[start : start + _PORTION].float() - weights
+    for start in range(0, before.numel(), PORTION):
+        weights = before[start : start + PORTION].float()
+        delta = after[start : start + PORTION].float() - weights
         count_values(weights, counts[0], extremes[0])
         count_values(delta, counts[1], extremes[1])
         facts += update_facts(weights, delta)
