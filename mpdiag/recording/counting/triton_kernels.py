@@ -8,8 +8,8 @@ atomics, so no order of execution shows. Zeros are not counted: they are what re
 A thread increments nothing. It turns each value into a word with one bit set, the bit of its bin, and
 adds words bit by bit with carry-save adders, two logic instructions a word: bit j of plane i is bit i
 of the thread's count of bin j (positional population count: Klarqvist, Mula, Lemire, arXiv:1911.02696).
-Eight planes hold the 224 or 240 values of a section. At its end the program's threads are added up, and
-one atomic add a bin goes to memory. The cost does not depend on how values are distributed over the bins.
+Eight planes hold the 224 or 248 values that a thread counts of a section. At its end the threads of the
+program are added up, and one atomic add a bin goes to memory. Equal values meet in no conflict.
 
 A word has 64 bits: 63 bins from just above the largest value of the section's first block, and one for
 zeros and whatever lies outside. A block with values outside adds them one by one if they are few, else
@@ -20,7 +20,6 @@ What a value costs was counted in the code that ptxas emits; see ``docs/gpu.md``
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -225,7 +224,7 @@ def _spread(plane, PLACE: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _add_planes(planes, table, THREADS: tl.constexpr):  # type: ignore[no-untyped-def]
+def _add_planes(planes, table):  # type: ignore[no-untyped-def]
     """Add what all threads counted to a table: bits 0 to 62, each one once."""
     ones, twos, fours, eights, p16, p32, p64, p128 = planes
     counts = _spread(ones, 0) | _spread(twos, 1) | _spread(fours, 2) | _spread(eights, 3)
@@ -388,7 +387,7 @@ def _count(  # type: ignore[no-untyped-def]
             low = tl.min(tl.where(bits > 0, bits, _WIDE_INFINITY))
         top, bottom = tl.maximum(top, high), tl.minimum(bottom, low)
     if base < _NOWHERE:
-        _add_planes(planes, counts + base, THREADS)
+        _add_planes(planes, counts + base)
     _add_extremes(top, bottom, _WIDE_INFINITY if KIND == _FLOAT64 else _NONE, extremes)
 
 
@@ -488,11 +487,11 @@ def _compare(  # type: ignore[no-untyped-def]
         gone += tl.where((old & _MAGNITUDE) == 0, 256, 0)
         beside += _sum(tl.where(moved, gone, 0), block, THREADS)
     if w_base < _NOWHERE:
-        _add_planes(w_planes, counts + w_base, THREADS)
+        _add_planes(w_planes, counts + w_base)
     if d_base < _NOWHERE:
-        _add_planes(d_planes, counts + _RAW + d_base, THREADS)
+        _add_planes(d_planes, counts + _RAW + d_base)
     if r_base < _NOWHERE:
-        _add_planes(r_planes, ratios + r_base, THREADS)
+        _add_planes(r_planes, ratios + r_base)
     _add_extremes(w_top, w_bottom, _NONE, extremes)
     _add_extremes(d_top, d_bottom, _NONE, extremes + 2)
     if d_top > 0:
@@ -534,7 +533,13 @@ def one(  # type: ignore[no-untyped-def]
 
 @triton.jit(do_not_specialize=["entries"], do_not_specialize_on_alignment=["table"])
 def many(  # type: ignore[no-untyped-def]
-    table, entries, counts, extremes, KIND: tl.constexpr, VALUES: tl.constexpr, THREADS: tl.constexpr
+    table,
+    entries,
+    counts,
+    extremes,
+    KIND: tl.constexpr,
+    VALUES: tl.constexpr,
+    THREADS: tl.constexpr,
 ):
     """Table: int64 (entries, 4), of size, address, row and first program."""
     entry, section = _entry(table, entries, 4, 3)
@@ -564,9 +569,7 @@ def many_updates(  # type: ignore[no-untyped-def]
     extremes += row * 2
     facts += fact * _UPDATE
     ratios += fact * _RATIO_BINS
-    _compare(
-        before, after, n, section, counts, extremes, facts, ratios, KIND, VALUES, THREADS
-    )
+    _compare(before, after, n, section, counts, extremes, facts, ratios, KIND, VALUES, THREADS)
 
 
 # -- launches --------------------------------------------------------------------------------------
@@ -576,30 +579,39 @@ _SIZES = {layout.FLOAT32: 4, layout.BFLOAT16: 2, layout.FLOAT16: 2, layout.FLOAT
 _WIDE = layout.FLOAT64
 
 
-@functools.cache
-def _options(kind: int, *, update: bool = False) -> dict[str, int]:
+def options(kind: int, *, update: bool = False) -> dict[str, int]:
     """Constants and limits of a launch: values of a thread in a block, threads, warps, registers.
 
-    AMD's warps have twice the threads, and its compiler takes no limit of registers.
+    With 168 registers an SM holds three programs, with 255 two; so none spills, and one program reads
+    while others count. AMD's warps have twice the threads, and its compiler takes no limit.
     """
-    options = {"KIND": kind, "VALUES": 8 if update or kind == _WIDE else 32, "THREADS": 128}
+    found = {"KIND": kind, "VALUES": 8 if update or kind == _WIDE else 32, "THREADS": 128}
     if torch.version.hip is not None:
-        return options | {"num_warps": 2}
-    return options | {"num_warps": 4, "maxnreg": 255 if update else 168}
+        return found | {"num_warps": 2}
+    return found | {"num_warps": 4, "maxnreg": 255 if update else 168}
 
 
-def _programs(n: int, address: int, options: dict[str, int]) -> int:
+def variants() -> Iterator[tuple[str, int]]:
+    """Each kernel by name with each type of values that it is compiled for."""
+    for kind in KINDS.values():
+        yield "one", kind
+        yield "many", kind
+        if kind != _WIDE:
+            yield "many_updates", kind
+
+
+def _programs(n: int, address: int, limits: dict[str, int]) -> int:
     """How many sections a tensor has, from the 16 bytes on that it begins in."""
-    block = options["VALUES"] * options["THREADS"]
-    values = n + address % 16 // _SIZES[options["KIND"]]
-    return -(-values // (255 // options["VALUES"] * block))
+    block = limits["VALUES"] * limits["THREADS"]
+    values = n + address % 16 // _SIZES[limits["KIND"]]
+    return -(-values // (255 // limits["VALUES"] * block))
 
 
 def _count_values(values: torch.Tensor, counts: torch.Tensor, extremes: torch.Tensor) -> None:
     for kind, part in _readable(values):
-        n, address, options = part.numel(), part.data_ptr(), _options(kind)
+        n, address, limits = part.numel(), part.data_ptr(), options(kind)
         with _on(part.device):
-            one[(_programs(n, address, options),)](address, n, counts, extremes, **options)
+            one[(_programs(n, address, limits),)](address, n, counts, extremes, **limits)
 
 
 def _count_many(
@@ -616,7 +628,7 @@ def _count_many(
         else:
             entries.setdefault(kind, []).append([tensor.numel(), tensor.data_ptr(), row])
     for kind, some in entries.items():
-        _launch(many, some, (counts, extremes), _options(kind))
+        _launch(many, some, (counts, extremes), options(kind))
 
 
 def _count_many_updates(
@@ -634,16 +646,16 @@ def _count_many_updates(
         for old, new in zip(before.split(PORTION), after.split(PORTION), strict=True):
             old, new = old.float(), new.float()  # alive until it is launched
             entry = [old.numel(), old.data_ptr(), new.data_ptr(), *places]
-            _launch(many_updates, [entry], into, _options(layout.FLOAT32, update=True))
+            _launch(many_updates, [entry], into, options(layout.FLOAT32, update=True))
     for kind, some in entries.items():
-        _launch(many_updates, some, into, _options(kind, update=True))
+        _launch(many_updates, some, into, options(kind, update=True))
 
 
 def _launch(
     kernel: Any,
     entries: list[list[int]],
     into: tuple[torch.Tensor, ...],
-    options: dict[str, int],
+    limits: dict[str, int],
 ) -> None:
     """Launch a kernel for many tensors of a type.
 
@@ -655,17 +667,17 @@ def _launch(
         entries: What each tensor is, its size and address first, without its first program, which is
             added.
         into: Where counts go.
-        options: Of the launch.
+        limits: Of the launch.
     """
     programs = 0
     for entry in entries:
         entry.append(programs)
-        programs += _programs(entry[0], entry[1], options)
+        programs += _programs(entry[0], entry[1], limits)
     device = into[0].device
     table = torch.tensor(entries, dtype=torch.int64, pin_memory=device.type == "cuda")
     table = table.to(device, non_blocking=True)
     with _on(device):
-        kernel[(programs,)](table, len(entries), *into, **options)
+        kernel[(programs,)](table, len(entries), *into, **limits)
 
 
 COUNTER = Counter("Triton", _count_values, _count_many, _count_many_updates)
