@@ -342,7 +342,7 @@ def test_kernels_are_compiled_before_the_first_section_and_in_no_sections_time(
 
 @pytest.mark.parametrize(("device", "folder"), [("cpu", "REHEARSALS"), ("cuda", "RESULTS")])
 def test_a_rehearsal_leaves_what_is_committed_alone(made_up, tmp_path, monkeypatch, device, folder):
-    results = page.RESULTS
+    results, rehearsals = page.RESULTS, page.REHEARSALS
     committed = {p: p.read_bytes() for p in results.iterdir() if p.is_file()}
     monkeypatch.setattr(page, folder, tmp_path)
     monkeypatch.setattr(command.forks, "serving", lambda *_: nullcontext(None))
@@ -350,7 +350,7 @@ def test_a_rehearsal_leaves_what_is_committed_alone(made_up, tmp_path, monkeypat
     assert [p.suffix for p in sorted(tmp_path.iterdir())] == [".json", ".md"]
     assert {p: p.read_bytes() for p in results.iterdir() if p.is_file()} == committed
     ignored = (BENCHMARKS.parent / ".gitignore").read_text().splitlines()
-    assert f"/{page.REHEARSALS.parent.name}/" in ignored
+    assert f"/{rehearsals.parent.name}/" in ignored
 
 
 def test_warming_says_what_it_compiled_or_why_it_could_not(tmp_path, monkeypatch):
