@@ -43,7 +43,8 @@ LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "empty": lambda t: t[:0],
     "one value": lambda t: t[0],
 }
-COPY_SHARE = 0.8
+COPY_SHARE = 0.5
+"""By the instructions that ptxas emits; docs/gpu.md has the arithmetic."""
 LAUNCHES = {"FP32": 1, "BF16": 1, "FP16": 1, "float64": 1, "update": 3, "300 tensors": 3}
 """At most; many tensors need their table on the device, too."""
 LARGE = 16_000_000

@@ -61,6 +61,11 @@ def in_turns(
     return {name: statistics.median(values) for name, values in times.items()}
 
 
+def apart(*times: float) -> float:
+    """How far repeated runs of the same thing lie apart: the longest over the shortest."""
+    return max(times) / min(times)
+
+
 def kernel_seconds(run: Callable[[], object], device: str, least: float = 0.05) -> float:
     """Seconds of a call, by CUDA events around as many as fill some time."""
     run()

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 RESULTS = BENCHMARKS / "results"
+REHEARSALS = BENCHMARKS.parent / "runs" / "gpu-rehearsal"
+"""Where rehearsals are written to, which git ignores."""
 PAGE = BENCHMARKS.parent / "docs" / "gpu.md"
 BEGIN, END = "<!-- promises -->", "<!-- end of promises -->"
 

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 BENCHMARKS = Path(__file__).resolve().parent.parent
 TAIL = 15
 """Lines of a failed part's output that are kept."""
+WARM_SECONDS = 600
+"""Compiling takes a minute or two, and is no part's time."""
 GRACE = 5.0
 """Seconds beyond its own limit after which a part is ended."""
 STOPPED = "stopped"
@@ -68,6 +70,20 @@ def environment(part: Part | None, cache: Path, device: str) -> dict[str, str]:
     if part is not None and part.deterministic:
         made["CUBLAS_WORKSPACE_CONFIG"] = ":16:8"  # the one that cuBLAS and cuDNN's LSTM both take
     return {**os.environ, **made}
+
+
+def warm(device: str, cache: Path) -> str:
+    """Compile what parts use into the caches of a pass; returns what is to be said of it."""
+    words = [sys.executable, "-m", "gpu_sections.warm", device]
+    made = environment(None, cache, device)
+    try:
+        child = subprocess.run(
+            words, capture_output=True, text=True, check=False, env=made, timeout=WARM_SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        return f"did not end within {WARM_SECONDS} s"
+    lines = (child.stdout if child.returncode == 0 else child.stderr).strip().splitlines()
+    return lines[-1] if lines else f"ended with exit code {child.returncode}"
 
 
 def command(part: Part, device: str, pace: str, seconds: float, report: Path, keep: Path) -> list:

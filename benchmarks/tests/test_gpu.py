@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -303,6 +304,7 @@ def made_up(monkeypatch):
         return ended, [{"promise": first, "held": True, "figure": "1.00"}]
 
     monkeypatch.setattr(runner, "run", run)
+    monkeypatch.setattr(runner, "warm", lambda *_: "nothing to compile")
     monkeypatch.setattr(command, "machine", lambda device: dict(FACTS))
     return ran
 
@@ -317,6 +319,44 @@ def test_a_pass_can_be_resumed(made_up, tmp_path, capsys):
     assert stored["parts"]["h-fp8"]["state"] == document.FINISHED
     assert stored["promises"]["f-nvml"]["state"] == "held"
     assert "finished in an earlier pass" in capsys.readouterr().out
+
+
+def test_kernels_are_compiled_before_the_first_section_and_in_no_sections_time(
+    made_up, tmp_path, monkeypatch
+):
+    clock = 0.0
+
+    def warm(device, cache) -> str:
+        nonlocal clock
+        assert (device, made_up) == ("cuda", [])
+        clock += 10_000.0
+        return "Numba 10000 s"
+
+    monkeypatch.setattr(runner, "warm", warm)
+    monkeypatch.setattr(command.time, "monotonic", lambda: clock)
+    assert command.main(["--quick", "--out", str(tmp_path), "--only", "f"]) == 0
+    assert made_up == ["f-device"]
+    ended = document.load(tmp_path / "gpu-card-quick.json")["parts"]["f-device"]
+    assert ended["limit"] == 15.0
+
+
+@pytest.mark.parametrize(("device", "folder"), [("cpu", "REHEARSALS"), ("cuda", "RESULTS")])
+def test_a_rehearsal_leaves_what_is_committed_alone(made_up, tmp_path, monkeypatch, device, folder):
+    results, rehearsals = page.RESULTS, page.REHEARSALS
+    committed = {p: p.read_bytes() for p in results.iterdir() if p.is_file()}
+    monkeypatch.setattr(page, folder, tmp_path)
+    monkeypatch.setattr(command.forks, "serving", lambda *_: nullcontext(None))
+    assert command.main(["--device", device, "--only", "f"]) == 0
+    assert [p.suffix for p in sorted(tmp_path.iterdir())] == [".json", ".md"]
+    assert {p: p.read_bytes() for p in results.iterdir() if p.is_file()} == committed
+    ignored = (BENCHMARKS.parent / ".gitignore").read_text().splitlines()
+    assert f"/{rehearsals.parent.name}/" in ignored
+
+
+def test_warming_says_what_it_compiled_or_why_it_could_not(tmp_path, monkeypatch):
+    assert runner.warm("cpu", tmp_path).startswith("Numba ")
+    monkeypatch.setattr(runner, "WARM_SECONDS", 0.01)
+    assert runner.warm("cpu", tmp_path) == "did not end within 0.01 s"
 
 
 def test_a_quick_pass_leaves_parts_out_and_says_so(made_up, tmp_path):

@@ -458,7 +458,9 @@ def _closure(args: Any, kwargs: Any) -> Any:
 def free_memory(device: torch.device) -> int | None:
     """Bytes that can be had on a device, None where it does not say."""
     if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
+        # What torch keeps of freed tensors can be had, too.
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0]) + kept
     if device.type != "cpu":
         return None
     found = [free for free in (_available(), _left_in_group()) if free is not None]

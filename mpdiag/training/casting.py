@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,12 +25,17 @@ if TYPE_CHECKING:
 _NOTHING = nullcontext()
 
 
+def _nested(*contexts: AbstractContextManager[object]) -> AbstractContextManager[object]:
+    """Contexts inside one another, the first outermost; one that does nothing costs nothing."""
+    needed = [context for context in contexts if context is not _NOTHING]
+    return functools.reduce(_within, needed) if needed else _NOTHING
+
+
 @contextmanager
-def _nested(*contexts: AbstractContextManager[object]) -> Iterator[None]:
-    """Contexts inside one another, the first outermost."""
-    with ExitStack() as stack:
-        for context in contexts:
-            stack.enter_context(context)
+def _within(
+    outer: AbstractContextManager[object], inner: AbstractContextManager[object]
+) -> Iterator[None]:
+    with outer, inner:
         yield
 
 

@@ -313,7 +313,7 @@ def measure(
         numbers.append(_largest([n.to(device) for n in norms(values, math.inf)], sums, device))
     numbers += [*forward.sizes, *forward.losses]
     wide = torch.float64 if any(n.dtype is torch.float64 for n in numbers) else torch.float32
-    read = torch.stack([n.reshape(()).to(device, wide) for n in numbers]).tolist()
+    read = torch.stack([_scalar(n, device, wide) for n in numbers]).tolist()
     begin, end = 1 + absmax, 1 + absmax + len(forward.sizes)
     losses = _since_cleared(read[end:]) if math.isfinite(read[0]) else read[end:]
     if losses:
@@ -323,6 +323,13 @@ def measure(
     if not forward.losses_decide:
         finite = finite or math.isfinite(read[0])
     return read[0], read[1] if absmax else math.nan, finite and buffers_finite
+
+
+def _scalar(number: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """One number of those that are read together; most are as they must be."""
+    if number.dtype is not dtype or number.device != device:
+        number = number.to(device, dtype)
+    return number.reshape(()) if number.ndim else number
 
 
 def _since_cleared(losses: list[float]) -> list[float]:

@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from mpdiag.errors import UsageError
 from mpdiag.numerics.formats import FP16
+from mpdiag.training.judgement import values_of
 
 if TYPE_CHECKING:
     from mpdiag.numerics.loss_scalers import Scaler
@@ -104,13 +105,15 @@ class GradientScaling:
         """The scale of the backward passes behind an optimizer's gradients."""
         return self._carried.get(id(optimizer), self.scale)
 
-    def refuse_unscaled(self) -> None:
+    def refuse_unscaled(self, gradients: Sequence[Tensor]) -> None:
         """Refuse gradients of a loss that was not scaled.
 
         Raises:
             UsageError: If dividing them by the scale would change them.
         """
         if self.waiting or self.scaled_by_loop or self.scale == 1.0:
+            return
+        if not any(bool(values_of(gradient).any()) for gradient in gradients):
             return
         message = (
             f"these gradients never had the loss scale of {self.scale:g}, by which step() would divide "

@@ -205,8 +205,7 @@ def _unscale(context: StepContext, optimizer: Optimizer) -> None:
             done = {id(p) for p in parameters_of(other)}
             held = [p for p in held if id(p) not in done]
     gradients = gradients_held(held)[1]
-    if gradients:
-        scaling.refuse_unscaled()
+    scaling.refuse_unscaled(gradients)
     unscale(gradients, scaling.begun_at(optimizer))
     scaling.note_unscaled(optimizer)
 

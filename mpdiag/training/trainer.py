@@ -333,7 +333,7 @@ class MixedPrecision:
                 result = self._step_with_closure(chosen, closure, clip)
             else:
                 if loss is not None:
-                    self.backward(loss)
+                    stepping.run_backward(context, loss)
                 stepping.prepare_gradients(context, chosen, self._regularizers)
                 update = functools.partial(updates.update_weights, context, chosen, self._guard)
                 result = stepping.take_step(context, chosen, update, clip=clip, replay=replay)
@@ -370,7 +370,7 @@ class MixedPrecision:
             value = float(loss.detach())
             return updates.Evaluation(value, value)
 
-        with self._guard.within():
+        with self._guard:
             result, _ = updates.step_with_closure(
                 context, optimizer, optimizer.step, evaluate, clip=clip
             )

@@ -7,8 +7,7 @@ import math
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -84,14 +83,13 @@ class StepGuard:
         """These are the trainer's, too."""
         self._ours.update(id(one) for o in optimizers for one in inside(o))
 
-    @contextmanager
-    def within(self) -> Iterator[None]:
+    def __enter__(self) -> None:
         """Steps inside this context are the trainer's own, and no other trainer's guard asks."""
         _steps.under_way += 1
-        try:
-            yield
-        finally:
-            _steps.under_way -= 1
+
+    def __exit__(self, *_exception: object) -> None:
+        """They are over."""
+        _steps.under_way -= 1
 
     def release(self) -> None:
         """Remove the hook; a second call does nothing."""
@@ -198,7 +196,7 @@ def update_weights(
     undo = Transaction(chosen) if low else None
     with context.casting.update():
         for optimizer in chosen:
-            with guard.within(), context.watch.watching(optimizer):
+            with guard, context.watch.watching(optimizer):
                 optimizer.step(**options)
     torch.clear_autocast_cache()
     if undo is not None and not _fits(chosen, held):

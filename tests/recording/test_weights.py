@@ -270,6 +270,13 @@ def test_a_containers_limit_bounds_what_is_free(tmp_path):
     assert free is None or free > 0
 
 
+def test_memory_that_torch_keeps_of_freed_tensors_is_free(monkeypatch):
+    found = {"mem_get_info": (700, 9000), "memory_reserved": 5000, "memory_allocated": 2000}
+    for name, value in found.items():
+        monkeypatch.setattr(torch.cuda, name, lambda _device, value=value: value)
+    assert weights.free_memory(torch.device("cuda")) == 3700
+
+
 @pytest.mark.parametrize("budget", [-1, 0.5, "1 GB", True])
 def test_a_budget_is_a_number_of_bytes(budget):
     with pytest.raises(UsageError, match="copy_budget"):

@@ -433,3 +433,15 @@ def test_a_replay_of_a_model_whose_buffers_were_cast_finds_the_cause(level):
         result = mp.step(loss_of(), replay=loss_of)
         assert (result.skipped, result.cause) == (True, "model")
     assert all(torch.equal(before[name], b) for name, b in model.named_buffers())
+
+
+@pytest.mark.parametrize("level", ["O1", "O2"])
+def test_gradients_that_are_zero_are_stepped_after_another_forward_pass(level):
+    model = nn.Linear(4, 1, bias=False)
+    mp = wrapped(model, constant(8.0), level=level, overrides=BF16)
+    with mp.autocast():
+        loss = model(torch.zeros(1, 4)).float().sum()
+    mp.backward(loss)
+    with torch.no_grad(), mp.autocast():
+        model(torch.ones(1, 4))
+    assert not mp.step().skipped

@@ -10,6 +10,7 @@ import functools
 import importlib.util
 import logging
 from collections.abc import Sequence
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -17,6 +18,8 @@ from numpy.typing import NDArray
 
 from mpdiag.recording.counting import layout, torch_operations
 from mpdiag.recording.counting.rows import RawRows
+from mpdiag.recording.counting.tensors import KINDS
+from mpdiag.recording.counting.torch_operations import COUNTER as TORCH
 from mpdiag.recording.counting.torch_operations import Counter
 
 logger = logging.getLogger("mpdiag")
@@ -47,6 +50,22 @@ class DeviceRows:
         self._extremes = self._no_extremes(capacity)
         self._facts = self._zeros(capacity, layout.UPDATE)
         self._ratios = self._zeros(capacity, layout.RATIO_BINS)
+        self._stream = current_stream(device)
+
+    def _follow(self) -> None:
+        """Let this stream wait for what the last one does with the rows; the host waits for nothing.
+
+        Modules and their backward passes may run on streams of their own, while rows are counted into,
+        grown, read and cleared in the order of the calls. The memory of rows that growing replaces
+        goes to nobody else before this stream has read it.
+        """
+        now = current_stream(self.device)
+        if now == self._stream:
+            return
+        now.wait_stream(self._stream)
+        for rows in (self._counts, self._extremes, self._facts, self._ratios):
+            rows.record_stream(now)
+        self._stream = now
 
     def _zeros(self, rows: int, columns: int) -> torch.Tensor:
         return torch.zeros(rows, columns, dtype=torch.int64, device=self.device)
@@ -59,6 +78,7 @@ class DeviceRows:
     @torch.no_grad()
     def count(self, values: torch.Tensor, repeat: int = 1, zeros: int = 0) -> int:
         """Count a tensor into a new row, in one launch; see ``rows.Rows``."""
+        self._follow()
         row = self._new_row(values.numel(), repeat, zeros, values.dtype == torch.float64)
         if values.numel():
             self._counter.values(values, self._counts[row], self._extremes[row])
@@ -67,6 +87,7 @@ class DeviceRows:
     @torch.no_grad()
     def count_many(self, tensors: Sequence[tuple[torch.Tensor, int, int]]) -> list[int]:
         """Count tensors into new rows, in one launch for each of their types; see ``rows.Rows``."""
+        self._follow()
         rows = [
             self._new_row(values.numel(), repeat, zeros, values.dtype == torch.float64)
             for values, repeat, zeros in tensors
@@ -82,6 +103,7 @@ class DeviceRows:
         self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]
     ) -> list[tuple[int, int, int]]:
         """Count updates into new rows, in one launch for each of their types; see ``rows.Rows``."""
+        self._follow()
         places = [self._new_pair(before.numel()) for before, _ in pairs]
         some = [(pair, place) for pair, place in zip(pairs, places, strict=True) if pair[0].numel()]
         if some:
@@ -91,6 +113,7 @@ class DeviceRows:
 
     def read(self) -> RawRows:
         """See ``rows.Rows``: the one place that waits for the device."""
+        self._follow()
         used, updates = len(self._sizes), self._updates
         sizes, repeats, zeros = np.array(self._sizes, np.int64).reshape(-1, 3).T
         counts = _on_host(self._counts[:used]) * repeats[:, None]
@@ -106,6 +129,7 @@ class DeviceRows:
 
     def clear(self) -> None:
         """Forget all rows, on the device; see ``rows.Rows``."""
+        self._follow()
         used, updates = len(self._sizes), self._updates
         self._counts[:used] = 0
         self._extremes[:used, 0].fill_(0)
@@ -150,35 +174,112 @@ def _decoded(patterns: NDArray[np.int64], wide: list[int]) -> NDArray[np.float64
     return extremes
 
 
+def current_stream(device: torch.device) -> Any:
+    """The stream on which a device works now; None where there are no streams."""
+    return torch.cuda.current_stream(device) if device.type == "cuda" else None
+
+
 @functools.cache
 def best_counter(device: torch.device) -> Counter:
-    """Triton on CUDA where it works, torch operations otherwise."""
-    if device.type != "cuda" or why_not_triton(device):
-        return torch_operations.COUNTER
-    from mpdiag.recording.counting import triton_kernels
+    """Triton on CUDA, each kernel where it works, torch operations otherwise."""
+    if device.type != "cuda" or importlib.util.find_spec("triton") is None:
+        return TORCH
+    return _tried(device)
 
-    return triton_kernels.COUNTER
+
+def _tried(device: torch.device) -> Counter:
+    """A counter that asks of each kernel and type of values, before its first use, whether it works."""
+
+    def of(part: Part, values: torch.Tensor) -> Counter:
+        if why_not_triton(device, part, _read_as(values.dtype, part)):
+            return TORCH
+        from mpdiag.recording.counting import triton_kernels
+
+        return triton_kernels.COUNTER
+
+    def values(tensor: torch.Tensor, counts: torch.Tensor, extremes: torch.Tensor) -> None:
+        of("values", tensor).values(tensor, counts, extremes)
+
+    def many(tensors: Sequence[torch.Tensor], rows: Sequence[int], *into: torch.Tensor) -> None:
+        for counter, chosen in _shared([of("many", tensor) for tensor in tensors]):
+            counter.many([tensors[i] for i in chosen], [rows[i] for i in chosen], *into)
+
+    def many_updates(
+        pairs: Sequence[tuple[torch.Tensor, torch.Tensor]],
+        rows: Sequence[tuple[int, int]],
+        *into: torch.Tensor,
+    ) -> None:
+        for counter, chosen in _shared([of("many_updates", before) for before, _ in pairs]):
+            counter.many_updates([pairs[i] for i in chosen], [rows[i] for i in chosen], *into)
+
+    return Counter("Triton", values, many, many_updates)
+
+
+def _shared(counters: list[Counter]) -> list[tuple[Counter, list[int]]]:
+    """Each of these counters once, with its places."""
+    kinds = {id(counter): counter for counter in counters}
+    return [(c, [i for i, one in enumerate(counters) if one is c]) for c in kinds.values()]
+
+
+Part = Literal["values", "many", "many_updates"]
+"""What a counter counts in a launch; see ``Counter``."""
+PARTS: tuple[Part, ...] = ("values", "many", "many_updates")
+
+
+def _read_as(dtype: torch.dtype, part: Part) -> torch.dtype:
+    """The type of values that a kernel reads: others are converted for it."""
+    read = dtype in KINDS and not (part == "many_updates" and dtype == torch.float64)
+    return dtype if read else torch.float32
 
 
 @functools.cache
-def why_not_triton(device: torch.device) -> str:
+def why_not_triton(
+    device: torch.device, part: Part = "values", dtype: torch.dtype = torch.float32
+) -> str:
     """Why Triton cannot count on a device; empty if it can.
 
     Triton needs a C compiler and Python's headers at its first launch, which a container may lack though
-    Triton is installed: so one value is counted. Nobody waits for the result.
+    Triton is installed, and compiles a kernel for each type of values. So a few values are counted,
+    and waited for: what they should give is known.
+
+    Args:
+        device: Where to count.
+        part: What a launch counts.
+        dtype: The type of its values; one of ``tensors.KINDS``.
     """
     if importlib.util.find_spec("triton") is None:
         return "Triton is not installed"
     try:
         from mpdiag.recording.counting import triton_kernels
 
-        one = torch.ones(1, device=device)
-        counts = torch.zeros(layout.RAW, dtype=torch.int64, device=device)
-        extremes = torch.zeros(2, dtype=torch.int64, device=device)
-        triton_kernels.COUNTER.values(one, counts, extremes)
+        rows = [_trial(c, device, part, dtype) for c in (triton_kernels.COUNTER, TORCH)]
+        if all(torch.equal(*both) for both in zip(*rows, strict=True)):
+            return ""
+        said = f"Triton counts {str(dtype).removeprefix('torch.')} wrongly here"
     except Exception as error:  # noqa: BLE001 - whatever it is, torch can count
         reason = " ".join(str(error).split())[:300]
         said = f"Triton does not work here ({type(error).__name__}: {reason})"
-        logger.warning("%s: torch operations count instead, which takes longer", said)
-        return said
-    return ""
+    _warn(said)
+    return said
+
+
+def _trial(
+    counter: Counter, device: torch.device, part: Part, dtype: torch.dtype
+) -> list[torch.Tensor]:
+    """What a counter makes of a few values, on the host."""
+    kinds = [0.0, 1.0, -1.5, 3.0, 1e-30, 6e4, torch.inf, torch.nan]
+    values = torch.tensor(kinds, device=device).to(dtype)
+    rows = DeviceRows(device, 2, counter)
+    into = rows._counts, rows._extremes, rows._facts, rows._ratios
+    if part == "values":
+        counter.values(values, into[0][0], into[1][0])
+    elif part == "many":
+        counter.many([values, values], [0, 1], *into[:2])
+    else:
+        counter.many_updates([(values, values * 1.25)], [(0, 0)], *into)
+    return [rows.cpu() for rows in into]
+
+
+@functools.cache
+def _warn(said: str) -> None:
+    logger.warning("%s: torch operations count instead, which takes longer", said)

@@ -95,12 +95,12 @@ class HostRows:
         return slice(start, stop)
 
     def count(self, values: torch.Tensor, repeat: int = 1, zeros: int = 0) -> int:
-        """See ``Rows``. Others than the types of ``layout`` are read as float32."""
+        """See ``Rows``. Others than the types of ``layout`` are read as float32, in portions."""
         kind = KINDS.get(values.dtype)
-        if kind is None:
-            kind, values = layout.FLOAT32, values.float()
         address, n, scratch = values.data_ptr(), values.numel(), self._scratch
-        if n >= _SHARED:
+        if kind is None:
+            kind, scratch, n = layout.FLOAT32, _count_copied(values), 0
+        elif n >= _SHARED:
             scratch, n = _count_shared(values, kind), 0
         what = address, n, kind, repeat, zeros
         row: int = self._take(1).start
@@ -172,6 +172,15 @@ def _forget_pool() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_pool)
+
+
+def _count_copied(values: torch.Tensor) -> NDArray[np.int64]:
+    """Count values of a type that kernels do not read, in scratch memory of its own."""
+    mine = _scratch()
+    for part in values.split(_PORTION):
+        copied = part.float()
+        numba_kernels.count_values(copied.data_ptr(), copied.numel(), layout.FLOAT32, mine)
+    return mine
 
 
 def _count_shared(values: torch.Tensor, kind: int) -> NDArray[np.int64]:

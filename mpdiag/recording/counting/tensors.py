@@ -23,6 +23,8 @@ KINDS = {
     torch.float64: layout.FLOAT64,
 }
 """Types of values that counters read in place."""
+_PACKED = {t for t in (getattr(torch, "float4_e2m1fn_x2", None),) if t is not None}
+"""Types that torch itself converts to no other; not every torch has them."""
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -79,11 +81,12 @@ def countable(tensor: torch.Tensor) -> Countable | str:
         local = local.as_subclass(torch.Tensor)
     dense = _dense(local)
     implicit = 0 if local.layout == torch.strided else local.numel() - dense.numel()
+    # Magnitudes alone are counted: what a view turns the sign of is read as it lies.
     if dense.is_complex():
         implicit *= 2
-        dense = torch.view_as_real(dense.resolve_conj())
+        dense = torch.view_as_real(dense.conj() if dense.is_conj() else dense)
     if dense.is_neg():
-        dense = dense.resolve_neg()
+        dense = torch._neg_view(dense)
     values, repeat = flat_values(dense)
     own = local.layout == torch.strided and values.data_ptr() == local.data_ptr()
     return Countable(values, repeat, implicit, dtype, placement, values.numel() > 0 and own)
@@ -110,6 +113,8 @@ def sum_of_bits(values: torch.Tensor) -> int | None:
 def _refusal(tensor: torch.Tensor) -> str | None:
     if not (tensor.is_floating_point() or tensor.is_complex()):
         return "quantized" if tensor.is_quantized else "not floating point"
+    if tensor.dtype in _PACKED:
+        return "two values in a byte"
     if tensor.is_meta:
         return "a meta tensor without values"
     if tensor.is_nested:

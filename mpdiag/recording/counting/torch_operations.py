@@ -12,8 +12,8 @@ from mpdiag.recording.counting import layout
 NO_LOWEST = 0x7FF0000000000000
 """The smallest magnitude of a row that has none: infinity, as float64."""
 
-_PORTION = 1 << 24
-"""Weight updates are compared in portions, so that temporaries stay small."""
+PORTION = 1 << 24
+"""Values are copied and compared in portions, so that temporaries stay small."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,11 @@ def count_values(values: torch.Tensor, counts: torch.Tensor, extremes: torch.Ten
         counts: int64 (``layout.RAW``,), added to, but for its zeros.
         extremes: int64 (2,), updated: bit patterns, of float64 for such values, else of float32.
     """
+    for part in values.split(PORTION):
+        _count_portion(part, counts, extremes)
+
+
+def _count_portion(values: torch.Tensor, counts: torch.Tensor, extremes: torch.Tensor) -> None:
     wide = values.dtype == torch.float64
     exact = values.view(torch.int64) & 0x7FFFFFFFFFFFFFFF if wide else None
     bits = (as_float32(values) if wide else values.float()).view(torch.int32) & layout.MAGNITUDE
@@ -94,9 +99,9 @@ def _count_update(
         facts: int64 (``layout.UPDATE``,).
         ratios: int64 (``layout.RATIO_BINS``,), changed weights by |w|/|Δw| in (2^e, 2^(e+1)].
     """
-    for start in range(0, before.numel(), _PORTION):
-        weights = before[start : start + _PORTION].float()
-        delta = after[start : start + _PORTION].float() - weights
+    for start in range(0, before.numel(), PORTION):
+        weights = before[start : start + PORTION].float()
+        delta = after[start : start + PORTION].float() - weights
         count_values(weights, counts[0], extremes[0])
         count_values(delta, counts[1], extremes[1])
         facts += update_facts(weights, delta)

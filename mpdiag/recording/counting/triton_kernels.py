@@ -1,25 +1,26 @@
 """Counting on CUDA: one launch for a tensor, and one for many tensors or weight updates.
 
-Values are read where they lie, whatever their type, and kernels get addresses, so nothing is compiled
-apart for where a tensor lies. Counts and extremes go into rows that exist already, by integer atomics,
-so nothing is allocated and no order of execution shows. Zeros are not counted: they are what remains
-of a tensor (see ``device.DeviceRows.read``).
+Values are read where they lie, 16 bytes a thread and load, and kernels get addresses, so nothing is
+compiled apart for where a tensor lies. Counts and extremes go into rows that exist already, by integer
+atomics, so no order of execution shows. Zeros are not counted: they are what remains of a tensor (see
+``device.DeviceRows.read``).
 
-Triton's histogram costs instructions by its number of bins: every bit of a key is a vote of the warp,
-and every 32 bins a population count. For 16 values of a thread, compiled for sm_90: 64 bins take 96
-votes and 32 population counts, 1,024 bins 160 and 512. So a block counts into 64 bins from its own
-smallest value on, where these hold all, else into 128 at a time. Equal keys (a ReLU's zeros are none)
-meet in no conflict, for a warp adds its whole table to the one in shared memory.
+A thread increments nothing. It turns each value into a word with one bit set, the bit of its bin, and
+adds words bit by bit with carry-save adders, two logic instructions a word: bit j of plane i is bit i
+of the thread's count of bin j (positional population count: Klarqvist, Mula, Lemire, arXiv:1911.02696).
+Eight planes hold the 224 or 248 values that a thread counts of a section. At its end the threads of the
+program are added up, and one atomic add a bin goes to memory. Equal values meet in no conflict.
 
-By the instructions that ptxas emits, about 45 a value, an H200 should count FP32 at a third of its copy
-bandwidth: an estimate, which ``make gpu`` settles (a-speed). Triton has no atomics in shared memory,
-which would take some six.
+A word has 64 bits: 63 bins from just above the largest value of the section's first block, and one for
+zeros and whatever lies outside. A block with values outside adds them one by one if they are few, else
+by Triton's histogram, which costs three times as much.
+
+What a value costs was counted in the code that ptxas emits; see ``docs/gpu.md``.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -28,7 +29,7 @@ import triton.language as tl
 
 from mpdiag.recording.counting import layout
 from mpdiag.recording.counting.tensors import KINDS
-from mpdiag.recording.counting.torch_operations import Counter
+from mpdiag.recording.counting.torch_operations import PORTION, Counter
 
 _FLOAT32, _BFLOAT16 = tl.constexpr(layout.FLOAT32), tl.constexpr(layout.BFLOAT16)
 _FLOAT64 = tl.constexpr(layout.FLOAT64)
@@ -52,6 +53,10 @@ _LARGEST_SUBNORMAL = tl.constexpr(layout.LARGEST_SUBNORMAL)
 _OVERFLOW = tl.constexpr(layout.OVERFLOW)
 _NONE = tl.constexpr(0x7FFFFFFF)
 """In place of the smallest magnitude where there is none."""
+_NOWHERE = tl.constexpr(1 << 20)
+"""In place of the first bin of a word, and of the lowest key, where there is none."""
+_LAST_BASE = tl.constexpr(layout.QUARTERS - 64)
+"""The last quarter is not among those of a word: infinities have its key."""
 _WIDE_INFINITY = tl.constexpr(0x7FF0000000000000)
 _VANISHING = tl.constexpr(0x33000000)
 """2^-25: FP16 rounds it to zero, and all below."""
@@ -60,34 +65,52 @@ _VANISHING = tl.constexpr(0x33000000)
 
 
 @triton.jit
-def _loaded(pointer, aligned, start, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """A block of a tensor, zeros past its end; 128 bits a load where it lies on 16 bytes."""
-    index = tl.arange(0, BLOCK)
-    places = pointer + start + index
-    left = n - start
-    if aligned & (left >= BLOCK):
-        found = tl.load(tl.multiple_of(places, 16))
-    else:
-        found = tl.load(places, mask=index < tl.minimum(left, BLOCK).to(tl.int32), other=0)
+def _loaded(origin, at, begin, stop, TYPE: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """A block from an address on; zeros before the values begin and after they stop.
+
+    A block that is whole and lies on 16 bytes is read by them. Its pointer is one of its own, for
+    what is said of a pointer's alignment holds for all that is read by it.
+    """
+    index = at + tl.arange(0, BLOCK)
+    aligned = tl.multiple_of(origin.to(tl.pointer_type(TYPE)), 16)
+    whole = (origin % 16 == 0) & (at >= begin) & (at + BLOCK <= stop)
+    found = tl.load(aligned + index, mask=whole, other=0)
+    if not whole:
+        some = (index - begin).to(tl.uint32, bitcast=True) < (stop - begin)
+        found = tl.load(origin.to(tl.pointer_type(TYPE)) + index, mask=some, other=0)
     return found
 
 
 @triton.jit
-def _bits(address, start, n, KIND: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _bits(origin, at, begin, stop, KIND: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     """The bit patterns of a block: of float32 values, or of the float64 values that they are."""
-    aligned = address % 16 == 0
     if KIND == _FLOAT32:
-        bits = _loaded(address.to(tl.pointer_type(tl.int32)), aligned, start, n, BLOCK)
+        bits = _loaded(origin, at, begin, stop, tl.int32, BLOCK)
     elif KIND == _FLOAT64:
-        bits = _loaded(address.to(tl.pointer_type(tl.int64)), aligned, start, n, BLOCK)
+        bits = _loaded(origin, at, begin, stop, tl.int64, BLOCK)
     else:
-        short = _loaded(address.to(tl.pointer_type(tl.int16)), aligned, start, n, BLOCK)
+        short = _loaded(origin, at, begin, stop, tl.int16, BLOCK)
         if KIND == _BFLOAT16:
             bits = short.to(tl.int32) << 16
         else:
             half = short.to(tl.float16, bitcast=True)
             bits = half.to(tl.float32).to(tl.int32, bitcast=True)
     return bits
+
+
+@triton.jit
+def _section(address, n, section, KIND: tl.constexpr, LENGTH: tl.constexpr):  # type: ignore[no-untyped-def]
+    """A section of a tensor whose first begins where the 16 bytes do in which the tensor begins.
+
+    Returns:
+        How far its address lies from the tensor's, in bytes; where the values begin in it and stop.
+    """
+    size: tl.constexpr = 4 if KIND == _FLOAT32 else 8 if KIND == _FLOAT64 else 2
+    before = (address % 16) // size
+    start = section * LENGTH
+    begin = tl.maximum(before - start, 0).to(tl.int32)
+    stop = tl.minimum(before + n - start, LENGTH).to(tl.int32)
+    return start * size - address % 16, begin, stop
 
 
 @triton.jit
@@ -111,43 +134,214 @@ def _add(place, number):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _add_table(keys, table, BINS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Add to a table how often each key occurs; those below 0, or from ``BINS - 1`` on, do not."""
-    counted = tl.minimum(keys.to(tl.uint32, bitcast=True), BINS - 1).to(tl.int32, bitcast=True)
-    found = tl.histogram(counted, BINS)
-    index = tl.arange(0, BINS)
-    some = (found > 0) & (index < BINS - 1)
-    tl.atomic_add(table + index, found.to(tl.int64), mask=some, sem="relaxed")
-
-
-@triton.jit
 def _add_keys(keys, low, high, table):  # type: ignore[no-untyped-def]
-    """Add to a table how often each key from low to high occurs."""
-    if high - low < 63:
-        _add_table(keys - low, table + low, 64)
-    else:
-        for first in range(low, high + 1, 127):
-            _add_table(keys - first, table + first, 128)
+    """Add to a table how often each key from low to high occurs, 127 of them at a time."""
+    index = tl.arange(0, 128)
+    for first in range(low, high + 1, 127):
+        counted = tl.minimum((keys - first).to(tl.uint32, bitcast=True), 127)
+        found = tl.histogram(counted.to(tl.int32, bitcast=True), 128)
+        some = (found > 0) & (index < 127)
+        tl.atomic_add(table + first + index, found.to(tl.int64), mask=some, sem="relaxed")
+
+
+# -- counts of a thread, bit by bit ----------------------------------------------------------------
 
 
 @triton.jit
-def _add_values(magnitudes, counts):  # type: ignore[no-untyped-def]
-    """Add float32 magnitudes to a row of counts; returns the extremes of the finite ones."""
+def _halves(words, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Two halves of a tensor; which word is in which does not matter, so that none leaves its thread."""
+    return tl.split(tl.reshape(words, (SIZE // 2, 2), can_reorder=True))
+
+
+@triton.jit
+def _full(a, b, c):  # type: ignore[no-untyped-def]
+    """The sum and the carry of three bits, 64 times."""
+    return a ^ b ^ c, (a & b) | (c & (a | b))
+
+
+@triton.jit
+def _add_two(words, ones, THREADS: tl.constexpr):  # type: ignore[no-untyped-def]
+    a, b = _halves(words, 2 * THREADS)
+    return _full(ones, a, b)
+
+
+@triton.jit
+def _add_four(words, ones, twos, THREADS: tl.constexpr):  # type: ignore[no-untyped-def]
+    a, b = _halves(words, 4 * THREADS)
+    ones, c = _add_two(a, ones, THREADS)
+    ones, d = _add_two(b, ones, THREADS)
+    twos, carry = _full(twos, c, d)
+    return ones, twos, carry
+
+
+@triton.jit
+def _add_eight(words, ones, twos, fours, THREADS: tl.constexpr):  # type: ignore[no-untyped-def]
+    a, b = _halves(words, 8 * THREADS)
+    ones, twos, c = _add_four(a, ones, twos, THREADS)
+    ones, twos, d = _add_four(b, ones, twos, THREADS)
+    fours, carry = _full(fours, c, d)
+    return ones, twos, fours, carry
+
+
+@triton.jit
+def _add_sixteen(words, ones, twos, fours, eights, THREADS: tl.constexpr):  # type: ignore[no-untyped-def]
+    a, b = _halves(words, 16 * THREADS)
+    ones, twos, fours, c = _add_eight(a, ones, twos, fours, THREADS)
+    ones, twos, fours, d = _add_eight(b, ones, twos, fours, THREADS)
+    eights, carry = _full(eights, c, d)
+    return ones, twos, fours, eights, carry
+
+
+@triton.jit
+def _add_words(words, planes, SIZE: tl.constexpr, THREADS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Add 8 or 32 words of each thread to its planes, from that of the ones to that of the 128s."""
+    ones, twos, fours, eights, p16, p32, p64, p128 = planes
+    if SIZE == 32 * THREADS:
+        a, b = _halves(words, 32 * THREADS)
+        ones, twos, fours, eights, c = _add_sixteen(a, ones, twos, fours, eights, THREADS)
+        ones, twos, fours, eights, d = _add_sixteen(b, ones, twos, fours, eights, THREADS)
+        p16, carry = _full(p16, c, d)
+    else:
+        ones, twos, fours, carry = _add_eight(words, ones, twos, fours, THREADS)
+        eights, carry = eights ^ carry, eights & carry
+        p16, carry = p16 ^ carry, p16 & carry
+    p32, carry = p32 ^ carry, p32 & carry
+    p64, carry = p64 ^ carry, p64 & carry
+    return ones, twos, fours, eights, p16, p32, p64, p128 ^ carry
+
+
+@triton.jit
+def _no_planes(THREADS: tl.constexpr):  # type: ignore[no-untyped-def]
+    zero = tl.zeros((THREADS,), tl.int64)
+    return zero, zero, zero, zero, zero, zero, zero, zero
+
+
+@triton.jit
+def _spread(plane, PLACE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Bit k + 8i of a plane at its place in byte i of column k."""
+    columns = tl.arange(0, 8).to(tl.int64)
+    return ((plane[:, None] >> columns[None, :]) & 0x0101010101010101) << PLACE
+
+
+@triton.jit
+def _add_planes(planes, table):  # type: ignore[no-untyped-def]
+    """Add what all threads counted to a table: bits 0 to 62, each one once."""
+    ones, twos, fours, eights, p16, p32, p64, p128 = planes
+    counts = _spread(ones, 0) | _spread(twos, 1) | _spread(fours, 2) | _spread(eights, 3)
+    counts |= _spread(p16, 4) | _spread(p32, 5) | _spread(p64, 6) | _spread(p128, 7)
+    # Bytes of a thread; 16 bits hold the sum of 255 over 257 threads.
+    even = tl.sum(counts & 0x00FF00FF00FF00FF, 0)
+    odd = tl.sum((counts >> 8) & 0x00FF00FF00FF00FF, 0)
+    bins = tl.arange(0, 8)
+    for i in tl.static_range(4):
+        found = (even >> 16 * i) & 0xFFFF
+        tl.atomic_add(table + (bins + 16 * i), found, mask=found > 0, sem="relaxed")
+        found = (odd >> 16 * i) & 0xFFFF
+        counted = (found > 0) & (bins + 16 * i < 48 + 7)
+        tl.atomic_add(table + (bins + 16 * i + 8), found, mask=counted, sem="relaxed")
+
+
+@triton.jit
+def _sample(values, SIZE: tl.constexpr, THREADS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """One value of each thread."""
+    if SIZE > THREADS:
+        values, _ = _halves(values, SIZE)
+        values = _sample(values, SIZE // 2, THREADS)
+    return values
+
+
+@triton.jit
+def _sum(values, SIZE: tl.constexpr, THREADS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The sum of each thread's values."""
+    if SIZE > THREADS:
+        a, b = _halves(values, SIZE)
+        values = _sum(a + b, SIZE // 2, THREADS)
+    return values
+
+
+@triton.jit
+def _add_each(keys, table, SIZE: tl.constexpr, THREADS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Add keys to a table one by one; those below 0 do not count."""
+    if SIZE > THREADS:
+        a, b = _halves(keys, SIZE)
+        _add_each(a, table, SIZE // 2, THREADS)
+        _add_each(b, table, SIZE // 2, THREADS)
+    else:
+        one = tl.full((THREADS,), 1, tl.int64)
+        tl.atomic_add(table + keys, one, mask=keys >= 0, sem="relaxed")
+
+
+@triton.jit
+def _count_keys(  # type: ignore[no-untyped-def]
+    keys,
+    low,
+    high,
+    base,
+    planes,
+    table,
+    LAST: tl.constexpr,
+    SIZE: tl.constexpr,
+    THREADS: tl.constexpr,
+):
+    """Count the keys of a block: into the planes those from the base on, into the table the others.
+
+    Keys below 0 do not count. The base is chosen where there is none yet.
+    """
+    if (base == _NOWHERE) & (high >= 0):
+        base = tl.minimum(tl.maximum(high + 2 - 62, 0), LAST)
+    places = (keys - base).to(tl.uint32, bitcast=True)
+    if (high > base + 62) | (low < base):
+        left = tl.where(places > 62, keys, -1)
+        if tl.sum(_sample((left >= 0).to(tl.int32), SIZE, THREADS)) <= THREADS // 32:
+            _add_each(left, table, SIZE, THREADS)
+        else:
+            low = tl.where(low < base, low, base + 63)
+            _add_keys(left, low, tl.where(high > base + 62, high, base - 1), table)
+    words = tl.full((SIZE,), 1, tl.int64) << tl.minimum(places, 63).to(tl.int64)
+    planes = _add_words(words, planes, SIZE, THREADS)
+    return base, planes
+
+
+@triton.jit
+def _add_facts(magnitudes, counts):  # type: ignore[no-untyped-def]
+    """Add what a row counts beside its bins; returns the finite magnitudes and their extremes."""
     high = tl.max(magnitudes)
     if high >= _OVERFLOW:
         finite = magnitudes < _INFINITY
-        _add(counts + _INFS, tl.sum((magnitudes == _INFINITY).to(tl.int32)))
-        _add(counts + _NANS, tl.sum((magnitudes > _INFINITY).to(tl.int32)))
-        _add(counts + _FP16_OVERFLOW, tl.sum((finite & (magnitudes >= _OVERFLOW)).to(tl.int32)))
+        overflow = tl.where(finite & (magnitudes >= _OVERFLOW), 1, 0)
+        found = tl.sum(overflow + tl.where(magnitudes > _INFINITY, 65536, 0))
+        _add(counts + _FP16_OVERFLOW, found & 65535)
+        _add(counts + _NANS, found >> 16)
+        _add(counts + _INFS, tl.sum(tl.where(magnitudes == _INFINITY, 1, 0)))
         magnitudes = tl.where(finite, magnitudes, 0)
         high = tl.max(magnitudes)
-    low = tl.min(tl.where(magnitudes > 0, magnitudes, _NONE))
+    # Less one, a zero is the largest of all.
+    low = tl.min((magnitudes - 1).to(tl.uint32, bitcast=True))
+    low = tl.minimum(low, _NONE - 1).to(tl.int32, bitcast=True) + 1
     if low <= _LARGEST_SUBNORMAL:
         below = (magnitudes > 0) & (magnitudes <= _LARGEST_SUBNORMAL)
         _add(counts + _SUBNORMALS, tl.sum(below.to(tl.int32)))
-    if high > 0:  # the key of a zero is below 0
-        _add_keys((magnitudes - 1) >> 21, (low - 1) >> 21, (high - 1) >> 21, counts)
-    return high, low
+    return magnitudes, high, low
+
+
+@triton.jit
+def _count_magnitudes(  # type: ignore[no-untyped-def]
+    magnitudes, counts, base, planes, SIZE: tl.constexpr, THREADS: tl.constexpr
+):
+    """Count a block of float32 magnitudes; returns the finite ones and their extremes, too."""
+    magnitudes, high, low = _add_facts(magnitudes, counts)
+    base, planes = _count_keys(
+        (magnitudes - 1) >> 21,  # below 0 for a zero
+        tl.where(high > 0, (low - 1) >> 21, _NOWHERE),
+        (high - 1) >> 21,
+        base,
+        planes,
+        counts,
+        _LAST_BASE,
+        SIZE,
+        THREADS,
+    )
+    return magnitudes, high, low, base, planes
 
 
 @triton.jit
@@ -161,24 +355,40 @@ def _add_extremes(high, low, none, extremes):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _count(  # type: ignore[no-untyped-def]
-    address, n, start, stop, stride, counts, extremes, KIND: tl.constexpr, BLOCK: tl.constexpr
+    address,
+    n,
+    section,
+    counts,
+    extremes,
+    KIND: tl.constexpr,
+    VALUES: tl.constexpr,
+    THREADS: tl.constexpr,
 ):
-    """Count some blocks of a tensor into its row."""
+    """Count a section of a tensor into its row."""
+    block: tl.constexpr = VALUES * THREADS
+    offset, begin, stop = _section(address, n, section, KIND, 255 // VALUES * block)
+    base, planes = _NOWHERE, _no_planes(THREADS)
     if KIND == _FLOAT64:
-        high, low = tl.zeros((), tl.int64), tl.full((), _WIDE_INFINITY, tl.int64)
-        for at in range(start, stop, stride):
-            wide = _bits(address, at, n, KIND, BLOCK) & 0x7FFFFFFFFFFFFFFF
-            _add_values(_cut(wide), counts)
-            high = tl.maximum(high, tl.max(tl.where(wide < _WIDE_INFINITY, wide, 0)))
-            low = tl.minimum(low, tl.min(tl.where(wide > 0, wide, _WIDE_INFINITY)))
-        _add_extremes(high, low, _WIDE_INFINITY, extremes)
+        top, bottom = tl.zeros((), tl.int64), tl.full((), _WIDE_INFINITY, tl.int64)
     else:
         top, bottom = tl.zeros((), tl.int32), tl.full((), _NONE, tl.int32)
-        for at in range(start, stop, stride):
-            magnitudes = _bits(address, at, n, KIND, BLOCK) & _MAGNITUDE
-            highest, lowest = _add_values(magnitudes, counts)
-            top, bottom = tl.maximum(top, highest), tl.minimum(bottom, lowest)
-        _add_extremes(top, bottom, _NONE, extremes)
+    for at in range(0, stop, block):
+        bits = _bits(address + offset, at, begin, stop, KIND, block)
+        if KIND == _FLOAT64:
+            bits = bits & 0x7FFFFFFFFFFFFFFF
+            magnitudes = _cut(bits)
+        else:
+            magnitudes = bits & _MAGNITUDE
+        magnitudes, high, low, base, planes = _count_magnitudes(
+            magnitudes, counts, base, planes, block, THREADS
+        )
+        if KIND == _FLOAT64:
+            high = tl.max(tl.where(bits < _WIDE_INFINITY, bits, 0))
+            low = tl.min(tl.where(bits > 0, bits, _WIDE_INFINITY))
+        top, bottom = tl.maximum(top, high), tl.minimum(bottom, low)
+    if base < _NOWHERE:
+        _add_planes(planes, counts + base)
+    _add_extremes(top, bottom, _WIDE_INFINITY if KIND == _FLOAT64 else _NONE, extremes)
 
 
 @triton.jit
@@ -195,16 +405,20 @@ def _octaves(magnitudes):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _add_ratios(weights, updates, ratios):  # type: ignore[no-untyped-def]
-    """Add |w|/|Δw| of magnitudes to a row of ratios, each to e of (2^e, 2^(e+1)]."""
-    counted = (weights > 0) & (updates > 0) & (weights < _INFINITY) & (updates < _INFINITY)
-    old, moved = _octaves(weights), _octaves(updates)  # their difference may need 33 bits
-    less = ((old & _LARGEST_SUBNORMAL) <= (moved & _LARGEST_SUBNORMAL)).to(tl.int32)
-    keys = (old >> 23) - (moved >> 23) - less - _RATIO_FIRST
-    keys = tl.where(counted, keys, -1)
-    high = tl.max(keys)
-    if high >= 0:
-        _add_keys(keys, tl.min(tl.where(counted, keys, _RATIO_BINS)), high, ratios)
+def _ratio_keys(weights, updates, lowest):  # type: ignore[no-untyped-def]
+    """Keys of |w|/|Δw| of finite magnitudes, each of (2^e, 2^(e+1)] that of e; -1 where there is none.
+
+    ``lowest`` is the smallest of all magnitudes but zeros.
+    """
+    keys = (weights - updates - 1) >> 23
+    if lowest <= _LARGEST_SUBNORMAL:
+        old, moved = _octaves(weights), _octaves(updates)  # their difference may need 33 bits
+        less = ((old & _LARGEST_SUBNORMAL) <= (moved & _LARGEST_SUBNORMAL)).to(tl.int32)
+        keys = (old >> 23) - (moved >> 23) - less
+    counted = tl.minimum(weights, updates) > 0
+    keys = tl.where(counted, keys - _RATIO_FIRST, -1)
+    low = tl.min(keys.to(tl.uint32, bitcast=True))
+    return keys, tl.minimum(low, _NOWHERE).to(tl.int32, bitcast=True), tl.max(keys)
 
 
 @triton.jit
@@ -223,59 +437,69 @@ def _swallowed(old_bits, change_bits):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _total(mask):  # type: ignore[no-untyped-def]
-    return tl.sum(mask.to(tl.int32)).to(tl.int64)
-
-
-@triton.jit
 def _compare(  # type: ignore[no-untyped-def]
     before,
     after,
     n,
-    start,
-    stop,
-    stride,
+    section,
     counts,
     extremes,
     facts,
     ratios,
     KIND: tl.constexpr,
-    BLOCK: tl.constexpr,
+    VALUES: tl.constexpr,
+    THREADS: tl.constexpr,
 ):
-    """Count some blocks of an update: weights into one row, changes into the next, and its facts."""
-    w_high, w_low = tl.zeros((), tl.int32), tl.full((), _NONE, tl.int32)
-    d_high, d_low = tl.zeros((), tl.int32), tl.full((), _NONE, tl.int32)
-    changed, in_fp16, in_bf16 = (
-        tl.zeros((), tl.int64),
-        tl.zeros((), tl.int64),
-        tl.zeros((), tl.int64),
-    )
-    vanished, from_zero = tl.zeros((), tl.int64), tl.zeros((), tl.int64)
-    for at in range(start, stop, stride):
-        old = _bits(before, at, n, KIND, BLOCK)
-        new = _bits(after, at, n, KIND, BLOCK).to(tl.float32, bitcast=True)
+    """Count a section of an update: weights into one row, changes into the next, and its facts."""
+    block: tl.constexpr = VALUES * THREADS
+    # Of both the same values: aligned alike, or the second ones are read one by one.
+    offset, begin, stop = _section(before, n, section, KIND, 255 // VALUES * block)
+    w_base, w_planes = _NOWHERE, _no_planes(THREADS)
+    d_base, d_planes = _NOWHERE, _no_planes(THREADS)
+    r_base, r_planes = _NOWHERE, _no_planes(THREADS)
+    w_top, w_bottom = tl.zeros((), tl.int32), tl.full((), _NONE, tl.int32)
+    d_top, d_bottom = tl.zeros((), tl.int32), tl.full((), _NONE, tl.int32)
+    found = tl.zeros((THREADS,), tl.int32)
+    beside = tl.zeros((THREADS,), tl.int32)
+    for at in range(0, stop, block):
+        old = _bits(before + offset, at, begin, stop, KIND, block)
+        new = _bits(after + offset, at, begin, stop, KIND, block).to(tl.float32, bitcast=True)
         change = (new - old.to(tl.float32, bitcast=True)).to(tl.int32, bitcast=True)
         weights, updates = old & _MAGNITUDE, change & _MAGNITUDE
-        highest, lowest = _add_values(weights, counts)
-        w_high, w_low = tl.maximum(w_high, highest), tl.minimum(w_low, lowest)
-        highest, lowest = _add_values(updates, counts + _RAW)
-        d_high, d_low = tl.maximum(d_high, highest), tl.minimum(d_low, lowest)
-        _add_ratios(weights, updates, ratios)
-        moved = updates > 0
+        weights, w_high, w_low, w_base, w_planes = _count_magnitudes(
+            weights, counts, w_base, w_planes, block, THREADS
+        )
+        w_top, w_bottom = tl.maximum(w_top, w_high), tl.minimum(w_bottom, w_low)
+        updates, d_high, d_low, d_base, d_planes = _count_magnitudes(
+            updates, counts + _RAW, d_base, d_planes, block, THREADS
+        )
+        d_top, d_bottom = tl.maximum(d_top, d_high), tl.minimum(d_bottom, d_low)
+        keys, low, high = _ratio_keys(weights, updates, tl.minimum(w_low, d_low))
+        r_base, r_planes = _count_keys(
+            keys, low, high, r_base, r_planes, ratios, _RATIO_BINS - 63, block, THREADS
+        )
+        moved = (change & _MAGNITUDE) > 0
         swallowed16, swallowed_b = _swallowed(old, change)
-        changed += _total(moved)
-        in_fp16 += _total(moved & swallowed16)
-        in_bf16 += _total(moved & swallowed_b)
-        vanished += _total(moved & (updates <= _VANISHING))
-        from_zero += _total(moved & (weights == 0))
-    _add_extremes(w_high, w_low, _NONE, extremes)
-    _add_extremes(d_high, d_low, _NONE, extremes + 2)
-    if changed > 0:
-        _add(facts + _CHANGED, changed)
-        _add(facts + _SWALLOWED_FP16, in_fp16)
-        _add(facts + _SWALLOWED_BF16, in_bf16)
-        _add(facts + _VANISHED_FP16, vanished)
-        _add(facts + _RATIO_ZEROS, from_zero)
+        # A thread's counts are below 256, so three share a number.
+        held = tl.where(swallowed16, 257, 1) + tl.where(swallowed_b, 65536, 0)
+        found += _sum(tl.where(moved, held, 0), block, THREADS)
+        gone = tl.where((change & _MAGNITUDE) <= _VANISHING, 1, 0)
+        gone += tl.where((old & _MAGNITUDE) == 0, 256, 0)
+        beside += _sum(tl.where(moved, gone, 0), block, THREADS)
+    if w_base < _NOWHERE:
+        _add_planes(w_planes, counts + w_base)
+    if d_base < _NOWHERE:
+        _add_planes(d_planes, counts + _RAW + d_base)
+    if r_base < _NOWHERE:
+        _add_planes(r_planes, ratios + r_base)
+    _add_extremes(w_top, w_bottom, _NONE, extremes)
+    _add_extremes(d_top, d_bottom, _NONE, extremes + 2)
+    if d_top > 0:
+        _add(facts + _CHANGED, tl.sum(found & 255))
+        _add(facts + _SWALLOWED_FP16, tl.sum((found >> 8) & 255))
+        _add(facts + _SWALLOWED_BF16, tl.sum(found >> 16))
+        _add(facts + _VANISHED_FP16, tl.sum(beside & 255))
+        _add(facts + _RATIO_ZEROS, tl.sum(beside >> 8))
 
 
 @triton.jit
@@ -298,25 +522,31 @@ def _entry(table, entries, COLUMNS: tl.constexpr, FIRST: tl.constexpr):  # type:
 @triton.jit(
     do_not_specialize=["address", "n"], do_not_specialize_on_alignment=["counts", "extremes"]
 )
-def one(address, n, counts, extremes, KIND: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Count a tensor into its row."""
-    start = tl.program_id(0).to(tl.int64) * BLOCK
-    stride = tl.num_programs(0).to(tl.int64) * BLOCK
-    _count(address, n.to(tl.int64), start, n.to(tl.int64), stride, counts, extremes, KIND, BLOCK)
+def one(  # type: ignore[no-untyped-def]
+    address, n, counts, extremes, KIND: tl.constexpr, VALUES: tl.constexpr, THREADS: tl.constexpr
+):
+    """Count a tensor into its row, a section a program."""
+    section = tl.program_id(0).to(tl.int64)
+    size = n.to(tl.int64)
+    _count(address, size, section, counts, extremes, KIND, VALUES, THREADS)
 
 
 @triton.jit(do_not_specialize=["entries"], do_not_specialize_on_alignment=["table"])
 def many(  # type: ignore[no-untyped-def]
-    table, entries, counts, extremes, KIND: tl.constexpr, BLOCK: tl.constexpr, SECTION: tl.constexpr
+    table,
+    entries,
+    counts,
+    extremes,
+    KIND: tl.constexpr,
+    VALUES: tl.constexpr,
+    THREADS: tl.constexpr,
 ):
     """Table: int64 (entries, 4), of size, address, row and first program."""
     entry, section = _entry(table, entries, 4, 3)
     n, address, row = tl.load(entry), tl.load(entry + 1), tl.load(entry + 2)
-    start = section * SECTION * BLOCK
-    stop = tl.minimum(start + SECTION * BLOCK, n)
     counts += row * _RAW
     extremes += row * 2
-    _count(address, n, start, stop, BLOCK, counts, extremes, KIND, BLOCK)
+    _count(address, n, section, counts, extremes, KIND, VALUES, THREADS)
 
 
 @triton.jit(do_not_specialize=["entries"], do_not_specialize_on_alignment=["table"])
@@ -328,41 +558,60 @@ def many_updates(  # type: ignore[no-untyped-def]
     facts,
     ratios,
     KIND: tl.constexpr,
-    BLOCK: tl.constexpr,
-    SECTION: tl.constexpr,
+    VALUES: tl.constexpr,
+    THREADS: tl.constexpr,
 ):
     """Table: int64 (entries, 6), of size, two addresses, row, row of facts and first program."""
     entry, section = _entry(table, entries, 6, 5)
     n, before, after = tl.load(entry), tl.load(entry + 1), tl.load(entry + 2)
     row, fact = tl.load(entry + 3), tl.load(entry + 4)
-    start = section * SECTION * BLOCK
-    stop = tl.minimum(start + SECTION * BLOCK, n)
     counts += row * _RAW
     extremes += row * 2
     facts += fact * _UPDATE
     ratios += fact * _RATIO_BINS
-    _compare(before, after, n, start, stop, BLOCK, counts, extremes, facts, ratios, KIND, BLOCK)
+    _compare(before, after, n, section, counts, extremes, facts, ratios, KIND, VALUES, THREADS)
 
 
 # -- launches --------------------------------------------------------------------------------------
 
 
-_BLOCK = 4096
-_UPDATE_BLOCK = 2048
-_WARPS = 8
-_SECTION = 8
-"""Blocks of a program where many tensors are counted at once."""
+_SIZES = {layout.FLOAT32: 4, layout.BFLOAT16: 2, layout.FLOAT16: 2, layout.FLOAT64: 8}
 _WIDE = layout.FLOAT64
 
 
+def options(kind: int, *, update: bool = False) -> dict[str, int]:
+    """Constants and limits of a launch: values of a thread in a block, threads, warps, registers.
+
+    With 168 registers an SM holds three programs, with 255 two; so none spills, and one program reads
+    while others count. AMD's warps have twice the threads, and its compiler takes no limit.
+    """
+    found = {"KIND": kind, "VALUES": 8 if update or kind == _WIDE else 32, "THREADS": 128}
+    if torch.version.hip is not None:
+        return found | {"num_warps": 2}
+    return found | {"num_warps": 4, "maxnreg": 255 if update else 168}
+
+
+def variants() -> Iterator[tuple[str, int]]:
+    """Each kernel by name with each type of values that it is compiled for."""
+    for kind in KINDS.values():
+        yield "one", kind
+        yield "many", kind
+        if kind != _WIDE:
+            yield "many_updates", kind
+
+
+def _programs(n: int, address: int, limits: dict[str, int]) -> int:
+    """How many sections a tensor has, from the 16 bytes on that it begins in."""
+    block = limits["VALUES"] * limits["THREADS"]
+    values = n + address % 16 // _SIZES[limits["KIND"]]
+    return -(-values // (255 // limits["VALUES"] * block))
+
+
 def _count_values(values: torch.Tensor, counts: torch.Tensor, extremes: torch.Tensor) -> None:
-    kind, values = _readable(values)
-    n = values.numel()
-    programs = min(triton.cdiv(n, _BLOCK), _most_programs(values.device))
-    with _on(values.device):
-        one[(programs,)](
-            values.data_ptr(), n, counts, extremes, KIND=kind, BLOCK=_BLOCK, **_limits(kind)
-        )
+    for kind, part in _readable(values):
+        n, address, limits = part.numel(), part.data_ptr(), options(kind)
+        with _on(part.device):
+            one[(_programs(n, address, limits),)](address, n, counts, extremes, **limits)
 
 
 def _count_many(
@@ -372,11 +621,14 @@ def _count_many(
     extremes: torch.Tensor,
 ) -> None:
     entries: dict[int, list[list[int]]] = {}
-    read = [_readable(v) for v in values]  # alive until all is launched
-    for (kind, tensor), row in zip(read, rows, strict=True):
-        entries.setdefault(kind, []).append([tensor.numel(), tensor.data_ptr(), row])
+    for tensor, row in zip(values, rows, strict=True):
+        kind = KINDS.get(tensor.dtype)
+        if kind is None:
+            _count_values(tensor, counts[row], extremes[row])
+        else:
+            entries.setdefault(kind, []).append([tensor.numel(), tensor.data_ptr(), row])
     for kind, some in entries.items():
-        _launch(many, some, kind, _BLOCK, (counts, extremes), _limits(kind))
+        _launch(many, some, (counts, extremes), options(kind))
 
 
 def _count_many_updates(
@@ -385,19 +637,23 @@ def _count_many_updates(
     *into: torch.Tensor,
 ) -> None:
     entries: dict[int, list[list[int]]] = {}
-    read = [_readable_update(*pair) for pair in pairs]
-    for (kind, before, after), places in zip(read, rows, strict=True):
-        entry = [before.numel(), before.data_ptr(), after.data_ptr(), *places]
-        entries.setdefault(kind, []).append(entry)
+    for (before, after), places in zip(pairs, rows, strict=True):
+        kind = KINDS.get(before.dtype, _WIDE)
+        if kind != _WIDE and before.dtype == after.dtype:
+            entry = [before.numel(), before.data_ptr(), after.data_ptr(), *places]
+            entries.setdefault(kind, []).append(entry)
+            continue
+        for old, new in zip(before.split(PORTION), after.split(PORTION), strict=True):
+            old, new = old.float(), new.float()  # alive until it is launched
+            entry = [old.numel(), old.data_ptr(), new.data_ptr(), *places]
+            _launch(many_updates, [entry], into, options(layout.FLOAT32, update=True))
     for kind, some in entries.items():
-        _launch(many_updates, some, kind, _UPDATE_BLOCK, into, _limits(None))
+        _launch(many_updates, some, into, options(kind, update=True))
 
 
 def _launch(
     kernel: Any,
     entries: list[list[int]],
-    kind: int,
-    block: int,
     into: tuple[torch.Tensor, ...],
     limits: dict[str, int],
 ) -> None:
@@ -408,61 +664,34 @@ def _launch(
 
     Args:
         kernel: ``many`` or ``many_updates``.
-        entries: What each tensor is, its size first, without its first program, which is added.
-        kind: Their type.
-        block: Values of a block.
+        entries: What each tensor is, its size and address first, without its first program, which is
+            added.
         into: Where counts go.
         limits: Of the launch.
     """
     programs = 0
     for entry in entries:
         entry.append(programs)
-        programs += triton.cdiv(entry[0], _SECTION * block)
+        programs += _programs(entry[0], entry[1], limits)
     device = into[0].device
     table = torch.tensor(entries, dtype=torch.int64, pin_memory=device.type == "cuda")
     table = table.to(device, non_blocking=True)
-    options = {"KIND": kind, "BLOCK": block, "SECTION": _SECTION, **limits}
     with _on(device):
-        kernel[(programs,)](table, len(entries), *into, **options)
+        kernel[(programs,)](table, len(entries), *into, **limits)
 
 
 COUNTER = Counter("Triton", _count_values, _count_many, _count_many_updates)
 """Counts by these kernels; waits for nothing."""
 
 
-@functools.cache
-def _limits(kind: int | None) -> dict[str, int]:
-    """Warps, and registers of a thread: chosen for sm_90 by ptxas, where float64 spills 16 bytes.
-
-    With 80 an SM holds three programs, with 128 two, so that one reads while others count.
-
-    Args:
-        kind: The type of the values that are counted, None for an update.
-    """
-    if torch.version.hip is not None:
-        return {"num_warps": _WARPS}
-    wide = kind is None or kind == _WIDE
-    return {"num_warps": _WARPS, "maxnreg": 128 if wide else 80}
-
-
-def _readable(values: torch.Tensor) -> tuple[int, torch.Tensor]:
+def _readable(values: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
+    """A tensor of a type that kernels read, or its portions, copied one after another."""
     kind = KINDS.get(values.dtype)
-    return (layout.FLOAT32, values.float()) if kind is None else (kind, values)
-
-
-def _readable_update(
-    before: torch.Tensor, after: torch.Tensor
-) -> tuple[int, torch.Tensor, torch.Tensor]:
-    if before.dtype != after.dtype or KINDS.get(before.dtype, _WIDE) == _WIDE:
-        before, after = before.float(), after.float()
-    return KINDS[before.dtype], before, after
-
-
-@functools.cache
-def _most_programs(device: torch.device) -> int:
-    if device.type != "cuda":  # the interpreter
-        return 4
-    return 8 * int(torch.cuda.get_device_properties(device).multi_processor_count)
+    if kind is not None:
+        yield kind, values
+        return
+    for part in values.split(PORTION):
+        yield layout.FLOAT32, part.float()
 
 
 def _on(device: torch.device) -> Any:

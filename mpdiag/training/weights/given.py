@@ -22,6 +22,10 @@ CAST_FIRST = (
 )
 
 
+_FEW = 4096
+"""Fewer numbers are compared as fast as their bits; that NaN is itself, ``same`` must say then."""
+
+
 def same(a: Tensor, b: Tensor) -> Tensor:
     """Element by element, whether two tensors hold the same; NaN counts as itself."""
     return (a == b) | ((a != a) & (b != b))
@@ -102,14 +106,14 @@ class Weight:
         if late and self._version == self._version_now():
             return
         self._version = self._version_now()
-        rounded = self.master.to(self.dtype)
+        rounded = self.master.detach().to(self.dtype)
         if not late and _equal_bits(rounded, self.given):
             return
         now = self.parameter.detach()
         fits = torch.isfinite(rounded) | ~torch.isfinite(self.master)
         fresh = ~same(rounded, self.given) & same(now, self.given) & fits
         self.given = torch.where(fresh, rounded, self.given)
-        self.parameter.copy_(torch.where(fresh, rounded, now))
+        now.copy_(torch.where(fresh, rounded, now))
 
     def note_wide(self, value: Tensor) -> None:
         """The parameter receives a value that is known in FP32."""
@@ -160,6 +164,8 @@ class Weight:
 
 def _equal_bits(a: Tensor, b: Tensor) -> bool:
     """Whether all bits are the same, four numbers at a time: numbers take twelve times as long."""
+    if a.numel() < _FEW:
+        return torch.equal(a.detach(), b)
     a, b = a.detach().reshape(-1), b.detach().reshape(-1)
     aligned = a.numel() % 4 == a.storage_offset() % 4 == b.storage_offset() % 4 == 0
     kind = torch.int64 if aligned else torch.int16

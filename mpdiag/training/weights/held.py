@@ -88,10 +88,10 @@ def own_gradient(parameter: Tensor) -> Tensor | None:
     return gradient
 
 
-@torch.no_grad()
 def gather_gradient(tensor: Tensor, gradient: Tensor, holder: Any) -> None:
     """Add a gradient, in FP32, to that of what holds a tensor's; the tensor has none of its own then."""
-    holder.grad = gradient.float() if holder.grad is None else holder.grad + gradient
+    gradient, before = gradient.detach(), holder.grad
+    holder.grad = gradient.float() if before is None else before.detach() + gradient
     _own.__set__(tensor, None)
 
 

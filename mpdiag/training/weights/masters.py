@@ -9,7 +9,7 @@ the master, too: 1e-4 · 1e-4 is zero in FP16.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -33,6 +33,7 @@ from mpdiag.training.weights.held import (
 if TYPE_CHECKING:
     from mpdiag.training.levels import Precision
 
+_NOTHING = nullcontext()
 BATCH_NORMS = (nn.modules.batchnorm._BatchNorm,)
 
 
@@ -167,7 +168,6 @@ class Masters:
         gradients = [master.grad, None if weight is None else own_gradient(weight.parameter)]
         return [gradient for gradient in gradients if gradient is not None]
 
-    @torch.no_grad()
     def collect_gradients(self, optimizers: Sequence[Optimizer]) -> None:
         """Move the model's gradients to the masters, as FP32, still scaled; there they add up."""
         self.adopt()
@@ -176,7 +176,6 @@ class Masters:
             if gradient is not None:
                 gather_gradient(weight.parameter, gradient, weight.master)
 
-    @torch.no_grad()
     def begin_pass(self, *, adds: bool) -> None:
         """A backward pass begins; one that adds to gradients adds in FP32.
 
@@ -190,8 +189,9 @@ class Masters:
             return
         alone, self._unreduced = adds and self._unreduced, self.keeps_gradients
         if alone and not self._unreduced:
-            for weight in self._weights.values():
-                put_back_gradient(weight.parameter, weight.master)
+            with torch.no_grad():
+                for weight in self._weights.values():
+                    put_back_gradient(weight.parameter, weight.master)
             self.hide_gradients()
         elif adds:
             self.collect_gradients(self._optimizers)
@@ -227,7 +227,6 @@ class Masters:
         if self._optimizers:
             self._originals[parameter] = value
 
-    @torch.no_grad()
     def refresh(self) -> None:
         """Give the model what others have written into the masters, before a forward pass."""
         self._straighten()
@@ -239,13 +238,12 @@ class Masters:
         self._straighten()
         self._settle(self._weights.values())
 
-    @torch.no_grad()
     def _settle(self, weights: Iterable[Weight]) -> None:
         written = []
         for weight in weights:
             changed = weight.changed()
             if changed is not None or weight.wide is not None:
-                weight.master.copy_(weight.value(changed))
+                weight.master.detach().copy_(weight.value(changed))
                 weight.forget_wide()
             if changed is not None:
                 weight.remember()
@@ -271,12 +269,15 @@ class Masters:
 
     # -- a step ------------------------------------------------------------------------------------
 
-    @contextmanager
-    def updating(self, optimizers: Sequence[Optimizer]) -> Iterator[None]:
+    def updating(self, optimizers: Sequence[Optimizer]) -> AbstractContextManager[None]:
         """A step of some optimizers; one that raises on its way leaves all as the loop expects it.
 
         What is written after it is noticed, and ``model.zero_grad()`` clears what has moved to masters.
         """
+        return self._updating(optimizers) if self._optimizers else _NOTHING
+
+    @contextmanager
+    def _updating(self, optimizers: Sequence[Optimizer]) -> Iterator[None]:
         try:
             yield
         except BaseException:
@@ -286,7 +287,6 @@ class Masters:
                     self.show_gradients(group["params"])
             raise
 
-    @torch.no_grad()
     def begin_update(self, optimizers: Sequence[Optimizer]) -> None:
         """Look for what others have written into the model, and move its gradients to the masters.
 
@@ -344,20 +344,19 @@ class Masters:
                 weight.given = None
         return weights
 
-    @torch.no_grad()
     def give_weights(self, masters: Sequence[Tensor]) -> list[Tensor]:
         """Round masters into the model; those that do not fit are left out and returned."""
         self.before_giving()
         weights = self._given_next(masters)
         if not weights:
             return []
-        beyond = _together(_beyond(weights)).tolist()
-        fitting = [w for w, bad in zip(weights, beyond, strict=True) if not bad]
-        if fitting:
-            torch._foreach_copy_([w.parameter for w in fitting], [w.master for w in fitting])
-        return [w.master for w, bad in zip(weights, beyond, strict=True) if bad]
+        with torch.no_grad():
+            misfits = _misfits(weights)
+            fitting = [w for w in weights if w not in misfits] if misfits else weights
+            if fitting:
+                torch._foreach_copy_([w.parameter for w in fitting], [w.master for w in fitting])
+        return [w.master for w in misfits]
 
-    @torch.no_grad()
     def give_weights_later_checked(self, masters: Sequence[Tensor], step: int) -> list[Tensor]:
         """As ``give_weights``, without waiting for an accelerator: ``device_answered`` has its answer.
 
@@ -375,11 +374,11 @@ class Masters:
         weights = self._given_next(masters)
         if not weights or not all(answers_late(w.parameter.device) for w in weights):
             return self.give_weights(masters)
-        torch._foreach_copy_([w.parameter for w in weights], [w.master for w in weights])
-        self._given.append((step, weights, _asked(_beyond(weights))))
+        with torch.no_grad():
+            torch._foreach_copy_([w.parameter for w in weights], [w.master for w in weights])
+            self._given.append((step, weights, _asked(_beyond(weights))))
         return []
 
-    @torch.no_grad()
     def remember(self, optimizers: Sequence[Optimizer]) -> None:
         """A step is over: what the model holds is what the trainer has given it."""
         if not self._optimizers:
@@ -407,6 +406,17 @@ class Masters:
                 optimizer.state[self.model_parameter(master)] = optimizer.state.pop(master)
         self._weights.clear()
         self._of_master.clear()
+
+
+def _misfits(weights: Sequence[Weight]) -> list[Weight]:
+    """Those whose masters are beyond the format of their parameters.
+
+    A Euclidean norm bounds every value, and is read for all in one call; a few are looked at closely.
+    """
+    sizes = _together(norms([w.master for w in weights], 2.0)).tolist()
+    few = [w for w, n in zip(weights, sizes, strict=True) if not n <= torch.finfo(w.dtype).max]
+    beyond = _together(_beyond(few)).tolist() if few else []
+    return [w for w, bad in zip(few, beyond, strict=True) if bad]
 
 
 def _beyond(weights: Sequence[Weight]) -> list[Tensor]:

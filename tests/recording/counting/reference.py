@@ -144,6 +144,12 @@ FLOATS = {
     ],
     "all bit patterns": _bits(9000, 32).view(torch.float32),
     "far apart": torch.cat([_random(5000), torch.tensor([1e-36])]),
+    # What a counter chooses by its first values holds for few or none of the others.
+    "small, then large": torch.cat([_random(4096) * 1e-20, _random(4096), torch.zeros(4096)]),
+    "zeros, then few far below": torch.cat(
+        [torch.zeros(5000), _random(60_000), _random(40) * 1e-9]
+    ),
+    "many far below": torch.cat([_random(5000), _random(5000) * 1e-12, _random(5000) * 1e-24]),
     **{
         f"{span} quarters": torch.ldexp(
             torch.ones(300), torch.randint(-span // 4, 1, (300,), generator=_GENERATOR)

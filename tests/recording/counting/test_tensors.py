@@ -8,6 +8,16 @@ from recorded import not_recorded, rows
 from torch import nn
 
 import mpdiag
+from mpdiag.recording.counting.host import HostRows
+from mpdiag.recording.counting.tensors import Countable, countable
+
+FLOATING = sorted(
+    {
+        str(dtype)
+        for dtype in vars(torch).values()
+        if isinstance(dtype, torch.dtype) and (dtype.is_floating_point or dtype.is_complex)
+    }
+)
 
 
 class Odd(nn.Module):
@@ -82,6 +92,50 @@ def test_tensors_of_unusual_kinds_are_counted_or_skipped_with_a_reason(tmp_path)
     for kind in ("weight", "weight_grad", "update"):
         found = rows(tmp_path / "run", kind=kind, name="parts.scalar.weight")
         assert found["numel"].tolist() == [1, 1], kind
+
+
+@pytest.mark.parametrize("name", FLOATING)
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental:UserWarning")
+def test_each_type_that_torch_has_is_counted_or_refused_in_words(name):
+    dtype = getattr(torch, name.removeprefix("torch."))
+    if name == "torch.float4_e2m1fn_x2":
+        assert countable(torch.empty(6, dtype=dtype)) == "two values in a byte"
+        return
+    ready = countable(torch.ones(12).to(dtype))
+    assert isinstance(ready, Countable)
+    rows = HostRows()
+    rows.count(*ready[:3])
+    assert rows.read().counts[0].sum() == (24 if dtype.is_complex else 12)
+
+
+def test_views_that_turn_signs_are_read_where_they_lie():
+    """Magnitudes are counted, so no conjugate and no negative is made."""
+    whole = torch.randn(40, dtype=torch.complex64)
+    views = whole.conj(), whole.conj().view(4, 10).t(), torch._neg_view(whole.real.contiguous())
+    for view in views:
+        ready = countable(view)
+        assert isinstance(ready, Countable)
+        assert ready.shared
+        plain = view.resolve_neg().resolve_conj()
+        values = torch.view_as_real(plain) if plain.is_complex() else plain
+        rows = HostRows()
+        rows.count(*ready[:3])
+        rows.count(values.reshape(-1).contiguous())
+        assert (rows.read().counts[0] == rows.read().counts[1]).all()
+
+
+def test_types_that_kernels_do_not_read_are_copied_in_portions(monkeypatch):
+    """Not all at once, at four times their size."""
+    values = torch.randn(3 << 19).to(torch.float8_e4m3fn)
+    copied = []
+    to_float = torch.Tensor.float
+    monkeypatch.setattr(torch.Tensor, "float", lambda t: copied.append(t.numel()) or to_float(t))
+    rows = HostRows()
+    rows.count(values, 2, 3)
+    monkeypatch.undo()
+    rows.count(values.float(), 2, 3)
+    assert max(copied) <= 1 << 19
+    assert (rows.read().counts[0] == rows.read().counts[1]).all()
 
 
 def test_an_empty_parameter(tmp_path):

@@ -1,0 +1,92 @@
+"""What Triton's compiler makes of the counting kernels for cards that are not here."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+# Triton compiles for a target without a device, but not in the interpreter, which is chosen when it is
+# imported: so in a child, which prints a line for each kernel.
+CHILD = """
+import subprocess, sys, warnings
+from pathlib import Path
+warnings.simplefilter("ignore")  # of Triton, about its next version
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from mpdiag.recording.counting import triton_kernels as kernels
+
+places, capability = Path(sys.argv[1]), int(sys.argv[2])
+rows = {"counts": "*i64", "extremes": "*i64"}
+table = {"table": "*i64", "entries": "i32", **rows}
+signatures = {
+    "one": {"address": "i64", "n": "i64", **rows},
+    "many": table,
+    "many_updates": {**table, "facts": "*i64", "ratios": "*i64"},
+}
+tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+wishes = [(*variant, False) for variant in kernels.variants()] + [("one", 0, True)]
+for name, kind, aligned in wishes:
+    options = kernels.options(kind, update=name == "many_updates")
+    constants = {key: options.pop(key) for key in ("KIND", "VALUES", "THREADS")}
+    signature = {**signatures[name], **dict.fromkeys(constants, "constexpr")}
+    # As if all arguments were known to be multiples of 16: what is not must not be taken to be.
+    known = {(i,): [["tt.divisibility", 16]] for i in range(4 if aligned else 0)}
+    source = ASTSource(getattr(kernels, name), signature, constants, known)
+    made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    (places / "cubin").write_bytes(made.asm["cubin"])
+    (places / f"{name}-{kind}-{aligned}.ptx").write_text(made.asm["ptx"])
+    said = subprocess.run([tool, "-res-usage", places / "cubin"], capture_output=True, text=True)
+    print(name, kind, aligned, " ".join(said.stdout.split()), flush=True)
+"""
+VARIANTS = 11 + 1
+MOST_REGISTERS = {"one": 168, "many": 168, "many_updates": 255}
+
+
+@pytest.mark.parametrize("capability", [80, 90, 100])
+def test_every_kernel_compiles_without_spilling(capability, root, tmp_path):
+    """Each variant: no register in memory, loads of 16 bytes, single loads for what is not aligned."""
+    if importlib.util.find_spec("triton") is None:
+        pytest.skip("triton is not installed")
+    path = os.pathsep.join([str(root), *sys.path])
+    environment = {**os.environ, "PYTHONPATH": path, "TRITON_CACHE_DIR": str(tmp_path / "cache")}
+    environment.pop("TRITON_INTERPRET", None)
+    child = subprocess.run(
+        [sys.executable, "-c", CHILD, str(tmp_path), str(capability)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment,
+        timeout=290,
+    )
+    assert child.returncode == 0, child.stderr[-3000:]
+    lines = child.stdout.splitlines()
+    assert len(lines) == VARIANTS
+    for line in lines:
+        name, kind, aligned, said = line.split(maxsplit=3)
+        used = {key: int(n) for key, n in re.findall(r"(REG|STACK|LOCAL):(\d+)", said)}
+        print(f"sm_{capability} {name} of type {kind}: {used['REG']} registers")
+        assert (used["STACK"], used["LOCAL"]) == (0, 0), line
+        assert used["REG"] <= MOST_REGISTERS[name], line
+        code = (tmp_path / f"{name}-{kind}-{aligned}.ptx").read_text()
+        assert_loads(name, int(kind), re.findall(r"ld\.global\.\S+", code))
+
+
+def assert_loads(name: str, kind: int, loads: list[str]) -> None:
+    """A block of whole 16 bytes, and the same one value by value: no more loads, and none wider."""
+    from mpdiag.recording.counting import layout
+
+    size = {layout.FLOAT32: 4, layout.FLOAT64: 8}.get(kind, 2)
+    values = 8 if name == "many_updates" or kind == layout.FLOAT64 else 32
+    blocks = 2 if name == "many_updates" else 1
+    wide = [load for load in loads if ".v" in load]
+    assert len(wide) == blocks * values * size // 16, loads
+    assert {load.split(".v")[1] for load in wide} <= {"4.b32", "2.b64"}
+    single = [load for load in loads if load.endswith(f".b{8 * size}") and ".v" not in load]
+    assert len(single) >= blocks * values, loads
