@@ -573,3 +573,36 @@ def test_whose_plan_it_is(fork_server, tmp_path, model, code, sentence):
     assert done.code == code, done.err
     assert (sentence or "") in done.err
     assert ("model" in done.err) == (sentence is not None)
+
+
+def test_an_optimizer_that_moves_nothing_is_said_once_and_one_that_adds_up_itself_is_not(train):
+    done = train("""
+        class Still(torch.optim.SGD):
+            def step(self, closure=None):
+                return None
+
+        class AddingUp(torch.optim.SGD):
+            calls = 0
+
+            @torch.no_grad()
+            def step(self, closure=None):
+                self.calls += 1
+                for group in self.param_groups:
+                    for p in group["params"]:
+                        total = self.state[p].setdefault("sum", torch.zeros_like(p))
+                        total.add_(p.grad)
+                        if self.calls % 8 == 0:
+                            p.sub_(total, alpha=group["lr"])
+                            total.zero_()
+
+        stills = [Still(model[0].parameters(), 0.1), AddingUp(model[2].parameters(), 0.1)]
+        for _ in range(10):
+            for one in stills:
+                one.zero_grad()
+            F.mse_loss(model(x), y).backward()
+            for one in stills:
+                one.step()
+    """)
+    assert done.code == 0, done.err
+    assert done.err.count("[optimizer-moved-nothing]") == 1
+    assert "Still has moved no weight in 4 steps" in done.err
