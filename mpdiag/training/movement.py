@@ -199,12 +199,11 @@ class OptimizerWatch:
         if not stepped:
             return
         self._masters.give_weights(parameters_of(optimizer))
-        kind = type(optimizer).__name__
         name = self._names_of([self._masters.master(p) for p in stepped])[0]
         message = (
-            f"{kind} steps weight {name!r} outside its param_groups, where level O2 has put the FP32 "
-            "master weights: the model would not train; choose level O1, or give MixedPrecision the "
-            f"optimizers inside {kind}"
+            f"{type(optimizer).__name__} steps weight {name!r} outside its param_groups, where level O2 "
+            "has put the FP32 master weights: the model would not train; choose level O1, or optimizers "
+            "that step what their param_groups hold"
         )
         raise UsageError(message)
 
