@@ -163,7 +163,8 @@ class OptimizerWatch:
             if not outside:
                 self._settle(optimizer)
         elif any(group.should_move for group in groups):
-            self._note_still(optimizer, groups, read=any(group.was_read for group in groups))
+            read = not outside and any(group.was_read for group in groups)
+            self._note_still(optimizer, groups, read=read)
 
     def closure_evaluated(self, optimizer: Optimizer, *, moved: Callable[[], bool]) -> None:
         """A step has evaluated a closure, which writes to the model itself: only motion is known.

@@ -384,6 +384,25 @@ def test_weights_that_do_not_move_are_said_once(kind, after, level, tmp_path):
     assert note["before_step"] == after
 
 
+class Clipping(Container):
+    """Looks at its own groups, too, before the optimizers inside step the tensors of before."""
+
+    def step(self, closure=None):
+        nn.utils.clip_grad_norm_([p for group in self.param_groups for p in group["params"]], 1.0)
+        super().step(closure)
+
+
+def test_a_container_that_looks_at_its_groups_is_said_early_at_o2():
+    model = layers()
+    mp = trainer(model, Clipping(model), "O2")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for i in range(UNREAD_STEPS + 2):
+            step(mp, model)
+            assert len(caught) == (i + 1 >= UNREAD_STEPS)
+    assert "Clipping has moved no weight" in str(caught[0].message)
+
+
 def test_groups_added_later_are_watched(recwarn):
     model = layers()
     optimizer = torch.optim.SGD(model[0].parameters(), 0.1)
