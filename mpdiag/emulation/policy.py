@@ -240,7 +240,8 @@ def _kernel(op: Any, name: str, key: str, *, replaces: bool) -> Callable[..., An
             raise UsageError(_BANNED)
         low = torch.get_autocast_dtype(device_type)
         cast = _cast_to(rule, low, args, kwargs)
-        args, kwargs = mapped((args, kwargs), torch.Tensor, cast)
+        args = mapped(args, torch.Tensor, cast)
+        kwargs = mapped(kwargs, torch.Tensor, cast) if kwargs else kwargs
         if recurrent.applies(op, args):
             with torch._C._ExcludeDispatchKeyGuard(autocast):
                 return recurrent.lstm(*args)

@@ -149,7 +149,7 @@ class BufferGuard:
         self._before = [(module, dict(module._buffers)) for module in _modules_of(self._models)]
         known, self._saved = self._saved, {}
         again: list[_Saved] = []
-        for buffer in (b for _, buffers in self._before for b in buffers.values()):
+        for buffer in [b for _, buffers in self._before if buffers for b in buffers.values()]:
             if buffer is None or buffer.is_meta or id(buffer) in self._saved:
                 continue
             saved = known.get(id(buffer))

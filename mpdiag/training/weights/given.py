@@ -103,9 +103,10 @@ class Weight:
         if self.given is None:
             return
         late = answers_late(self.parameter.device)
-        if late and self._version == self._version_now():
-            return
-        self._version = self._version_now()
+        if late:
+            before, self._version = self._version, self._version_now()
+            if before == self._version:
+                return
         rounded = self.master.detach().to(self.dtype)
         if not late and _equal_bits(rounded, self.given):
             return

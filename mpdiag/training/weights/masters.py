@@ -434,7 +434,8 @@ def _asked(flags: Sequence[Tensor]) -> Tensor:
 
 
 def _together(flags: Sequence[Tensor]) -> Tensor:
-    return torch.stack([flag.to(flags[0].device) for flag in flags])
+    device = flags[0].device
+    return torch.stack([flag if flag.device == device else flag.to(device) for flag in flags])
 
 
 def _refresh(optimizer: Optimizer) -> None:
