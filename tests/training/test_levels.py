@@ -8,7 +8,6 @@ from support import (
     PRECISIONS,
     backoff,
     batch,
-    constant,
     network,
     perceptron,
     take_step,
@@ -42,13 +41,17 @@ def train(mp, model, steps=3):
     return results, out
 
 
+@pytest.mark.parametrize("level", ["O1", "O3"])
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
-def test_o1_keeps_the_model_and_casts_operations(dtype):
+def test_o1_keeps_the_model_and_o3_is_low_throughout_at_scale_1(dtype, level):
     model = network()
-    with wrapped(model, level="O1", overrides=Overrides(dtype=dtype)) as mp:
-        _, out = train(mp, model)
-        assert set(dtypes(model).values()) == {FULL}
-        assert out.dtype == {"fp16": HALF, "bf16": BRAIN}[dtype]
+    with wrapped(model, level=level, overrides=Overrides(dtype=dtype)) as mp:
+        results, out = train(mp, model)
+        low = {"fp16": HALF, "bf16": BRAIN}[dtype]
+        assert set(dtypes(model).values()) == {FULL if level == "O1" else low}
+        assert out.dtype == (low if level == "O1" else FULL)
+        assert level == "O1" or mp.loss_scaler == ConstantScale(1.0)
+        assert not any(r.skipped for r in results)
 
 
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
@@ -69,16 +72,6 @@ def test_o2_holds_low_weights_fp32_batch_norm_and_masters(dtype):
             assert torch.equal(masters[name].to(p.dtype), p)
     assert set(dtypes(model).values()) == {FULL}
     assert torch.equal(model[0].weight, masters["0.weight"])
-
-
-@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
-def test_o3_is_low_precision_throughout_at_scale_1(dtype):
-    model = network()
-    with wrapped(model, level="O3", overrides=Overrides(dtype=dtype)) as mp:
-        results, _ = train(mp, model)
-        assert len(set(dtypes(model).values())) == 1
-        assert mp.loss_scaler == ConstantScale(1.0)
-        assert not any(r.skipped for r in results)
 
 
 def test_every_property_can_be_overridden_where_it_makes_sense():
@@ -105,16 +98,16 @@ def test_every_property_can_be_overridden_where_it_makes_sense():
         ("O1", {"keep_batch_norm_fp32": True}, "FP32 already"),
         ("O1", {"master_weights": True}, "FP32 already"),
         ("O0", {"master_weights": True}, "FP32 already"),
+        *(
+            ("O1", {"loss_scale": nonsense}, "scale")
+            for nonsense in (0, -1.0, float("nan"), "fast", True, [1])
+        ),
+        ("O1", {"loss_scale": {"method": "backoff", "groth_interval": 3}}, "groth_interval"),
     ],
 )
 def test_overrides_that_make_no_sense_are_refused_with_the_reason(level, options, words):
     with pytest.raises(UsageError, match=words):
-        resolve(PrecisionPlan(), level, Overrides(**options))
-
-
-def test_a_plan_for_fp8_is_refused():
-    with pytest.raises(UsageError, match="fp8_e4m3"):
-        resolve(PrecisionPlan(target="fp8_e4m3"))
+        wrapped(network(), PrecisionPlan(), level=level, overrides=Overrides(**options))
 
 
 @pytest.mark.parametrize(
@@ -126,33 +119,15 @@ def test_a_plan_for_fp8_is_refused():
         ("lognormal", LogNormal()),
         ({"method": "backoff", "init_scale": 8.0}, Backoff(8.0)),
         (Backoff(32.0), Backoff(32.0)),
+        ("dynamic", Backoff(64.0)),  # by the plan's own numbers
+        (None, Backoff(64.0)),
     ],
 )
-def test_the_loss_scale_can_be_overridden(override, expected):
-    mp = wrapped(network(), overrides=Overrides(loss_scale=override))
+def test_the_loss_scale_can_be_overridden(override, expected, tmp_path):
+    backoff(64.0).save(tmp_path / "plan.json")
+    overrides = Overrides(loss_scale=override)
+    mp = wrapped(network(), tmp_path / "plan.json", level="O2", overrides=overrides)
     assert mp.loss_scaler == expected
-
-
-def test_dynamic_takes_the_plans_own_numbers():
-    dynamic = Overrides(loss_scale="dynamic")
-    assert wrapped(network(), backoff(64.0), level="O3", overrides=dynamic).loss_scale == 64.0
-
-
-@pytest.mark.parametrize(
-    ("override", "said"),
-    [
-        *((nonsense, None) for nonsense in (0, -1.0, float("nan"), "fast", True, [1])),
-        ({"method": "backoff", "groth_interval": 3}, "groth_interval"),
-    ],
-)
-def test_a_nonsense_loss_scale_is_refused(override, said):
-    with pytest.raises(UsageError, match=said):
-        wrapped(network(), overrides=Overrides(loss_scale=override))
-
-
-def test_models_that_are_not_fp32_are_refused():
-    with pytest.raises(UsageError, match=r"'0.weight' is float16 already"):
-        wrapped(network().half())
 
 
 def test_adams_eps_is_caught_in_pure_fp16():
@@ -167,17 +142,6 @@ def test_adams_eps_is_caught_in_pure_fp16():
     assert all(torch.isfinite(p).all() for p in model.parameters())
 
 
-def test_a_master_that_the_model_cannot_hold_stops_training():
-    model = nn.Linear(1, 1, bias=False)
-    sgd = torch.optim.SGD(model.parameters(), 1e6)
-    mp = wrapped(model, constant(1.0), sgd, level="O2")
-    with mp.autocast():
-        loss = model(torch.ones(1, 1)).sum()
-    with pytest.raises(mpdiag.errors.TrainingDiverged, match="'weight' grew beyond FP16"):
-        mp.step(loss)
-    assert torch.isfinite(model.weight).all()
-
-
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [
@@ -188,6 +152,8 @@ def test_a_master_that_the_model_cannot_hold_stops_training():
         ({"backend": "fast"}, "backend must be"),
         ({"overrides": {"dtype": "bf16"}}, "overrides must be a PrecisionOverrides"),
         ({"options": {"max_skips": 3}}, "options must be a TrainerOptions"),
+        ({"model": network().half()}, "'0.weight' is float16 already"),
+        ({"plan": PrecisionPlan(target="fp8_e4m3")}, "fp8_e4m3"),
     ],
 )
 def test_arguments_of_the_wrong_kind_are_refused(arguments, word):
@@ -199,11 +165,6 @@ def test_arguments_of_the_wrong_kind_are_refused(arguments, word):
     }
     with pytest.raises(UsageError, match=word):
         mpdiag.MixedPrecision(**{**given, **arguments})
-
-
-def test_a_plan_is_taken_from_its_file(tmp_path):
-    backoff(64.0).save(tmp_path / "plan.json")
-    assert wrapped(network(), tmp_path / "plan.json").loss_scale == 64.0
 
 
 def test_the_backend_follows_the_format_and_never_changes_it():

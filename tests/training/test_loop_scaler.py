@@ -62,28 +62,6 @@ def test_it_trains_bit_for_bit_as_step_does(level, tmp_path):
     ]
 
 
-def test_the_scale_moves_as_torchs_own_with_two_optimizers():
-    """Losses of both are in one backward pass; update() is called once in each iteration."""
-    settings = {"init_scale": 64.0, "growth_interval": 3}
-    plan = backoff(settings["init_scale"], growth_interval=settings["growth_interval"])
-    models = [nn.Linear(2, 1), nn.Linear(2, 1)]
-    optimizers = [torch.optim.SGD(m.parameters(), 0.01) for m in models]
-    mp = mpdiag.MixedPrecision(models, optimizers, plan, level="O1")
-    plain = [nn.Linear(2, 1), nn.Linear(2, 1)]
-    sgds = [torch.optim.SGD(m.parameters(), 0.01) for m in plain]
-    scaler, theirs = mp.scaler(), torch.amp.GradScaler("cpu", **settings)
-    for i in range(9):
-        x = torch.ones(1, 2) * (float("inf") if i == 4 else 1.0)
-        for one, nets, steppers in ((scaler, models, optimizers), (theirs, plain, sgds)):
-            for stepper in steppers:
-                stepper.zero_grad()
-            one.scale(nets[0](x).sum() + nets[1](x).sum()).backward()
-            for stepper in steppers:
-                one.step(stepper)
-            one.update()
-        assert scaler.get_scale() == theirs.get_scale(), i
-
-
 @pytest.mark.parametrize("backend", ["emulated", "native"])
 def test_the_backward_pass_runs_in_the_plans_arithmetic(backend):
     overrides = mpdiag.PrecisionOverrides(dtype="bf16")
@@ -239,29 +217,24 @@ def test_it_keeps_its_trainer_until_it_is_dropped_itself(level):
     wrapped(model).close()
 
 
-class Regressor(nn.Module):
+def regressor():
     """Its running statistics become infinite with its input."""
-
-    def __init__(self):
-        super().__init__()
-        self.norm, self.out = nn.BatchNorm1d(2), nn.Linear(2, 1)
-
-    def forward(self, x):
-        return self.out(self.norm(x))
+    return nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 1))
 
 
-@pytest.mark.parametrize("kind", [Regressor, lambda: nn.Linear(2, 1)])
+@pytest.mark.parametrize("kind", [regressor, lambda: nn.Linear(2, 1)])
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("bad", [0, 1])
 def test_an_infinite_loss_of_one_model_skips_its_own_optimizer_alone(bad, level, kind):
     """As GradScaler does, whichever steps first; the other model's buffers are as its step left them."""
     models = [kind(), kind()]
     optimizers = [torch.optim.SGD(m.parameters(), 0.01) for m in models]
-    mp = mpdiag.MixedPrecision(models, optimizers, backoff(64.0), level=level)
+    plan = backoff(64.0, growth_interval=1)
+    mp = mpdiag.MixedPrecision(models, optimizers, plan, level=level)
     scaler = mp.scaler()
     plain = [kind(), kind()]
     sgds = [torch.optim.SGD(m.parameters(), 0.01) for m in plain]
-    theirs = torch.amp.GradScaler("cpu", init_scale=scaler.get_scale())
+    theirs = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=1)
     before = [p.detach().clone() for p in models[bad].parameters()]
     for i in range(2):
         x = [torch.randn(4, 2, generator=torch.Generator().manual_seed(i)) for _ in models]
@@ -285,6 +258,7 @@ def test_an_infinite_loss_of_one_model_skips_its_own_optimizer_alone(bad, level,
                 taken.append(moved if one is theirs else not result.skipped)
             assert taken == [not i or k != bad for k in range(2)]
             one.update()
+        assert scaler.get_scale() == (theirs.get_scale() if level in ("O1", "O2") else 1.0)
         if i:
             assert mp.context.monitor.skips.in_a_row_of([bad]) == 1
             after = [[b.clone() for b in m.buffers()] for m in models]

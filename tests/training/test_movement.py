@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 import warnings
 
 import pytest
@@ -59,37 +60,54 @@ class Container(torch.optim.Optimizer):
 
 
 class Own(torch.optim.SGD):
-    """Steps a list of its own, deep inside an object that is no optimizer."""
+    """Steps as a function of the optimizer and of SGD's own step says."""
 
-    def __init__(self, parameters, lr, write=torch.Tensor.add_):
+    def __init__(self, parameters, lr, act):
         super().__init__(parameters, lr)
-        self.parts = {"all": (Parts(self.param_groups[0]["params"]),)}
-        self.write = write
+        self.act, self.calls = act, 0
+
+    held = property(lambda self: [p for group in self.param_groups for p in group["params"]])
 
     @torch.no_grad()
     def step(self, closure=None):
-        for p in self.parts["all"][0].parameters:
-            self.write(p, torch.ones_like(p))
+        self.calls += 1
+        self.act(self, super().step)
 
 
-class Parts:
-    def __init__(self, parameters):
-        self.parameters = list(parameters)
+def acting(act, lr=0.1):
+    return lambda model: Own(model.parameters(), lr, act)
 
 
-class OneGroup(torch.optim.SGD):
+def with_a_list(act, lr=0.1):
+    """It keeps a list of its own, deep inside an object that is no optimizer."""
+
+    def build(model):
+        optimizer = acting(lambda o, step: act(o, step, o.parts["all"][0].them), lr)(model)
+        optimizer.parts = {"all": (types.SimpleNamespace(them=list(model.parameters())),)}
+        return optimizer
+
+    return build
+
+
+def add_to_each(_optimizer, _step, own):
+    for p in own:
+        p.add_(1)
+
+
+def one_group(model):
     """Steps its second group by an optimizer inside, as those that join Muon and AdamW."""
+    inside = torch.optim.SGD(model[1].parameters(), lr=0.1)
 
-    def __init__(self, model):
-        super().__init__([{"params": list(part.parameters())} for part in model], lr=0.1)
-        self.inside = torch.optim.SGD(model[1].parameters(), lr=0.1)
+    def act(optimizer, step):
+        kept = optimizer.param_groups[1:]
+        optimizer.param_groups[1:] = []
+        step()
+        optimizer.param_groups += kept
+        inside.step()
 
-    def step(self, closure=None):
-        kept = self.param_groups[1:]
-        self.param_groups[1:] = []
-        super().step()
-        self.param_groups += kept
-        self.inside.step()
+    optimizer = Own([{"params": list(part.parameters())} for part in model], 0.1, act)
+    optimizer.inside = inside
+    return optimizer
 
 
 REFUSED = {
@@ -97,11 +115,9 @@ REFUSED = {
     "fused optimizers inside": lambda m: Container(
         m, lambda p, lr: torch.optim.SGD(p, lr, fused=True)
     ),
-    "a list of its own": lambda m: Own(m.parameters(), 0.1),
-    "a list of its own, by foreach": lambda m: Own(
-        m.parameters(), 0.1, lambda p, one: torch._foreach_add_([p], [one])
-    ),
-    "one of two groups": OneGroup,
+    "a list of its own": with_a_list(add_to_each),
+    "a list of its own, by foreach": with_a_list(lambda _, __, own: torch._foreach_add_(own, 1)),
+    "one of two groups": one_group,
 }
 
 
@@ -166,30 +182,19 @@ def test_a_closure_of_such_an_optimizer_is_refused():
     assert all(torch.equal(p, q) for p, q in zip(weights(model), given, strict=True))
 
 
-class Late(torch.optim.SGD):
-    """Lookahead over tensors of its own list, which it writes in every third step."""
-
-    calls = 0
-
-    def __init__(self, parameters, lr):
-        super().__init__(parameters, lr)
-        self.own = list(self.param_groups[0]["params"])
-
-    @torch.no_grad()
-    def step(self, closure=None):
-        super().step()
-        self.calls += 1
-        if self.calls % 3 == 0:
-            for p in self.own:
-                p.mul_(0.5)
-
-
 def test_an_optimizer_that_holds_replaced_tensors_is_watched_after_its_first_steps_too():
     model = layers()
-    mp = trainer(model, Late(model.parameters(), 0.01), "O2")
+
+    def lookahead(optimizer, step, own):
+        step()
+        if optimizer.calls % 3 == 0:
+            for p in own:
+                p.mul_(0.5)
+
+    mp = trainer(model, with_a_list(lookahead, 0.01)(model), "O2")
     step(mp, model)
     step(mp, model)
-    with pytest.raises(UsageError, match=r"Late steps weight '0\.weight'"):
+    with pytest.raises(UsageError, match=r"Own steps weight '0\.weight'"):
         step(mp, model)
     ours = [m.bfloat16() for m in mp.master_parameters()]
     assert all(torch.equal(p, q) for p, q in zip(weights(model), ours, strict=True))
@@ -206,23 +211,48 @@ def test_a_hook_after_the_step_may_write_to_the_model():
 # -- what rightly moves nothing --------------------------------------------------------------------
 
 
-class Sam(torch.optim.SGD):
+def sam(optimizer, step):
     """Climbs in one step and goes back in the next, where it descends by the new gradient."""
+    if optimizer.calls % 2:
+        optimizer.climbed = [0.05 * p.grad / (p.grad.norm() + 1e-12) for p in optimizer.held]
+        torch._foreach_add_(optimizer.held, optimizer.climbed)
+    else:
+        torch._foreach_sub_(optimizer.held, optimizer.climbed)
+        step()
 
-    climbed = None
 
-    @torch.no_grad()
-    def step(self, closure=None):
-        held = [p for group in self.param_groups for p in group["params"]]
-        if self.climbed is None:
-            self.climbed = [0.05 * p.grad / (p.grad.norm() + 1e-12) for p in held]
-            for p, e in zip(held, self.climbed, strict=True):
-                p.add_(e)
-            return
-        for p, e in zip(held, self.climbed, strict=True):
-            p.sub_(e)
-        self.climbed = None
-        super().step()
+def schedule_free(optimizer, _step):
+    """SGD without a schedule: steps z, and moves the weights to a mean of it."""
+    for p in optimizer.held:
+        z = optimizer.state[p].setdefault("z", p.detach().clone())
+        p.lerp_(z, 1 / optimizer.calls)
+        z.sub_(p.grad, alpha=0.1)
+
+
+def accumulating(optimizer, _step):
+    """Adds up gradients itself, and moves the weights in every eighth step."""
+    for p in optimizer.held:
+        total = optimizer.state[p].setdefault("sum", torch.zeros_like(p))
+        total.add_(p.grad)
+        if optimizer.calls % 8 == 0:
+            p.sub_(total, alpha=0.1)
+            total.zero_()
+
+
+def by_data(optimizer, _step):
+    """Writes through ``.data``, which no version counter shows."""
+    for p in optimizer.held:
+        p.data.sub_(p.grad.data, alpha=optimizer.defaults["lr"])
+
+
+def nothing(_optimizer, _step):
+    """Moves no weight."""
+
+
+def hidden(optimizer, _step):
+    """Reads its groups, and steps copies."""
+    for p in optimizer.held:
+        p.detach().clone().add_(p.grad)
 
 
 class Lookahead:
@@ -251,73 +281,23 @@ class Lookahead:
                 p.copy_(self.slow[i])
 
 
-class ScheduleFree(torch.optim.Optimizer):
-    """SGD without a schedule: steps z, and moves the weights to a mean of it."""
-
-    def __init__(self, parameters, lr):
-        super().__init__(parameters, {"lr": lr, "k": 0})
-
-    @torch.no_grad()
-    def step(self, closure=None):
-        for group in self.param_groups:
-            group["k"] += 1
-            for p in group["params"]:
-                z = self.state[p].setdefault("z", p.detach().clone())
-                p.lerp_(z, 1 / group["k"])
-                z.sub_(p.grad, alpha=group["lr"])
-
-
-class Accumulating(torch.optim.SGD):
-    """Adds up gradients itself, and moves the weights in every eighth step."""
-
-    calls = 0
-
-    @torch.no_grad()
-    def step(self, closure=None):
-        self.calls += 1
-        for group in self.param_groups:
-            for p in group["params"]:
-                total = self.state[p].setdefault("sum", torch.zeros_like(p))
-                total.add_(p.grad)
-                if self.calls % 8 == 0:
-                    p.sub_(total, alpha=group["lr"])
-                    total.zero_()
-
-
-class Waiting(torch.optim.SGD):
-    """Leaves out the step itself where the learning rate is 0."""
-
-    def step(self, closure=None):
-        if self.param_groups[0]["lr"]:
-            super().step()
-
-
-class ByData(torch.optim.SGD):
-    """Writes through ``.data``, which no version counter shows."""
-
-    def step(self, closure=None):
-        for group in self.param_groups:
-            for p in group["params"]:
-                p.data.sub_(p.grad.data, alpha=group["lr"])
-
-
 def sgd(lr, kind=torch.optim.SGD, **options):
     return lambda model: kind(model.parameters(), lr, **options)
 
 
 RIGHT = {
     "a warm-up from 0": (sgd(0.0), 1.0),
-    "a warm-up from 0 that steps nothing": (sgd(0.0, Waiting), 1.0),
+    "a warm-up from 0 that steps nothing": (acting(nothing, 0.0), 1.0),
     "a fused warm-up from 0": (sgd(0.0, fused=True), 1.0),
     "zero gradients": (sgd(0.1), 0.0),
     "zero gradients, fused": (sgd(0.1, fused=True), 0.0),
-    "SAM": (sgd(0.1, Sam), 1.0),
+    "SAM": (acting(sam), 1.0),
     "Lookahead": (lambda model: Lookahead(sgd(0.1)(model)), 1.0),
-    "schedule-free": (sgd(0.1, ScheduleFree), 1.0),
-    "gradients that it adds up": (sgd(0.1, Accumulating), 1.0),
+    "schedule-free": (acting(schedule_free), 1.0),
+    "gradients that it adds up": (acting(accumulating), 1.0),
     "updates below half an ulp": (sgd(1e-6), 1.0),
     "fused": (sgd(0.1, fused=True), 1.0),
-    "through .data": (sgd(0.1, ByData), 1.0),
+    "through .data": (acting(by_data), 1.0),
     "adam, fused": (sgd(1e-3, torch.optim.AdamW, fused=True), 1.0),
 }
 
@@ -334,11 +314,10 @@ def test_what_may_stand_still_is_neither_stopped_nor_said(kind, level):
             assert not step(mp, model, factor).skipped
 
 
-@pytest.mark.parametrize("kind", [ByData, torch.optim.SGD])
-def test_bf16_weights_may_stand_still_as_long_as_they_will(kind, recwarn):
+@pytest.mark.parametrize("build", [acting(by_data, 1e-9), sgd(1e-9, fused=True)])
+def test_bf16_weights_may_stand_still_as_long_as_they_will(build, recwarn):
     model = layers()
-    options = {} if kind is ByData else {"fused": True}
-    mp = trainer(model, sgd(1e-9, kind, **options)(model), "O3")
+    mp = trainer(model, build(model), "O3")
     before = weights(model)
     for _ in range(READ_STEPS + 2):
         step(mp, model)
@@ -349,27 +328,13 @@ def test_bf16_weights_may_stand_still_as_long_as_they_will(kind, recwarn):
 # -- what moves nothing ----------------------------------------------------------------------------
 
 
-class Nothing(torch.optim.SGD):
-    def step(self, closure=None):
-        return None
-
-
-class Hidden(torch.optim.SGD):
-    """Reads its groups, and steps copies."""
-
-    def step(self, closure=None):
-        for group in self.param_groups:
-            for p in group["params"]:
-                p.detach().clone().add_(p.grad)
-
-
 @pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize(("kind", "after"), [(Nothing, UNREAD_STEPS), (Hidden, READ_STEPS)])
-def test_weights_that_do_not_move_are_said_once(kind, after, level, tmp_path):
-    if level == "O3" and kind is Hidden:
+@pytest.mark.parametrize(("act", "after"), [(nothing, UNREAD_STEPS), (hidden, READ_STEPS)])
+def test_weights_that_do_not_move_are_said_once(act, after, level, tmp_path):
+    if level == "O3" and act is hidden:
         pytest.skip("such weights may stand still")
     model = layers()
-    mp = trainer(model, kind(model.parameters(), 0.1), level, run=tmp_path / "run")
+    mp = trainer(model, acting(act)(model), level, run=tmp_path / "run")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for i in range(after + 3):
@@ -377,7 +342,7 @@ def test_weights_that_do_not_move_are_said_once(kind, after, level, tmp_path):
             assert len(caught) == (i + 1 >= after)
     mp.close()
     said = str(caught[0].message)
-    assert f"{kind.__name__} has moved no weight in {after} steps" in said
+    assert f"Own has moved no weight in {after} steps" in said
     assert said.endswith(f"[{CODE}]")
     assert caught[0].filename == __file__
     (note,) = [n for n in read_log(tmp_path / "run").notes if n.get("code") == CODE]
@@ -438,17 +403,13 @@ class Momentum(nn.Module):
         return self.query(x) * self.key(x).detach()
 
 
-@torch.no_grad()
 def in_place(key, query):
-    key.mul_(0.9).add_(query, alpha=0.1)
+    with torch.no_grad():
+        key.mul_(0.9).add_(query, alpha=0.1)
 
 
-def by_data(key, query):
+def as_data(key, query):
     key.data = key.data * 0.9 + query * 0.1
-
-
-def in_place_by_data(key, query):
-    key.data.mul_(0.9).add_(query, alpha=0.1)
 
 
 def averaging(write, level, tmp_path, **overrides):
@@ -469,7 +430,7 @@ def averaging(write, level, tmp_path, **overrides):
 
 
 @pytest.mark.parametrize("level", ["O2", "O3"])
-@pytest.mark.parametrize("write", [in_place, by_data, in_place_by_data])
+@pytest.mark.parametrize("write", [in_place, as_data, lambda key, query: in_place(key.data, query)])
 def test_an_average_in_half_precision_is_said_once(write, level, tmp_path):
     (said,), notes = averaging(write, level, tmp_path)
     assert "writes key.weight, key.bias in every step" in said
