@@ -44,16 +44,6 @@ def test_a_state_in_the_middle_of_an_accumulation_is_refused():
     mp.state_dict()
 
 
-@pytest.mark.parametrize("set_to_none", [True, False])
-def test_gradients_that_the_loop_threw_away_wait_for_no_step(set_to_none):
-    model, mp = build("O2")
-    loss = loss_of_batch(model, mp)
-    mp.backward(loss)
-    for optimizer in mp.context.wrapped.optimizers:
-        optimizer.zero_grad(set_to_none=set_to_none)
-    assert mp.state_dict()["steps"] == 0
-
-
 def resumed(plan, edited):
     _, mp = build("O1", plan)
     advance(mp.context.wrapped.models[0], mp, 0, 3)

@@ -28,8 +28,19 @@ def rows(step, bad=None):
     if bad == rank:
         x[0, 0] = float("inf")
     return x
-def whole(value):
-    return value.full_tensor() if hasattr(value, "full_tensor") else value
+ddp = nn.parallel.DistributedDataParallel
+def wrap(net, reduction=None, scale=64.0, rate=0.1, **options):
+    sgd = torch.optim.SGD(net.parameters(), rate)
+    return mpdiag.MixedPrecision(net, sgd, plan(reduction, scale), **{"level": level} | options)
+def loss_of(mp, net, step, bad=None):
+    with mp.autocast():
+        return net(rows(step, bad)).float().square().mean()
+def refused(call, *arguments):
+    try:
+        call(*arguments)
+    except mpdiag.errors.UsageError as error:
+        return str(error)
+    return ""
 def same_everywhere(tensor):
     parts = [torch.empty_like(tensor) for _ in range(2)]
     dist.all_gather(parts, tensor.detach().contiguous())
@@ -63,22 +74,12 @@ def test_infinity_on_one_rank_skips_on_all_with_ddp(run, level):
     outputs = run(
         """
         inner = model()
-        mp = mpdiag.MixedPrecision(inner, torch.optim.SGD(inner.parameters(), 0.1), plan(), level=level)
-        net = nn.parallel.DistributedDataParallel(inner)
+        mp, net = wrap(inner), ddp(inner)
         for step in range(3):
-            with mp.autocast():
-                loss = net(rows(step, bad=1 if step == 1 else None)).float().square().mean()
-            result = mp.step(loss, clip_norm=1.0)
+            result = mp.step(loss_of(mp, net, step, 1 if step == 1 else None), clip_norm=1.0)
             assert result.skipped == (step == 1), result
             print(result.next_scale, result.reason)
         assert all(same_everywhere(p) for p in net.parameters())
-        # torch.amp: DDP's sum carries the infinity to every rank.
-        net = nn.parallel.DistributedDataParallel(model())
-        theirs, sgd = torch.amp.GradScaler("cpu"), torch.optim.SGD(net.parameters(), 0.1)
-        theirs.scale(net(rows(0, bad=1)).square().mean()).backward()
-        theirs.step(sgd)
-        theirs.update()
-        assert theirs.get_scale() == 2.0**15
         """,
         level,
     )
@@ -102,7 +103,7 @@ def test_accumulation_and_an_overflow_on_one_rank_as_torch_does_it(run):
             return scales, [p.detach().clone() for p in net.parameters()]
 
         def peer():
-            net = nn.parallel.DistributedDataParallel(model())
+            net = ddp(model())
             sgd = torch.optim.SGD(net.parameters(), 0.1)
             scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=2)
             def step():
@@ -114,12 +115,11 @@ def test_accumulation_and_an_overflow_on_one_rank_as_torch_does_it(run):
             return trained(lambda loss: scaler.scale(loss).backward(), step, autocast, net)
 
         def ours():
-            net = nn.parallel.DistributedDataParallel(model())
+            net = ddp(model())
             overrides = mpdiag.PrecisionOverrides(
                 dtype="bf16", loss_scale={"method": "backoff", "init_scale": 64.0, "growth_interval": 2}
             )
-            sgd = torch.optim.SGD(net.parameters(), 0.1)
-            with mpdiag.MixedPrecision(net, sgd, plan(), level=level, overrides=overrides) as mp:
+            with wrap(net, overrides=overrides) as mp:
                 return trained(mp.backward, lambda: mp.step().next_scale, mp.autocast, net)
 
         (theirs, expected), (scales, found) = peer(), ours()
@@ -138,9 +138,8 @@ def test_micro_batches_under_no_sync_add_up_in_fp32_and_are_reduced(run, views):
         inner = nn.Linear(8, 1, bias=False)
         nn.init.zeros_(inner.weight)
         overrides = mpdiag.PrecisionOverrides(dtype="bf16", loss_scale=1.0)
-        sgd = torch.optim.SGD(inner.parameters(), 1.0)
-        mp = mpdiag.MixedPrecision(inner, sgd, plan(), level="O2", overrides=overrides)
-        net = nn.parallel.DistributedDataParallel(inner, gradient_as_bucket_view=sys.argv[1] == "True")
+        mp = wrap(inner, rate=1.0, level="O2", overrides=overrides)
+        net = ddp(inner, gradient_as_bucket_view=sys.argv[1] == "True")
         for step in range(2):
             exact, before = torch.zeros(8, dtype=torch.float64), inner.weight.detach().clone()
             for part in range(128):
@@ -166,19 +165,11 @@ def test_infinity_on_one_rank_of_a_model_without_ddp_skips_on_all_and_names_the_
     outputs = run(
         """
         net = model()
-        mp = mpdiag.MixedPrecision(net, torch.optim.SGD(net.parameters(), 0.1), plan(), level=level)
-        with mp.autocast():
-            loss = net(rows(0, bad=1)).float().square().mean()
-        mp.backward(loss)
+        mp = wrap(net)
+        mp.backward(loss_of(mp, net, 0, bad=1))
         result = mp.step()
         assert result.skipped and result.rank == rank
         print(result.reason)
-        net = model()  # torch.amp without DDP: each rank for itself
-        theirs, sgd = torch.amp.GradScaler("cpu"), torch.optim.SGD(net.parameters(), 0.1)
-        theirs.scale(net(rows(0, bad=1)).square().mean()).backward()
-        theirs.step(sgd)
-        theirs.update()
-        assert theirs.get_scale() == 2.0 ** (16 - rank)
         """,
         "O1",
     )
@@ -190,7 +181,7 @@ def test_a_model_distributed_already_is_refused_where_its_weights_must_be_cast(r
     run(
         """
         from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
-        ddp, cpu = nn.parallel.DistributedDataParallel, torch.device("cpu")
+        cpu = torch.device("cpu")
         for net in (
             ddp(model()),
             nn.Sequential(ddp(model()), nn.Linear(4, 4)),
@@ -199,21 +190,11 @@ def test_a_model_distributed_already_is_refused_where_its_weights_must_be_cast(r
             nn.Sequential(FSDP(model(), device_id=cpu), nn.Linear(4, 4)),
         ):
             for low in ("O2", "O3"):
-                try:
-                    mpdiag.MixedPrecision(net, torch.optim.SGD(net.parameters(), 0.1), plan(), level=low)
-                except mpdiag.errors.UsageError as error:
-                    assert "before they are distributed" in str(error)
-                else:
-                    raise SystemExit("not refused")
+                assert "before they are distributed" in refused(lambda: wrap(net, level=low))
         net = model()  # sharded only afterwards, with the parameters that have masters
-        mp = mpdiag.MixedPrecision(net, torch.optim.SGD(net.parameters(), 0.1), plan(), level="O2")
+        mp = wrap(net, level="O2")
         net = FSDP(net, device_id=cpu, use_orig_params=True)
-        try:
-            mp.step(net(rows(0)).square().mean())
-        except mpdiag.errors.UsageError as error:
-            assert "before they are distributed" in str(error)
-        else:
-            raise SystemExit("not refused")
+        assert "before they are distributed" in refused(lambda: mp.step(net(rows(0)).square().mean()))
         """,
         "O2",
     )
@@ -229,21 +210,14 @@ def test_zero_redundancy_is_named_at_o2_and_trains_at_o1(run):
             optimizer = ZeroRedundancyOptimizer(
                 net.parameters(), optimizer_class=torch.optim.AdamW, lr=1e-2)
             mp = mpdiag.MixedPrecision(net, optimizer, plan(), level=level)
-            ddp = nn.parallel.DistributedDataParallel(net)
+            outer = ddp(net)
             before = [p.detach().clone() for p in net.parameters()]
-            try:
-                for step in range(3):
-                    with mp.autocast():
-                        loss = ddp(rows(step)).float().square().mean()
-                    mp.step(loss)
-                refused = ""
-            except mpdiag.errors.UsageError as error:
-                refused = str(error)
+            said = refused(lambda: [mp.step(loss_of(mp, outer, step)) for step in range(3)])
             moved = [not torch.equal(p, q) for p, q in zip(net.parameters(), before)]
             if level == "O2":
-                assert "ZeroRedundancyOptimizer steps weight" in refused and not any(moved), refused
+                assert "ZeroRedundancyOptimizer steps weight" in said and not any(moved), said
             else:
-                assert not refused and all(moved), refused
+                assert not said and all(moved), said
             mp.close()
         """,
         "both",
@@ -254,13 +228,8 @@ def test_ranks_that_scale_differently_are_told(run):
     outputs = run(
         """
         net = model()
-        mp = mpdiag.MixedPrecision(
-            net, torch.optim.SGD(net.parameters(), 0.1), plan(scale=64.0 * (rank + 1)), level=level
-        )
-        try:
-            mp.step(net(rows(0)).square().mean())
-        except mpdiag.errors.UsageError as error:
-            print(error)
+        mp = wrap(net, scale=64.0 * (rank + 1))
+        print(refused(lambda: mp.step(net(rows(0)).square().mean())))
         """,
         "O1",
     )
@@ -271,25 +240,14 @@ def test_gradients_are_reduced_in_the_plans_dtype_divided_before_the_sum(run):
     """FP16 sums of two ranks' 40000 overflow, unless each is halved first (pytorch#106395)."""
     outputs = run(
         """
-        def result(reduction):
+        def result(reduction, later=False):
             torch.manual_seed(0)
-            net = nn.parallel.DistributedDataParallel(nn.Linear(1, 1, bias=False))
-            mp = mpdiag.MixedPrecision(
-                net, torch.optim.SGD(net.parameters(), 1e-5), plan(reduction, 1.0), level=level,
-            )
-            return gradient_of(net, mp)
-
-        def wrapped_later(reduction):
-            torch.manual_seed(0)
-            net = nn.Linear(1, 1, bias=False)
-            mp = mpdiag.MixedPrecision(
-                net, torch.optim.SGD(net.parameters(), 1e-5), plan(reduction, 1.0), level=level,
-            )
-            net = nn.parallel.DistributedDataParallel(net)
-            mp.apply_reduction(net)
-            return gradient_of(net, mp)
-
-        def gradient_of(net, mp):
+            inner = nn.Linear(1, 1, bias=False)
+            net = inner if later else ddp(inner)
+            mp = wrap(net, reduction, 1.0, 1e-5)
+            if later:
+                net = ddp(net)
+                mp.apply_reduction(net)
             loss = net(torch.full((1, 1), 40000.0 + 10 * rank)).sum()
             mp.backward(loss)
             gradient = net.module.weight.grad.item()
@@ -300,7 +258,7 @@ def test_gradients_are_reduced_in_the_plans_dtype_divided_before_the_sum(run):
         print(result(ReductionPlan("fp32")))
         print(result(ReductionPlan("fp16", pre_divide=True)))
         print(result(ReductionPlan("fp16", pre_divide=False)))
-        print(wrapped_later(ReductionPlan("fp16", pre_divide=False)))
+        print(result(ReductionPlan("fp16", pre_divide=False), later=True))
         """,
         "O0",
     )
@@ -338,16 +296,12 @@ def test_sharded_models_clip_by_the_norm_of_whole_gradients(run, level, way):
         SHARD
         + """
 net = shard(model())
-mp = mpdiag.MixedPrecision(net, torch.optim.SGD(net.parameters(), 0.1), plan(), level=level)
-plain = nn.parallel.DistributedDataParallel(model())
-other = mpdiag.MixedPrecision(plain, torch.optim.SGD(plain.parameters(), 0.1), plan(), level=level)
+plain = ddp(model())
+mp, other = wrap(net), wrap(plain)
 for step in range(3):
-    results = []
-    for one, trainer in ((net, mp), (plain, other)):
-        with trainer.autocast():
-            loss = one(rows(step, bad=0 if step == 1 else None)).float().square().mean()
-        results.append(trainer.step(loss, clip_norm=0.01))
-    a, b = results
+    bad = 0 if step == 1 else None
+    losses = loss_of(mp, net, step, bad), loss_of(other, plain, step, bad)
+    a, b = (one.step(loss, clip_norm=0.01) for one, loss in zip((mp, other), losses))
     assert a.skipped == b.skipped == (step == 1)
     if not a.skipped:
         assert abs(a.gradient_norm - b.gradient_norm) < 2e-3 * b.gradient_norm, (a, b)
@@ -369,17 +323,13 @@ def test_a_scale_by_the_largest_gradient_is_one_on_all_shards_some_of_them_empty
         + """
 net = shard(nn.Linear(1, 1, bias=False))
 overrides = mpdiag.PrecisionOverrides(loss_scale={"method": "lognormal", "init_scale": 8.0})
-sgd = torch.optim.SGD(net.parameters(), 0.1)
-mp = mpdiag.MixedPrecision(net, sgd, plan(), level=level, overrides=overrides)
+mp = wrap(net, overrides=overrides)
 for step in range(4):
     with mp.autocast():
         loss = net(torch.full((1, 1), 3.0 + rank)).float().sum()
     result = mp.step(loss)
     print(result.next_scale, result.gradient_norm)
-try:
-    mp.step()
-except mpdiag.errors.UsageError as error:
-    print(str(error).startswith("step() found no gradient"))
+print(refused(mp.step).startswith("step() found no gradient"))
 """,
         "O1",
         way,
@@ -413,7 +363,7 @@ def test_partial_gradients_of_sequence_parallelism_are_summed_before_they_are_ju
             "a": ColwiseParallel(input_layouts=Shard(1)),
             "b": RowwiseParallel(output_layouts=Replicate())})
         limit = {sys.argv[2]: 0.02}
-        mp = mpdiag.MixedPrecision(net, torch.optim.SGD(net.parameters(), 0.1), plan(), level=level)
+        mp = wrap(net)
         sgd = torch.optim.SGD(plain.parameters(), 0.1)
         for step in range(3):
             x = torch.randn(2, 4, 8, generator=torch.Generator().manual_seed(step))
@@ -431,7 +381,8 @@ def test_partial_gradients_of_sequence_parallelism_are_summed_before_they_are_ju
             assert abs(norm - want) < 1e-5 * want, (norm, want)
             print(norm)
         for p, q in zip(net.parameters(), plain.parameters()):
-            torch.testing.assert_close(whole(p.detach()), q.detach(), rtol=0, atol=1e-6)
+            whole = p.full_tensor() if hasattr(p, "full_tensor") else p
+            torch.testing.assert_close(whole.detach(), q.detach(), rtol=0, atol=1e-6)
         print(net.b.bias.to_local().tolist(), net.ln.weight.to_local().tolist())
         """,
         "O0",
@@ -445,21 +396,14 @@ def test_a_rank_without_gradients_keeps_no_other_waiting(run):
     outputs = run(
         """
         net = model()
-        mp = mpdiag.MixedPrecision(net, torch.optim.SGD(net.parameters(), 0.1), plan(), level=level)
-        before = net[0].weight.detach().clone()
+        mp = wrap(net)
         for step in range(3):
             if rank == 0 or step != 1:
                 mp.backward(net(rows(step)).float().square().mean())
-            try:
-                mp.step()
-            except mpdiag.errors.UsageError as error:
-                print(step, error)
-                for optimizer in mp.context.wrapped.optimizers:
-                    optimizer.zero_grad()
-        try:
-            mp.step()
-        except mpdiag.errors.UsageError as error:
-            print(error)
+            if said := refused(mp.step):
+                print(step, said)
+                net.zero_grad()
+        print(refused(mp.step))
         print(mp.steps)
         """,
         "O1",
@@ -476,15 +420,10 @@ def test_a_forward_pass_that_is_not_finite_ends_every_rank_and_a_script_may_abst
         """
         from mpdiag.training.judgement import Ranks, judge_without_gradients
         net = model()
-        mp = mpdiag.MixedPrecision(
-            net, torch.optim.SGD(net.parameters(), 0.1), plan(scale=2.0**16), level=level,
-            options=mpdiag.TrainerOptions(max_skips=3),
-        )
+        mp = wrap(net, scale=2.0**16, options=mpdiag.TrainerOptions(max_skips=3))
         try:
             while True:
-                with mp.autocast():
-                    loss = net(rows(0, bad=1)).float().square().mean()
-                mp.step(loss)
+                mp.step(loss_of(mp, net, 0, bad=1))
         except mpdiag.errors.TrainingDiverged as error:
             print(mp.steps, mp.loss_scale, error)
         alone = Ranks(torch.device("cpu"))
@@ -492,9 +431,7 @@ def test_a_forward_pass_that_is_not_finite_ends_every_rank_and_a_script_may_abst
         if rank == 0:
             print(judge_without_gradients(64.0, alone))
         else:
-            mp = mpdiag.MixedPrecision(
-                other := model(), torch.optim.SGD(other.parameters(), 0.1), plan(), level=level
-            )
+            mp = wrap(other := model())
             print(mp.step(other(rows(0)).float().square().mean()).skipped)
         """,
         "O1",

@@ -25,18 +25,26 @@ def judge(gradients, **options):
     return judge_gradients(gradients, **{"scale": 1.0, "ranks": ALONE, **options})
 
 
-def test_finite_gradients_are_measured_and_clipped():
-    gradients = [torch.tensor([3.0, 0.0]), torch.tensor([[4.0]])]
-    judged = judge(gradients, absmax=True, clip=Clip(norm=2.5))
-    assert (judged.finite, judged.norm, judged.absmax, judged.bad_ranks) == (True, 5.0, 4.0, ())
-    torch.testing.assert_close(gradients[0], torch.tensor([1.5, 0.0]))
-    torch.testing.assert_close(gradients[1], torch.tensor([[2.0]]))
-
-
-def test_single_values_are_clipped():
-    gradients = [torch.tensor([1.0, -8.0])]
-    judge(gradients, clip=Clip(value=2.0))
-    assert gradients[0].tolist() == [1.0, -2.0]
+@pytest.mark.parametrize(
+    ("gradients", "clip", "absmax", "clipped"),
+    [
+        ([[3.0, 0.0], [4.0]], Clip(norm=2.5), 4.0, [[1.5, 0.0], [2.0]]),
+        ([[1.0, -8.0]], Clip(value=2.0), 8.0, [[1.0, -2.0]]),
+        ([[3.0 - 0.25j, -1.0 - 9.0j]], Clip(value=0.5), math.nan, [[0.5 - 0.25j, -0.5 - 0.5j]]),
+    ],
+)
+def test_finite_gradients_are_measured_shown_and_clipped(gradients, clip, absmax, clipped):
+    held, shown = [torch.tensor(g) for g in gradients], []
+    wanted = not math.isnan(absmax)  # read only where it is wanted
+    inspect = lambda seen: shown.extend(g.tolist() for g in seen)  # noqa: E731
+    judged = judge(held, absmax=wanted, clip=clip, inspect=inspect)
+    assert (judged.finite, judged.bad_ranks, shown) == (True, (), gradients)
+    assert judged.norm == pytest.approx(
+        math.hypot(*(abs(v) for g in gradients for v in g)), rel=1e-7
+    )
+    assert judged.absmax == pytest.approx(absmax, nan_ok=True)
+    for found, expected in zip(held, clipped, strict=True):
+        torch.testing.assert_close(found, torch.tensor(expected))
 
 
 def test_gradients_of_a_step_that_cannot_be_taken_stay_as_they_are():
@@ -66,16 +74,6 @@ def test_a_loss_that_is_not_finite_is_enough_and_losses_keep_their_digits():
     assert (judged.finite, judged.forward_failed) == (False, True)
 
 
-def test_both_parts_of_complex_gradients_are_clipped_by_value():
-    gradients = [torch.tensor([3.0 - 0.25j, -1.0 - 9.0j])]
-    judge(gradients, clip=Clip(value=0.5))
-    assert gradients[0].tolist() == [0.5 - 0.25j, -0.5 - 0.5j]
-
-
-def test_the_largest_is_read_only_where_it_is_wanted():
-    assert math.isnan(judge([torch.ones(2)]).absmax)
-
-
 @pytest.mark.parametrize("scale", [8.0, 3.0, 2.0**-40, 2.0**-140])
 def test_gradients_are_divided_by_any_scale(scale):
     gradients = [torch.tensor([24.0, 0.0]), torch.full((2, 2), 3.0)]
@@ -84,14 +82,6 @@ def test_gradients_are_divided_by_any_scale(scale):
     unscale(gradients, scale)
     for found in (gradients, copies):
         torch.testing.assert_close(found, expected, rtol=2e-7, atol=0)
-
-
-def test_inspection_sees_gradients_that_are_not_yet_clipped():
-    seen = []
-    gradients = [torch.tensor([2.0])]
-    judge(gradients, clip=Clip(norm=0.5), inspect=lambda g: seen.append(g[0].item()))
-    assert seen == [2.0]
-    torch.testing.assert_close(gradients[0], torch.tensor([0.5]))
 
 
 @pytest.mark.parametrize("limits", [{"norm": 0.0}, {"value": -1.0}, {"norm": math.nan}])

@@ -10,7 +10,8 @@ import warnings
 
 import pytest
 import torch
-from support import backoff, batch, constant, loss_of_batch, network, wrapped
+from recorded_steps import loss_of_network, record_steps
+from support import backoff, constant, loss_of_batch, network, wrapped
 from torch import nn
 
 import mpdiag
@@ -25,14 +26,7 @@ scipy_stats = pytest.importorskip("scipy.stats", reason="SciPy is the oracle; pi
 def plan(tmp_path_factory):
     """That of a recorded training."""
     folder = tmp_path_factory.mktemp("recorded") / "run"
-    model = network()
-    sgd = torch.optim.SGD(model.parameters(), 0.01)
-    with mpdiag.record(model, sgd, folder):
-        for i in range(60):
-            x, y = batch(i)
-            sgd.zero_grad()
-            nn.functional.cross_entropy(model(x), y).backward()
-            sgd.step()
+    record_steps(folder, network(), loss_of_network, 60, rate=0.01)
     return mpdiag.analyze(folder).plan
 
 
@@ -176,3 +170,83 @@ def test_counts_go_on_from_a_checkpoint():
     del state["skips_in_a_row"]  # what is not known is not counted
     mp.load_state_dict(state)
     step(mp, model)
+
+
+# -- what a skipped step says, and what is no reason to skip --------------------------------------
+
+
+def test_gradients_whose_squares_leave_fp32_are_skipped():
+    """Adam's second moment of a gradient of 1e25 is infinite, and its updates zero for ever."""
+    model = nn.Linear(4, 1, bias=False)
+    adam = torch.optim.Adam(model.parameters(), 0.1)
+    mp = wrapped(model, optimizer=adam, level="O0")
+    assert mp.step(model(torch.full((1, 4), 1e25)).sum()).skipped
+    mp.step(model(torch.ones(1, 4)).sum())
+    assert torch.isfinite(adam.state[model.weight]["exp_avg_sq"]).all()
+
+
+def test_single_skips_far_apart_do_not_stop():
+    model = Steep(1.0)
+    mp = wrapped(model, options=mpdiag.TrainerOptions(max_skips=2))
+    for _ in range(4):
+        assert step(mp, model, float("nan")).skipped
+        assert not step(mp, model).skipped
+    assert (mp.steps, mp.skipped) == (8, 4)
+
+
+def test_the_result_names_what_went_non_finite_first():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4))
+    mp = wrapped(model, constant(2.0**20))
+    with mp.autocast():
+        loss = model(torch.ones(2, 4)).float().square().sum() * 1e3
+    result = mp.step(loss)
+    assert result.skipped
+    assert result.cause == "scale"
+    assert result.first.where == "backward"
+    assert result.first.name.startswith("2.")  # the last layer is the first that backward reaches
+    assert "loss scale" in result.reason
+    names = [n.name for n in result.non_finite]
+    assert names == sorted(names, key=lambda n: -int(n[0]))
+
+
+def test_replay_tells_the_scale_from_the_format_and_the_model():
+    def attempt(x, factor, scale):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1))
+        with torch.no_grad():
+            for p in model.parameters():
+                p.copy_(p.abs() + 0.5)
+        mp = wrapped(model, constant(scale))
+
+        def loss_of():
+            with mp.autocast():
+                return model(x).float().sum() * factor
+
+        before = [p.detach().clone() for p in model.parameters()]
+        result = mp.step(loss_of(), replay=loss_of)
+        assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+        assert all(p.grad is None for p in model.parameters())
+        return result
+
+    assert attempt(torch.ones(1, 4), 100.0, 2.0**16).cause == "scale"
+    beyond = attempt(torch.full((1, 4), 60000.0), 1.0, 1.0)
+    assert (beyond.cause, beyond.first.where, beyond.first.name) == ("format", "forward", "0")
+    assert attempt(torch.full((1, 4), float("nan")), 1.0, 1.0).cause == "model"
+
+
+@pytest.mark.parametrize("level", ["O1", "O2"])
+def test_regularisers_act_on_the_fp32_master(level):
+    model = nn.Linear(4, 4, bias=False)
+    with torch.no_grad():
+        model.weight.fill_(1e-4)
+    sgd = torch.optim.SGD(model.parameters(), lr=1.0)
+    mp = wrapped(model, constant(1024.0), optimizer=sgd, level=level)
+    mp.add_regularizer(
+        lambda parameters: 0.5e-4 * sum(p.square().sum() for p in parameters.values())
+    )
+    with mp.autocast():
+        loss = model(torch.zeros(2, 4)).sum()
+    result = mp.step(loss)
+    assert result.gradient_norm == pytest.approx(4e-8, rel=1e-3)
+    assert (mp.fp32_state_dict()["weight"] < 1e-4).all()

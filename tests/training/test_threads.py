@@ -11,7 +11,6 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import mpdiag
-from mpdiag.emulation import policy
 
 KINDS = {
     "fp16": {"level": "O1", "overrides": {"dtype": "fp16", "fp32_operations": ["conv2d"]}},
@@ -68,22 +67,3 @@ def test_two_trainings_in_threads_do_not_see_each_other(pair):
             else:
                 assert torch.equal(value, together[kind][name]), (kind, name)
     assert torch._C._get_mkldnn_enabled()
-
-
-def test_a_thread_of_its_own_follows_no_other_threads_policy():
-    _kernels = policy.install("cpu", frozenset({"softmax"}))
-    rules = policy.Policy(torch.bfloat16, {"softmax": "fp32"})
-    x = torch.randn(2, 2).bfloat16()
-    seen = []
-
-    def look():
-        with torch.autocast("cpu", torch.bfloat16):
-            seen.append(torch.softmax(x, 0).dtype)
-
-    thread = threading.Thread(target=look)
-    with policy.in_force(rules), torch.autocast("cpu", torch.bfloat16):
-        thread.start()
-        thread.join()
-        assert torch.softmax(x, 0).dtype == torch.float32
-    look()
-    assert seen[0] == seen[1]
