@@ -148,9 +148,16 @@ def _add_keys(keys, low, high, table):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _halves(words, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Two halves of a tensor; which word is in which does not matter, so that none leaves its thread."""
-    return tl.split(tl.reshape(words, (SIZE // 2, 2), can_reorder=True))
+def _halves(words, SIZE: tl.constexpr, LINE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Two halves of a tensor, so that no word leaves its thread: loads first, then neighbours of one.
+
+    ``LINE`` is how many words a load of all threads brings.
+    """
+    if SIZE > LINE:
+        pairs = tl.trans(tl.reshape(words, (2, SIZE // 2)))
+    else:
+        pairs = tl.reshape(words, (SIZE // 2, 2))
+    return tl.split(pairs)
 
 
 @triton.jit
@@ -160,49 +167,49 @@ def _full(a, b, c):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _add_two(words, ones, THREADS: tl.constexpr):  # type: ignore[no-untyped-def]
-    a, b = _halves(words, 2 * THREADS)
+def _add_two(words, ones, THREADS: tl.constexpr, LINE: tl.constexpr):  # type: ignore[no-untyped-def]
+    a, b = _halves(words, 2 * THREADS, LINE)
     return _full(ones, a, b)
 
 
 @triton.jit
-def _add_four(words, ones, twos, THREADS: tl.constexpr):  # type: ignore[no-untyped-def]
-    a, b = _halves(words, 4 * THREADS)
-    ones, c = _add_two(a, ones, THREADS)
-    ones, d = _add_two(b, ones, THREADS)
+def _add_four(words, ones, twos, THREADS: tl.constexpr, LINE: tl.constexpr):  # type: ignore[no-untyped-def]
+    a, b = _halves(words, 4 * THREADS, LINE)
+    ones, c = _add_two(a, ones, THREADS, LINE)
+    ones, d = _add_two(b, ones, THREADS, LINE)
     twos, carry = _full(twos, c, d)
     return ones, twos, carry
 
 
 @triton.jit
-def _add_eight(words, ones, twos, fours, THREADS: tl.constexpr):  # type: ignore[no-untyped-def]
-    a, b = _halves(words, 8 * THREADS)
-    ones, twos, c = _add_four(a, ones, twos, THREADS)
-    ones, twos, d = _add_four(b, ones, twos, THREADS)
+def _add_eight(words, ones, twos, fours, THREADS: tl.constexpr, LINE: tl.constexpr):  # type: ignore[no-untyped-def]
+    a, b = _halves(words, 8 * THREADS, LINE)
+    ones, twos, c = _add_four(a, ones, twos, THREADS, LINE)
+    ones, twos, d = _add_four(b, ones, twos, THREADS, LINE)
     fours, carry = _full(fours, c, d)
     return ones, twos, fours, carry
 
 
 @triton.jit
-def _add_sixteen(words, ones, twos, fours, eights, THREADS: tl.constexpr):  # type: ignore[no-untyped-def]
-    a, b = _halves(words, 16 * THREADS)
-    ones, twos, fours, c = _add_eight(a, ones, twos, fours, THREADS)
-    ones, twos, fours, d = _add_eight(b, ones, twos, fours, THREADS)
+def _add_sixteen(words, ones, twos, fours, eights, THREADS: tl.constexpr, LINE: tl.constexpr):  # type: ignore[no-untyped-def]
+    a, b = _halves(words, 16 * THREADS, LINE)
+    ones, twos, fours, c = _add_eight(a, ones, twos, fours, THREADS, LINE)
+    ones, twos, fours, d = _add_eight(b, ones, twos, fours, THREADS, LINE)
     eights, carry = _full(eights, c, d)
     return ones, twos, fours, eights, carry
 
 
 @triton.jit
-def _add_words(words, planes, SIZE: tl.constexpr, THREADS: tl.constexpr):  # type: ignore[no-untyped-def]
+def _add_words(words, planes, SIZE: tl.constexpr, THREADS: tl.constexpr, LINE: tl.constexpr):  # type: ignore[no-untyped-def]
     """Add 8 or 32 words of each thread to its planes, from that of the ones to that of the 128s."""
     ones, twos, fours, eights, p16, p32, p64, p128 = planes
     if SIZE == 32 * THREADS:
-        a, b = _halves(words, 32 * THREADS)
-        ones, twos, fours, eights, c = _add_sixteen(a, ones, twos, fours, eights, THREADS)
-        ones, twos, fours, eights, d = _add_sixteen(b, ones, twos, fours, eights, THREADS)
+        a, b = _halves(words, 32 * THREADS, LINE)
+        ones, twos, fours, eights, c = _add_sixteen(a, ones, twos, fours, eights, THREADS, LINE)
+        ones, twos, fours, eights, d = _add_sixteen(b, ones, twos, fours, eights, THREADS, LINE)
         p16, carry = _full(p16, c, d)
     else:
-        ones, twos, fours, carry = _add_eight(words, ones, twos, fours, THREADS)
+        ones, twos, fours, carry = _add_eight(words, ones, twos, fours, THREADS, LINE)
         eights, carry = eights ^ carry, eights & carry
         p16, carry = p16 ^ carry, p16 & carry
     p32, carry = p32 ^ carry, p32 & carry
@@ -242,30 +249,30 @@ def _add_planes(planes, table):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _sample(values, SIZE: tl.constexpr, THREADS: tl.constexpr):  # type: ignore[no-untyped-def]
+def _sample(values, SIZE: tl.constexpr, THREADS: tl.constexpr, LINE: tl.constexpr):  # type: ignore[no-untyped-def]
     """One value of each thread."""
     if SIZE > THREADS:
-        values, _ = _halves(values, SIZE)
-        values = _sample(values, SIZE // 2, THREADS)
+        values, _ = _halves(values, SIZE, LINE)
+        values = _sample(values, SIZE // 2, THREADS, LINE)
     return values
 
 
 @triton.jit
-def _sum(values, SIZE: tl.constexpr, THREADS: tl.constexpr):  # type: ignore[no-untyped-def]
+def _sum(values, SIZE: tl.constexpr, THREADS: tl.constexpr, LINE: tl.constexpr):  # type: ignore[no-untyped-def]
     """The sum of each thread's values."""
     if SIZE > THREADS:
-        a, b = _halves(values, SIZE)
-        values = _sum(a + b, SIZE // 2, THREADS)
+        a, b = _halves(values, SIZE, LINE)
+        values = _sum(a + b, SIZE // 2, THREADS, LINE)
     return values
 
 
 @triton.jit
-def _add_each(keys, table, SIZE: tl.constexpr, THREADS: tl.constexpr):  # type: ignore[no-untyped-def]
+def _add_each(keys, table, SIZE: tl.constexpr, THREADS: tl.constexpr, LINE: tl.constexpr):  # type: ignore[no-untyped-def]
     """Add keys to a table one by one; those below 0 do not count."""
     if SIZE > THREADS:
-        a, b = _halves(keys, SIZE)
-        _add_each(a, table, SIZE // 2, THREADS)
-        _add_each(b, table, SIZE // 2, THREADS)
+        a, b = _halves(keys, SIZE, LINE)
+        _add_each(a, table, SIZE // 2, THREADS, LINE)
+        _add_each(b, table, SIZE // 2, THREADS, LINE)
     else:
         one = tl.full((THREADS,), 1, tl.int64)
         tl.atomic_add(table + keys, one, mask=keys >= 0, sem="relaxed")
@@ -282,6 +289,7 @@ def _count_keys(  # type: ignore[no-untyped-def]
     LAST: tl.constexpr,
     SIZE: tl.constexpr,
     THREADS: tl.constexpr,
+    LINE: tl.constexpr,
 ):
     """Count the keys of a block: into the planes those from the base on, into the table the others.
 
@@ -292,13 +300,13 @@ def _count_keys(  # type: ignore[no-untyped-def]
     places = (keys - base).to(tl.uint32, bitcast=True)
     if (high > base + 62) | (low < base):
         left = tl.where(places > 62, keys, -1)
-        if tl.sum(_sample((left >= 0).to(tl.int32), SIZE, THREADS)) <= THREADS // 32:
-            _add_each(left, table, SIZE, THREADS)
+        if tl.sum(_sample((left >= 0).to(tl.int32), SIZE, THREADS, LINE)) <= THREADS // 32:
+            _add_each(left, table, SIZE, THREADS, LINE)
         else:
             low = tl.where(low < base, low, base + 63)
             _add_keys(left, low, tl.where(high > base + 62, high, base - 1), table)
     words = tl.full((SIZE,), 1, tl.int64) << tl.minimum(places, 63).to(tl.int64)
-    planes = _add_words(words, planes, SIZE, THREADS)
+    planes = _add_words(words, planes, SIZE, THREADS, LINE)
     return base, planes
 
 
@@ -326,7 +334,7 @@ def _add_facts(magnitudes, counts):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _count_magnitudes(  # type: ignore[no-untyped-def]
-    magnitudes, counts, base, planes, SIZE: tl.constexpr, THREADS: tl.constexpr
+    magnitudes, counts, base, planes, SIZE: tl.constexpr, THREADS: tl.constexpr, LINE: tl.constexpr
 ):
     """Count a block of float32 magnitudes; returns the finite ones and their extremes, too."""
     magnitudes, high, low = _add_facts(magnitudes, counts)
@@ -340,6 +348,7 @@ def _count_magnitudes(  # type: ignore[no-untyped-def]
         _LAST_BASE,
         SIZE,
         THREADS,
+        LINE,
     )
     return magnitudes, high, low, base, planes
 
@@ -366,6 +375,7 @@ def _count(  # type: ignore[no-untyped-def]
 ):
     """Count a section of a tensor into its row."""
     block: tl.constexpr = VALUES * THREADS
+    line: tl.constexpr = (4 if KIND == _FLOAT32 else 2 if KIND == _FLOAT64 else 8) * THREADS
     offset, begin, stop = _section(address, n, section, KIND, 255 // VALUES * block)
     base, planes = _NOWHERE, _no_planes(THREADS)
     if KIND == _FLOAT64:
@@ -380,7 +390,7 @@ def _count(  # type: ignore[no-untyped-def]
         else:
             magnitudes = bits & _MAGNITUDE
         magnitudes, high, low, base, planes = _count_magnitudes(
-            magnitudes, counts, base, planes, block, THREADS
+            magnitudes, counts, base, planes, block, THREADS, line
         )
         if KIND == _FLOAT64:
             high = tl.max(tl.where(bits < _WIDE_INFINITY, bits, 0))
@@ -452,6 +462,7 @@ def _compare(  # type: ignore[no-untyped-def]
 ):
     """Count a section of an update: weights into one row, changes into the next, and its facts."""
     block: tl.constexpr = VALUES * THREADS
+    line: tl.constexpr = (4 if KIND == _FLOAT32 else 2 if KIND == _FLOAT64 else 8) * THREADS
     # Of both the same values: aligned alike, or the second ones are read one by one.
     offset, begin, stop = _section(before, n, section, KIND, 255 // VALUES * block)
     w_base, w_planes = _NOWHERE, _no_planes(THREADS)
@@ -467,25 +478,25 @@ def _compare(  # type: ignore[no-untyped-def]
         change = (new - old.to(tl.float32, bitcast=True)).to(tl.int32, bitcast=True)
         weights, updates = old & _MAGNITUDE, change & _MAGNITUDE
         weights, w_high, w_low, w_base, w_planes = _count_magnitudes(
-            weights, counts, w_base, w_planes, block, THREADS
+            weights, counts, w_base, w_planes, block, THREADS, line
         )
         w_top, w_bottom = tl.maximum(w_top, w_high), tl.minimum(w_bottom, w_low)
         updates, d_high, d_low, d_base, d_planes = _count_magnitudes(
-            updates, counts + _RAW, d_base, d_planes, block, THREADS
+            updates, counts + _RAW, d_base, d_planes, block, THREADS, line
         )
         d_top, d_bottom = tl.maximum(d_top, d_high), tl.minimum(d_bottom, d_low)
         keys, low, high = _ratio_keys(weights, updates, tl.minimum(w_low, d_low))
         r_base, r_planes = _count_keys(
-            keys, low, high, r_base, r_planes, ratios, _RATIO_BINS - 63, block, THREADS
+            keys, low, high, r_base, r_planes, ratios, _RATIO_BINS - 63, block, THREADS, line
         )
         moved = (change & _MAGNITUDE) > 0
         swallowed16, swallowed_b = _swallowed(old, change)
         # A thread's counts are below 256, so three share a number.
         held = tl.where(swallowed16, 257, 1) + tl.where(swallowed_b, 65536, 0)
-        found += _sum(tl.where(moved, held, 0), block, THREADS)
+        found += _sum(tl.where(moved, held, 0), block, THREADS, line)
         gone = tl.where((change & _MAGNITUDE) <= _VANISHING, 1, 0)
         gone += tl.where((old & _MAGNITUDE) == 0, 256, 0)
-        beside += _sum(tl.where(moved, gone, 0), block, THREADS)
+        beside += _sum(tl.where(moved, gone, 0), block, THREADS, line)
     if w_base < _NOWHERE:
         _add_planes(w_planes, counts + w_base)
     if d_base < _NOWHERE:
