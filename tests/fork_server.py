@@ -114,6 +114,8 @@ def start(job: dict) -> Child:
         return Child(pid, (out, err))
     code = 1
     signal.signal(signal.SIGINT, signal.default_int_handler)  # even where it was ignored
+    if hasattr(signal, "SIGHUP"):
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
     try:
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(write_out, 1)

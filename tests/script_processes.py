@@ -133,6 +133,11 @@ class ForkServer:
         return child
 
     def ranks(self, program, *words, cwd, world=2, env=None, timeout=120) -> list[Done]:
+        """As many processes as a launcher would start, to their ends."""
+        started = self.start_ranks(program, *words, cwd=cwd, world=world, env=env)
+        return [child.end(timeout) for child in started]
+
+    def start_ranks(self, program, *words, cwd, world=2, env=None) -> list[Forked]:
         """As many processes as a launcher would start, with the variables it would set."""
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
@@ -140,8 +145,7 @@ class ForkServer:
         meeting = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         own = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(world)]
         environments = [{**meeting, **one, **(env or {})} for one in own]
-        started = self._start(program, words, cwd, environments)
-        return [child.end(timeout) for child in started]
+        return self._start(program, words, cwd, environments)
 
     def close(self) -> None:
         self.process.stdin.close()

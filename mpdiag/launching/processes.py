@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import hashlib
 import multiprocessing.process
 import os
 import sys
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -191,12 +193,23 @@ def _claimed(candidate: Path, launch: str) -> bool:
 
 
 _NOT_THE_SCRIPTS = frozenset("torch multiprocessing concurrent joblib mpdiag".split())
-_watching: list[tuple[int, Callable[[], None]]] = []
+_watching: list[tuple[int, weakref.WeakMethod[Callable[[], None]]]] = []
 
 
 def abandon_in_children(abandon: Callable[[], None]) -> None:
-    """Register a function that forked children call first, to drop the hooks they inherited."""
-    _watching.append((os.getpid(), abandon))
+    """Register a method that forked children call first, to drop the hooks they inherited.
+
+    Its object is not kept alive: it holds the script's models, which must not outlive the script.
+    """
+    _watching.append((os.getpid(), weakref.WeakMethod(abandon)))
+
+
+def free_cycles() -> None:
+    """Free what only references of ours to each other keep: the script's models, when it has ended.
+
+    What is not freed before Python shuts down may take a process group's threads along, which hangs.
+    """
+    gc.collect()
 
 
 class Refusal(BaseException):
@@ -212,8 +225,8 @@ class _WatchedTarget:
         self.settings = settings
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        for process, abandon in _watching:
-            if process != os.getpid():
+        for process, method in _watching:
+            if process != os.getpid() and (abandon := method()) is not None:
                 abandon()
         _watching.clear()
         finish = self.watch(self.settings)

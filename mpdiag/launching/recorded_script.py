@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import functools
-import os
 import re
-import signal
 import sys
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -17,6 +14,7 @@ from mpdiag.errors import InputError, RunExists, UsageError
 from mpdiag.files.paths import AnyPath, place
 from mpdiag.launching import processes
 from mpdiag.launching.script import AfterTorch, Ending, Script, parse, run
+from mpdiag.launching.termination import Termination
 from mpdiag.recording.cadence import Cadence
 from mpdiag.recording.lifecycle import carry_through
 from mpdiag.runs.provenance import announced_ranks
@@ -108,6 +106,7 @@ def record_command(
         command = ["record", "--out", str(folder), *options.words()]
         return processes.launch(processes.through_launcher(launcher, command)), None
     ending, run = record_script(parse(words), out, options)
+    processes.free_cycles()
     if run is not None:
         processes.release_claims(run)
     return ending.code, run
@@ -192,8 +191,7 @@ class ScriptRecording:
         self._roots: set[int] = set()
         self._without_model: list[Optimizer] = []  # found before any model
         self._state: str | None = None
-        self._finished = False
-        self._termination: int | None = None  # a signal that came while the folder was finished
+        self._termination = Termination(self)
         self._begun = False  # in the very call that is being made
         self._troubled = False
         self._live: LiveView | None = None
@@ -234,14 +232,12 @@ class ScriptRecording:
         if self._state is not None:
             self._autocast_as_it_was()
             return
-        try:
-            carry_through(lambda _again: self._finish(state))
-        finally:
-            if self._live is not None:
-                self._live.close()
-            self._finished = True
-            if self._termination is not None:
-                _die_of(self._termination)
+        with self._termination.after_this():
+            try:
+                carry_through(lambda _again: self._finish(state))
+            finally:
+                if self._live is not None:
+                    self._live.close()
 
     def _finish(self, state: str) -> None:
         self._state = state
@@ -249,6 +245,11 @@ class ScriptRecording:
         if self._recorder is not None:
             self._recorder.close(state)
             _tell_steps(self._recorder)
+
+    def rescue(self) -> None:
+        """Write what was counted, from another thread, while the main thread waits in torch."""
+        if self._state is None and self._recorder is not None:
+            self._recorder.rescue()
 
     def _stop_looking(self) -> None:
         if self._discovery is not None:
@@ -359,24 +360,7 @@ class ScriptRecording:
             self._recorder.show_to(self._live)
         self._recorder.start()
         self._begun = found.called is not None  # if in an optimizer's step, hooks see the next call
-        if threading.current_thread() is threading.main_thread():
-            self._finish_on_termination()
-
-    def _finish_on_termination(self) -> None:
-        """Finish on SIGTERM, with which launchers stop the other ranks when one has failed."""
-        if os.name != "posix" or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
-            return
-        mine = os.getpid()
-
-        def terminated(number: int, _frame: Any) -> None:
-            if os.getpid() == mine:
-                if self._state is not None and not self._finished:  # Ctrl-C went to all of them
-                    self._termination = number
-                    return
-                self.finish("interrupted")
-            _die_of(number)
-
-        signal.signal(signal.SIGTERM, terminated)
+        self._termination.install()
 
 
 def _tell_steps(recorder: Recorder) -> None:
@@ -395,12 +379,6 @@ def _warn_of_autocast(dtype: str) -> None:
         )
 
 
-def _die_of(number: int) -> None:
-    """End this process as the signal would have."""
-    signal.signal(number, signal.SIG_DFL)
-    os.kill(os.getpid(), number)
-
-
 def _prefixed(roots: tuple[Root, ...], names: list[str], *, first: bool) -> dict[str, Adopted]:
     """Models by the prefix of their names; a lone one keeps PyTorch's."""
     if first and len(roots) == 1:
@@ -413,6 +391,10 @@ def watch_child(settings: RecordingSettings) -> Any:
     watch = ScriptRecording(settings)
     AfterTorch(watch.attach).install()
     return watch.finish
+
+
+def _do_nothing() -> None:
+    pass
 
 
 class CompileWatch:
@@ -460,7 +442,11 @@ class CompileWatch:
         torch.compile = compile_
 
     def detach(self) -> None:
-        """Put the original ``torch.compile`` back; a second call does nothing."""
+        """Put the original ``torch.compile`` back; a second call does nothing.
+
+        Torch may keep ours where it was imported meanwhile, so that must hold nothing of the script's.
+        """
+        self._on_first = _do_nothing
         if self._plain is not None:
             import torch
 

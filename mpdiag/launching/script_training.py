@@ -19,6 +19,8 @@ from mpdiag.errors import MpdiagError
 from mpdiag.files.paths import AnyPath
 from mpdiag.launching import processes
 from mpdiag.launching.gradient_calls import GradientCalls
+from mpdiag.launching.termination import Termination
+from mpdiag.recording.lifecycle import carry_through
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -74,6 +76,7 @@ class ScriptTraining:
         self._discovery: Discovery | None = None
         self._attached = ExitStack()  # what undoes ``attach``
         self._over = False
+        self._termination = Termination(self)
 
     # -- life --------------------------------------------------------------------------------------
 
@@ -106,8 +109,27 @@ class ScriptTraining:
     def finish(self, state: str) -> None:
         """Restore torch and give the models back; a second call does nothing."""
         self._detach()
+        with self._termination.after_this():
+            carry_through(lambda _again: self._close(state))
+
+    def _close(self, state: str) -> None:
         for trainer in self.trainers:
-            trainer.close("complete" if state == "complete" else "failed")
+            trainer.close(state)
+
+    def rescue(self) -> None:
+        """Finish the logs from another thread, while the main thread waits in torch."""
+        for trainer in self.trainers:
+            if trainer.context.monitor.log is not None:
+                trainer.context.monitor.log.close("interrupted")
+
+    def let_go(self) -> None:
+        """Keep nothing of the script's alive, once it is known how it was trained."""
+        self.trainers.clear()
+        self._trainer_of.clear()
+        self._owners.clear()
+        self._stepped_by.clear()  # torch may keep a function of ours that it has imported meanwhile
+        self._without_model.clear()
+        self._calls = self._discovery = None
 
     def _detach(self) -> None:
         self._over = True
@@ -319,6 +341,8 @@ class ScriptTraining:
                 "its model is tensor-parallel, where emulation cannot round what each rank stores; "
                 "use a device with the plan's format and --backend native, or a plan for bf16"
             )
+        if not self.trainers:
+            self._termination.install()
         self.trainers.append(trainer)
         for module, known in zip(modules, before, strict=True):
             if module is found.called:

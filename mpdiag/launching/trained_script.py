@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from mpdiag.errors import InputError, RunExists
 from mpdiag.files.paths import AnyPath, place
 from mpdiag.launching import processes
-from mpdiag.launching.script import AfterTorch, Ending, Script, parse, run
+from mpdiag.launching.script import INTERRUPTED, AfterTorch, Ending, Script, parse, run
 from mpdiag.launching.script_training import ScriptTraining, TrainScriptSettings
 from mpdiag.numerics.formats import TRAINABLE
 from mpdiag.plan import PrecisionPlan
@@ -65,6 +65,7 @@ def train_command(
         command = ["train", "--plan", str(plan), "--out", str(folder), "--backend", backend]
         return processes.launch(processes.through_launcher(launcher, command)), None
     trained = train_script(parse(words), plan, out, backend=backend)
+    processes.free_cycles()
     if trained.folder is not None:
         processes.release_claims(trained.folder)
     return trained.ending.code, trained
@@ -121,6 +122,9 @@ def train_script(
         ending = run(script)
     except processes.Refusal:
         pass
+    except KeyboardInterrupt:  # a second one, while run() handled the first
+        ending = Ending(INTERRUPTED, "interrupted")
+        raise
     finally:
         training.finish(ending.state)
         processes.release_childrens(folder, launch)
@@ -133,12 +137,14 @@ def train_script(
             "nothing was trained by the plan: no optimizer of the script stepped a torch module"
         )
         raise InputError(message)
-    return TrainedScript(
+    trained = TrainedScript(
         ending,
         folder if there and rank == 0 else None,
         training.summary(),
         ending.code == 0 and stepped and not training.in_vain,
     )
+    training.let_go()
+    return trained
 
 
 def train_child(settings: TrainScriptSettings) -> Callable[[str], None]:

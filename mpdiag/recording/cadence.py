@@ -186,6 +186,11 @@ class Governor:
 
     # -- measuring ---------------------------------------------------------------------------------
 
+    @property
+    def is_measuring(self) -> bool:
+        """Whether recording is at work right now."""
+        return self._depth > 0
+
     def __enter__(self) -> None:
         """What follows is recording, not training; of nested ones the outermost counts."""
         if self._depth == 0:

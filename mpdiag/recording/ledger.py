@@ -296,9 +296,13 @@ class Ledger:
 
     def flush(self) -> None:
         """Write everything closed so far as one part."""
+        self.drain(at_least=1)
+        self.write()
+
+    def write(self) -> None:
+        """Write what was read from the devices so far as one part."""
         import pyarrow as pa
 
-        self.drain(at_least=1)
         books = self._books
         if books.chunks:
             table = pa.concat_tables(books.chunks).unify_dictionaries().combine_chunks()

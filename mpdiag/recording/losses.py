@@ -220,6 +220,7 @@ class LossLog:
         """Note no more losses, and write those that wait."""
         self.detach()
         self.flush(keep=0)
+        self._optimizers = ()  # a metric may be logged long after the models are gone
 
 
 def _on_host(value: Any) -> bool:

@@ -314,8 +314,24 @@ class Recorder:
         self._losses.detach()
         live.discard(self)
         parts.folder.finish(state)
+        clock.release()
         if parts.governor.changes:
             logger.warning("recording into %s: %s", self.folder, parts.governor.words())
+
+    def rescue(self) -> None:
+        """Close from another thread, while that of the training waits in a call of torch.
+
+        What was read from a device is written first: the device may wait for other ranks for ever.
+        """
+        parts = self._parts
+        if parts is None or not self._clock.running:
+            return
+        while (
+            parts.governor.is_measuring
+        ):  # the training's thread is in our code, and may be writing
+            time.sleep(0.01)
+        parts.ledger.write()
+        self._close(parts, "interrupted", again=False)
 
     def silence(self) -> None:
         """Do nothing any more, and write nothing: this process is a copy of the one that records."""

@@ -225,6 +225,10 @@ class StepClock:
         """Count no more steps."""
         self.running = False
 
+    def release(self) -> None:
+        """Keep no listener alive any more, nor the models that they hold."""
+        self._listeners = ()
+
     def adopt(self, optimizers: Iterable[object]) -> None:
         """Count the steps of these optimizers too, from the present step on."""
         self.join()

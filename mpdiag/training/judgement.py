@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, distributed, nn
 
 from mpdiag.errors import UsageError
+from mpdiag.training import collectives
 
 LARGEST = torch.finfo(torch.float32).max
 
@@ -231,6 +232,7 @@ def agree(verdict: RankVerdict, scale: float, ranks: Ranks) -> list[RankVerdict]
     mine = torch.tensor([float(verdict), math.log2(scale)], device=device)
     all_ranks = [torch.empty_like(mine) for _ in range(size)]
     distributed.all_gather(all_ranks, mine, group=group)
+    collectives.keep([mine, *all_ranks])
     table = torch.stack(all_ranks).tolist()
     verdicts = [RankVerdict(int(row[0])) for row in table]
     if RankVerdict.NO_GRADIENT in verdicts:
@@ -417,6 +419,7 @@ def _total(parts: Sequence[Tensor], sums: _Sums) -> Tensor:
             total = total.square()
             for process_group in group:
                 distributed.all_reduce(total, group=process_group)
+                collectives.keep([total])
             total = total.sqrt()
         totals.append(total)
     if len(totals) > 1:
@@ -429,6 +432,7 @@ def _largest(parts: Sequence[Tensor], sums: _Sums, device: torch.device) -> Tens
     largest = torch.stack([torch.zeros((), device=device), *parts]).max()
     for process_group in dict.fromkeys(one for group in sums.all_groups for one in group):
         distributed.all_reduce(largest, distributed.ReduceOp.MAX, group=process_group)
+        collectives.keep([largest])
     return largest
 
 

@@ -131,12 +131,12 @@ class RunLog:
         """Finish the log; a second call does nothing."""
         if not self._active:
             return
-        self._active, self._closed = False, True
-        if self._last is not None:  # there was a step
+        if self._last is not None and not self._closed:  # there was a step, and no interrupt here
             self._log.append(self._share.to_json())
+        self._closed = True
         self._log.close()
         self._meta["half_precision_flops"] = self._share.share
-        if self._meta.get("state") in ("training", "complete", "failed"):
+        if self._meta.get("state") in ("training", "complete", "failed", "interrupted"):
             self._meta["state"] = state
         try:
             self._write_meta()
@@ -146,6 +146,7 @@ class RunLog:
                 RuntimeWarning,
                 stacklevel=loop_stacklevel(),
             )
+        self._active = False
 
     def _memory(self) -> int | None:
         if self._device is not None and self._device.type == "cuda":

@@ -126,7 +126,7 @@ class ScriptTrainer:
         """Give the models back and finish the run log; a second call does nothing.
 
         Args:
-            state: How training ended: ``complete`` or ``failed``.
+            state: How training ended: ``complete``, ``failed`` or ``interrupted``.
         """
         self._end_trace()
         if self.context.monitor.log is not None:

@@ -29,7 +29,7 @@ from mpdiag.tracing.fingerprint import (
 )
 from mpdiag.tracing.precision_share import PrecisionShare
 from mpdiag.tracing.uncompiled import prepare
-from mpdiag.training import arguments, levels
+from mpdiag.training import arguments, collectives, levels
 from mpdiag.training.callers import loop_stacklevel
 from mpdiag.training.casting import Casting
 from mpdiag.training.judgement import Ranks, fsdp_shards, rank
@@ -324,7 +324,7 @@ def _reduce(state: tuple[Any, torch.dtype, bool], bucket: Any) -> Any:
         narrow = gradients.clone()
     if pre_divide:
         narrow.div_(size)
-    work = distributed.all_reduce(narrow, group=group, async_op=True)
+    sum_ = distributed.all_reduce(narrow, group=group, async_op=True).get_future()
 
     def finish(future: Any) -> torch.Tensor:
         total = future.value()[0].to(gradients.dtype)
@@ -333,7 +333,12 @@ def _reduce(state: tuple[Any, torch.dtype, bool], bucket: Any) -> Any:
         gradients.copy_(total)
         return gradients  # type: ignore[no-any-return]
 
-    return work.get_future().then(finish)
+    # NCCL's futures are done here, as its sums wait in a stream. With others, ``finish`` would run in a
+    # thread of the process group, which may still ask for Python's lock when Python shuts down.
+    if not sum_.done():
+        sum_.wait()
+    collectives.keep([narrow])
+    return sum_.then(finish)
 
 
 # DDP compares a hook's annotations with types; here they are strings.

@@ -398,9 +398,9 @@ class MixedPrecision:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
-        """Close; an exception marks the run as failed."""
+        """Close; an exception marks the run as failed, Ctrl-C as interrupted."""
         if self.run_log is not None and kind is not None:
-            self.run_log.close("failed")
+            self.run_log.close("interrupted" if issubclass(kind, KeyboardInterrupt) else "failed")
         self.close()
 
     def log_metric(self, name: str, value: float, *, higher_is_better: bool = True) -> None:

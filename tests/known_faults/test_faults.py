@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import time
 
 import pytest
 import torch
@@ -47,45 +45,6 @@ except KeyboardInterrupt:
 def test_ctrl_c_while_kernels_load_is_not_lost(real, tmp_path):
     done = [real("-c", INTERRUPTED, str(delay), cwd=tmp_path).out for delay in (0.0, 0.002)]
     assert all("interrupted" in out for out in done)
-
-
-WAITING = """
-import os, time, torch, torch.distributed as dist
-from datetime import timedelta
-from torch import nn
-torch.set_num_threads(1)
-dist.init_process_group("gloo", timeout=timedelta(seconds=60))
-rank = dist.get_rank()
-m = nn.parallel.DistributedDataParallel(nn.Linear(8, 4))
-o = torch.optim.SGD(m.parameters(), 0.1)
-for s in range(100000):
-    if rank == 1 and s == 30:
-        open("stuck", "w").write("1")
-        time.sleep(60)
-    o.zero_grad()
-    m(torch.randn(4, 8)).square().mean().backward()
-    o.step()
-"""
-
-
-@pytest.mark.xfail(reason="a Python handler never runs in a collective")
-def test_sigterm_ends_a_rank_that_waits_in_a_collective(fork_server, tmp_path):
-    (tmp_path / "waiting.py").write_text(WAITING)
-    own = [{"RANK": str(r), "LOCAL_RANK": str(r)} for r in range(2)]
-    meeting = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29763"}
-    words = ["record", "--out", "r", "--", "waiting.py"]
-    ranks = fork_server._start("mpdiag", words, tmp_path, [{**meeting, **one} for one in own])
-    end = time.monotonic() + 60
-    while not (tmp_path / "stuck").exists() and time.monotonic() < end:
-        time.sleep(0.05)
-    time.sleep(1)
-    ranks[0].signal(signal.SIGTERM)
-    ended = ranks[0].ends_within(4)
-    for rank in ranks:
-        rank.signal(signal.SIGKILL)
-        rank.ends_within(10)
-    assert ended
-    assert json.loads((tmp_path / "r" / "meta.json").read_text())["steps_seen"] > 0
 
 
 @pytest.mark.xfail(reason="the folder is looked for, not claimed")

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -145,38 +144,6 @@ def test_a_killed_rank_is_named_and_the_others_records_survive(fork_server, tmp_
     assert [f.evidence["rank"] for f in stopped] == [1]
     assert stopped[0].message.startswith("rank 1 of 2 was killed after ")
     assert 1 <= stopped[0].evidence["steps"] <= 25
-
-
-@pytest.mark.skipif(os.name != "posix", reason="signals as POSIX has them")
-@pytest.mark.parametrize("number", ["SIGTERM", "SIGINT"])
-def test_a_signal_leaves_a_good_run(fork_server, tmp_path, number):
-    (tmp_path / "endless.py").write_text(ENDLESS)
-    words = ("record", "--out", "run", "--every", "1", "--", "endless.py")
-    child = fork_server.start("mpdiag", *words, cwd=tmp_path)
-    child.wait_for("training\n")
-    time.sleep(0.2)
-    child.signal(getattr(signal, number))
-    assert child.end(60).code == (130 if number == "SIGINT" else -signal.SIGTERM)
-    run = open_run(tmp_path / "run")
-    assert run.meta["state"] == "interrupted"
-    steps = np.unique(run.records.step)
-    assert steps.tolist() == list(range(len(steps)))
-    assert len(steps) >= 3
-
-
-ENDLESS = """
-import torch
-model = torch.nn.Linear(4, 1)
-optimizer = torch.optim.SGD(model.parameters(), 0.01)
-step = 0
-while True:
-    optimizer.zero_grad()
-    model(torch.randn(8, 4)).square().mean().backward()
-    optimizer.step()
-    step += 1
-    if step == 3:
-        print("training", flush=True)
-"""
 
 
 def test_the_ranks_of_a_group_share_a_run_whoever_is_late(tmp_path, monkeypatch):

@@ -1,0 +1,155 @@
+"""How a process ends: by a signal, which saves the run, and with nothing of the script's kept."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from mpdiag.plan import PrecisionPlan
+from mpdiag.runs.run import open_run
+from mpdiag.runs.training_log import read_log
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals as POSIX has them")
+
+ENDLESS = """
+import signal, sys, torch
+if "ignore" in sys.argv:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), 0.01)
+step = 0
+while True:
+    optimizer.zero_grad()
+    model(torch.randn(8, 4)).square().mean().backward()
+    optimizer.step()
+    step += 1
+    if step == 3:
+        print("training", flush=True)
+    if step == 3 + 200 * ("ignore" in sys.argv):
+        print("on", flush=True)
+"""
+WAITING = """
+import os, time, torch, torch.distributed as dist
+from datetime import timedelta
+from torch import nn
+torch.set_num_threads(1)
+dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+rank = dist.get_rank()
+m = nn.parallel.DistributedDataParallel(nn.Linear(8, 4))
+o = torch.optim.SGD(m.parameters(), 0.1)
+for s in range(100000):
+    if rank == 1 and s == 30:
+        open("stuck", "w").write("1")
+        time.sleep(60)
+    o.zero_grad()
+    m(torch.randn(4, 8)).square().mean().backward()
+    o.step()
+"""
+
+
+@pytest.mark.parametrize("number", ["SIGTERM", "SIGHUP", "SIGINT"])
+def test_a_signal_leaves_a_good_run(fork_server, tmp_path, number):
+    (tmp_path / "endless.py").write_text(ENDLESS)
+    words = ("record", "--out", "run", "--every", "1", "--", "endless.py")
+    child = fork_server.start("mpdiag", *words, cwd=tmp_path)
+    child.wait_for("training\n")
+    time.sleep(0.2)
+    child.signal(getattr(signal, number))
+    assert child.end(60).code == (130 if number == "SIGINT" else -getattr(signal, number))
+    run = open_run(tmp_path / "run")
+    assert run.meta["state"] == "interrupted"
+    steps = np.unique(run.records.step)
+    assert steps.tolist() == list(range(len(steps)))
+    assert len(steps) >= 3
+
+
+@pytest.mark.parametrize("number", ["SIGTERM", "SIGHUP", "SIGINT"])
+def test_a_training_by_a_plan_that_a_signal_ends_says_so(fork_server, tmp_path, number):
+    (tmp_path / "endless.py").write_text(ENDLESS)
+    PrecisionPlan().save(tmp_path / "plan.json")
+    words = ("train", "--plan", "plan.json", "--out", "run", "--", "endless.py")
+    child = fork_server.start("mpdiag", *words, cwd=tmp_path)
+    child.wait_for("training\n")
+    child.signal(getattr(signal, number))
+    assert child.end(60).code == (130 if number == "SIGINT" else -getattr(signal, number))
+    assert open_run(tmp_path / "run").meta["state"] == "interrupted"
+    steps = [step.step for step in read_log(tmp_path / "run").steps]
+    assert steps == list(range(len(steps)))
+    assert len(steps) >= 3
+
+
+def test_a_signal_that_is_ignored_stays_ignored(fork_server, tmp_path):
+    (tmp_path / "endless.py").write_text(ENDLESS)
+    words = ("record", "--out", "run", "--", "endless.py", "ignore")
+    child = fork_server.start("mpdiag", *words, cwd=tmp_path)
+    child.wait_for("training\n")
+    child.signal(signal.SIGHUP)
+    child.wait_for("on\n")
+    child.signal(signal.SIGTERM)
+    assert child.end(60).code == -signal.SIGTERM
+    assert open_run(tmp_path / "run").meta["state"] == "interrupted"
+
+
+@pytest.mark.skipif(
+    not torch.distributed.is_available() or not torch.distributed.is_gloo_available(),
+    reason="this build of torch has no gloo",
+)
+@pytest.mark.parametrize("command", ["record", "train"])
+def test_sigterm_ends_a_rank_that_waits_in_a_collective(fork_server, tmp_path, command):
+    """Python runs no handler there: the launcher had to kill it, and what it had counted was lost."""
+    (tmp_path / "waiting.py").write_text(WAITING)
+    PrecisionPlan().save(tmp_path / "plan.json")
+    options = ["--plan", "plan.json"] if command == "train" else ["--every", "1"]
+    ranks = fork_server.start_ranks(
+        "mpdiag", command, *options, "--out", "run", "--", "waiting.py", cwd=tmp_path
+    )
+    end = time.monotonic() + 60
+    while not (tmp_path / "stuck").exists() and time.monotonic() < end:
+        time.sleep(0.05)
+    time.sleep(1)
+    ranks[0].signal(signal.SIGTERM)
+    ended = ranks[0].ends_within(4)
+    for rank in ranks:
+        rank.signal(signal.SIGKILL)
+        rank.ends_within(10)
+    assert ended
+    assert ranks[0].code == -signal.SIGTERM
+    run = open_run(tmp_path / "run")
+    assert run.meta["state"] == "interrupted"
+    if command == "train":
+        assert [step.step for step in read_log(tmp_path / "run").steps] == list(range(30))
+    else:
+        records = run.records
+        assert np.unique(records.step[records.rank == 0]).tolist() == list(range(30))
+
+
+GONE = """
+import atexit, gc, weakref, torch
+def main():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).square().mean().backward()
+        optimizer.step()
+    alive = [weakref.ref(model), weakref.ref(optimizer)]
+    atexit.register(lambda: print("alive", [one() is not None for one in alive], flush=True))
+main()
+"""
+
+
+@pytest.mark.parametrize("command", ["record", "train", "profile"])
+def test_nothing_of_the_script_outlives_it(fork_server, tmp_path, command):
+    """A model takes its process group's threads along, which must not happen while Python shuts down."""
+    (tmp_path / "gone.py").write_text(GONE)
+    PrecisionPlan().save(tmp_path / "plan.json")
+    options = {"record": ["--out", "run"], "train": ["--plan", "plan.json", "--out", "run"]}
+    words = options.get(command, ["--warmup", "60"])
+    done = fork_server("mpdiag", command, *words, "--", "gone.py", cwd=tmp_path)
+    assert "alive [False, False]" in (done.out + done.err)
