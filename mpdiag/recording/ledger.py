@@ -8,7 +8,7 @@ device, or for the disk, except ``drain`` and ``flush``.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -132,6 +132,11 @@ class Ledger:
         self._books = _Books()
         self._raw = 0
         self._flushed_at = time.monotonic()
+
+    def prepare(self, devices: Iterable[torch.device]) -> None:
+        """Load what counts on the host before a step waits for it."""
+        if any(device.type == "cpu" for device in devices):
+            self._on(torch.device("cpu"))
 
     # -- during a step -----------------------------------------------------------------------------
 

@@ -1,9 +1,12 @@
 """How recordings end: although Ctrl-C is pressed again, with the program, and never in its children."""
 
 import atexit
+import contextlib
 import os
+import signal
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 TRIES = 3
@@ -33,6 +36,30 @@ def carry_through(work: Callable[[bool], None], tries: int = TRIES) -> None:
             interrupt = error
     if interrupt is not None:
         raise interrupt
+
+
+@contextlib.contextmanager
+def signals_held() -> Iterator[None]:
+    """Hold signals back that Python functions handle; they are raised again afterwards.
+
+    Where C calls Python back, as what loads machine code does, Python prints an exception and drops it:
+    a Ctrl-C that falls there would be lost. Handlers run in the main thread, so others hold nothing.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    handlers = {n: h for n in signal.valid_signals() if callable(h := signal.getsignal(n))}
+    ordered = sorted(handlers, key=lambda number: number == signal.SIGINT)  # which is raised last
+    try:
+        for number in ordered:
+            signal.signal(number, lambda number, _frame: came.append(number))
+        yield
+    finally:
+        for number in ordered:
+            signal.signal(number, handlers[number])
+        for number in sorted(set(came), key=ordered.index):
+            signal.raise_signal(number)
 
 
 class LiveRecording(Protocol):

@@ -272,6 +272,9 @@ class Recorder:
             parts.operations.refuse("the model is compiled: record the eager one")
         try:
             self._clock.start()
+            parts.ledger.prepare(
+                p.device for root in self._subjects.roots for p in root.parameters()
+            )
             parts.copied.search(self._subjects.roots)
             parts.weights.attach()
             parts.observer.attach()

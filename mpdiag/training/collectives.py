@@ -11,6 +11,7 @@ from __future__ import annotations
 import atexit
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor
 
@@ -22,16 +23,21 @@ _kept: list[Tensor] = []
 
 def keep(tensors: Sequence[Tensor]) -> None:
     """Hold the tensors of a collective that has ended, until nobody else does."""
-    held = [t for t in _kept[-_MOST:] if t._use_count() > 1]
+    held = [t for t in _kept[-_MOST:] if _has_others(t)]
     _kept[:] = [*held, *(t for t in tensors if t.device.type == "cpu")]
 
 
 def let_go() -> None:
     """Wait until nobody else holds what is kept, and drop it; Python does so before it shuts down."""
     end = time.monotonic() + _PATIENCE
-    while any(t._use_count() > 1 for t in _kept) and time.monotonic() < end:
+    while any(map(_has_others, _kept)) and time.monotonic() < end:
         time.sleep(0.0001)
     _kept.clear()
+
+
+def _has_others(tensor: Any) -> bool:
+    """Whether something besides Python holds a tensor."""
+    return bool(tensor._use_count() > 1)
 
 
 atexit.register(let_go)

@@ -14,7 +14,7 @@ from torch import nn
 
 import mpdiag
 from mpdiag.recording.ledger import Ledger
-from mpdiag.recording.lifecycle import carry_through
+from mpdiag.recording.lifecycle import carry_through, signals_held
 from mpdiag.recording.observer import Observer
 from mpdiag.runs.run import open_run
 from mpdiag.runs.writer import RunWriter
@@ -225,3 +225,51 @@ def test_a_forked_data_loader_worker_records_nothing(tmp_path):
     run = mpdiag.open_run(tmp_path / "run")
     assert run.meta["state"] == "complete"
     assert rows(tmp_path / "run", kind="activation", name="0")["numel"].tolist() == [64, 64]
+
+
+INTERRUPTED = """
+import os, signal, sys, threading, torch
+from torch import nn
+import mpdiag
+import llvmlite.binding.executionengine as engine
+real, calls = engine.ExecutionEngine.finalize_object, []
+def finalize(self):
+    calls.append(1)
+    if len(calls) == 1:
+        threading.Timer(float(sys.argv[1]), lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+    return real(self)
+engine.ExecutionEngine.finalize_object = finalize
+m = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
+o = torch.optim.Adam(m.parameters())
+try:
+    with mpdiag.record(m, o, "run" + sys.argv[1], every=1):
+        for step in range(400):
+            o.zero_grad()
+            m(torch.randn(8, 16)).square().mean().backward()
+            o.step()
+    print("lost")
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals as POSIX has them")
+@pytest.mark.parametrize("delay", ["0.0", "0.002"])
+def test_ctrl_c_while_kernels_load_is_not_lost(real, tmp_path, delay):
+    """What loads machine code calls Python back from C, where an exception is printed and dropped."""
+    assert real("-c", INTERRUPTED, delay, cwd=tmp_path).out.split() == ["interrupted"]
+    assert open_run(tmp_path / f"run{delay}").meta["state"] == "interrupted"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals as POSIX has them")
+def test_signals_that_are_held_are_raised_when_the_work_is_done():
+    heard, before = [], signal.signal(signal.SIGUSR1, lambda number, _frame: heard.append(number))
+    try:
+        with pytest.raises(KeyboardInterrupt), signals_held():
+            for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGINT):
+                signal.raise_signal(number)
+            heard.append("done")
+        assert heard == ["done", signal.SIGUSR1]
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGUSR1, before)

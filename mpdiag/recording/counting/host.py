@@ -12,6 +12,7 @@ import math
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 
 import numpy as np
 import torch
@@ -20,11 +21,13 @@ from numpy.typing import NDArray
 from mpdiag.recording.counting import layout, numba_kernels
 from mpdiag.recording.counting.rows import RawRows, Rows
 from mpdiag.recording.counting.tensors import KINDS
+from mpdiag.recording.lifecycle import signals_held
 
 
 def rows_on(device: torch.device) -> Rows:
-    """Raw rows for tensors on this device."""
+    """Raw rows for tensors on this device; its kernels are loaded."""
     if device.type == "cpu":
+        prepare()
         return HostRows()
     from mpdiag.recording.counting.device import DeviceRows
 
@@ -51,13 +54,15 @@ def _edges(scratch: NDArray[np.int64]) -> NDArray[np.float64]:
     return scratch[numba_kernels.EDGES_AT : numba_kernels.BLOCK_AT].view(np.float64)
 
 
+@cache
 def prepare() -> None:
     """Load the kernels now; the first time after an installation Numba compiles them, for some 10 s."""
-    rows, values = HostRows(), torch.ones(1)
-    rows.count(values)
-    rows.count_many([(values, 1, 0)])
-    rows.count_many_updates([(values, values)])
-    rows.read().counts[[0]]
+    with signals_held():
+        rows, values = HostRows(), torch.ones(1)
+        rows.count(values)
+        rows.count_many([(values, 1, 0)])
+        rows.count_many_updates([(values, values)])
+        numba_kernels.count_values(values.data_ptr(), 1, layout.FLOAT32, _scratch())
 
 
 class HostRows:
