@@ -28,13 +28,13 @@ def tell(sentence: str) -> None:
 
 
 def claim_run(parent: Path, name: str) -> Path:
-    """A free run folder of this name; all ranks of one launch get the same.
+    """A free run folder of this name, made at once; all ranks of one launch get the same.
 
     The first rank writes its choice into a small file, named after the launch, which the others
     read.
     """
     if announced_ranks()[1] == 1:
-        return free_name(parent, name)
+        return _make_free(parent, name)
     launch = "|".join(
         str(part)
         for part in (
@@ -47,7 +47,7 @@ def claim_run(parent: Path, name: str) -> Path:
     claim = parent / f".{name}.{digest}.claim"
     try:
         with claim.open("x") as file:
-            chosen = free_name(parent, name)
+            chosen = _make_free(parent, name)
             file.write(chosen.name)
         return chosen
     except FileExistsError:
@@ -57,7 +57,29 @@ def claim_run(parent: Path, name: str) -> Path:
                     break
                 return parent / text
             time.sleep(0.02)
-    return free_name(parent, name)
+    return _make_free(parent, name)
+
+
+def _make_free(parent: Path, name: str) -> Path:
+    """The first free folder of this name; commands that look at the same time get one each."""
+    while True:
+        chosen = free_name(parent, name)
+        try:
+            chosen.mkdir(parents=True)
+        except FileExistsError:
+            if chosen.exists():
+                continue
+        except OSError:  # said when something is written there
+            pass
+        return chosen
+
+
+def drop_unused(folder: AnyPath) -> None:
+    """Remove a folder of ``claim_run`` in which nothing was written, and an empty one around it."""
+    if not is_remote(folder):
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+            folder.parent.rmdir()
 
 
 def release_claims(folder: AnyPath) -> None:

@@ -104,7 +104,10 @@ def record_command(
     if launcher is not None:
         folder = out or processes.claim_run(Path("runs"), processes.launched_name(launcher))
         command = ["record", "--out", str(folder), *options.words()]
-        return processes.launch(processes.through_launcher(launcher, command)), None
+        try:
+            return processes.launch(processes.through_launcher(launcher, command)), None
+        finally:
+            processes.drop_unused(folder)
     ending, run = record_script(parse(words), out, options)
     processes.free_cycles()
     if run is not None:
@@ -154,6 +157,8 @@ def record_script(
     finally:
         watch.finish(state)
         processes.release_childrens(folder, launch)
+        if out is None:
+            processes.drop_unused(folder)
     if not watch.recorded and not (folder / META).exists() and ending.code == 0:
         message = (
             "nothing was recorded: the script ended without calling a torch module that trains"

@@ -63,7 +63,10 @@ def train_command(
         name = f"{processes.launched_name(launcher)}-plan"
         folder = out or processes.claim_run(Path("runs"), name)
         command = ["train", "--plan", str(plan), "--out", str(folder), "--backend", backend]
-        return processes.launch(processes.through_launcher(launcher, command)), None
+        try:
+            return processes.launch(processes.through_launcher(launcher, command)), None
+        finally:
+            processes.drop_unused(folder)
     trained = train_script(parse(words), plan, out, backend=backend)
     processes.free_cycles()
     if trained.folder is not None:
@@ -128,6 +131,8 @@ def train_script(
     finally:
         training.finish(ending.state)
         processes.release_childrens(folder, launch)
+        if out is None:
+            processes.drop_unused(folder)
     if training.refused is not None:
         raise InputError(training.refused)
     there = (folder / META).exists()

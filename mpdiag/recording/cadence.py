@@ -407,6 +407,8 @@ class OperationSteps(StepListener):
                 self._note_written()
         except Exception as error:  # noqa: BLE001 - training goes on, and so does the recording
             self._failed("writing operations", error)
+            self._opening = False  # the next planned step tries again, and none before it
+            self._done, self._tries = self._done + 1, 0
 
     def optimizer_stepped(self, optimizer: Optimizer) -> None:
         """One optimizer less to wait for."""

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from mpdiag.runs.writer import RunWriter
 
 _DRAIN_ROWS = 1024
+_EARLY_STEPS = (1, 5, 20)
+"""After so many recorded steps a part is written: a script that is killed early leaves most of them."""
 _FLUSH_ROWS = 20_000
 _FLUSH_SECONDS = 30.0
 MOST_ENCODED = 20_000
@@ -263,9 +265,10 @@ class Ledger:
 
     @property
     def due(self) -> bool:
-        """Whether it is time to write a part: the first step at once, later ones in batches."""
-        waiting = self._books.waiting
-        if waiting and (self._books.part == 1 or waiting >= _FLUSH_ROWS):
+        """Whether it is time to write a part: the first steps early, later ones in batches."""
+        waiting, written = self._books.waiting, self._books.steps_written
+        early = any(written < steps <= self.steps_closed for steps in _EARLY_STEPS)
+        if waiting and (early or waiting >= _FLUSH_ROWS):
             return True
         return waiting > 0 and time.monotonic() - self._flushed_at >= _FLUSH_SECONDS
 

@@ -49,7 +49,8 @@ def signals_held() -> Iterator[None]:
         yield
         return
     came: list[int] = []
-    handlers = {n: h for n in signal.valid_signals() if callable(h := signal.getsignal(n))}
+    found = {int(number): signal.getsignal(number) for number in signal.valid_signals()}
+    handlers = {number: handler for number, handler in found.items() if callable(handler)}
     ordered = sorted(handlers, key=lambda number: number == signal.SIGINT)  # which is raised last
     try:
         for number in ordered:

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 WRITE_SECONDS = 5.0
 """Each of several ranks writes what it has at least this often: a launcher may kill it any time."""
+_RETRY_SECONDS = (1.0, 5.0, 25.0)
+"""How long to wait after each failed write; after one more, the recording is given up."""
 _HEAD = 4096
 _CREATED = re.compile(rb'"created": "([^"]*)"')
 
@@ -141,6 +143,7 @@ class RunFolder(StepListener):
         self._described = described
         self._created = now()
         self._written_at = time.monotonic()
+        self._retries, self._retry_at = 0, 0.0
         self._ended: Step | None = None
         self._table: list[dict[str, Any]] | None = None  # of modules, as it was written last
 
@@ -166,11 +169,19 @@ class RunFolder(StepListener):
             if ended.recorded or self._losses.due:
                 self._write_what_is_due()
         except OSError as error:
-            self.give_up(f"{WRITING} the run folder", error)
+            self._try_again_later(error)
         except Exception as error:  # noqa: BLE001
             self.give_up("ending a step", error)
         if self.audience is not None and self.audience.due():
             self._show(self.audience)
+
+    def _try_again_later(self, error: OSError) -> None:
+        """Keep what could not be written for a later try, a few times: a network disk has hiccups."""
+        if self._retries == len(_RETRY_SECONDS):
+            self.give_up(f"{WRITING} the run folder", error)
+            return
+        self._retry_at = time.monotonic() + _RETRY_SECONDS[self._retries]
+        self._retries += 1
 
     def _show(self, audience: Audience) -> None:
         """Show what is known; a failure there ends the showing, not the recording."""
@@ -201,11 +212,13 @@ class RunFolder(StepListener):
 
     def _write_what_is_due(self) -> None:
         overdue = time.monotonic() - self._written_at > WRITE_SECONDS
-        if self._ledger.due or self._losses.due or (self._described.world > 1 and overdue):
+        due = self._ledger.due or self._losses.due or (self._described.world > 1 and overdue)
+        if due and time.monotonic() >= self._retry_at:
             self._check_ownership()
             self._ledger.flush()
             self._losses.flush()
             self.write_meta()
+            self._retries = 0
         else:
             self._ledger.drain()
 
@@ -227,6 +240,8 @@ class RunFolder(StepListener):
             self.write_meta()
         except Exception as error:  # noqa: BLE001
             self._failures.note("finishing the run folder", error)
+            if self._writer is not None:
+                self._writer.amend_meta("failed", self._failures.found)
 
     def disown(self) -> None:
         """Write nothing more: the folder holds another process's run."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mpdiag.errors import RunExists
@@ -101,6 +103,26 @@ class RunWriter:
         with atomic_path(self._meta_path, replace=False) as partial:
             partial.write_text(json_text(document), encoding="utf-8")
         self._claimed = True
+
+    def amend_meta(self, state: str, failures: Sequence[Mapping[str, Any]]) -> None:
+        """Say in this rank's meta file how it ended, where a new one could not be written.
+
+        A full disk has room for what is no longer than the file that is there: fewer blanks, and as
+        many failures as fit. Where even that fails, the file stays as it is.
+        """
+        path = self._meta_path
+        if is_remote(path):
+            return
+        with contextlib.suppress(OSError, ValueError), path.open("r+b") as file:
+            text = file.read()
+            document = {**json.loads(text), "state": state}
+            for number in range(len(failures), -1, -1):
+                document["failures"] = list(failures[:number])
+                amended = json.dumps(document, allow_nan=False).encode()
+                if len(amended) <= len(text):
+                    file.seek(0)
+                    file.write(amended.ljust(len(text)))
+                    return
 
     def write_modules(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Replace this rank's table of modules and parameters (schema: ``modules_schema``)."""

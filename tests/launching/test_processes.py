@@ -14,6 +14,7 @@ from script_processes import SCRIPTS
 
 from mpdiag.analysis.analyzer import analyze
 from mpdiag.launching.processes import claim_childs_run, claim_run, release_childrens
+from mpdiag.plan import PrecisionPlan
 from mpdiag.runs.run import open_run
 from mpdiag.runs.training_log import read_log
 
@@ -191,3 +192,40 @@ def test_a_claim_names_a_folder_beside_it_and_no_other(tmp_path, monkeypatch):
     (claim,) = tmp_path.glob(".*.claim")
     claim.write_text("../elsewhere")
     assert claim_run(tmp_path, "train").parent == tmp_path
+
+
+TWICE = """
+import time, torch
+m = torch.nn.Linear(4, 1)
+o = torch.optim.SGD(m.parameters(), 0.1)
+for _ in range(50):
+    o.zero_grad()
+    m(torch.randn(8, 4)).square().mean().backward()
+    o.step()
+    time.sleep(0.01)
+"""
+
+
+def test_two_recordings_at_once_have_a_folder_each(fork_server, tmp_path):
+    (tmp_path / "train.py").write_text(TWICE)
+    started = [fork_server.start("mpdiag", "record", "--", "train.py", cwd=tmp_path) for _ in "ab"]
+    assert [child.end().code for child in started] == [0, 0]
+    runs = tmp_path / "runs"
+    assert [open_run(runs / name).meta["steps_seen"] for name in ("train", "train-2")] == [50, 50]
+
+
+def test_a_folder_that_was_claimed_in_vain_is_removed(fork_server, tmp_path):
+    (tmp_path / "idle.py").write_text("import torch")
+    assert fork_server("mpdiag", "record", "--", "idle.py", cwd=tmp_path).code == 3
+    assert not (tmp_path / "runs").exists()
+    PrecisionPlan().save(tmp_path / "plan.json")
+    words = ("train", "--plan", "plan.json", "--", "idle.py")
+    assert fork_server("mpdiag", *words, cwd=tmp_path).code == 3
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_folder_that_cannot_be_made_is_named_all_the_same(tmp_path):
+    (tmp_path / "runs").write_text("a file")
+    assert claim_run(tmp_path / "runs", "train") == tmp_path / "runs" / "train"
+    (tmp_path / "linked").symlink_to(tmp_path / "missing")
+    assert claim_run(tmp_path, "linked") == tmp_path / "linked"

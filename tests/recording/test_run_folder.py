@@ -13,7 +13,7 @@ from torch import nn
 
 import mpdiag
 from mpdiag.analysis.analyzer import analyze
-from mpdiag.recording import ledger
+from mpdiag.recording import ledger, run_folder
 from mpdiag.recording.run_folder import is_replaced
 from mpdiag.runs.run import open_run
 from mpdiag.runs.writer import RunWriter
@@ -106,7 +106,7 @@ def test_a_failure_warns_once_and_training_ends_the_same(
 
 
 def test_a_disk_that_is_full_at_the_end_leaves_no_complete_recording(training, monkeypatch):
-    """The first step is written at once, the others when the training is over and the disk full."""
+    """Five steps are written by then, the sixth when the training is over and the disk full."""
     recorder, train = training(8)
     train(5)
     monkeypatch.setattr(RunWriter, "append", full)
@@ -115,9 +115,98 @@ def test_a_disk_that_is_full_at_the_end_leaves_no_complete_recording(training, m
         recorder.close()
     run = open_run(recorder.folder)
     written = run.meta["state"], run.meta["steps_recorded"], run.meta["steps_seen"]
-    assert written == ("failed", 1, 6)
+    assert written == ("failed", 5, 6)
     verdict = analyze(run).verdict
     assert verdict.level == "cannot"
     assert verdict.text.startswith("The recording failed at step ")
     assert "No space left on device" in verdict.text
     assert "1 of 6 steps" in verdict.text
+
+
+@pytest.mark.filterwarnings("ignore:recording into")
+def test_a_failed_write_of_operations_is_tried_once(training, monkeypatch):
+    """It was due again in every later step, and filled the list of failures."""
+    tries = []
+
+    def refuse(_writer, _table):
+        tries.append(1)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(RunWriter, "append_operations", refuse)
+    recorder, train = training(8)
+    train(30)
+    recorder.close()
+    assert len(tries) == 2  # at steps 0 and 10
+    assert len(recorder.failures) == 2
+
+
+def failing(monkeypatch, owner, name, times):
+    """Let a function fail at its first calls; returns how often it was called."""
+    plain, calls = getattr(owner, name), []
+
+    def fail(*args, **options):
+        calls.append(1)
+        if len(calls) <= times:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return plain(*args, **options)
+
+    monkeypatch.setattr(owner, name, fail)
+    return calls
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_a_disk_that_fails_for_a_while_loses_nothing(training, monkeypatch, times):
+    recorder, train = training(8)
+    train(2)
+    monkeypatch.setattr(run_folder, "_RETRY_SECONDS", (0.0, 0.0, 0.0))
+    monkeypatch.setattr(ledger, "_FLUSH_ROWS", 1)
+    failing(monkeypatch, os, "replace", times)
+    train(8)
+    recorder.close()
+    run = open_run(recorder.folder)
+    assert (run.meta["state"], run.meta["failures"]) == ("complete", [])
+    assert np.unique(run.records.step).tolist() == list(range(10))
+
+
+def test_a_disk_that_goes_on_failing_is_given_up_and_tried_rarely(training, monkeypatch):
+    recorder, train = training(8)
+    train(2)
+    now = [0.0]
+    monkeypatch.setattr(run_folder.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(ledger, "_FLUSH_ROWS", 1)
+    tries = failing(monkeypatch, RunWriter, "append", 10**6)
+    with pytest.warns(RuntimeWarning, match="training goes on"):
+        for _ in range(400):
+            now[0] += 0.1
+            train(1)
+    assert len(tries) == 1 + len(run_folder._RETRY_SECONDS)
+    recorder.close()
+    assert recorder.steps_recorded < 400
+
+
+def test_a_full_disk_leaves_a_run_that_says_failed(training, monkeypatch):
+    """A new meta file has no room, the one that is there has."""
+    recorder, train = training(8)
+
+    def full(*_args):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(run_folder, "_RETRY_SECONDS", ())
+    monkeypatch.setattr("mpdiag.files.atomic.atomic_path.__enter__", full)
+    with pytest.warns(RuntimeWarning, match="No space left"):
+        train(3)
+    recorder.close()
+    meta = open_run(recorder.folder).meta
+    assert meta["state"] == "failed"
+    assert "No space left" in meta["failures"][0]["error"]
+
+
+def test_early_steps_are_on_the_disk_soon(training):
+    """A script that was killed left one step of seven."""
+    recorder, train = training(8)
+    written = []
+    for _ in range(30):
+        train(1)
+        written.append(open_run(recorder.folder).meta["steps_recorded"])
+    recorder.close()
+    assert written == [1] * 4 + [5] * 15 + [20] * 11
