@@ -424,7 +424,9 @@ def _optimizer_findings(run: Run, layers: Layers) -> Iterator[Finding]:
         code="no-optimizer",
         message="no optimizer was recorded, so no weight update was seen",
         evidence={"optimizers": 0},
-        fix="hand the optimizer to mpdiag.record, too, and record again",
+        fix="hand the optimizer to mpdiag.record, too, and record again"
+        if run.meta.get("script") is None
+        else "let an optimizer of torch.optim change the weights, and record again",
     )
 
 

@@ -14,12 +14,13 @@ import sys
 import threading
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import FrameType, ModuleType
 from typing import Any, Protocol
 
 import torch
 from torch import nn
+from torch.autograd.function import FunctionCtx
 from torch.nn.modules import module as torch_modules
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -48,11 +49,19 @@ class Root:
 
 @dataclass(frozen=True, eq=False)
 class Discovered:
-    """Something new that trains: models, optimizers, or both; and the module being called, if any."""
+    """Something new that trains.
+
+    Attributes:
+        roots: Models.
+        optimizers: Optimizers.
+        called: The module being called, if any.
+        missed: Updates that were seen before it was known that they were a training's.
+    """
 
     roots: tuple[Root, ...]
     optimizers: tuple[Optimizer, ...]
     called: nn.Module | None
+    missed: int = 0
 
 
 class Listener(Protocol):
@@ -137,7 +146,8 @@ class Discovery:
         if self._calls.depth > 1 or in_transform():
             return None
         known = id(module) in self._known
-        if (self._fresh or not known) and torch.is_grad_enabled() and not in_backward():
+        looking = (self._fresh or not known) and not in_backward()
+        if looking and (torch.is_grad_enabled() or (self._fresh and _in_function())):
             self._guarded(self._look_from, module)
             known = id(module) in self._known
         return self._listener.called(module, args) if known else None
@@ -184,11 +194,15 @@ class Discovery:
             self._look(optimizers, module)
         if id(module) in self._known or self._roots:
             return
-        watched = self._alone.setdefault(module, _Watched(_sample(module)))
+        watched = self._alone.get(module)
+        if watched is None:
+            watched = self._alone[module] = _Watched(_sample(module))
+            watched.listen(module)
         if watched.trains(module, gradients_suffice=not self._patient):
-            self._look([], module)
+            watched.ignore()
+            self._look([], module, max(watched.changes, watched.gradients))
 
-    def _look(self, optimizers: list[Optimizer], called: nn.Module | None) -> None:
+    def _look(self, optimizers: list[Optimizer], called: nn.Module | None, missed: int = 0) -> None:
         """Find the models of some optimizers, or, without any, the one that is called."""
         optimizers = [o for o in optimizers if not _wraps(o)]
         wanted = {
@@ -208,7 +222,7 @@ class Discovery:
         self._optimizers.update((id(o), o) for o in optimizers)
         for root in roots:
             self._known.update((id(m), m) for m in root.wrapper.modules())
-        self._listener.found(Discovered(roots, tuple(optimizers), called))
+        self._listener.found(Discovered(roots, tuple(optimizers), called, missed))
 
 
 @dataclass(eq=False)
@@ -218,16 +232,37 @@ class _Watched:
     Attributes:
         weights: A sample of its weights at the last call.
         changes: How many calls found them changed.
-        gradients: How many calls found gradients.
+        gradients: How many calls found gradients, or that some had arrived since the last one.
+        arrived: Whether some have, also if they are cleared already.
     """
 
     weights: list[torch.Tensor]
     changes: int = 0
     gradients: int = 0
+    arrived: bool = False
+    handles: list[Any] = field(default_factory=list)
+
+    def listen(self, module: nn.Module) -> None:
+        """Note gradients that arrive; of many parameters, at some."""
+        leaves = [p for p in module.parameters() if p.requires_grad and p.is_leaf]
+
+        def note(_parameter: torch.Tensor) -> None:
+            self.arrived = True
+
+        self.handles = [
+            p.register_post_accumulate_grad_hook(note)
+            for p in leaves[:: max(1, len(leaves) // _SAMPLE)]
+        ]
+
+    def ignore(self) -> None:
+        """Note none any more."""
+        for handle in self.handles:
+            handle.remove()
 
     def trains(self, module: nn.Module, *, gradients_suffice: bool) -> bool:
         """Whether a loop without an optimizer is at work, as this call shows."""
-        gradients = any(p.grad is not None for p in module.parameters())
+        gradients = self.arrived or any(p.grad is not None for p in module.parameters())
+        self.arrived = False
         now = _sample(module)
         changed = not all(map(torch.equal, now, self.weights)) or len(now) != len(self.weights)
         self.weights = now
@@ -251,6 +286,17 @@ def _sample(module: nn.Module) -> list[torch.Tensor]:
     ]
     chosen = plain[:: max(1, len(plain) // _SAMPLE)]
     return [p[(0,) * (p.dim() - 1)][:_SAMPLE].clone() if p.dim() else p.clone() for p in chosen]
+
+
+def _in_function() -> bool:
+    """Whether an ``autograd.Function`` of the script is computed, which switches gradients off."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        names = frame.f_code.co_varnames[: frame.f_code.co_argcount]
+        if names and isinstance(frame.f_locals.get(names[0]), FunctionCtx):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def in_transform() -> bool:

@@ -363,7 +363,7 @@ class ScriptRecording:
 
             self._live = LiveView(folder.name, open_surface())
             self._recorder.show_to(self._live)
-        self._recorder.start()
+        self._recorder.start(found.missed)
         self._begun = found.called is not None  # if in an optimizer's step, hooks see the next call
         self._termination.install()
 

@@ -128,7 +128,7 @@ class LossLog:
         """A backward pass begins, from these tensors with these weights; see ``torch.autograd``."""
         try:
             if self._clock.active:
-                self._clock.pass_began()
+                self._clock.backward_began()
             if not self._giving_way and not self._over:
                 self._note(tensors, weights)
         except Exception as error:  # noqa: BLE001 - what is watched goes on

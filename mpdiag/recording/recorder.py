@@ -263,15 +263,19 @@ class Recorder:
         else:
             self.close("interrupted" if issubclass(kind, KeyboardInterrupt) else "failed")
 
-    def start(self) -> Recorder:
-        """Place the hooks and write the first ``meta.json``."""
+    def start(self, missed: int = 0) -> Recorder:
+        """Place the hooks and write the first ``meta.json``.
+
+        Args:
+            missed: Steps that took place before; they are counted as seen.
+        """
         parts = self._parts
         if parts is None or self._clock.running or parts.folder.state != "recording":
             return self
         if any(n.reason is not None for n in self._subjects.modules.values()):
             parts.operations.refuse("the model is compiled: record the eager one")
         try:
-            self._clock.start()
+            self._clock.start(missed)
             parts.ledger.prepare(
                 p.device for root in self._subjects.roots for p in root.parameters()
             )
@@ -310,7 +314,7 @@ class Recorder:
         # it was broken off: then it may be half of one.
         if (state != "complete" and not clock.due) or again:
             ledger.drop_step()
-        elif clock.due or (clock.recording and (clock.trained or ledger.has("weight_grad"))):
+        elif clock.due or clock.trained or (clock.recording and ledger.has("weight_grad")):
             clock.end_step()
         clock.close()
         clock.stop()

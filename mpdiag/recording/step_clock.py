@@ -168,6 +168,7 @@ class StepClock:
         self._backwards: set[int] = set()  # forward passes that a gradient followed
         self._accumulating = False
         self._ends_after_backward = False
+        self._differentiated = False
 
     # -- its life ----------------------------------------------------------------------------------
 
@@ -176,8 +177,9 @@ class StepClock:
         self._listeners = tuple(listeners)
         self._pace = pace
 
-    def start(self) -> None:
-        """Count steps, and hear events, from now on; ``begin`` begins the first step."""
+    def start(self, missed: int = 0) -> None:
+        """Count steps, and hear events, from now on; ``begin`` begins the first one after the missed."""
+        self.number = self.round = missed
         self.join()
         self.active = self.running = True
 
@@ -191,6 +193,7 @@ class StepClock:
         self._forwards = 0
         self._backwards = set()
         self._stepped.clear()
+        self._differentiated = False
         self.micro = 0
         self.due = False
         self.recording = self.active and self._is_wanted()
@@ -260,6 +263,11 @@ class StepClock:
         """
         if self.due:
             self.end_step()
+
+    def backward_began(self) -> None:
+        """``backward()`` is called, outside any backward pass."""
+        self.pass_began()
+        self._differentiated = True
 
     def forward_began(self, model: int) -> None:
         """A whole model is called so; with no optimizer a new forward pass begins a new step."""
@@ -378,5 +386,9 @@ class StepClock:
 
     @property
     def trained(self) -> bool:
-        """Whether a gradient has arrived in the present step."""
-        return bool(self._backwards)
+        """Whether the present step has come so far that it counts, though nothing has ended it.
+
+        A gradient has arrived in a recorded step, or ``backward()`` was called with no optimizer.
+        """
+        gradients = self.recording and bool(self._backwards)
+        return gradients or (self._differentiated and not self._optimizers)

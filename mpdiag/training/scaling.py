@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -62,9 +63,15 @@ class GradientScaling:
         return bool(self._carried)
 
     def scaled(self, loss: Tensor) -> Tensor:
-        """The loss times the scale, in FP32: an FP16 loss could not hold the product."""
+        """The loss times the scale, in FP32: an FP16 loss could not hold the product.
+
+        It is differentiated where gradients are off, too, as in a script's ``autograd.Function``.
+        """
         factor = self._scaler.scale
-        return loss if factor == 1.0 else loss.float() * factor
+        if factor == 1.0:
+            return loss
+        with torch.enable_grad():
+            return loss.float() * factor
 
     def note_loss(self, loss: Tensor, *, adds: bool = False) -> None:
         """Remember a loss whose backward pass is about to run; for ``adds`` see ``add_loss``."""

@@ -11,6 +11,7 @@ from torch import nn
 
 import mpdiag
 from mpdiag.launching import processes
+from mpdiag.runs.training_log import read_log
 
 
 def model():
@@ -78,10 +79,70 @@ def test_a_loop_that_changes_weights_itself_is_recorded_and_not_trained(tmp_path
 
     with loops.recording(tmp_path / "run"):
         loop()
-    assert mpdiag.open_run(tmp_path / "run").meta["steps_recorded"] >= 4
+    meta = mpdiag.open_run(tmp_path / "run").meta
+    assert (meta["steps_recorded"], meta["steps_seen"]) == (5, 6)  # the first one made it known
     with pytest.raises(processes.Refusal), loops.training(tmp_path / "no", constant(64.0)) as watch:
         loop()
     assert "changes weights without an optimizer" in watch.refused
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 27, 40])
+def test_every_step_of_a_loop_without_an_optimizer_is_seen(tmp_path, steps):
+    """Gradients are cleared before the call that shows that weights have changed."""
+
+    def loop():
+        net = model()
+        for _ in range(steps):
+            net.zero_grad()
+            net(torch.randn(8, 4)).square().mean().backward()
+            for parameter in net.parameters():
+                parameter.data.add_(-0.1 * parameter.grad)
+
+    with loops.recording(tmp_path / "run") as watch:
+        loop()
+    assert watch.recorded == (steps > 1)
+    if steps > 1:
+        run = mpdiag.open_run(tmp_path / "run")
+        assert run.meta["steps_seen"] == steps
+        assert run.records.step.min() == 1
+        logged = [step.step for step in read_log(tmp_path / "run").steps]
+        assert logged == list(range(1, steps))
+
+
+class Adjoint(torch.autograd.Function):
+    """As ``odeint_adjoint``: it calls the model without gradients, and again in its backward pass."""
+
+    @staticmethod
+    def forward(ctx, net, x, *parameters):
+        ctx.net, ctx.parameters = net, parameters
+        ctx.save_for_backward(x)
+        return net(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        with torch.enable_grad():
+            y = ctx.net(x)
+        return None, None, *torch.autograd.grad(y, ctx.parameters, gradient)
+
+
+def test_the_first_step_counts_where_a_function_calls_the_model_without_gradients(tmp_path):
+    def loop():
+        net = model()
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        for _ in range(8):
+            optimizer.zero_grad()
+            y = Adjoint.apply(net, torch.randn(8, 4), *net.parameters())
+            y.square().mean().backward()
+            optimizer.step()
+
+    with loops.recording(tmp_path / "run"):
+        loop()
+    assert mpdiag.open_run(tmp_path / "run").meta["steps_seen"] == 8
+    assert [step.step for step in read_log(tmp_path / "run").steps] == list(range(8))
+    with loops.training(tmp_path / "trained", constant(64.0)) as watch:
+        loop()
+    assert watch.trainers[0].steps == 8
 
 
 def test_an_optimizer_of_tensors_alone_waits_for_the_model(tmp_path):

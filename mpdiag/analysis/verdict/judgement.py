@@ -103,8 +103,8 @@ def _not_a_training_in_fp32(case: Case) -> Iterator[str]:
         )
     if "no-optimizer" in codes:
         yield (
-            "This recording has no optimizer, so no training was seen: it cannot say whether one "
-            f"in {fmt} would work."
+            "This recording has no optimizer, so no weight update was seen: it cannot say whether a "
+            f"training in {fmt} would work."
         )
     if "no-optimizer-step" in codes:
         yield (
