@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from mpdiag.tracing.capture import is_captured
+
 if TYPE_CHECKING:
     from mpdiag.files.paths import AnyPath
     from mpdiag.recording.operations import OperationWatch
@@ -112,14 +114,15 @@ class HookGuard:
 def guarded(where: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Decorator of a hook: runs only while recording is active, one at a time, and never raises.
 
-    A hook is a method of an object that has a ``guard``.
+    Nor does it run while a CUDA graph is captured; see ``dispatch.is_hidden``. A hook is a method of an
+    object that has a ``guard``.
     """
 
     def decorate(method: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(method)
         def hook(self: Any, *args: Any, **kwargs: Any) -> None:
             guard: HookGuard = self.guard
-            if not guard.clock.active:
+            if not guard.clock.active or is_captured():
                 return
             try:
                 guard.call(method, self, *args, **kwargs)

@@ -27,7 +27,7 @@ from mpdiag.files.paths import AnyPath, is_remote
 from mpdiag.recording.step_clock import StepClock
 from mpdiag.runs.training_log import RECORDED, LogWriter, Metric, TrainingStep, announce, withdraw
 from mpdiag.tracing.autograd_graph import loss_of
-from mpdiag.tracing.dispatch import in_backward, is_traced
+from mpdiag.tracing.dispatch import in_backward, is_hidden
 
 MANY = 1_000
 """Steps that wait for the disk at most."""
@@ -234,7 +234,7 @@ _wrapping = threading.Lock()
 def _listening(plain: Any) -> Any:
     @functools.wraps(plain)
     def backward(*args: Any, **options: Any) -> Any:
-        if _live and not is_traced() and not in_backward():
+        if _live and not is_hidden() and not in_backward():
             _tell(args, options)
         return plain(*args, **options)
 

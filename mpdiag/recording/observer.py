@@ -26,7 +26,8 @@ from mpdiag.recording.operations import OperationWatch
 from mpdiag.recording.step_clock import Step, StepClock, StepListener
 from mpdiag.recording.weights import CopiedParameters
 from mpdiag.runs.schema import Kind
-from mpdiag.tracing.dispatch import in_backward, is_traced
+from mpdiag.tracing.capture import is_captured
+from mpdiag.tracing.dispatch import in_backward, is_hidden
 from mpdiag.tracing.names import NamedModule, Subjects, shapes_of
 from mpdiag.tracing.precision import HALF, PrecisionWatch
 
@@ -107,7 +108,7 @@ class Observer(StepListener):
     def before_forward(self, module: torch.nn.Module, _args: Any) -> None:
         """The global forward pre-hook: a module is called."""
         clock = self._clock
-        if is_traced() or not clock.active or not self._hears(module):
+        if is_hidden() or not clock.active or not self._hears(module):
             return
         if isinstance(module, DistributedDataParallel):
             self._copied.add_wrapped(module)  # around the model that is recorded
@@ -148,7 +149,9 @@ class Observer(StepListener):
         return waits and torch.is_grad_enabled() and not in_backward()
 
     def _after_forward(self, module: torch.nn.Module, args: Any, output: Any) -> None:
-        if is_traced() or not self._clock.active or not (self._clock.hears or in_backward()):
+        if is_captured() and id(module) in self._subjects.modules:
+            self._subjects.modules[id(module)].captured = True
+        if is_hidden() or not self._clock.active or not (self._clock.hears or in_backward()):
             return
         if self._operations.recording:
             self._operations.leave(module)

@@ -35,7 +35,7 @@ from mpdiag.recording.operation_tensors import OperationTensors, SeenTensor
 from mpdiag.runs.operations import NONE, Operation, Phase
 from mpdiag.tracing import conversions
 from mpdiag.tracing.autograd_graph import BackwardPasses, holds_any
-from mpdiag.tracing.dispatch import by_name, in_backward, is_traced, written
+from mpdiag.tracing.dispatch import by_name, in_backward, is_hidden, written
 from mpdiag.tracing.source_lines import SourceLine, SourceLines
 from mpdiag.tracing.tap import OperationTap
 
@@ -196,7 +196,7 @@ class OperationWatch:
 
     def _changes(self, outputs: Iterable[Any]) -> bool:
         """Whether a backward pass from these would compute other bits under the mode."""
-        if self._thread != threading.get_ident() or is_traced():
+        if self._thread != threading.get_ident() or is_hidden():
             return False  # the mode does not lie on this thread's stack
         try:
             with torch._C.DisableTorchFunction():
@@ -237,7 +237,7 @@ class OperationWatch:
 
     def run(self, func: Any, _types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operation, and record it while the mode is on."""
-        if not self._on or getattr(self._muted, "now", False) or is_traced():
+        if not self._on or getattr(self._muted, "now", False) or is_hidden():
             return func(*args, **kwargs)
         draft = self.before(func, args, kwargs)
         result = func(*args, **kwargs)

@@ -30,7 +30,8 @@ from mpdiag.recording.ledger import Ledger, ParameterUpdate
 from mpdiag.recording.operations import OperationWatch
 from mpdiag.recording.step_clock import Step, StepClock, StepListener
 from mpdiag.runs.schema import TOTAL, Stage
-from mpdiag.tracing.dispatch import is_traced
+from mpdiag.tracing.capture import is_captured
+from mpdiag.tracing.dispatch import is_hidden
 from mpdiag.tracing.names import NamedParameter, Subjects
 
 BLOCK = 4096
@@ -326,13 +327,15 @@ class WeightObserver(StepListener):
     # -- an optimizer's step -----------------------------------------------------------------------
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
+        if is_captured():
+            return None
         self._operations.pause()
         closure = _closure(args, kwargs)
         if self._clock.active:
             self._clock.optimizer_begins(optimizer, evaluates=closure is not None)
         if self._clock.recording:
             self._note_before_step(optimizer, closure is not None)
-        if closure is None or is_traced():
+        if closure is None or is_hidden():
             return None
         self._evaluating = optimizer
         told = self._told(optimizer, closure)
@@ -377,6 +380,8 @@ class WeightObserver(StepListener):
             kept.append(_Kept(named, copied(ready, blocks), ready.values.numel(), blocks))
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if is_captured():
+            return
         self._operations.pause()  # a closure may have run forward passes
         self._evaluating = None
         if self._clock.recording:

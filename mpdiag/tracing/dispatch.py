@@ -6,6 +6,8 @@ from typing import Any, TypeVar
 
 import torch
 
+from mpdiag.tracing.capture import is_captured
+
 
 def in_backward() -> bool:
     """Whether this thread is inside a backward pass (where checkpointing runs forwards again)."""
@@ -20,6 +22,14 @@ def after_backward(call: Callable[[], None]) -> None:
 def is_traced() -> bool:
     """Whether a call is being compiled or traced (``torch.jit.trace``), and our own code with it."""
     return torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
+
+
+def is_hidden() -> bool:
+    """Whether a call is traced, or captured in a CUDA graph: then it is no part of the training yet.
+
+    A replay of a captured count would write where its row was, which holds something else by then.
+    """
+    return is_traced() or is_captured()
 
 
 def compiler_in_use() -> bool:

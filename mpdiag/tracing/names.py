@@ -36,6 +36,7 @@ class NamedModule:
         aliases: Its other names, where it is used in several places.
         root: Whether it is one of the models themselves.
         reason: Why it cannot be recorded; None where it can.
+        captured: Whether a call of it was captured in a CUDA graph.
         seen: Kinds recorded so far.
         differentiated: Whether an output of a recorded call required a gradient.
         input_shapes, output_shapes: Of its first recorded call, None before.
@@ -49,6 +50,7 @@ class NamedModule:
     reason: str | None
     seen: set[str] = field(default_factory=set)
     differentiated: bool = False
+    captured: bool = False
     input_shapes: list[list[int]] | None = None
     output_shapes: list[list[int]] | None = None
     script_name: str | None = None
@@ -62,7 +64,9 @@ class NamedModule:
         }
         called = self.output_shapes is not None
         unseen = "returned no tensor" if called else "never called in a recorded step"
-        reason = self.reason or ("" if self.seen else unseen)
+        if self.captured:
+            unseen = "captured in a CUDA graph: what its replays compute is not recorded"
+        reason = self.reason or ("" if self.seen and not self.captured else unseen)
         return {
             "name": self.name,
             "what": "module",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 
+import numpy as np
 import pytest
 import torch
 from recorded import (
@@ -22,6 +23,8 @@ from torch.utils.checkpoint import checkpoint
 
 import mpdiag
 from mpdiag.recording.counting.tensors import tensors_in
+from mpdiag.recording.ledger import Ledger
+from mpdiag.runs.training_log import read_log
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
@@ -222,3 +225,32 @@ def test_a_tensor_with_another_node_has_another_gradient(tmp_path):
     recorded_steps(tmp_path / "run", around_linear(forward), operations=0)
     inner, root = (rows(tmp_path / "run", kind="activation_grad", name=n) for n in ("body", ""))
     assert inner["absmax"].item() == 4 * root["absmax"].item()
+
+
+def test_nothing_is_counted_while_a_cuda_graph_is_captured(tmp_path, monkeypatch):
+    """A replay would count into memory that holds something else by then."""
+    capturing, counted = [False], []
+    monkeypatch.setattr("mpdiag.tracing.capture._WITH_CUDA", True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing[0])
+    for name in ("count", "count_many", "note_updates", "drain", "flush"):
+        plain = getattr(Ledger, name)
+
+        def noted(ledger, *args, plain=plain, **options):
+            counted.append(capturing[0])
+            return plain(ledger, *args, **options)
+
+        monkeypatch.setattr(Ledger, name, noted)
+    model, optimizer = model_and_optimizer()
+    with mpdiag.record(model, optimizer, tmp_path / "run", every=1, operations=5) as recorder:
+        for captured in (False, False, True, True, False):
+            capturing[0] = captured
+            step(model, optimizer)
+    assert counted
+    assert not any(counted)
+    assert recorder.failures == []
+    run = mpdiag.open_run(tmp_path / "run")
+    assert run.meta["steps_seen"] == 3
+    assert np.unique(run.records.step).tolist() == [0, 1, 2]
+    assert [step.step for step in read_log(tmp_path / "run").steps] == [0, 1, 2]
+    reasons = {entry["reason"] for entry in run.meta["coverage"]["not_recorded"]}
+    assert "captured in a CUDA graph: what its replays compute is not recorded" in reasons
