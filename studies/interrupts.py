@@ -5,9 +5,10 @@
     python studies/interrupts.py --json studies/results/interrupts-cpu.json
 
 A recording loads machine code in its first moments. What loads it calls Python back from C, where an
-exception is printed and dropped, and the training would go on. Here each training is interrupted once,
-at a moment between its start and its tenth step. An interrupt is lost if the training has not ended 30 s
-later. Forked processes come from one that has imported everything and counted nothing.
+exception is printed and dropped, and the training would go on. Here each training is interrupted once:
+half of them at a moment between their start and their tenth step, the others in the first 10 ms after
+machine code begins to load, for the first time, the second … An interrupt is lost if the training has
+not ended 30 s later. Forked processes come from one that has imported everything and counted nothing.
 """
 
 from __future__ import annotations
@@ -22,9 +23,11 @@ import tempfile
 import time
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import torch
 from faults import Promise, Steps, fork, show, train, wait_for
+from llvmlite.binding.executionengine import ExecutionEngine
 
 from mpdiag.files.atomic import write_json
 from mpdiag.recording.counting import host
@@ -63,25 +66,42 @@ def say(folder: Path) -> str:
     return open_run(folder).meta["state"] if (folder / "meta.json").exists() else "interrupted"
 
 
+def watched(folder: Path, steps: int, done: Steps, loads: Steps) -> None:
+    """Train, recorded; ``loads`` says how often machine code has begun to be loaded."""
+    plain = ExecutionEngine.finalize_object
+
+    def finalize(engine: Any) -> None:
+        loads.set(loads.get() + 1)
+        plain(engine)
+
+    ExecutionEngine.finalize_object = finalize
+    train(folder, steps, done)
+
+
 def forked(place: Path, number: int, rng: random.Random) -> list[Promise]:
     """Interrupt trainings of forked processes."""
     ended = Promise("Ctrl-C while a cold process begins: the program gets its KeyboardInterrupt")
     said = Promise("Ctrl-C while a cold process begins: the run says that it was interrupted")
-    done, began = Steps(), time.monotonic()
-    child = fork(lambda: train(place / "measured", 10, done))
+    done, loads, began = Steps(), Steps(), time.monotonic()
+    child = fork(lambda: watched(place / "measured", 10, done, loads))
     wait_for(done, 10)
-    span = time.monotonic() - began
+    span, most = time.monotonic() - began, loads.get()
     os.waitpid(child, 0)
     for i in range(number):
-        folder, done = place / f"forked{i}", Steps()
-        child = fork(lambda f=folder, d=done: train(f, 10**9, d))  # type: ignore[misc]
-        time.sleep(rng.uniform(0.0, span))
-        before = "before step 1" if done.get() == 0 else "from step 1 on"
+        folder, done, loads = place / f"forked{i}", Steps(), Steps()
+        child = fork(lambda f=folder, d=done, n=loads: watched(f, 10**9, d, n))  # type: ignore[misc]
+        if i % 2:
+            moment = "while machine code is loaded"
+            wait_for(loads, rng.randint(1, most))
+            time.sleep(rng.uniform(0.0, 0.01))
+        else:
+            moment = "at any moment"
+            time.sleep(rng.uniform(0.0, span))
         os.kill(child, signal.SIGINT)
         code = ends(child)
-        ended.count(before)
-        ended.check(code in (130, -signal.SIGINT), f"exit code {code}, {before}")
-        said.check(say(folder) == "interrupted", f"{say(folder)}, {before}")
+        ended.count(moment)
+        ended.check(code in (130, -signal.SIGINT), f"exit code {code}, {moment}")
+        said.check(say(folder) == "interrupted", f"{say(folder)}, {moment}")
     return [ended, said]
 
 
