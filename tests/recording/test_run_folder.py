@@ -120,7 +120,7 @@ def test_a_disk_that_is_full_at_the_end_leaves_no_complete_recording(training, m
     assert verdict.level == "cannot"
     assert verdict.text.startswith("The recording failed at step ")
     assert "No space left on device" in verdict.text
-    assert "1 of 6 steps" in verdict.text
+    assert "5 of 6 steps" in verdict.text
 
 
 @pytest.mark.filterwarnings("ignore:recording into")
