@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 from faults import Promise, Steps, fork, show, train, wait_for
-from llvmlite.binding.executionengine import ExecutionEngine
+from numba.core.codegen import JitEngine
 
 from mpdiag.files.atomic import write_json
 from mpdiag.recording.counting import host
@@ -68,13 +68,13 @@ def say(folder: Path) -> str:
 
 def watched(folder: Path, steps: int, done: Steps, loads: Steps) -> None:
     """Train, recorded; ``loads`` says how often machine code has begun to be loaded."""
-    plain = ExecutionEngine.finalize_object
+    plain = JitEngine.finalize_object
 
     def finalize(engine: Any) -> None:
         loads.set(loads.get() + 1)
         plain(engine)
 
-    ExecutionEngine.finalize_object = finalize
+    JitEngine.finalize_object = finalize
     train(folder, steps, done)
 
 
