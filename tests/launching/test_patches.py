@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from mpdiag.launching.patches import (
-    TrueAccumulated,
     TrueGradients,
     _reduce,
     call_backward,
@@ -42,24 +41,6 @@ class Pass:
 
     def refuse(self, reason):
         raise AssertionError(reason)
-
-
-def test_a_hook_gets_fp32_without_the_scale_and_its_result_is_scaled():
-    state, seen = Pass(), []
-    gradient = torch.tensor([8.0, 16.0], dtype=torch.float16)
-
-    def clip(module, inputs, outputs):
-        seen.extend([inputs[0], outputs[0]])
-        return (inputs[0].clamp(max=1.5), None)
-
-    hook = TrueGradients(clip, state, 1)
-    result = hook("module", (gradient, None), (gradient,))
-    assert [g.dtype for g in seen] == [torch.float32] * 2
-    assert seen[0].tolist() == [1.0, 2.0]
-    assert result[0].tolist() == [8.0, 12.0]
-    assert result[0].dtype == torch.float16
-    assert result[1] is None
-    assert state.finite == [True]
 
 
 def test_what_a_hook_leaves_alone_keeps_every_bit():
@@ -108,28 +89,6 @@ def test_what_a_function_writes_past_version_counters_counts():
     result = call_backward(Pass(), type(node).apply, node, gradient)
     assert result.tolist() == [8.0, 12.0]
     assert result.dtype == torch.float16
-
-
-def test_what_a_result_cannot_replace_must_not_change():
-    hook = TrueGradients(lambda gradients: gradients[0].zero_(), Pass(), None)
-    with pytest.raises(AssertionError, match="in place"):
-        hook([torch.ones(2), None])
-
-
-def test_an_accumulated_gradient_is_shown_without_the_scale_and_gets_it_back():
-    state = Pass()
-    weight = torch.zeros(2, requires_grad=True)
-    weight.grad = torch.tensor([8.0, float("inf")])
-    seen = []
-
-    def hook(parameter):
-        seen.append(parameter.grad.tolist())
-        parameter.grad.clamp_(max=3.0)
-
-    TrueAccumulated(hook, state)(weight)
-    assert seen == [[1.0, float("inf")]]
-    assert weight.grad.tolist() == [8.0, 24.0]
-    assert state.finite == [False]
 
 
 def test_a_saved_hook_is_the_scripts_and_a_copied_one_still_sees_true_gradients():

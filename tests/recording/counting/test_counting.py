@@ -80,42 +80,6 @@ def test_counts_equal_plain_numpy(name, rows):
     assert_counted(TENSORS[name], countable(TENSORS[name]), rows())
 
 
-def test_rows_of_one_subject_merge():
-    counter = HostRows()
-    rows = [counter.count(t, 1, 0) for t in (torch.ones(3), torch.zeros(2), torch.ones(1))]
-    merged = counter.read().merged([[rows[0], rows[2]], [rows[1]]])
-    assert merged.numel.tolist() == [4, 2]
-    assert merged.zeros.tolist() == [0, 2]
-
-
-def test_sparse_tensors_count_their_implicit_zeros():
-    indices = torch.tensor([[0, 0, 2], [1, 1, 3]])
-    uncoalesced = torch.sparse_coo_tensor(
-        indices, torch.tensor([1.0, 2.0, 4.0]), (5, 6), check_invariants=True
-    )
-    assert_counted(uncoalesced.to_dense(), countable(uncoalesced), HostRows())
-
-
-def test_complex_tensors_count_both_parts():
-    ready = countable(torch.tensor([1 + 2j, 0 + 4j]))
-    assert sorted(ready.values.tolist()) == [0.0, 1.0, 2.0, 4.0]
-
-
-@pytest.mark.parametrize(
-    ("tensor", "reason"),
-    [
-        (torch.arange(3), "not floating point"),
-        (torch.empty(3, device="meta"), "meta"),
-        (
-            torch.nested.as_nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
-            "nested",
-        ),
-    ],
-)
-def test_what_cannot_be_counted_says_why(tensor, reason):
-    assert reason in countable(tensor)
-
-
 def test_two_threads_may_count_at_once():
     tensors = [wild(3_000_000) * 2.0**i for i in range(4)]
 
