@@ -168,6 +168,9 @@ def test_the_command_takes_urls(url):
     assert f"next: mpdiag why {place(url)}/run" in result.stderr  # not memory:/…
     assert f"next: mpdiag analyze {place(url)}/run" in calls.run("runs", url).stderr
     assert calls.run("analyze", f"{url}/none").exit_code == 3
+    result = calls.run("report", f"{url}/run")
+    assert result.exit_code == 0, result.output
+    assert "<!doctype html>" in (place(url) / "run" / "report.html").read_text()
 
 
 def test_a_broken_connection_is_a_warning_and_training_goes_on(url, monkeypatch):
@@ -201,24 +204,12 @@ def test_a_url_needs_universal_pathlib_and_says_so(monkeypatch):
     assert place("runs/mine") == Path("runs/mine")
 
 
-def test_compare_and_report_at_urls(url):
-    model = nn.Linear(4, 2)
-    for name in ("a", "b"):
-        with trained(f"{url}/{name}", model, 0.0, 3) as mp:
-            mp.log_metric("accuracy", 0.9)
-    comparison = mpdiag.compare(f"{url}/a", f"{url}/b")
-    assert comparison.curve.departure == 0.0
-    record(f"{url}/run")
-    result = calls.run("report", f"{url}/run")
-    assert result.exit_code == 0, result.output
-    assert "<!doctype html>" in (place(url) / "run" / "report.html").read_text()
-
-
 def test_a_script_is_recorded_at_a_url(tmp_path, fork_server):
     (tmp_path / "train.py").write_text(TRAIN)
     words = ("record", "--out", f"file://{tmp_path}/run", "--", "train.py")
     done = fork_server("mpdiag", *words, cwd=tmp_path)
     assert done.code == 0, done.err
+    assert done.err == "next: mpdiag analyze run -o plan.json\n"
     assert open_run(tmp_path / "run").meta["steps_recorded"] == 3
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "train.py"]
     assert not list((tmp_path / "run").rglob("*.part"))
@@ -245,3 +236,49 @@ def test_a_folder_whose_name_is_no_utf8_is_recorded_and_read(tmp_path, fork_serv
         done = fork_server("mpdiag", *words, named, cwd=tmp_path)
         assert done.code == 0, (words, done.err)
     assert "run�" in (tmp_path / "a.html").read_text()
+
+
+# What lies in memory is gone with its process: all commands run in one.
+IN_MEMORY = """
+import sys
+from mpdiag.cli import app
+from mpdiag.files.paths import place
+from mpdiag.runs.run import open_run
+
+URL = "memory:///fleet/one"
+
+def say(*words):
+    print(words[0], "exit", app(list(words), standalone_mode=False) or 0, flush=True)
+
+say("record", "--out", URL, "--every", "1", "--", "train.py")
+run = open_run(place(URL))
+print(run.meta["state"], run.meta["steps_recorded"], run.meta["operations"]["steps"])
+print(sorted({o.phase for o in run.operations()}), len(run.frame()) > 0)
+say("analyze", URL, "-o", "plan.json")
+say("record", "--out", URL, "--", "train.py")
+say("train", "--plan", "plan.json", "--out", URL + "-fp16", "--", "train.py")
+say("compare", URL, URL + "-fp16")
+print(open_run(place(URL + "-fp16")).meta["training"]["dtype"])
+"""
+
+
+def test_a_run_in_memory(fork_server, tmp_path):
+    (tmp_path / "train.py").write_text(TRAIN + 'print("trained")')
+    (tmp_path / "commands.py").write_text(IN_MEMORY)
+    done = fork_server("python", "commands.py", cwd=tmp_path)
+    assert done.code == 0, done.err
+    lines = done.out.splitlines()
+    assert lines[:2] == ["trained", "record exit 0"], done.err
+    assert lines[2:4] == ["complete 3 [0]", "['backward', 'forward'] True"]
+    ends = [line for line in lines if " exit " in line][1:]
+    assert ends == ["analyze exit 0", "record exit 2", "train exit 0", "compare exit 0"]
+    assert any(
+        line.startswith("memory:///fleet/one-fp16 against memory:///fleet/one:") for line in lines
+    )
+    assert lines[-1] == "fp16"
+    assert "next: mpdiag analyze memory:///fleet/one -o plan.json" in done.err.splitlines()
+    assert "memory:///fleet/one already holds a run" in done.err
+    assert (
+        "next: mpdiag compare memory:///fleet/one memory:///fleet/one-fp16" in done.err.splitlines()
+    )
+    assert not (tmp_path / "runs").exists()

@@ -7,7 +7,6 @@ import sys
 import pytest
 from script_processes import SCRIPTS, TRAIN
 
-from mpdiag.errors import InputError, UsageError
 from mpdiag.launching.script import _without_ours, parse
 
 REPORT = """
@@ -155,42 +154,11 @@ def test_max_steps_records_so_many_and_lets_the_script_go_on(fork_server, tmp_pa
     assert {name.split(".")[0] for name in run.frame()["name"]} == {"0", "3"}
 
 
-@pytest.mark.parametrize(
-    ("words", "error", "sentence"),
-    [
-        ([], UsageError, "no script"),
-        (["python"], UsageError, "no script"),
-        (["-m"], UsageError, "module"),
-        (["-c", "print()"], UsageError, "-c"),
-        (["nowhere.py"], InputError, "nowhere.py"),
-        (["ls"], InputError, "not a Python script"),
-    ],
-)
-def test_what_cannot_be_run_is_told(words, error, sentence):
-    with pytest.raises(error, match=sentence):
-        parse(words)
-
-
 @pytest.mark.parametrize("prefix", [[], ["python"], ["python3.11", "-u"], [sys.executable]])
 def test_python_before_the_script_is_understood(prefix):
     script = parse([*prefix, str(SCRIPTS / "plain_loop.py"), "3"])
     assert script.name == "plain_loop"
     assert script.arguments == ("3",)
-
-
-@pytest.mark.parametrize(
-    ("options", "code", "sentence"),
-    [
-        (["--include", "("], 2, "no regular expression"),
-        (["--every", "0"], 2, "at least 1"),
-        (["--operations", "-1"], 2, "-1 is too small"),
-    ],
-)
-def test_options_that_make_no_sense(fork_server, tmp_path, options, code, sentence):
-    (tmp_path / "train.py").write_text("print('ran')")
-    done = fork_server("mpdiag", "record", *options, "--", "train.py", cwd=tmp_path)
-    assert (done.code, done.out) == (code, "")
-    assert sentence in done.err
 
 
 def test_a_traceback_through_an_instruction_of_no_line_is_shown():

@@ -280,33 +280,42 @@ def test_a_backward_pass_is_emulated_no_longer_than_it_must_be(train):
     assert "known 0 unknown True" in done.out
 
 
-def skipped_as_told(done, run):
-    """The steps of a log: those that were skipped are those in which the script saw no change."""
+BACKWARD = "optimizer.zero_grad(); F.mse_loss(model(x), y).backward()"
+CLIP = "nn.utils.clip_grad_value_(model.parameters(), 1.0)"
+CLOSURE = """
+optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)
+def closure():
+    optimizer.zero_grad()
+    loss = F.mse_loss(model(x), y)
+    loss.backward()
+    return loss
+"""
+
+
+@pytest.mark.parametrize(
+    ("begin", "step"),
+    [
+        ("", f"{BACKWARD}; optimizer.step()"),
+        ("", f"{BACKWARD}; {CLIP}; optimizer.step()"),
+        (CLOSURE, "assert optimizer.step(closure) is not None"),
+    ],
+)
+def test_an_overflow_is_skipped_even_if_clipping_hides_it(train, tmp_path, begin, step):
+    """The steps that the log calls skipped are those in which the script saw no change."""
+    body = f"""{begin}
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+for step in range(6):
+    before = [p.detach().clone() for p in model.parameters()]
+    {step}
+    scheduler.step()
+    print(int(all(torch.equal(p, q) for p, q in zip(before, model.parameters()))))
+"""
+    done = train(body, backoff(2.0**20))
     assert done.code == 0, done.err  # warnings are errors in these scripts
-    steps = read_log(run).steps
+    steps = read_log(tmp_path / "run").steps
     assert [str(int(s.skipped)) for s in steps] == done.out.split()
     assert steps[0].skipped
     assert not steps[-1].skipped
-    return steps
-
-
-@pytest.mark.parametrize("clip", ["pass", "nn.utils.clip_grad_value_(model.parameters(), 1.0)"])
-def test_an_overflow_is_skipped_even_if_clipping_hides_it(train, tmp_path, clip):
-    done = train(
-        f"""
-        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
-        for step in range(6):
-            before = [p.detach().clone() for p in model.parameters()]
-            optimizer.zero_grad()
-            F.mse_loss(model(x), y).backward()
-            {clip}
-            optimizer.step()
-            scheduler.step()
-            print(int(all(torch.equal(p, q) for p, q in zip(before, model.parameters()))))
-        """,
-        backoff(2.0**20),
-    )
-    steps = skipped_as_told(done, tmp_path / "run")
     assert steps[0].reason.startswith(("Inf", "NaN"))
     assert "skipped, loss scale" in done.err
 
@@ -351,25 +360,6 @@ def test_a_backward_pass_that_fails_leaves_true_gradients(train):
     """)
     assert done.out == "caught\n", done.err
     assert done.code == 0, done.err
-
-
-def test_a_closure_in_which_something_overflows_changes_nothing(train, tmp_path):
-    done = train(
-        """
-        optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)
-        def closure():
-            optimizer.zero_grad()
-            loss = F.mse_loss(model(x), y)
-            loss.backward()
-            return loss
-        for step in range(5):
-            before = [p.detach().clone() for p in model.parameters()]
-            assert optimizer.step(closure) is not None
-            print(int(all(torch.equal(p, q) for p, q in zip(before, model.parameters()))))
-        """,
-        backoff(2.0**18),
-    )
-    skipped_as_told(done, tmp_path / "run")
 
 
 def test_lognormal_learns_under_closures(train, tmp_path):
@@ -509,40 +499,32 @@ def test_level_o2_is_trained_at_o1(train):
     assert "O1" in done.err
 
 
-SAVING = """
-import copy, torch
-torch.manual_seed(0)
+def test_a_script_may_save_and_copy_its_whole_model(train):
+    body = """
+        import copy
 
-class Net(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.inner = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8))
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.inner = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16))
 
-    def forward(self, x):
-        return self.inner(x)
+            def forward(self, x):
+                return self.inner(x)
 
-model = Net()
-optimizer = torch.optim.SGD(model.parameters(), 0.1)
-for _ in range(4):
-    optimizer.zero_grad()
-    model(torch.randn(8, 4)).square().mean().backward()
-    optimizer.step()
-    torch.save(model, "model.pt")
-    twin = copy.deepcopy(model)
-    same = torch.load("model.pt", weights_only=False)
-for other in (twin, same):
-    for a, b in zip(other.state_dict().values(), model.state_dict().values()):
-        assert torch.equal(a, b)
-    assert not any(m._forward_hooks or m._forward_pre_hooks for m in other.modules())
-print("saved", b"mpdiag" in open("model.pt", "rb").read())
-"""
-
-
-def test_a_script_may_save_and_copy_its_whole_model(fork_server, tmp_path):
-    (tmp_path / "saving.py").write_text(SAVING)
-    choice = Fp32Choice("", "inner.1")
-    replace(PrecisionPlan(), fp32_modules=(choice,)).save(tmp_path / "plan.json")
-    done = fork_server("mpdiag", "train", "--plan", "plan.json", "--", "saving.py", cwd=tmp_path)
+        model = Net()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(4):
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+            torch.save(model, "model.pt")
+        for other in (copy.deepcopy(model), torch.load("model.pt", weights_only=False)):
+            for a, b in zip(other.state_dict().values(), model.state_dict().values()):
+                assert torch.equal(a, b)
+            assert not any(m._forward_hooks or m._forward_pre_hooks for m in other.modules())
+        print("saved", b"mpdiag" in open("model.pt", "rb").read())
+    """
+    done = train(body, PrecisionPlan(fp32_modules=(Fp32Choice("", "inner.1"),)))
     assert done.code == 0, done.err
     assert done.out == "saved False\n"
     assert "4 steps in fp16" in done.err

@@ -9,8 +9,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 
-def main(seed):
-    dist.init_process_group("gloo")
+def train(seed):
     rank = dist.get_rank()
     torch.manual_seed(seed)
     model = DDP(nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 1)))
@@ -31,4 +30,5 @@ def main(seed):
 
 
 if __name__ == "__main__":
-    main(seed())
+    dist.init_process_group("gloo")
+    train(seed())
