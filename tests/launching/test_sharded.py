@@ -46,19 +46,15 @@ def layers(run, kind, step=None):
     return {name: found.histograms[i] for i, name in enumerate(found.names)}
 
 
-def test_recording_changes_nothing(told):
-    _, plain, both, alone, *_ = told
-    assert both.digest == plain.digest
-    assert both.metric == pytest.approx(alone.metric, rel=1e-3)
-
-
-def test_every_rank_recorded_every_step(told):
-    *_, both, alone = told
+def test_recording_changes_nothing_and_every_rank_recorded_every_step(told):
+    _, plain, recorded, lone, both, alone = told
+    assert recorded.digest == plain.digest
+    assert recorded.metric == pytest.approx(lone.metric, rel=1e-3)
     assert both.meta["world_size"] == 2
-    assert both.meta["model"] == alone.meta["model"]
-    assert {meta["state"] for meta in both.rank_metas().values()} == {"complete"}
-    assert both.meta["coverage"] == alone.meta["coverage"]
-    assert all(meta["failures"] == [] for meta in both.rank_metas().values())
+    for field in ("model", "coverage"):
+        assert both.meta[field] == alone.meta[field]
+    ranks = both.rank_metas().values()
+    assert [(m["state"], m["failures"]) for m in ranks] == [("complete", [])] * 2
     frame = both.frame()
     assert set(frame["rank"]) == {0, 1}
     assert sorted(frame["step"].unique()) == list(range(30))
@@ -74,32 +70,24 @@ def test_every_element_counts_once(told, kind):
         assert int(histogram.numel) == 30 * sizes[name] == int(whole[name].numel), name
 
 
-def test_the_weights_of_the_first_step_are_those_of_one_process(told):
-    *_, both, alone = told
-    merged, whole = layers(both, "weight", 0), layers(alone, "weight", 0)
-    for name, histogram in merged.items():
-        assert np.array_equal(histogram.counts, whole[name].counts), name
-        for field in ("zeros", "subnormals", "absmax", "absmin"):
-            assert getattr(histogram, field) == getattr(whole[name], field), name
-
-
-def test_gradients_are_those_of_one_process_but_for_rounding(told):
-    *_, both, alone = told
-    merged, whole = layers(both, "weight_grad", 0), layers(alone, "weight_grad", 0)
-    for name, histogram in merged.items():
-        assert float(histogram.absmax) == pytest.approx(float(whole[name].absmax), rel=1e-4), name
-        assert float(histogram.sums.sum()) == pytest.approx(
-            float(whole[name].sums.sum()), rel=1e-2
-        ), name
-
-
-def test_activations_of_a_batch_that_is_split_add_up(told):
+def test_values_of_the_first_step_are_those_of_one_process(told):
+    """Weights in each bit, gradients but for rounding; activations of a batch that is split add up."""
     name, *_, both, alone = told
-    merged, whole = layers(both, "activation", 0), layers(alone, "activation", 0)
-    assert merged.keys() == whole.keys()
-    if name == "fsdp":
-        for layer, histogram in merged.items():
-            assert int(histogram.numel) == int(whole[layer].numel), layer
+
+    def pairs(kind):
+        merged, whole = layers(both, kind, 0), layers(alone, kind, 0)
+        assert merged.keys() == whole.keys()
+        return [(layer, merged[layer], whole[layer]) for layer in merged]
+
+    for layer, merged, whole in pairs("weight"):
+        assert np.array_equal(merged.counts, whole.counts), layer
+        for field in ("zeros", "subnormals", "absmax", "absmin"):
+            assert getattr(merged, field) == getattr(whole, field), layer
+    for layer, merged, whole in pairs("weight_grad"):
+        assert float(merged.absmax) == pytest.approx(float(whole.absmax), rel=1e-4), layer
+        assert float(merged.sums.sum()) == pytest.approx(float(whole.sums.sum()), rel=1e-2), layer
+    for layer, merged, whole in pairs("activation"):
+        assert name != "fsdp" or int(merged.numel) == int(whole.numel), layer
 
 
 def test_operations_of_every_rank(told):
