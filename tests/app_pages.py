@@ -1,7 +1,5 @@
 """The dashboard's pages, and what stands on one, for tests without a browser."""
 
-from __future__ import annotations
-
 import json
 
 from pandas.api.types import is_list_like

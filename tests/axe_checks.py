@@ -3,8 +3,6 @@
 axe-core comes with the package axe-playwright-python, which ships the script of axe's npm package.
 """
 
-from __future__ import annotations
-
 import pytest
 
 GRAVE = ("serious", "critical")

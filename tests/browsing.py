@@ -1,7 +1,5 @@
 """A browser for tests, and the dashboard's pages in it: opening one, waiting until it is whole."""
 
-from __future__ import annotations
-
 import shutil
 
 import pytest

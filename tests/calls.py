@@ -1,7 +1,5 @@
 """Calls of the command, in this process, and what a report prints."""
 
-from __future__ import annotations
-
 import io
 
 from rich.console import Console

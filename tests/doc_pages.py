@@ -1,7 +1,5 @@
 """The pages of the documentation, and what their code blocks leave behind."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import warnings

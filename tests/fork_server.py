@@ -7,8 +7,6 @@ Each line on stdin is an order in JSON. ``{"start": jobs}`` is answered with the
 that are installed are imported as well, for scripts that need them.
 """
 
-from __future__ import annotations
-
 import atexit
 import json
 import os

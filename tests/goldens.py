@@ -1,7 +1,5 @@
 """What is kept word for word; ``MPDIAG_WRITE_GOLDENS=1`` writes it anew: read the difference then."""
 
-from __future__ import annotations
-
 import os
 
 

@@ -1,7 +1,5 @@
 """Reads a page as a browser does: its elements, its scripts, and the text outside of them."""
 
-from __future__ import annotations
-
 from html.parser import HTMLParser
 
 EMPTY = {"meta", "link", "input", "br", "img", "hr", "base", "col"}

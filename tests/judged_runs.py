@@ -1,7 +1,5 @@
 """A harmless recording, for tests of what is said of it."""
 
-from __future__ import annotations
-
 import numpy as np
 from row_buffer import write_rows
 

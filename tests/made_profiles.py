@@ -1,7 +1,5 @@
 """A profile in the shape of ``mpdiag profile --json``, small enough to add up by hand."""
 
-from __future__ import annotations
-
 import json
 from copy import deepcopy
 from pathlib import Path

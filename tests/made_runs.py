@@ -1,7 +1,5 @@
 """A run with known values, written without training."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Checks that a receipt reproduces the numbers of its picture."""
 
-from __future__ import annotations
-
 import re
 
 import pandas as pd

@@ -1,7 +1,5 @@
 """Small recordings that several tests make and read."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

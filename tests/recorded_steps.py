@@ -1,7 +1,5 @@
 """Recorded steps of small models, and how far a plan's training of them is from FP32's."""
 
-from __future__ import annotations
-
 import support
 import torch
 from torch import nn

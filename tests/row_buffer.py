@@ -1,7 +1,5 @@
 """Rows of a recording gathered one at a time: convenient for the few that a test writes."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Loops that several tests record and train in this process, as ``mpdiag record`` and ``train`` do."""
 
-from __future__ import annotations
-
 import types
 from contextlib import contextmanager
 

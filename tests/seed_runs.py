@@ -1,7 +1,5 @@
 """Runs of trainings that differ by their seed: a log without statistics."""
 
-from __future__ import annotations
-
 from mpdiag.files.atomic import write_json
 from mpdiag.runs.training_log import LogWriter, Metric, TrainingStep
 

@@ -1,8 +1,6 @@
 """Small models, batches and plans that several tests share."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,9 +9,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import mpdiag
 from mpdiag.plan import LossScalePlan, PrecisionPlan
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def backoff(init_scale: float = 1024.0, **settings) -> PrecisionPlan:

@@ -4,17 +4,12 @@ An import points strictly downward, or to a sibling in the same room. It counts 
 at the top, inside a function, under TYPE_CHECKING, or as ``import_module("…")``.
 """
 
-from __future__ import annotations
-
 import ast
+from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 PACKAGE = "mpdiag"
 

@@ -1,7 +1,5 @@
 """The command: its help, its exit codes, and what goes to stdout and to stderr."""
 
-from __future__ import annotations
-
 import os
 import pkgutil
 import subprocess

@@ -1,7 +1,5 @@
 """What importing the package costs: next to nothing until a name is used."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What a message or a page names exists: options, scripts, result files."""
 
-from __future__ import annotations
-
 import ast
 import re
 

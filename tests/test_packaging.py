@@ -1,7 +1,5 @@
 """The wheel: what is in it, and that it runs where no clone is near."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """A plan goes through JSON and back without losing a field, and refuses what it does not know."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

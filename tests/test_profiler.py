@@ -1,7 +1,5 @@
 """The profiler is a product of its own: without its folder the rest works, and ``profile`` says so."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

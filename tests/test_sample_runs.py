@@ -1,7 +1,5 @@
 """The sample runs are complete, and today's code finds in them what is stored."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -5,8 +5,6 @@ It runs nothing that a file says. It asks no module of torch for its truth, as a
 ``not``, ``and`` or ``or``.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 

@@ -1,7 +1,5 @@
 """The loop by hand that each integration is held against, and what they start from."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from support import batch, network

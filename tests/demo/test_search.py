@@ -1,7 +1,5 @@
 """``mpdiag search``: from a name to a plan."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

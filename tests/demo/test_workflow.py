@@ -1,7 +1,5 @@
 """The main job as a user does it: the demo in a real process, then every command on its run."""
 
-from __future__ import annotations
-
 import os
 import time
 from typing import Any

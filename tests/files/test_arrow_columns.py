@@ -1,7 +1,5 @@
 """Arrow columns as NumPy arrays and back: equal to Arrow's own conversions, without pandas."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

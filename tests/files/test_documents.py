@@ -1,7 +1,5 @@
 """JSON documents: one that is larger than any of ours is refused unread."""
 
-from __future__ import annotations
-
 import os
 
 import fsspec

@@ -1,7 +1,5 @@
 """Runs at URLs: what ``place`` makes of a name, and a whole course of work in memory."""
 
-from __future__ import annotations
-
 import os
 import socket
 import sys

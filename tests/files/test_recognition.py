@@ -1,7 +1,5 @@
 """A file that is something else than what was wanted is called what it is."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import calls

@@ -1,7 +1,5 @@
 """Secrets in command lines and texts are hidden; what only looks like one is not."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

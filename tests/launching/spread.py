@@ -3,8 +3,6 @@
 python tests/launching/spread.py
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import tempfile

@@ -1,7 +1,5 @@
 """When a loop without an optimizer is taken to train: when it changes weights, and not before."""
 
-from __future__ import annotations
-
 import pytest
 import script_loops as loops
 import torch

@@ -1,7 +1,5 @@
 """``mpdiag record --live``: what it says is what ``analyze`` computes, and the training is untouched."""
 
-from __future__ import annotations
-
 import os
 import re
 import struct

@@ -1,7 +1,5 @@
 """Operations of a script: as many steps as asked for, and none where something is compiled."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

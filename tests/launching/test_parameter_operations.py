@@ -1,7 +1,5 @@
 """Products of a model's parameters are cast wherever a script computes them, and counted."""
 
-from __future__ import annotations
-
 import shutil
 import textwrap
 

@@ -1,7 +1,5 @@
 """The probe trains a script's first steps twice, in processes of their own, and ends them."""
 
-from __future__ import annotations
-
 import textwrap
 
 import pytest

@@ -1,7 +1,5 @@
 """Several real processes: ranks of torchrun, processes a script spawns, and one that is killed."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

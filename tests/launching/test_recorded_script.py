@@ -1,7 +1,5 @@
 """Loops with several optimizers: recorded and trained with the same steps, losses and parameters."""
 
-from __future__ import annotations
-
 import pytest
 import script_loops as loops
 import torch

@@ -1,7 +1,5 @@
 """A script runs as ``python`` would run it: the same words, modules, endings and traces."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

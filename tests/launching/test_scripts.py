@@ -5,8 +5,6 @@
 three standard deviations of its logarithm (the seed that is trained may itself be the extreme one).
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """Scripts whose parameters lie in shards: what two ranks record is what one would have recorded."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """``mpdiag train`` on what scripts do between a forward pass and a step, and what it refuses."""
 
-from __future__ import annotations
-
 import textwrap
 from dataclasses import replace
 

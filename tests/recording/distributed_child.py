@@ -6,8 +6,6 @@ A WAY is ddp, inner (DDP, the recorder is given the module inside), fsdp or tens
 to FOLDER/WAY, and what this rank knows to be true to FOLDER/WAY-RANK.pt.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

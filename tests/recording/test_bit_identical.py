@@ -3,8 +3,6 @@
 On one thread: on two, plain FP32 training itself now and then differs by a bit between runs.
 """
 
-from __future__ import annotations
-
 import importlib
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The cadence and its budget: the cost of recording is measured, and steps are thinned."""
 
-from __future__ import annotations
-
 import logging
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Two real processes train together: nothing changes, and what their rows add up to is right."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A training that uses ``GradScaler`` already: its scale and its skips are seen."""
 
-from __future__ import annotations
-
 import copy
 import gc
 

@@ -1,7 +1,5 @@
 """Recordings end well: when Ctrl-C is pressed again, with the program, and in forked children."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -1,7 +1,5 @@
 """The losses of a recorded training: noted as they are, and left to whoever else notes them."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 

@@ -1,7 +1,5 @@
 """Activations and their gradients: each counted once, for the module it belongs to."""
 
-from __future__ import annotations
-
 import weakref
 
 import numpy as np

@@ -4,8 +4,6 @@ That nothing changes by a bit is tested over all architectures in ``test_bit_ide
 records operations in its first step.
 """
 
-from __future__ import annotations
-
 import contextlib
 
 import pytest

@@ -1,7 +1,5 @@
 """``mpdiag.record``: what a user asks for, and what is left behind."""
 
-from __future__ import annotations
-
 import random
 
 import numpy as np

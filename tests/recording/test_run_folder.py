@@ -1,7 +1,5 @@
 """Who may write into a run folder, and what happens when nothing can be written."""
 
-from __future__ import annotations
-
 import errno
 import os
 

@@ -1,7 +1,5 @@
 """Run folders of real processes: kills, interrupts, full disks and folders that are closed."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal

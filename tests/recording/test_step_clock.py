@@ -1,7 +1,5 @@
 """The step clock: events by hand, no torch."""
 
-from __future__ import annotations
-
 from contextlib import contextmanager
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The step clock in recordings: several optimizers, closures and none."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 import pytest

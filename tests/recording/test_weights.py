@@ -1,7 +1,5 @@
 """Weights, weight gradients and updates, against values worked out by hand."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -6,8 +6,6 @@ Prints "recording" once the first step is done, and at the end a digest of the w
 written after every step, so that a kill finds the disk busy. A RUN that is "-" is not recorded.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import hashlib

@@ -1,7 +1,5 @@
 """Shares of what a recording saw: stated by it, or worked out from the table of an earlier one."""
 
-from __future__ import annotations
-
 import json
 
 import torch

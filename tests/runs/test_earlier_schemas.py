@@ -4,8 +4,6 @@
 neighbours in ``studies/fuzz.py``). A newer schema adds a folder; none is ever replaced.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 

@@ -1,7 +1,5 @@
 """What a reader refuses: endless files, odd fields, pipes, and operations that name nothing."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Documents of a run: there and back, and what is refused."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The run folder: whole parts, several writers, and what a reader says about a bad one."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Rows to Arrow, to disk, to numpy and into histograms: nothing is lost but what is documented."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,17 +1,12 @@
 """A run's stamp changes with each file that reading the run reads."""
 
-from __future__ import annotations
-
 import os
 import shutil
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from mpdiag.runs.stamps import stamp_of_list, stamp_of_run
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.fixture

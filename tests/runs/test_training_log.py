@@ -1,7 +1,5 @@
 """``training.jsonl``: exact round trip, torn lines, hostile lines, and trainings that write it."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math

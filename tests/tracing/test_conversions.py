@@ -1,7 +1,5 @@
 """Conversions from FP32 to FP32, which run no operation, are seen where they are written."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """The fingerprint of a model: what wrappers leave of names, and how two models differ."""
 
-from __future__ import annotations
-
 import pytest
 
 from mpdiag.runs.run import open_run

@@ -1,7 +1,5 @@
 """The first operation that produced an infinity or a NaN, where it is known which."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from support import constant, wrapped

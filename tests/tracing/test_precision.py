@@ -1,7 +1,5 @@
 """A training that is not FP32: noticed, named in the run, and recorded in FP32 if that is asked for."""
 
-from __future__ import annotations
-
 import logging
 
 import pytest

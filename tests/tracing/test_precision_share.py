@@ -1,7 +1,5 @@
 """The share of FLOPs in half precision, against a count by hand."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """The detector's geometry, against cases worked out by hand."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

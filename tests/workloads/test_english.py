@@ -1,7 +1,5 @@
 """The English that ships with Python: the documents, and they as words and as characters."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """The language models: an LSTM's states are projected, and the GPT's attention."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,9 +1,7 @@
 """What every workload promises, and the loop that trains one."""
 
-from __future__ import annotations
-
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -11,9 +9,6 @@ import torch
 from mpdiag.workloads import language_model, load, names
 from mpdiag.workloads.digits import Digits
 from mpdiag.workloads.protocol import Batch, Session, Workload, plain_step, start
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 @pytest.fixture(autouse=True)

@@ -1,7 +1,5 @@
 """Finding workloads by name."""
 
-from __future__ import annotations
-
 import pickle
 
 import pytest

@@ -1,7 +1,5 @@
 """The detector's scenes and its loss."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

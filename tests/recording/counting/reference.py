@@ -1,7 +1,5 @@
 """What raw rows must hold, by numpy's and torch's own arithmetic, and values to try it on."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

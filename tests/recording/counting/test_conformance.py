@@ -1,7 +1,5 @@
 """Every counter, every entry, every type: raw rows as numpy's and torch's own arithmetic has them."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Every counter against plain numpy, on every layout."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Rows on the host: many together, more than there is room for, and bins that hold nothing."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from recording.counting.reference import DTYPES, differing, expected_row, row_of

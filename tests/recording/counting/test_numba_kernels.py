@@ -1,7 +1,5 @@
 """Kernels kept on the disk: loaded without what only a compiler needs, compiled anew when changed."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

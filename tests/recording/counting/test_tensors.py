@@ -1,7 +1,5 @@
 """Tensors of every kind: counted as they are, or left out with a reason."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from recorded import not_recorded, rows

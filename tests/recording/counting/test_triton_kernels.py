@@ -1,7 +1,5 @@
 """What Triton's compiler makes of the counting kernels for cards that are not here."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import re
