@@ -17,14 +17,6 @@ def plan(tmp_path):
     return tmp_path / "plan.json"
 
 
-def test_text_on_stdout_and_the_next_command_on_stderr(plan):
-    result = run("export", plan, "--to", "torch")
-    assert result.exit_code == ExitCode.OK
-    assert "init_scale=64.0" in result.stdout
-    named = f"next: mpdiag export {plan} --to torch -o torch.py"  # no script is known to train
-    assert named in result.stderr.replace("\n", "")
-
-
 def test_a_file(plan, tmp_path):
     result = run("export", plan, "--to", "deepspeed", "-o", tmp_path / "ds.json")
     assert (result.exit_code, result.stdout) == (ExitCode.OK, "")

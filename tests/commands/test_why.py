@@ -10,14 +10,6 @@ from calls import run
 import mpdiag
 
 
-def test_why_without_a_layer_explains_the_one_that_decides(trained):
-    done = run("why", str(trained / "first run"))
-    assert done.exit_code == 0
-    deciding = mpdiag.analyze(trained / "first run").loss_scale.deciding_layer
-    assert done.stdout.startswith(deciding)
-    assert "this layer decides the loss scale, and loses nothing" in done.stderr
-
-
 def test_a_layer_is_optional_and_json_is_for_runs_too(trained):
     place = str(trained / "first run")
     for words in ((place,), (place, "4")):

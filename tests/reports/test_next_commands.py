@@ -11,14 +11,12 @@ from types import SimpleNamespace
 import pytest
 from typer.testing import CliRunner
 
-from mpdiag.analysis.analyzer import analyze
 from mpdiag.cli import app
 from mpdiag.commands import dashboard
 from mpdiag.exports.registry import export_plan
 from mpdiag.installation import extras
 from mpdiag.plan import PrecisionPlan
 from mpdiag.reports import next_commands
-from mpdiag.reports.text.analysis import after_analysis
 from mpdiag.runs.run import list_runs, open_run
 
 BUILDERS = {"after_analysis"}
@@ -169,12 +167,6 @@ def test_a_skip_names_the_run_it_belongs_to(here):
     capsule = here / "runs" / "digits-fp16-plan" / "capsules" / "step000001"
     succeeds(next_commands.after_skip(capsule))
     assert next_commands.after_skip(here / "elsewhere" / "step000001") == ()
-
-
-def test_a_layer_and_an_analysis(here):
-    analysis = analyze("runs/digits")
-    succeeds(next_commands.after_layer(analysis, here / "runs" / "digits"))
-    succeeds(after_analysis(analysis, here / "runs" / "digits"))
 
 
 def test_after_the_report_of_a_trace(here, root):

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from dataclasses import replace
 
+import made_runs as hand
 import pytest
 from calls import run
 from judged_runs import parameter, record
 from made_runs import write_log
 
 from mpdiag.analysis.analyzer import analyze
+from mpdiag.analysis.comparison.compare import compare
 from mpdiag.analysis.operations.rules import OperationFinding
 from mpdiag.analysis.plan_check import check_plan
-from mpdiag.plan import LossScalePlan, PrecisionPlan
+from mpdiag.analysis.verdict.probe import Probe, probe_findings, with_probe
+from mpdiag.analysis.verdict.trained import keep_comparison
+from mpdiag.plan import LossScalePlan, PrecisionPlan, Verdict
 from mpdiag.runs.results import COMPARISON, StoredComparison, read_comparison, write_comparison
 from mpdiag.runs.training_log import RECORDED
+from mpdiag.runs.writer import RunWriter
 
 
 def compared(folder, verdict, plan):
@@ -215,3 +221,97 @@ def test_a_loss_that_was_not_finite_between_recorded_steps_is_a_divergence(tmp_p
     assert "diverges in FP32" in analysis.verdict.text
     finding = next(f for f in analysis.findings if f.code == "non-finite-losses")
     assert finding.evidence == {"steps": 19, "first": 41}
+
+
+# -- what a probe of a few steps says --------------------------------------------------------------
+
+FP32 = tuple(1.0 - 0.01 * i + 0.02 * (i % 2) for i in range(40))
+EXPECTED = Verdict("expected", "Expected.", ("30 steps",), ("a training by this plan", "the rest"))
+
+
+@pytest.mark.parametrize(
+    ("by_plan", "skipped", "outcome", "level", "code"),
+    [
+        (FP32, 0, "agrees", "expected", []),
+        (tuple(x + 0.3 for x in FP32), 0, "differs", "expected", ["probe-differs"]),
+        ((*FP32[:30], *[math.nan] * 10), 0, "diverges", "cannot", ["probe-diverges"]),
+        (FP32, 30, "diverges", "cannot", ["probe-diverges"]),
+    ],
+)
+def test_a_probe_refutes_or_agrees_and_never_shows(by_plan, skipped, outcome, level, code):
+    probe = Probe(FP32, by_plan, skipped, 40)
+    told = with_probe(EXPECTED, probe)
+    assert (probe.outcome, told.level) == (outcome, level)
+    assert [f.code for f in probe_findings(probe)] == code
+    assert told.evidence[0].startswith("a probe of the first 40 steps")
+    assert told.not_examined == ("a training by this plan beyond its first 40 steps", "the rest")
+    json.dumps(probe.to_json(), allow_nan=False)
+
+
+def test_an_fp32_side_that_diverges_says_nothing():
+    probe = Probe((1.0, math.nan), (1.0, math.nan), 0, 2)
+    told = with_probe(EXPECTED, probe)
+    assert (told.level, tuple(probe_findings(probe))) == ("expected", ())
+    assert "says nothing" in told.text
+
+
+def test_no_probe_makes_a_refused_recording_a_good_one():
+    refused = Verdict("cannot", "No gradients were recorded.")
+    told = with_probe(refused, Probe(FP32, FP32, 0, 40))
+    assert (told.level, told.text) == ("cannot", refused.text)
+
+
+# -- a comparison counts for the plan that was trained ---------------------------------------------
+
+
+def log(folder, metric, *head):
+    lines = [*head, *({"step": s, "loss": 1.0, "scale": 1.0} for s in range(30))]
+    lines.append({"metric": "accuracy", "value": metric, "higher_is_better": True})
+    hand.write_log(folder, *lines)
+
+
+@pytest.fixture
+def sides(tmp_path):
+    """Three seeds recorded in FP32, and three trained by the plan of the first."""
+    for seed, metric in enumerate((0.990, 0.991, 0.992)):
+        folder = record(tmp_path / "fp32" / f"seed{seed}", seeds={"torch": seed})
+        log(folder, metric, RECORDED)
+        plan = analyze(tmp_path / "fp32" / "seed0").plan
+        trained = tmp_path / "plan" / f"seed{seed}"
+        meta = {"state": "complete", "training": {"level": "O1"}, "seeds": {"torch": seed}}
+        RunWriter(trained).write_meta(meta)
+        plan.save(trained / "plan.json")
+        log(trained, metric - 0.0001)
+    return tmp_path / "fp32", tmp_path / "plan"
+
+
+def keep(sides):
+    return keep_comparison(compare(*sides, margin=0.01), *sides)
+
+
+def test_what_was_shown_by_training_is_said_so(sides):
+    assert analyze(sides[0] / "seed1").verdict.level == "expected"
+    assert len(keep(sides)) == 3
+    verdict = analyze(sides[0] / "seed1").verdict
+    assert verdict.level == "shown"
+    assert "plan (3 seeds) ended with accuracy 0.9909 beside FP32's 0.991" in verdict.text
+
+
+@pytest.mark.parametrize("change", ["plans differ", "nothing ran in half precision", "no plan"])
+def test_what_was_not_trained_by_one_plan_shows_nothing(sides, change):
+    folder = sides[1] / "seed2"
+    if change == "plans differ":
+        plan = json.loads((folder / "plan.json").read_text())
+        (folder / "plan.json").write_text(json.dumps(plan | {"level": "O2"}))
+    elif change == "no plan":
+        (folder / "plan.json").unlink()
+    else:
+        meta = json.loads((folder / "meta.json").read_text())
+        (folder / "meta.json").write_text(json.dumps(meta | {"half_precision_flops": 0.0}))
+    assert keep(sides) == ()
+    assert not list(sides[0].rglob(COMPARISON))
+
+
+def test_sample_runs_are_left_as_they_are(root):
+    sides = root / "sample_runs" / "digits", root / "sample_runs" / "digits-fp16-plan"
+    assert keep_comparison(compare(*sides), *sides) == ()
