@@ -9,15 +9,10 @@ import shutil
 import made_runs as hand
 import pyarrow as pa
 import pytest
-from app_pages import metrics, words
+from app_pages import metrics, page_text, words
 from made_profiles import profile
 
-from mpdiag.analysis.analyzer import analyze
 from mpdiag.analysis.comparison.compare import compare
-from mpdiag.analysis.layer_history import explain_layer
-from mpdiag.display.wording import counted, percent, sentence
-from mpdiag.numerics.formats import FP16
-from mpdiag.reports.views.gradients.frame import scale_frame, summary
 
 pytestmark = pytest.mark.filterwarnings("default")  # Streamlit's own, of being run bare
 ALL = "over all recorded steps"
@@ -96,21 +91,10 @@ def test_a_training_by_a_plan_leads_on_to_its_recording(opened, view):
 # -- gradients -------------------------------------------------------------------------------------
 
 
-def test_the_slider_shows_what_the_library_computes(opened, root):
-    layers = analyze(root / "sample_runs" / "ssd").layers.of_kind("weight_grad")
-    test = opened(view="gradients", run="ssd", kind="weight gradients")
-    for exponent in (0, 3, 11, 24):
-        test.slider(key="scale").set_value(exponent).run()
-        expected = summary(scale_frame(layers, FP16, exponent))
-        line = words(test).replace("\\", "")
-        assert f"makes {percent(expected.lost_share)} of the non-zero values 0" in line
-        if expected.worst_sum_share:
-            lost = percent(expected.worst_sum_share)
-            assert f"{expected.worst_layer} loses most, {lost} of its sum" in line
-        many = expected.overflow_layers
-        over = f"{counted(many, 'layer')} overflow" if many else "no layer overflows"
-        assert f"{over}{'s' if many == 1 else ''} in any recorded step" in line
-    assert expected.overflow_layers > 0  # at 2^24 some do
+def test_the_slider_leads_to_the_page_of_its_link(opened):
+    test = opened(view="gradients", run="ssd")
+    test.slider(key="scale").set_value(24).run()
+    assert page_text(test) == page_text(opened(view="gradients", run="ssd", scale="24"))
 
 
 def test_what_is_drawn_at_once_is_sent_before_the_heat_map(opened, monkeypatch):
@@ -131,12 +115,8 @@ def test_what_is_drawn_at_once_is_sent_before_the_heat_map(opened, monkeypatch):
 # -- layers ----------------------------------------------------------------------------------------
 
 
-def test_a_link_opens_a_layer_and_a_button_closes_it(opened, root):
+def test_a_button_closes_a_layer(opened):
     test = opened(view="layers", run="ssd", layer="trunk.1", scale="3", format="FP16")
-    roles = explain_layer(root / "sample_runs" / "ssd", "trunk.1").roles
-    shown = words(test).replace("\\", "")
-    assert roles
-    assert all(sentence(role) in shown for role in roles)
     next(button for button in test.button if button.label == "All layers").click().run()
     assert not test.exception
     assert test.session_state["layer"] is None

@@ -21,11 +21,8 @@ from mpdiag.errors import UsageError
 from mpdiag.exports.registry import EXPORTERS, export_plan, modules_in_fp32
 from mpdiag.plan import (
     Fp32Choice,
-    LayerFormat,
     LossScalePlan,
     PrecisionPlan,
-    ReductionPlan,
-    ShapeAdvice,
     Verdict,
 )
 
@@ -40,27 +37,7 @@ def scaled(method: str, scale: float = 256.0) -> PrecisionPlan:
     )
 
 
-FULL = PrecisionPlan(
-    run="ssd\n'quoted'",
-    verdict=Verdict(text="Expected: this trains in FP16 with a loss scale of 64."),
-    loss_scale=LossScalePlan(
-        method="backoff",
-        recommended=64.0,
-        init_scale=128.0,
-        growth_factor=4.0,
-        backoff_factor=0.25,
-        growth_interval=321,
-        hysteresis=3,
-        min_scale=2.0,
-        max_scale=4096.0,
-        settings={"consecutive_hysteresis": True},
-    ),
-    fp32_modules=(Fp32Choice("", "4"),),
-    fp32_operations=(Fp32Choice("gelu", "2"), Fp32Choice("LayerNorm", "norm")),
-    reduction=ReductionPlan("fp16", pre_divide=True),
-    shapes=(ShapeAdvice("head", "N", 33, 40),),
-    layer_formats=(LayerFormat("2", "activation", "fp8_e4m3"),),
-)
+FULL = PrecisionPlan.load(GOLDEN / "plan.json")
 HOSTILE = PrecisionPlan(
     run=CONTROLS, verdict=Verdict(text=CONTROLS), fp32_modules=(Fp32Choice("", CONTROLS),)
 )

@@ -56,8 +56,9 @@ def profile(fork_server, tmp_path):
     return run
 
 
-def test_a_script_is_profiled_and_ended(profile, script):
-    child = profile("--warmup", "1", "--json", "--", script, 1000, 0)
+@pytest.mark.parametrize("warmup", [0, 1])
+def test_a_script_is_profiled_and_ended(profile, script, warmup):
+    child = profile("--warmup", warmup, "--json", "--", script, 1000, 0)
     assert child.code == 0, child.err
     document = json.loads(child.out)
     assert document["steps"] == 2
@@ -87,12 +88,6 @@ def test_a_traceback_is_pythons(profile, script, real, tmp_path):
 def test_the_form_of_a_package(profile, tmp_path):
     env = {"PYTHONPATH": f"{SCRIPTS}:{SCRIPTS.parents[1]}"}
     child = profile("--json", "--warmup", "1", "--", "-m", "package_form", env=env)
-    assert child.code == 0, child.err
-    assert json.loads(child.out)["steps"] == 2
-
-
-def test_without_warming_up_the_first_step_is_measured(profile, script):
-    child = profile("--warmup", "0", "--json", "--", script, 1000, 0)
     assert child.code == 0, child.err
     assert json.loads(child.out)["steps"] == 2
 

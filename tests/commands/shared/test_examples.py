@@ -32,23 +32,13 @@ def test_the_names_are_those_of_the_registries():
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_the_help_shows_them_within_80_columns(name):
+def test_the_help_shows_them_within_80_columns_in_names_that_people_know(name):
     shown = run(name, "--help", COLUMNS="80").stdout
     assert all(f"    {line}\n" in shown for line in EXAMPLES[name])
     for word in NAMES.get(name, ("", ()))[1]:
         assert word in shown
     assert max(map(len, shown.splitlines())) <= 80
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_values_have_names_that_people_know(name):
-    shown = run(name, "--help", COLUMNS="80").stdout
     # Python's types say nothing of what is meant; names between bars are what can be typed.
     assert re.findall(r"<[^|>]*>", shown) == []
     assert not re.search(r"\b(INTEGER|TEXT|PATH|FLOAT)\b|[{}]|…\]\.", shown)
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_what_may_be_left_out_stands_in_one_pair_of_brackets(name):
-    shown = run(name, "--help", COLUMNS="80").stdout
-    assert "[[" not in shown.partition("\n\n")[0]
+    assert "[[" not in shown.partition("\n\n")[0]  # what may be left out
