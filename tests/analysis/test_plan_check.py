@@ -24,6 +24,7 @@ def scaled(method="constant", recommended=128.0, lower=16.0, upper=2.0**17, **mo
     return PrecisionPlan(loss_scale=scale, model=MODEL)
 
 
+MASTERS = replace(scaled(), master_weights=MasterWeightsPlan(needed=True))
 NO_SCALE = scaled("none", 1.0, 1.0, need="not needed")
 
 
@@ -46,9 +47,11 @@ def codes(plan, now):
         (scaled("backoff"), scaled(upper=64.0), []),  # it backs off
         (scaled("backoff"), scaled(lower=2.0**25), [("error", "plan-scale-too-small")]),
         (scaled(), scaled(upper=None), []),
+        (replace(scaled(), level="O3"), MASTERS, [("error", "plan-lacks-masters")]),
+        (replace(scaled(), level="O2"), MASTERS, []),
     ],
 )
-def test_loss_scales(plan, now, expected):
+def test_loss_scales_and_masters(plan, now, expected):
     assert codes(plan, now) == expected
 
 
@@ -79,12 +82,9 @@ def test_a_module_kept_as_a_whole_keeps_what_is_in_it():
     assert codes(plan, replace(scaled(), fp32_operations=(choice("a.py:3"),))) == []
 
 
-def test_masters_and_formats():
-    now = replace(scaled(), master_weights=MasterWeightsPlan(needed=True))
-    assert codes(replace(scaled(), level="O3"), now) == [("error", "plan-lacks-masters")]
-    assert codes(replace(scaled(), level="O2"), now) == []
+def test_a_plan_in_another_format_is_refused():
     with pytest.raises(UsageError, match="--target bf16"):
-        check_plan(replace(scaled(), target="bf16"), now)
+        check_plan(replace(scaled(), target="bf16"), scaled())
 
 
 def test_strict_asks_for_what_changed_alone(tmp_path):

@@ -17,13 +17,6 @@ from calls import run
 from mpdiag.errors import ExitCode
 from mpdiag.plan import PrecisionPlan
 
-
-def test_the_next_command_can_be_copied_into_a_shell(trained):
-    done = run("analyze", str(trained / "first run"))
-    line = next(x for x in done.stderr.splitlines() if x.startswith("next: "))
-    assert shlex.split(line)[:4] == ["next:", "mpdiag", "why", str(trained / "first run")]
-
-
 # -- the plan in the run -----------------------------------------------------------------------
 
 

@@ -1,4 +1,4 @@
-"""What commands print of sample runs and small traces, kept word for word in ``tests/data/printed``."""
+"""What commands print and notebooks show, kept word for word in ``tests/data/printed``."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 from goldens import assert_as_kept
+from html_reader import Page
 from tensorcores.timeline.test_ranks import trace as rank_trace
 from tensorcores.traces import FALLBACK, SGEMM, kernel, launch, op, product, step, write
 from typer.testing import CliRunner
 
+import mpdiag
 from mpdiag.cli import app
 from mpdiag.version import __version__
 
@@ -76,3 +78,15 @@ def test_word_for_word(folder, monkeypatch, name):
     assert result.exit_code == 0, result.output
     text = Path("out.md").read_text(encoding="utf-8") if name.endswith(".md") else result.output
     assert_as_kept(KEPT / name, text.replace(__version__, "VERSION").replace(str(folder), "FOLDER"))
+
+
+def test_what_notebooks_show(folder):
+    """Of each object its words, the next step among them, how many pictures, and its repr."""
+    ssd, digits = (mpdiag.analyze(folder / name) for name in ("ssd", "digits"))
+    compared = mpdiag.compare(folder / "ssd", folder / "ssd-fp16-plan")
+    parts = []
+    for thing in (ssd.run, ssd, ssd.plan, digits, digits.plan, compared):
+        html = thing._repr_html_()
+        assert len(html) < 100_000
+        parts += [repr(thing), Page(html).text, f"{html.count('<svg')} pictures"]
+    assert_as_kept(KEPT / "notebook.txt", "\n".join(parts).replace(str(folder), "FOLDER"))

@@ -66,46 +66,6 @@ def test_a_run(run):
     assert EVIL in shown(replace(run, meta={"state": EVIL}))
 
 
-def test_an_analysis(run):
-    analysis = mpdiag.analyze(run)
-    text = shown(analysis)
-    assert analysis.verdict.text in text
-    for finding in analysis.findings:
-        assert finding.message in text
-    assert analysis.verdict.text in repr(analysis)
-
-
-def test_a_comparison(root):
-    runs = (root / "sample_runs" / name for name in ("ssd", "ssd-fp16-plan"))
-    comparison = mpdiag.compare(*runs)
-    assert "mAP@0.5" in shown(comparison)
-    assert "margin" in shown(comparison)
-    assert comparison.verdict in repr(comparison)
-
-
-def test_each_object_shows_a_figure_and_the_next_step(root, run):
-    recorded = mpdiag.open_run(root / "sample_runs" / "ssd")
-    analysis = mpdiag.analyze(recorded)
-    for thing, title, call in (
-        (recorded, "Loss: ", f"mpdiag.analyze({str(recorded.folder)!r})"),
-        (analysis, analysis.verdict.text, "mpdiag.MixedPrecision(model, optimizer, analysis.plan)"),
-        (analysis.plan, "Loss scales that work", "mpdiag.MixedPrecision(model, optimizer, plan)"),
-    ):
-        html = thing._repr_html_()
-        assert "svg" in Page(html).tags
-        text = shown(thing)
-        assert title in text
-        assert call in text
-    assert "31.21 % become 0" in shown(analysis)
-    assert len(analysis._repr_html_()) < 100_000
-
-
-def test_a_verdict_stands_first(root):
-    analysis = mpdiag.analyze(root / "sample_runs" / "digits")
-    assert shown(analysis).split(maxsplit=1)[0] == analysis.verdict.text.split()[0]
-    assert shown(analysis).count(analysis.verdict.text) == 1
-
-
 def test_a_log_that_cannot_be_read_draws_nothing(run, tmp_path):
     broken = replace(run, folder=tmp_path)
     (tmp_path / "training.jsonl").write_text('{"step": 0, "loss": 1}\n[]\n{"step": 1}\n')

@@ -23,11 +23,16 @@ def test_the_api_page_has_every_public_name_and_no_other():
     assert set(documented) == set(mpdiag.__all__) - {"__version__"}
 
 
-def test_pictures_are_what_their_script_draws():
-    spec = importlib.util.spec_from_file_location("docs_pictures", ROOT / "docs" / "pictures.py")
+def script(name):
+    """A script of the documentation's."""
+    spec = importlib.util.spec_from_file_location(f"docs_{name}", ROOT / "docs" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    for name, picture in module.pictures().items():
+    return module
+
+
+def test_pictures_are_what_their_script_draws():
+    for name, picture in script("pictures").pictures().items():
         assert (ROOT / "docs" / "pictures" / name).read_text(encoding="utf-8") == picture
 
 
@@ -100,10 +105,7 @@ def test_the_readme_is_short_and_its_table_has_every_command_and_no_other():
 
 @pytest.fixture(scope="module")
 def hooks():
-    spec = importlib.util.spec_from_file_location("docs_hooks", ROOT / "docs" / "hooks.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return script("hooks")
 
 
 def test_each_command_has_a_page_and_each_page_a_command():

@@ -58,10 +58,9 @@ def test_the_badge_of_a_recording(tmp_path, glance, expected):
     ],
 )
 def test_the_badge_of_a_training(tmp_path, glance, compared, words):
-    training = {"dtype": "fp16", "level": "O1"}
-    assert listed(tmp_path, glance=glance, training=training).badge(compared).words == words
-    live = listed(tmp_path, glance=glance, live=True, training=training)
-    assert live.badge(compared).words == "in progress"
+    for live, said in ((False, words), (True, "in progress")):
+        row = listed(tmp_path, glance=glance, live=live, training={"level": "O1"})
+        assert row.badge(compared).words == said
 
 
 def test_what_a_comparison_said_stands_beside_the_training(tmp_path):
