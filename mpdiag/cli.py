@@ -198,8 +198,9 @@ def _root(
 def main() -> None:
     """Run the command; the entry point of the installed script."""
     for stream in (sys.stdout, sys.stderr):
-        with suppress(AttributeError, OSError):  # a path that is no UTF-8 is printed as it is
-            stream.reconfigure(errors="surrogateescape")  # type: ignore[union-attr]
+        with suppress(AttributeError, OSError):
+            if stream.encoding == "utf-8":  # a path that is no UTF-8 is printed as it is
+                stream.reconfigure(errors="surrogateescape")  # type: ignore[union-attr]
     try:
         app()
     except KeyboardInterrupt:
