@@ -7,12 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from mpdiag.numerics.loss_scalers.protocol import (
-    LARGEST_SCALE,
-    Scaler,
-    ScaleRange,
-    check_positive,
-)
+from mpdiag.numerics.loss_scalers.protocol import LARGEST_SCALE, Scaler, ScaleRange, check_positive
 
 
 @dataclass(frozen=True)

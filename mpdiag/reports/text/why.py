@@ -10,14 +10,7 @@ from mpdiag.analysis.figures import at_scale
 from mpdiag.analysis.layer_history import LayerHistory
 from mpdiag.analysis.layers import Layers
 from mpdiag.analysis.scaling.replay import Replay
-from mpdiag.display.wording import (
-    KIND_NAMES,
-    counted,
-    layer_name,
-    magnitude,
-    percent,
-    scale_text,
-)
+from mpdiag.display.wording import KIND_NAMES, counted, layer_name, magnitude, percent, scale_text
 from mpdiag.numerics.formats import FP16
 from mpdiag.reports.text.charts import Histogram, Sparkline
 from mpdiag.reports.text.tables import Fitted
