@@ -160,9 +160,6 @@ def _add_histogram(writer: Any, h: BoardHistogram) -> None:
     )
 
 
-# -- Weights & Biases ------------------------------------------------------------------------------
-
-
 def to_wandb(run: str | os.PathLike[str] | Run, **options: Any) -> int:
     """Log a run to Weights & Biases.
 
@@ -201,8 +198,6 @@ def _config(run: Run) -> dict[str, Any]:
     wanted = ("model", "optimizers", "device", "seeds", "cadence", "state", "argv")
     return {key: run.meta[key] for key in wanted if key in run.meta}
 
-
-# -- by name ---------------------------------------------------------------------------------------
 
 BOARDS = ("tensorboard", "wandb")
 

@@ -51,8 +51,6 @@ class FloatFormat:
     torch_name: str | None
     specials: Specials = "ieee"
 
-    # -- what a training has to do for it ----------------------------------------------------------
-
     @property
     def needs_tensor_scale(self) -> bool:
         """Whether each tensor is stored with a scale of its own, as in FP8."""
@@ -137,8 +135,6 @@ class FloatFormat:
         if self.tie_overflows:
             return magnitude >= self.overflow_threshold
         return magnitude > self.overflow_threshold
-
-    # -- rounding ----------------------------------------------------------------------------------
 
     def round(self, values: ArrayLike) -> NDArray[np.float64]:
         """Round to this format, ties to even.

@@ -100,8 +100,6 @@ class ExponentHistogram:
     absmin: Floats
     shifted: int = 0
 
-    # -- making ------------------------------------------------------------------------------------
-
     @classmethod
     def empty(cls, *batch: int, first: int = MIN_EXPONENT, bins: int = BINS) -> ExponentHistogram:
         """A histogram (or a stack of them) that counted nothing."""

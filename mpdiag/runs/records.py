@@ -153,8 +153,6 @@ class Records:
     ratio_bins: Bins
     facts: Mapping[tuple[str, str], NDArray[np.int64]]
 
-    # -- making ------------------------------------------------------------------------------------
-
     @classmethod
     def from_table(cls, table: pa.Table) -> Records:
         """Read an Arrow table with ``schema()``; text columns may be encoded or plain.

@@ -87,8 +87,6 @@ def read_comparison(folder: AnyPath) -> StoredComparison | None:
         return None
 
 
-# -- profile ---------------------------------------------------------------------------------------
-
 _TEXTS = (
     *("name", "verdict", "instruction", "dtype", "op", "module", "cause", "fix"),
     *("kernel", "phase"),

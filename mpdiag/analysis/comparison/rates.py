@@ -178,9 +178,6 @@ def _binomial(trials: int, rates: NDArray[np.float64]) -> NDArray[np.float64]:
     return chances
 
 
-# -- how many seeds --------------------------------------------------------------------------------
-
-
 @lru_cache(maxsize=256)
 def seeds_to_show(rate_a: float, rate_b: float, alpha: float = 0.05) -> int | None:
     """Seeds on each side that show two rates to be different with a chance of 80 %.

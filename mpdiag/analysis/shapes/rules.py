@@ -88,8 +88,6 @@ class Step:
         """Add words about a size."""
         self.tensors.sizes.note(size, *words)
 
-    # -- operations of every kind ------------------------------------------------------------------
-
     def _by_places(self, op: Operation, inputs: list[Dims], shape: Sequence[int]) -> Dims:
         widest = max((t.shape for t in op.inputs), key=lambda s: (len(s), math.prod(s)), default=())
         if not shape and self.broadcast(inputs, widest) is not None:  # a loss

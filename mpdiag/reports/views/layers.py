@@ -199,9 +199,6 @@ def _moved(frame: pd.DataFrame, most: int) -> str:
     return text
 
 
-# -- one step --------------------------------------------------------------------------------------
-
-
 def loss_curve(run: str, log: TrainingLog, recorded: np.ndarray, step: int | None) -> Picture:
     """The loss of a recording, to select a step of it.
 

@@ -128,9 +128,6 @@ def notable(layers: Layers, most: int) -> Layers:
     return some_layers(layers, np.sort(np.array(chosen, np.int64)))
 
 
-# -- losses ----------------------------------------------------------------------------------------
-
-
 def losses(folder: str, logs: Mapping[str, TrainingLog], height: int = CURVES) -> Picture:
     """The loss of a run beside those of the trainings that belong with it.
 
@@ -331,9 +328,6 @@ def _small(picture: Picture, height: int) -> None:
     margin = {"l": 4, "r": 4, "t": 10, "b": 48}
     picture.figure.update_layout(height=height, margin=margin)
     picture.figure.update_xaxes(title=None)
-
-
-# -- profiles --------------------------------------------------------------------------------------
 
 
 def profile_findings(profile: Mapping[str, Any]) -> tuple[Finding, ...]:

@@ -342,9 +342,6 @@ def _spoken(what: str, value: float) -> str:
     return percent(value) if what.startswith("share") else f"{value:,.9g}"
 
 
-# -- which belong together -------------------------------------------------------------------------
-
-
 def family(name: str, known: Iterable[str]) -> list[str]:
     """The trainings that belong with one: those whose name begins with the same recording's.
 

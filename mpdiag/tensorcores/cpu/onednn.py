@@ -214,8 +214,6 @@ def _rnn(
     )
 
 
-# -- capturing --------------------------------------------------------------------------------------
-
 _STDOUT = 1
 _introduction: list[str] = []
 """What oneDNN says of itself once in a process; it leads each later capture."""

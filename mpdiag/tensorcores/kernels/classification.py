@@ -472,8 +472,6 @@ def _tensile(match: re.Match[str], text: str) -> str:
     return "fp8_e5m2" if kind.startswith("B8") else _TENSILE_TYPES.get(kind, "")
 
 
-# -- generation and alignment ----------------------------------------------------------------------
-
 _PREFIX = re.compile(
     r"(?:^|[_:<(])(?:sm|SM)_?(\d{2,3})[af]?(?=_|[A-Z<:]|$)|[sS]m(\d{2,3})|[a-z]sm(\d{2,3})(?=\D)"
 )

@@ -142,9 +142,6 @@ def _headers(text: str) -> Iterator[str]:
     yield from islice(likely, CANDIDATES)
 
 
-# -- what is not read ------------------------------------------------------------------------------
-
-
 _NCU_PRINTED = re.compile(r"Context \d+, Stream \d+")
 
 

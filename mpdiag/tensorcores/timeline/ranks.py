@@ -188,9 +188,6 @@ def _rank(profile: Profile) -> int:
     return int(found[1])
 
 
-# -- what is not one run ---------------------------------------------------------------------------
-
-
 def _refuse_mixes(profiles: Sequence[Profile], ranks: dict[str, int]) -> None:
     """Refuse traces that cannot be of one run, in one sentence."""
     first = profiles[0]

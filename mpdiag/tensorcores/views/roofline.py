@@ -315,9 +315,6 @@ def _hover(row: Mapping[Any, Any], share: float) -> str:
     return "<br>".join(line for line in lines if line.strip())
 
 
-# -- picture ---------------------------------------------------------------------------------------
-
-
 def roofline(run: str, profile: Mapping[str, Any], names: Mapping[str, str]) -> Picture:
     """Matrix operations under the roofs of the device."""
     frame = roofline_frame(profile)

@@ -43,9 +43,6 @@ LEAST_PART = 1e-3
 """Share of a step below which a part is nothing one could see."""
 
 
-# -- receipts --------------------------------------------------------------------------------------
-
-
 TEXTS = texts_in(Path(__file__).with_name("receipts.txt"))
 """The lines of receipts, by name."""
 
@@ -342,9 +339,6 @@ def _step_caption(frame: pd.DataFrame) -> str:
         f"{words}. On the GPU, from a step's first kernel to the next step's; the last one ends with "
         "its last kernel. Kernels that ran at the same time count each."
     )
-
-
-# -- pictures --------------------------------------------------------------------------------------
 
 
 def use_pictures(run: str, profile: Mapping[str, Any]) -> Iterator[Picture]:

@@ -194,9 +194,6 @@ def fixable(operations: pd.DataFrame) -> pd.DataFrame:
     return pd.concat([found[~outside], together], ignore_index=True)
 
 
-# -- figures ---------------------------------------------------------------------------------------
-
-
 def verdict_figure(frame: pd.DataFrame, words: Mapping[str, str]) -> go.Figure:
     """Kernel time by verdict (``verdict_frame``), one bar; ``words`` is what verdicts are called."""
     if frame["time_us"].sum() == 0:

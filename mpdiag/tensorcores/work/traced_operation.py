@@ -328,8 +328,6 @@ def _onednn_rnn(call: TracedCall, *, backward: bool = False) -> MatrixWork:
     )
 
 
-# -- the table of operations -----------------------------------------------------------------------
-
 _READERS: dict[str, Callable[..., MatrixWork]] = {
     "convolution": convolutions.convolution_forward,
     "convolution_backward": convolutions.convolution_backward,
