@@ -232,7 +232,11 @@ def _kernel(op: Any, name: str, key: str, *, replaces: bool) -> Callable[..., An
             rule = LISTS.get(name) if replaces else None
             rule = "fp32" if rule == "banned" else rule
         if rule is None:
-            if _has_plain_numbers(op, args):
+            # Redispatching does not accept a number that is passed as a tensor (``x + 1``).
+            if any(
+                isinstance(x, (int, float, complex)) and isinstance(a.type, torch.TensorType)
+                for x, a in zip(args, op._schema.arguments, strict=False)
+            ):
                 with torch._C._ExcludeDispatchKeyGuard(autocast):
                     return op(*args, **kwargs)
             return op.redispatch(keyset & below, *args, **kwargs)
@@ -254,14 +258,6 @@ def _kernel(op: Any, name: str, key: str, *, replaces: bool) -> Callable[..., An
     # Where a whole step is compiled, torch would compile what runs between its graphs, and this.
     left_alone: Callable[..., Any] = torch.compiler.disable(kernel)
     return left_alone
-
-
-def _has_plain_numbers(op: Any, args: tuple[Any, ...]) -> bool:
-    """Whether a number is passed as a tensor (``x + 1``), which redispatching does not accept."""
-    return any(
-        isinstance(x, (int, float, complex)) and isinstance(a.type, torch.TensorType)
-        for x, a in zip(args, op._schema.arguments, strict=False)
-    )
 
 
 _BANNED = (

@@ -58,7 +58,12 @@ def _of_step(rows: Records, step: int) -> Iterator[BoardHistogram]:
     width = len(rows.words["name"])
     keys, group = np.unique(rows.kind.astype(np.int64) * width + rows.name, return_inverse=True)
     merged = rows.merged(group.reshape(-1), keys.size)
-    scalars = _scalars(merged)
+    scalars = {
+        "absmax": merged.absmax,
+        "zeros": share(merged.zeros, merged.numel),
+        "fp16_underflow": share(merged.lost_to_zero(FP16).value, merged.nonzero),
+        "fp16_overflow": share(merged.overflow(FP16).value, merged.finite),
+    }
     for i, key in enumerate(keys.tolist()):
         name = rows.words["name"][key % width] or "model"
         occupied = np.flatnonzero(merged.counts[i])
@@ -70,15 +75,6 @@ def _of_step(rows: Records, step: int) -> Iterator[BoardHistogram]:
             counts=merged.counts[i, first:last],
             scalars={label: float(values[i]) for label, values in scalars.items()},
         )
-
-
-def _scalars(h: ExponentHistogram) -> dict[str, NDArray[np.float64]]:
-    return {
-        "absmax": h.absmax,
-        "zeros": share(h.zeros, h.numel),
-        "fp16_underflow": share(h.lost_to_zero(FP16).value, h.nonzero),
-        "fp16_overflow": share(h.overflow(FP16).value, h.finite),
-    }
 
 
 def training_scalars(run: Run) -> Iterator[tuple[str, float, int]]:

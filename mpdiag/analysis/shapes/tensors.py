@@ -92,7 +92,8 @@ class Tensors:
         base = self._outside.get(record.tensor)
         if base is None:
             dims = self._fresh(record.shape, DATA)
-            if self._like_a_parameter(record):
+            # It may be a view of a parameter that was not noted as one.
+            if len(record.shape) > 1 and tuple(sorted(record.shape)) in self._parameter_shapes:
                 self.sizes.fix(*dims)
             base = self._outside[record.tensor] = _stored(record.tensor, record.shape, lie, dims)
         return self.view(base, record, lie)
@@ -108,10 +109,6 @@ class Tensors:
         if name not in self.parameters:
             self.parameters[name] = self._fresh(shape, MADE)
         return self.parameters[name]
-
-    def _like_a_parameter(self, record: TensorRecord) -> bool:
-        """Whether a tensor from outside may be a view of a parameter that was not noted as one."""
-        return len(record.shape) > 1 and tuple(sorted(record.shape)) in self._parameter_shapes
 
     @cached_property
     def _parameter_shapes(self) -> set[tuple[int, ...]]:

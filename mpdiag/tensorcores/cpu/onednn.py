@@ -93,11 +93,6 @@ class OnednnLog:
     damaged: int
 
 
-def _is_introduction(line: str) -> bool:
-    """Whether a line says what oneDNN is, and not what it executed."""
-    return line.startswith(PREFIX) and _fields(line)[:1] == ["info"]
-
-
 def _fields(line: str) -> list[str]:
     """A line's fields after what older versions and other settings leave out."""
     fields = [f for f in line.rstrip("\n").split(",")[1:] if f not in {"v0", "v1", "primitive"}]
@@ -248,7 +243,7 @@ class StdoutCapture:
         if others:
             os.write(_STDOUT, others.encode())
         own = [line for line in lines if line.startswith(PREFIX)]
-        said = [line for line in own if _is_introduction(line)]
+        said = [line for line in own if _fields(line)[:1] == ["info"]]  # not what it executed
         if said:
             _introduction[:] = said
             return own

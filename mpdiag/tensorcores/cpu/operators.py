@@ -65,7 +65,7 @@ def operator_times(events: Iterable[Mapping[str, Any]]) -> list[OperationTime]:
     for span in spans:
         if span.module is not None:
             continue
-        owner = _owner(span)
+        owner = next((s for s in _outward(span) if s.work is not None), span)
         module, phase = _place(owner, forward)
         entry = sums[owner.name, module, phase, owner.work]
         entry[0] += owner is span
@@ -121,11 +121,6 @@ def _keep_innermost(spans: list[_Span]) -> None:
     for span in [s for s in spans if s.work is not None]:
         for around in _outward(span.parent):
             around.work = None
-
-
-def _owner(span: _Span) -> _Span:
-    """The innermost operation around a span that has matrix work; the span itself if none."""
-    return next((s for s in _outward(span) if s.work is not None), span)
 
 
 def _place(span: _Span, forward: Mapping[Any, _Span]) -> tuple[str, TracePhase]:
