@@ -10,8 +10,16 @@ from plotly.graph_objects import Figure
 from mpdiag.analysis.figures import at_scale
 from mpdiag.analysis.scaling.necessity import MATTERS
 from mpdiag.analysis.scaling.windows import Window
-from mpdiag.display import wording
 from mpdiag.display.svg import Range
+from mpdiag.display.wording import (
+    KIND_NAMES,
+    counted,
+    layer_name,
+    magnitude,
+    percent,
+    sentence,
+    spoken_layer,
+)
 from mpdiag.numerics.formats import FloatFormat
 from mpdiag.reports.picture import Picture, View
 from mpdiag.reports.receipts import Rows, loss_of_recording
@@ -39,23 +47,21 @@ def module_tree(
     shares = overview["sum_share"]
     caption = "No layer is listed."
     if len(overview):
-        most = wording.spoken_layer(str(overview["layer"].iloc[int(shares.to_numpy().argmax())]))
+        most = spoken_layer(str(overview["layer"].iloc[int(shares.to_numpy().argmax())]))
         when = "over all recorded steps" if window is None else window.words
         many = int((shares > MATTERS).sum())
         caption = (
             f"An area is a number of layers, a colour the share of the sum of a layer's "
-            f"{wording.KIND_NAMES[kind]} that {fmt.label} loses without a loss scale, {when}: {many} of "
-            f"{wording.counted(len(overview), 'layer')} lose more than {100 * MATTERS:g} %"
+            f"{KIND_NAMES[kind]} that {fmt.label} loses without a loss scale, {when}: {many} of "
+            f"{counted(len(overview), 'layer')} lose more than {100 * MATTERS:g} %"
         )
-        caption += (
-            f", {most} most, {wording.percent(float(shares.max()))}." if shares.max() > 0 else "."
-        )
+        caption += f", {most} most, {percent(float(shares.max()))}." if shares.max() > 0 else "."
     columns = ["layer", "sum_share", "lost_share", "absmax"]
     return Picture(
         "module-tree",
         "Where in the model gradients are lost"
         if kind.endswith("grad")
-        else f"Where in the model {wording.KIND_NAMES[kind]} are lost",
+        else f"Where in the model {KIND_NAMES[kind]} are lost",
         caption,
         figure.tree_figure(tables.tree_frame(overview)),
         overview[columns],
@@ -107,7 +113,7 @@ class Layer:
         """Steps × powers of two."""
         return self._picture(
             "over-time",
-            f"{wording.layer_name(self.name)} over time",
+            f"{layer_name(self.name)} over time",
             f"Each column is a recorded step; between the lines lies {self.fmt.label}'s range "
             f"{self.scale}.",
             figure.over_time(self.over_steps, self.held, log=log),
@@ -159,18 +165,18 @@ def _course_words(
         at = int(frame[column].to_numpy().argmax())
         most = float(frame[column].iloc[at])
         where = f", at step {frame['step'].iloc[at]:,}" if most > 0 else ""
-        said = wording.sentence(at_scale(scale))[:-1]
-        text += f"{said} {fmt.label} loses at most {wording.percent(most)} of its sum in a step{where}. "
+        said = sentence(at_scale(scale))[:-1]
+        text += f"{said} {fmt.label} loses at most {percent(most)} of its sum in a step{where}. "
     top = int(frame["absmax"].to_numpy().argmax())
     text += (
-        f"Its largest value is {wording.magnitude(float(frame['absmax'].iloc[top]))}, at step "
+        f"Its largest value is {magnitude(float(frame['absmax'].iloc[top]))}, at step "
         f"{frame['step'].iloc[top]:,}"
     )
     if len(updates):
         first, last = (2.0 ** float(updates["update_ratio"].iloc[i]) for i in (0, -1))
         text += (
-            f"; an update of its parameters is {wording.magnitude(first)} of the weight in the first "
-            f"recorded step and {wording.magnitude(last)} in the last (geometric means, estimated)"
+            f"; an update of its parameters is {magnitude(first)} of the weight in the first "
+            f"recorded step and {magnitude(last)} in the last (geometric means, estimated)"
         )
     return f"{text}."
 
@@ -181,9 +187,7 @@ def _moved(frame: pd.DataFrame, most: int) -> str:
     if not steps:
         return ""
     shown = min(len(steps), most)
-    text = (
-        f"{shown} of {wording.counted(len(steps), 'recorded step')}" if shown < len(steps) else ""
-    )
+    text = f"{shown} of {counted(len(steps), 'recorded step')}" if shown < len(steps) else ""
     means = []
     for step in (steps[0], steps[-1]):
         part = frame[frame["step"] == step]
@@ -212,7 +216,7 @@ def loss_curve(run: str, log: TrainingLog, recorded: np.ndarray, step: int | Non
     frame = pd.DataFrame(known, columns=["step", "loss"]).astype({"step": int, "loss": float})
     rises = tables.loss_rises(log)
     here = np.isin(frame["step"], recorded)
-    caption = f"Large points: the {wording.counted(int(here.sum()), 'step')} whose gradients were recorded."
+    caption = f"Large points: the {counted(int(here.sum()), 'step')} whose gradients were recorded."
     if len(rises):
         top = rises.iloc[0]
         caption += (
@@ -246,10 +250,10 @@ def movement(
     if len(frame) and len(earlier):
         most, middle = frame.iloc[0], float(frame["shift"].median())
         caption = (
-            f"Against the {wording.counted(len(earlier), 'recorded step')} before it ({earlier[0]:,} to "
-            f"{earlier[-1]:,}), the {wording.KIND_NAMES[kind]} of {wording.spoken_layer(str(most['layer']))} moved "
+            f"Against the {counted(len(earlier), 'recorded step')} before it ({earlier[0]:,} to "
+            f"{earlier[-1]:,}), the {KIND_NAMES[kind]} of {spoken_layer(str(most['layer']))} moved "
             f"most, by {most['shift']:+.2f} powers of two; the median of "
-            f"{wording.counted(len(frame), 'layer')} is {middle:+.2f}."
+            f"{counted(len(frame), 'layer')} is {middle:+.2f}."
         )
     return Picture(
         "movement",

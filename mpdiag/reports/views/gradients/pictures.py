@@ -10,7 +10,15 @@ import pandas as pd
 from mpdiag.analysis.figures import at_scale
 from mpdiag.analysis.layers import Layers
 from mpdiag.analysis.scaling.windows import Window
-from mpdiag.display import wording
+from mpdiag.display.wording import (
+    KIND_NAMES,
+    counted,
+    layer_name,
+    percent,
+    scale_text,
+    sentence,
+    spoken_layer,
+)
 from mpdiag.numerics.formats import FP16, FloatFormat
 from mpdiag.plan import LossScalePlan
 from mpdiag.reports.contents import RunContents
@@ -102,7 +110,7 @@ class Gradients:
         window = figure.window(self.fmt, exponent)
         return Picture(
             "heat-map",
-            f"Where the {wording.KIND_NAMES[self.kind]} lie, layer by layer",
+            f"Where the {KIND_NAMES[self.kind]} lie, layer by layer",
             self.heat_map_words(exponent),
             figure.heat_map(
                 self.exponents, self.names, window, log=log, height=height, clickable=clickable
@@ -119,13 +127,13 @@ class Gradients:
         fewer = int(h.below_normal(self.fmt, exponent).value) - lost
         text = (
             f"Each cell is a power of two of one layer {self.when}; the stronger its colour, the more "
-            f"values. {wording.sentence(_at(exponent))[:-1]} {label} makes {wording.percent(lost / nonzero)} of the "
+            f"values. {sentence(_at(exponent))[:-1]} {label} makes {percent(lost / nonzero)} of the "
             "non-zero values 0"
         )
         if fewer > 0:
             text += (
                 f" and keeps fewer than {self.fmt.mantissa_bits + 1} significant bits of up to "
-                f"{wording.percent(fewer / nonzero)}, which lose bits"
+                f"{percent(fewer / nonzero)}, which lose bits"
             )
         return f"{text}. A larger scale moves {label}'s range left."
 
@@ -137,19 +145,19 @@ class Gradients:
         ).overflow_layers
         text = f"{_at(exponent)}, {self.when}, in {self.fmt.label}: "
         if shown.worst_sum_share > 0:
-            lost = f"{wording.percent(shown.worst_sum_share)} of its sum"
-            text += f"{wording.spoken_layer(shown.worst_layer)} loses most, {lost}; "
-        text += f"{wording.counted(over, 'layer') if over else 'no layer'} "
+            lost = f"{percent(shown.worst_sum_share)} of its sum"
+            text += f"{spoken_layer(shown.worst_layer)} loses most, {lost}; "
+        text += f"{counted(over, 'layer') if over else 'no layer'} "
         text += f"{'overflow' if over > 1 else 'overflows'} in any recorded step"
         scale = self.plan
         if scale is not None:
             low, high = tables.recommended_interval(scale)
             inside = "inside" if low <= exponent <= high else "outside"
             text += (
-                f". The scale is {inside} the plan's interval, {wording.scale_text(scale.lower)} to "
-                f"{wording.scale_text(scale.upper)}; the plan takes {wording.scale_text(scale.recommended)}"
+                f". The scale is {inside} the plan's interval, {scale_text(scale.lower)} to "
+                f"{scale_text(scale.upper)}; the plan takes {scale_text(scale.recommended)}"
             )
-        return wording.sentence(text)
+        return sentence(text)
 
     def layer_scales(
         self, exponent: int, *, height: int | None = None, labels: bool = True
@@ -179,10 +187,10 @@ class Gradients:
         layers = self.layers if layer is None else tables.one_layer(self.layers, layer)
         frame = tables.total_frame(layers)
         zeros = int(layers.histograms.zeros.sum())
-        whose = "all layers together" if layer is None else wording.layer_name(layer)
+        whose = "all layers together" if layer is None else layer_name(layer)
         return Picture(
             "histogram",
-            f"{wording.KIND_NAMES[self.kind].capitalize()} of {whose}",
+            f"{KIND_NAMES[self.kind].capitalize()} of {whose}",
             f"Counts per power of two {self.when}, coloured by what {self.fmt.label} makes of them "
             f"{_at(exponent)}; values that are exactly 0 are drawn apart at the left.",
             figure.histogram(frame, zeros, figure.window(self.fmt, exponent), log=log),
@@ -194,14 +202,14 @@ class Gradients:
         """What each layer loses at a loss scale."""
         frame = tables.scale_frame(self.layers, self.fmt, exponent)
         drawn = (
-            f"{wording.counted(len(frame), 'layer')}, the largest loss first."
+            f"{counted(len(frame), 'layer')}, the largest loss first."
             if len(frame) <= scales.MOST
             else f"The {scales.MOST} layers of {len(frame):,} with the largest loss."
         )
         return Picture(
             "consequences",
             f"What {self.fmt.label} loses {_at(exponent)}",
-            f"{wording.sentence(self.when)} {drawn} Σ|x| is the share of the layer's sum that is lost, "
+            f"{sentence(self.when)} {drawn} Σ|x| is the share of the layer's sum that is lost, "
             "an estimate; the share of values is exact.",
             scales.consequences(frame),
             frame,
@@ -216,11 +224,11 @@ class Gradients:
             scale: The plan's, of whatever tensors.
         """
         recommended = int(np.log2(scale.recommended))
-        solid = f"Solid line: the selected scale, {wording.scale_text(2.0**exponent)}"
+        solid = f"Solid line: the selected scale, {scale_text(2.0**exponent)}"
         lines = (
             f"{solid}, which is the recommended one"  # and lies on its line
             if exponent == recommended
-            else f"{solid}; dashed: the recommended one, {wording.scale_text(scale.recommended)}"
+            else f"{solid}; dashed: the recommended one, {scale_text(scale.recommended)}"
         )
         return Picture(
             "every-scale",
