@@ -125,8 +125,6 @@ def _has_texts(row: Mapping[str, Any]) -> bool:
     return all(isinstance(row.get(name), str | None) for name in _TEXTS)
 
 
-# -- search ----------------------------------------------------------------------------------------
-
 MUST, MAY, OPEN = "must stay in FP32", "safe in a narrow format", "not decided"
 Key = tuple[str, str]
 """A module and one of its operations."""

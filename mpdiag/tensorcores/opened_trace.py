@@ -152,9 +152,6 @@ def _step(window: Window, kept: _Kept) -> StepPieces:
     return StepPieces(window, tuple(pieces), out, left_out_us, kept.busy_until_us)
 
 
-# -- the whole page -------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class OpenedTrace:
     """What one or several traces say.

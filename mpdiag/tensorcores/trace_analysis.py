@@ -191,9 +191,6 @@ def _profile(
     )
 
 
-# -- the device ------------------------------------------------------------------------------------
-
-
 def _device(trace: TraceReader, linked: Linked) -> DeviceFacts | None:
     """The device that took most of the kernel time."""
     for index in sorted(linked.devices, key=lambda d: -linked.devices[d]):
@@ -222,9 +219,6 @@ def _native_generations(times: KernelTimes, device: DeviceFacts | None) -> tuple
         return ()
     amd = any(k.facts.generation.startswith("gfx") for k in times.kernels)
     return native_generations(device.capability, amd=amd)
-
-
-# -- kernels ---------------------------------------------------------------------------------------
 
 
 def _kernel_times(

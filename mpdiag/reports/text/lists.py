@@ -82,9 +82,6 @@ def _moment(value: object) -> str:
     return _or_dash(value)[:19].replace("T", " ")
 
 
-# -- findings --------------------------------------------------------------------------------------
-
-
 WIDTH = 80
 """Columns of a page; longer lines read badly, however wide the terminal is."""
 _FENCE = "```text\n"

@@ -277,9 +277,6 @@ def _standing(found: Comparison | None) -> str:
     return f"{found.verdict}: {words} the margin, one seed"
 
 
-# -- losses ----------------------------------------------------------------------------------------
-
-
 def loss_frame(sides: Sequence[Side]) -> pd.DataFrame:
     """The losses of all seeds of all sides: ``side``, ``run``, ``step``, ``loss``; skips left out."""
     parts = [

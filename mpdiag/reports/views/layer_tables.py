@@ -195,9 +195,6 @@ def tree_frame(frame: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-# -- one layer -------------------------------------------------------------------------------------
-
-
 def layer_course_frame(
     records: Records, kind: Kind, layer: str, fmt: FloatFormat, exponent: int
 ) -> pd.DataFrame:

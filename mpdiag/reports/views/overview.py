@@ -239,9 +239,6 @@ def _short(word: str) -> str:
     return str(path.relative_to(here)) if path.is_absolute() and here in path.parents else word
 
 
-# -- what was not recorded -------------------------------------------------------------------------
-
-
 def coverage_words(analysis: Analysis) -> tuple[str, ...]:
     """What the recording saw of the training, and what was not looked at, in sentences."""
     meta = analysis.run.meta

@@ -357,9 +357,6 @@ def root_of(name: str) -> str:
     return name.partition("-fp16")[0] or name
 
 
-# -- a scaler's replay -----------------------------------------------------------------------------
-
-
 def replayed(run: str, played: Replay, arguments: str) -> Picture:
     """A loss scaler replayed over the recorded steps: its scale at each, and what it would lose."""
     columns = {"absmax": played.absmax, "overflow": played.overflow, "lost_share": played.lost}

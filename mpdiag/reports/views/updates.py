@@ -87,9 +87,6 @@ def _added(values: Any, group: Any, size: int) -> Any:
     return sums
 
 
-# -- figures ---------------------------------------------------------------------------------------
-
-
 _NONE = "no weight update was recorded"
 
 

@@ -436,9 +436,6 @@ def _kernels(primitives: Sequence[Primitive]) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: -float(str(row["time_us"])))
 
 
-# -- findings ---------------------------------------------------------------------------------------
-
-
 def _of_unit(
     judged: Sequence[CpuOperation], log: OnednnLog, device: CpuFacts
 ) -> Iterator[dict[str, Any]]:

@@ -177,8 +177,6 @@ def _facts(rule: KernelRule, match: re.Match[str], head: str) -> KernelFacts:
     )
 
 
-# -- arguments -------------------------------------------------------------------------------------
-
 # What the arguments of a demangled name rule out. Two arrays are no two factors and a product. And a
 # kernel of a program's own that multiplies arrays of ``float`` runs on Tensor Cores only if it rounds
 # them to a shorter type, which its name then says.
@@ -328,8 +326,6 @@ def _joined(pieces: list[str]) -> str:
     arguments = ", ".join(piece for piece in pieces[end:] if piece != "<")
     return "::".join(pieces[:end]) + (f"<{arguments}>" if arguments else "")
 
-
-# -- instruction shapes ----------------------------------------------------------------------------
 
 # s1688gemm, h884cudnn, i16832gemm, d884gemm, s161616 (wmma): accumulator and shape of the instruction.
 SHAPE = re.compile(

@@ -194,9 +194,6 @@ def timeline(path: str, work: StepPieces, gaps: Sequence[Gap], words: Mapping[st
     )
 
 
-# -- ranks -----------------------------------------------------------------------------------------
-
-
 RANK_PARTS = {
     "compute_us": ("computing", VERDICT_COLORS["tensor_core"]),
     "exposed_collective_us": ("exposed collectives", YELLOW),
