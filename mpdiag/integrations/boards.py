@@ -18,7 +18,6 @@ from mpdiag.analysis.layers import countable_rows, share
 from mpdiag.errors import RunNotFound, UsageError
 from mpdiag.installation.extras import EXTRAS
 from mpdiag.numerics.formats import FP16
-from mpdiag.numerics.histograms import ExponentHistogram
 from mpdiag.runs.records import Records
 from mpdiag.runs.run import Run, open_run
 from mpdiag.runs.training_log import read_log
