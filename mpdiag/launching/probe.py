@@ -98,13 +98,11 @@ def _train(
             output.seek(0)
             failure = _last_word(output.read().decode(errors="replace")) or f"exit code {code}"
             if not _logged(run / FILE):
-                message = f"the probe's script failed: {failure}"
-                raise InputError(message)
+                raise InputError(f"the probe's script failed: {failure}")
     try:
         return _Side(read_log(run).steps[:steps], failure)
     except MpdiagError as error:
-        message = f"the probe logged nothing within {seconds:g} seconds ({error})"
-        raise InputError(message) from None
+        raise InputError(f"the probe logged nothing within {seconds:g} seconds ({error})") from None
 
 
 def _wait(child: subprocess.Popen[bytes], log: Path, steps: int, seconds: float) -> int | None:

@@ -200,8 +200,7 @@ def _claim_free(folder: AnyPath, launch: str) -> AnyPath:
         taken = (candidate / META).exists() or (candidate != folder and candidate.exists())
         if not taken and (is_remote(candidate) or _claimed(candidate, launch)):
             return candidate
-    message = f"{folder} and {_CHILDREN - 2} more folders of that name are taken"
-    raise RunExists(message)
+    raise RunExists(f"{folder} and {_CHILDREN - 2} more folders of that name are taken")
 
 
 def _claimed(candidate: Path, launch: str) -> bool:

@@ -160,12 +160,11 @@ def record_script(
         if out is None:
             processes.drop_unused(folder)
     if not watch.recorded and not (folder / META).exists() and ending.code == 0:
-        message = (
+        raise InputError(
             "nothing was recorded: the script ended without calling a torch module that trains"
             if rank == 0
             else f"rank {rank} recorded nothing"
         )
-        raise InputError(message)
     told = rank == 0 and (watch.recorded or (folder / META).exists())
     return ending, folder if told else None
 
@@ -174,8 +173,7 @@ def _check_pattern(option: str, pattern: str | None) -> None:
     try:
         re.compile(pattern or "")
     except re.error as error:
-        message = f"{option} {pattern!r} is no regular expression: {error}"
-        raise UsageError(message) from error
+        raise UsageError(f"{option} {pattern!r} is no regular expression: {error}") from error
 
 
 def _refuse_existing(folder: AnyPath, rank: int) -> None:

@@ -84,12 +84,10 @@ def parse(words: Sequence[str]) -> Script:
         while rest and rest[0] in ("-u", "-B", "-E", "-s"):  # these change nothing for the script
             rest = rest[1:]
     if not rest:
-        message = "there is no script to run: write `-- script.py ARGS` at the end"
-        raise UsageError(message)
+        raise UsageError("there is no script to run: write `-- script.py ARGS` at the end")
     if rest[0] == "-m":
         if len(rest) == 1:
-            message = "-m needs the name of a module: write `-- -m package ARGS`"
-            raise UsageError(message)
+            raise UsageError("-m needs the name of a module: write `-- -m package ARGS`")
         return Script(rest[1], True, tuple(rest[2:]))
     if rest[0].startswith("-"):
         message = f"cannot run Python with {rest[0]}: give the script itself, or -m and a module"
@@ -106,10 +104,8 @@ def _located(word: str) -> str:
         with Path(command).open("rb") as file:
             if re.match(rb"#!.*python", file.readline()):
                 return command
-        message = f"{word} is not a Python script: give the training script itself"
-        raise InputError(message)
-    message = f"there is no script {word}: give its path, or -m and a module's name"
-    raise InputError(message)
+        raise InputError(f"{word} is not a Python script: give the training script itself")
+    raise InputError(f"there is no script {word}: give its path, or -m and a module's name")
 
 
 def run(script: Script) -> Ending:
@@ -155,8 +151,7 @@ def _prepare(script: Script, main: ModuleType) -> CodeType:
         if spec is not None and spec.submodule_search_locations is not None:
             spec = _found(f"{name}.__main__")
         if spec is None or spec.loader is None:
-            message = f"there is no module {name} to run: see `python -m {name}`"
-            raise InputError(message)
+            raise InputError(f"there is no module {name} to run: see `python -m {name}`")
         sys.argv[0] = str(spec.origin)
         main.__spec__ = spec
         main.__package__ = spec.parent
@@ -166,8 +161,7 @@ def _prepare(script: Script, main: ModuleType) -> CodeType:
             _put_first(str(path.resolve()))
             spec = PathFinder.find_spec("__main__", [str(path.resolve())])
             if spec is None:
-                message = f"there is no __main__.py in {path}: give a script"
-                raise InputError(message)
+                raise InputError(f"there is no __main__.py in {path}: give a script")
             main.__spec__ = spec
             main.__package__ = ""
         else:
@@ -180,8 +174,7 @@ def _prepare(script: Script, main: ModuleType) -> CodeType:
     main.__file__ = spec.origin
     code: CodeType | None = spec.loader.get_code(spec.name)  # type: ignore[union-attr]
     if code is None:
-        message = f"{script.target} has no code to run: see `python -m {script.target}`"
-        raise InputError(message)
+        raise InputError(f"{script.target} has no code to run: see `python -m {script.target}`")
     return code
 
 

@@ -102,11 +102,10 @@ def train_script(
     """
     read = PrecisionPlan.load(plan)
     if read.target not in {f.name for f in TRAINABLE}:
-        message = (
+        raise InputError(
             f"the plan's target is {read.target}, which no trainer here computes in: analyze again "
             "with --target fp16 or --target bf16"
         )
-        raise InputError(message)
     name = f"{script.name}-{read.target}"
     folder = place(out or processes.claim_run(Path("runs"), name)).absolute()
     rank, world = announced_ranks()
@@ -138,10 +137,9 @@ def train_script(
     there = (folder / META).exists()
     stepped = any(trainer.steps for trainer in training.trainers)
     if ending.code == 0 and rank == 0 and not stepped and (training.trainers or not there):
-        message = (
+        raise InputError(
             "nothing was trained by the plan: no optimizer of the script stepped a torch module"
         )
-        raise InputError(message)
     trained = TrainedScript(
         ending,
         folder if there and rank == 0 else None,

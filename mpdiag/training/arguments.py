@@ -43,14 +43,12 @@ def listed_optimizers(value: Any) -> list[Optimizer]:
     for one in found:
         missing = [name for name in _STEPS if not hasattr(one, name)]
         if missing:
-            message = (
+            raise UsageError(
                 f"optimizer must be an Optimizer or a list of them, not {type(one).__name__} (it has "
                 f"no {missing[0]})"
             )
-            raise UsageError(message)
     if not found:
-        message = "optimizer must be an Optimizer or a list of them, not an empty list"
-        raise UsageError(message)
+        raise UsageError("optimizer must be an Optimizer or a list of them, not an empty list")
     return list({id(one): one for one in found}.values())
 
 
@@ -67,8 +65,7 @@ def check_type(value: Any, kind: type, name: str) -> None:
         UsageError: Naming the argument.
     """
     if not isinstance(value, kind):
-        message = f"{name} must be a {kind.__name__}, not {type(value).__name__}"
-        raise UsageError(message)
+        raise UsageError(f"{name} must be a {kind.__name__}, not {type(value).__name__}")
 
 
 def device_of(models: Sequence[nn.Module]) -> torch.device:
@@ -85,26 +82,23 @@ def choose_backend(
         UsageError: If the backend cannot do what is asked.
     """
     if wanted not in ("auto", "native", "emulated"):
-        message = f"backend must be auto, native or emulated, not {wanted!r}"
-        raise UsageError(message)
+        raise UsageError(f"backend must be auto, native or emulated, not {wanted!r}")
     slow = device.type == "cpu" and precision.dtype == torch.float16
     if wanted == "native" and slow:
-        message = (
+        raise UsageError(
             "a CPU's own FP16 is slow and incomplete: use backend='emulated' for the same numbers, "
             "or a BF16 plan"
         )
-        raise UsageError(message)
     chosen = wanted if wanted != "auto" else ("emulated" if slow else "native")
     if chosen == "emulated" and any(
         hasattr(m, "_orig_mod") or isinstance(m, torch.jit.ScriptModule)
         for model in models
         for m in model.modules()
     ):
-        message = (
+        raise UsageError(
             "emulation cannot see inside a compiled model: give MixedPrecision the model before "
             "torch.compile or TorchScript, or use backend='native'"
         )
-        raise UsageError(message)
     return "native" if precision.level == "O0" else chosen
 
 
@@ -117,19 +111,17 @@ def operation_rules(
         UsageError: If a name is unknown, in both lists, or the level casts no operations.
     """
     if (fp32 or low) and not precision.operation_casts:
-        message = (
+        raise UsageError(
             f"fp32_operations and low_operations need operation casts, which level "
             f"{precision.level} does not have: name fp32_modules instead, or choose O1"
         )
-        raise UsageError(message)
     rules: dict[str, Rule] = {}
     pairs: tuple[tuple[Sequence[str], Rule], ...] = ((fp32, "fp32"), (low, "low"))
     for names, rule in pairs:
         for name in names:
             operation = policy.operation_named(name)
             if rules.setdefault(operation, rule) != rule:
-                message = (
+                raise UsageError(
                     f"operation {name!r} is asked for in FP32 and in low precision: choose one"
                 )
-                raise UsageError(message)
     return rules

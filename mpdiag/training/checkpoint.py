@@ -88,18 +88,16 @@ def load(
     """
     version = state.get("version") if hasattr(state, "get") else None
     if version != VERSION:
-        message = (
+        raise StateMismatch(
             "this is not a state of this version of MixedPrecision: pass what state_dict() returned"
         )
-        raise StateMismatch(message)
     _refuse_other(state["precision"], _plain(precision), "level")
     counts = (len(state["models"]), len(state["optimizers"]))
     if counts != (len(wrapped.models), len(wrapped.optimizers)):
-        message = (
+        raise StateMismatch(
             f"the state is of {counts[0]} models and {counts[1]} optimizers, the trainer has "
             f"{len(wrapped.models)} and {len(wrapped.optimizers)}"
         )
-        raise StateMismatch(message)
     going_on, changed = resumed(_scaler_from(state["scaler"]), scaler)
     changed = [f"loss_scale.{name}" for name in changed] + _other_choices(state["plan"], plan)
     try:
@@ -148,8 +146,7 @@ def load_masters(saved: Sequence[Mapping[str, Tensor]], wrapped: Wrapped) -> Non
     try:
         pairs = _masters_and_values(saved, wrapped)
     except ValueError as error:
-        message = f"the state is of another model ({error})"
-        raise StateMismatch(message) from error
+        raise StateMismatch(f"the state is of another model ({error})") from error
     with torch.no_grad():
         held.settle()
         for master, value in pairs:
@@ -202,8 +199,7 @@ def _masters_and_values(
             if name in masters:
                 pairs.append((wrapped.masters.master(parameter), masters[name]))
                 if masters[name].shape != parameter.shape:
-                    message = f"the master of {name!r} has another shape"
-                    raise ValueError(message)
+                    raise ValueError(f"the master of {name!r} has another shape")
     return pairs
 
 
@@ -220,8 +216,7 @@ def _other_choices(saved: Any, plan: PrecisionPlan) -> list[str]:
     try:
         before = PrecisionPlan.from_json(saved).decisions()
     except DamagedPlan as error:
-        message = f"the state's plan cannot be read: {error}"
-        raise StateMismatch(message) from error
+        raise StateMismatch(f"the state's plan cannot be read: {error}") from error
     now = plan.decisions()
     names = ("fp32_operations", "fp32_modules", "reduction")
     return [
@@ -234,11 +229,10 @@ def _other_choices(saved: Any, plan: PrecisionPlan) -> list[str]:
 def _refuse_other(saved: Mapping[str, Any], own: Mapping[str, Any], what: str) -> None:
     for key in {**saved, **own}:
         if saved.get(key) != own.get(key):
-            message = (
+            raise StateMismatch(
                 f"the state was saved under another {what}: its {key} is {_short(saved.get(key))}, "
                 f"here it is {_short(own.get(key))}; build the trainer with the same {what}"
             )
-            raise StateMismatch(message)
 
 
 def _short(value: Any) -> str:
@@ -250,8 +244,7 @@ def _scaler_state(scaler: Scaler) -> dict[str, Any]:
     for name, kind in SCALERS.items():
         if type(scaler) is kind:
             return {"method": name, **dataclasses.asdict(scaler)}
-    message = f"a custom {type(scaler).__name__} cannot be saved: keep its state yourself"
-    raise UsageError(message)
+    raise UsageError(f"a custom {type(scaler).__name__} cannot be saved: keep its state yourself")
 
 
 def _scaler_from(saved: Mapping[str, Any]) -> Scaler:
@@ -261,7 +254,6 @@ def _scaler_from(saved: Mapping[str, Any]) -> Scaler:
         if kind is not None:
             return kind(**settings)
     except (TypeError, UsageError) as error:
-        message = f"the state's loss scaler cannot be read: {error}"
-        raise StateMismatch(message) from error
+        raise StateMismatch(f"the state's loss scaler cannot be read: {error}") from error
     message = f"the state's loss scaler {saved.get('method')!r} is unknown here: upgrade mpdiag"
     raise StateMismatch(message)

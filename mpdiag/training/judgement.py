@@ -39,8 +39,7 @@ class Clip:
         """Refuse limits that are not above 0."""
         for name, limit in (("clip_norm", self.norm), ("clip_value", self.value)):
             if limit is not None and not limit > 0:
-                message = f"{name} must be a number above 0, not {limit!r}"
-                raise UsageError(message)
+                raise UsageError(f"{name} must be a number above 0, not {limit!r}")
 
 
 NO_CLIP = Clip()
@@ -239,19 +238,17 @@ def agree(verdict: RankVerdict, scale: float, ranks: Ranks) -> list[RankVerdict]
         without = [i for i, v in enumerate(verdicts) if v is RankVerdict.NO_GRADIENT]
         if len(without) == size:
             raise UsageError(_NO_GRADIENT)
-        message = (
+        raise UsageError(
             f"rank {', '.join(map(str, without))} has no gradient, others have: no rank steps; call "
             "backward() on every rank before step()"
         )
-        raise UsageError(message)
     scales = [row[1] for row in table]
     if min(scales) != max(scales):
         at = scales.index(next(s for s in scales if s != scales[0]))
-        message = (
+        raise UsageError(
             f"rank 0 scales its loss by {2 ** scales[0]:g}, rank {at} by {2 ** scales[at]:g}: load "
             "the same state on every rank and call step() equally often"
         )
-        raise UsageError(message)
     return verdicts
 
 

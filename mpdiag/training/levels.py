@@ -73,8 +73,7 @@ def resolve(
     """
     chosen = plan.level if level is None else level
     if chosen not in LEVELS:
-        message = f"there is no level {chosen!r}: choose one of {', '.join(LEVELS)}"
-        raise UsageError(message)
+        raise UsageError(f"there is no level {chosen!r}: choose one of {', '.join(LEVELS)}")
     dtype = overrides.dtype
     compute = _dtype(plan.target if dtype is None else dtype, named=dtype is not None)
     base = Precision(
@@ -118,19 +117,17 @@ def _refuse_contradictions(
         message = f"level {level} needs a dtype below FP32 (fp16 or bf16): for FP32 choose O0"
         raise UsageError(message)
     if level == "O0" and overrides.get("operation_casts"):
-        message = "level O0 casts nothing: FP32 weights with operation casts are level O1"
-        raise UsageError(message)
+        raise UsageError("level O0 casts nothing: FP32 weights with operation casts are level O1")
     if level == "O1" and overrides.get("operation_casts") is False:
         message = "level O1 without operation casts computes in FP32 alone: choose O0, O2 or O3"
         raise UsageError(message)
     if level in ("O0", "O1"):
         for name in ("keep_batch_norm_fp32", "master_weights"):
             if name in overrides:
-                message = (
+                raise UsageError(
                     f"{name} makes no sense at level {level}: its weights are FP32 already "
                     "(O2 and O3 hold low-precision weights)"
                 )
-                raise UsageError(message)
 
 
 def scaler_of(plan: LossScalePlan, precision: Precision, override: object = None) -> Scaler:
@@ -163,8 +160,7 @@ def scaler_of(plan: LossScalePlan, precision: Precision, override: object = None
     if isinstance(override, Scaler):
         return override
     names = ", ".join(map(repr, (NO_SCALE, "dynamic", *SCALERS)))
-    message = (
+    raise UsageError(
         f"loss_scale must be a number, {names}, a dict of settings or a Scaler (see "
         f"mpdiag.numerics.loss_scalers), not {override!r}"
     )
-    raise UsageError(message)

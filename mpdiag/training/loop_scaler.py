@@ -52,11 +52,10 @@ def refuse_shared_parameters(optimizers: Sequence[Optimizer]) -> None:
     held = [{id(p) for group in o.param_groups for p in group["params"]} for o in optimizers]
     shared = sum(map(len, held)) - len(set().union(*held))
     if shared:
-        message = (
+        raise UsageError(
             f"mp.scaler() unscales for one optimizer after the other, and {shared} of the parameters "
             "are in two: mp.backward(loss) and mp.step() step them all on gradients unscaled once"
         )
-        raise UsageError(message)
 
 
 @uncompiled("scale", "unscale_", "step", "update")
@@ -124,12 +123,10 @@ class LoopScaler:
         """
         context = self._context
         if "closure" in options:
-            message = "scaler.step() takes no closure: mp.step(optimizer=…, closure=…) does"
-            raise UsageError(message)
+            raise UsageError("scaler.step() takes no closure: mp.step(optimizer=…, closure=…) does")
         chosen = context.chosen(optimizer)
         if id(chosen[0]) in self._stepped:
-            message = "step() was called for this optimizer since the last update()"
-            raise UsageError(message)
+            raise UsageError("step() was called for this optimizer since the last update()")
         update = functools.partial(
             updates.update_weights, context, chosen, self._guard, options=options
         )
@@ -212,14 +209,12 @@ class LoopScaler:
         scaling = self._context.scaling
         state = dict(state_dict)
         if "scale" not in state:
-            message = "this is no scaler's state: pass what state_dict() returned"
-            raise StateMismatch(message)
+            raise StateMismatch("this is no scaler's state: pass what state_dict() returned")
         if state.get("method", scaling.scaler.name) != scaling.scaler.name:
-            message = (
+            raise StateMismatch(
                 f"the state is of a {state['method']} scale, the plan's is {scaling.scaler.name}: "
                 "load it with the plan it was trained by"
             )
-            raise StateMismatch(message)
         if "scaler" in state:
             scaling.scaler = replace(scaling.scaler, **state["scaler"])
         elif float(state["scale"]) != scaling.scale or hasattr(scaling.scaler, "quiet"):
@@ -236,11 +231,10 @@ def _at(scaler: Scaler, scale: float, quiet: int = 0) -> Scaler:
     if "current" in known:
         changed: dict[str, Any] = {"current": scale, "quiet": quiet}
         return replace(scaler, **changed)
-    message = (
+    raise UsageError(
         f"a {scaler.name} scale cannot be set to {scale:g}: set init_scale in the plan, or choose "
         "loss_scale='dynamic'"
     )
-    raise UsageError(message)
 
 
 class ScaledLoss(Tensor):

@@ -201,12 +201,11 @@ class OptimizerWatch:
             return
         self._masters.give_weights(parameters_of(optimizer))
         name = self._names_of([self._masters.master(p) for p in stepped])[0]
-        message = (
+        raise UsageError(
             f"{type(optimizer).__name__} steps weight {name!r} outside its param_groups, where level O2 "
             "has put the FP32 master weights: the model would not train; choose level O1, or optimizers "
             "that step what their param_groups hold"
         )
-        raise UsageError(message)
 
     def _settle(self, optimizer: Optimizer) -> None:
         self._settled[id(optimizer)] = len(optimizer.param_groups)

@@ -122,11 +122,10 @@ class GradientScaling:
             return
         if not any(bool(values_of(gradient).any()) for gradient in gradients):
             return
-        message = (
+        raise UsageError(
             f"these gradients never had the loss scale of {self.scale:g}, by which step() would divide "
             "them: call mp.step(loss), or mp.backward(loss), in place of loss.backward()"
         )
-        raise UsageError(message)
 
     def is_unscaled(self, optimizer: Optimizer) -> bool:
         """Whether its gradients were unscaled ahead of their step."""

@@ -279,18 +279,16 @@ def let_go(models: Sequence[nn.Module], owner: object) -> None:
 def _refuse_unholdable(models: Sequence[nn.Module]) -> None:
     for model in models:
         if isinstance(model, torch.jit.ScriptModule):
-            message = (
+            raise UsageError(
                 "a TorchScript module takes no hooks: give MixedPrecision the eager model, or put the "
                 "module inside another (nn.Sequential(model))"
             )
-            raise UsageError(message)
         holder = _holders.get(model)
         if holder is not None and holder() is not None:
-            message = (
+            raise UsageError(
                 "another MixedPrecision holds this model already: close() it, or drop it, before "
                 "wrapping the model again"
             )
-            raise UsageError(message)
 
 
 # -- how DDP reduces gradients ---------------------------------------------------------------------

@@ -90,10 +90,9 @@ class StepContext:
         if optimizer is None:
             return held
         if not any(optimizer is o for o in held):
-            message = (
+            raise UsageError(
                 "optimizer= is not one that MixedPrecision was given: pass it to the constructor"
             )
-            raise UsageError(message)
         return [optimizer]
 
     def waiting_parameters(self) -> list[Tensor]:
@@ -299,11 +298,10 @@ def stop_at_misfits(wrapped: Wrapped, misfits: Sequence[Tensor], step: int) -> N
     """End the training if masters do not fit the model's format."""
     if misfits:
         name = wrapped.names_of(misfits)[0]
-        message = (
+        raise TrainingDiverged(
             f"weight {name!r} grew beyond {wrapped.precision.format.upper()}'s range at step {step}: "
             "train it in FP32 (fp32_modules), lower the learning rate, or use BF16"
         )
-        raise TrainingDiverged(message)
 
 
 def judge(

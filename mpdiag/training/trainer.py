@@ -133,8 +133,7 @@ class MixedPrecision:
 
     def __reduce__(self) -> Any:
         """Refuse to be pickled or copied: the models would be held twice."""
-        message = "a MixedPrecision cannot be pickled or copied: save mp.state_dict()"
-        raise TypeError(message)
+        raise TypeError("a MixedPrecision cannot be pickled or copied: save mp.state_dict()")
 
     # -- state -------------------------------------------------------------------------------------
 
@@ -226,11 +225,10 @@ class MixedPrecision:
             UsageError: At O2 and O3, or if it is no optimizer.
         """
         if self.precision.low_precision_model:
-            message = (
+            raise UsageError(
                 f"level {self.precision.level} casts what optimizers hold: give all optimizers to "
                 "MixedPrecision when it is made"
             )
-            raise UsageError(message)
         added = arguments.listed_optimizers(optimizer)
         held = self.context.wrapped.optimizers
         held += [one for one in added if not any(one is o for o in held)]
@@ -246,10 +244,9 @@ class MixedPrecision:
             UsageError: If it is not a DDP model.
         """
         if not isinstance(model, nn.parallel.DistributedDataParallel):
-            message = (
+            raise UsageError(
                 f"apply_reduction() needs a DistributedDataParallel, not {type(model).__name__}"
             )
-            raise UsageError(message)
         apply_reduction([model], self.plan.reduction)
 
     def scaler(self) -> LoopScaler:
@@ -350,8 +347,7 @@ class MixedPrecision:
     ) -> StepResult:
         """A step of an optimizer that evaluates the loss itself."""
         if len(chosen) != 1:
-            message = "step(closure=…) needs optimizer=…: name the one that evaluates it"
-            raise UsageError(message)
+            raise UsageError("step(closure=…) needs optimizer=…: name the one that evaluates it")
         (optimizer,) = chosen
         context = self.context
         masters = context.masters
@@ -376,8 +372,7 @@ class MixedPrecision:
             )
         masters.give_weights(parameters_of(optimizer))
         if result is None:
-            message = "step(closure=…) found no gradient: the closure must return the loss"
-            raise UsageError(message)
+            raise UsageError("step(closure=…) found no gradient: the closure must return the loss")
         return result
 
     # -- life --------------------------------------------------------------------------------------
@@ -406,8 +401,7 @@ class MixedPrecision:
     def log_metric(self, name: str, value: float, *, higher_is_better: bool = True) -> None:
         """Write a figure of merit into the run, for ``mpdiag compare``."""
         if self.run_log is None:
-            message = "log_metric() needs a run folder: pass run= to MixedPrecision"
-            raise UsageError(message)
+            raise UsageError("log_metric() needs a run folder: pass run= to MixedPrecision")
         self.run_log.note_metric(name, value, higher_is_better=higher_is_better)
 
     # -- checkpoints -------------------------------------------------------------------------------
@@ -419,11 +413,10 @@ class MixedPrecision:
         """
         self._forget_abandoned()
         if self.context.scaling.waiting and stepping.gradients_matter(self.context.wrapped):
-            message = (
+            raise UsageError(
                 "state_dict() in the middle of an accumulation would lose its gradients: step first, "
                 "or clear them with zero_grad()"
             )
-            raise UsageError(message)
         monitor = self.context.monitor
         progress = checkpoint.Progress(
             self.loss_scaler, monitor.steps, monitor.skipped, monitor.skips.to_plain()

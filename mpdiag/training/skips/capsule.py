@@ -117,8 +117,7 @@ def load_capsule(path: str | os.PathLike[str]) -> Capsule:
         document = read_document(folder / DOCUMENT)
         version = document["schema_version"]
         if type(version) is int and version > SCHEMA_VERSION:
-            message = f"{folder} was written by a newer mpdiag: upgrade mpdiag to read it"
-            raise NewerSchema(message)
+            raise NewerSchema(f"{folder} was written by a newer mpdiag: upgrade mpdiag to read it")
         capsule = Capsule(folder, document, _read_tensors(folder / TENSORS))
         _refuse_incomplete(capsule)
     except (
@@ -151,8 +150,7 @@ def _refuse_incomplete(capsule: Capsule) -> None:
     _ = document["plan"], document["training"], capsule.tensors["random.cpu"]
     for name in ("reason", "model", "level", "backend"):
         if not isinstance(document[name], str):
-            message = f"{name} is not text"
-            raise TypeError(message)
+            raise TypeError(f"{name} is not text")
 
 
 # -- the capsules of a training --------------------------------------------------------------------
@@ -184,8 +182,7 @@ class CapsuleWriter:
                 has no run folder or several models.
         """
         if self._log is None:
-            message = "step(batch=…) writes capsules of skipped steps into a run: pass run="
-            raise UsageError(message)
+            raise UsageError("step(batch=…) writes capsules of skipped steps into a run: pass run=")
         if len(self._wrapped.models) != 1:
             message = "step(batch=…) writes capsules of one model, and this trainer has several"
             raise UsageError(message)
@@ -245,8 +242,7 @@ def _pack(value: Any, tensors: dict[str, Tensor], depth: int = 0) -> Any:
         return {kind: [_pack(v, tensors, depth + 1) for v in value]}
     if depth < _DEPTH and isinstance(value, Mapping) and all(isinstance(k, str) for k in value):
         return {"dict": {k: _pack(v, tensors, depth + 1) for k, v in value.items()}}
-    message = f"a capsule's batch is tensors and plain values, not {type(value).__name__}"
-    raise UsageError(message)
+    raise UsageError(f"a capsule's batch is tensors and plain values, not {type(value).__name__}")
 
 
 def _unpack(form: Any, tensors: Mapping[str, Tensor]) -> Any:
@@ -260,7 +256,6 @@ def _unpack(form: Any, tensors: Mapping[str, Tensor]) -> Any:
     if kind == "dict":
         return {k: _unpack(v, tensors) for k, v in value.items()}
     if kind not in ("list", "tuple"):
-        message = f"the batch has an unknown part {kind!r}"
-        raise ValueError(message)
+        raise ValueError(f"the batch has an unknown part {kind!r}")
     parts = [_unpack(v, tensors) for v in value]
     return parts if kind == "list" else tuple(parts)

@@ -72,11 +72,10 @@ class Around:
             UsageError: If it is of TorchScript.
         """
         if isinstance(module, torch.jit.ScriptModule):
-            message = (
+            raise UsageError(
                 "a TorchScript module takes no hooks, so the plan can keep nothing in it in FP32: train "
                 "the eager model and script it afterwards, or take it out of the plan's FP32 choices"
             )
-            raise UsageError(message)
         return [
             module.register_forward_pre_hook(
                 self._enter, prepend=True, with_kwargs=self.takes_keywords

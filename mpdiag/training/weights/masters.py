@@ -453,11 +453,10 @@ def refuse_low_precision(models: Sequence[nn.Module]) -> None:
     for model in models:
         for name, parameter in model.named_parameters():
             if parameter.dtype in HALF:
-                message = (
+                raise UsageError(
                     f"parameter {name!r} is {str(parameter.dtype).removeprefix('torch.')} already: "
                     "give MixedPrecision the FP32 model, it casts what the level asks for"
                 )
-                raise UsageError(message)
 
 
 def refuse_distributed(models: Sequence[nn.Module]) -> None:
@@ -485,9 +484,8 @@ def refuse_vanishing_eps(optimizers: Sequence[Optimizer], dtype: torch.dtype) ->
             eps = group.get("eps")
             if isinstance(eps, float) and eps > 0 and torch.tensor(eps).to(dtype).item() == 0:
                 smallest = torch.finfo(dtype).smallest_normal
-                message = (
+                raise UsageError(
                     f"{type(optimizer).__name__}'s eps of {eps:g} is zero in "
                     f"{str(dtype).removeprefix('torch.')}, where it would divide 0 by 0: set eps to "
                     f"{smallest:.0e} or more, or keep FP32 master weights (level O2)"
                 )
-                raise UsageError(message)

@@ -377,11 +377,10 @@ def _named_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
 
 def _find(names: dict[str, nn.Module], name: str) -> nn.Module:
     if name not in names:
-        message = (
+        raise UsageError(
             f"the plan keeps module {name!r} in FP32, and the model has no module of that name: was it "
             "recorded from another model?"
         )
-        raise UsageError(message)
     return names[name]
 
 
