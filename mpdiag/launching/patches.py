@@ -17,20 +17,18 @@ import copy
 import functools
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import function as autograd_function
 from torch.nn.modules import module as torch_modules
 
+from mpdiag.launching.gradient_calls import GradientCalls
 from mpdiag.tracing.precision import HALF
 from mpdiag.training.casting import widened
 from mpdiag.training.judgement import divided
 from mpdiag.training.weights.given import same
-
-if TYPE_CHECKING:
-    from mpdiag.launching.gradient_calls import GradientCalls
 
 _INSIDE = ("torch", "mpdiag")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -12,9 +12,7 @@ from torch.optim import Optimizer
 from mpdiag.emulation import policy
 from mpdiag.errors import UsageError
 from mpdiag.numerics.autocast_lists import Rule
-
-if TYPE_CHECKING:
-    from mpdiag.training.levels import Precision
+from mpdiag.training.levels import Precision
 
 
 def listed(value: Any, kind: type, name: str) -> list[Any]:

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,12 +17,10 @@ from mpdiag.errors import DamagedPlan, StateMismatch, UsageError
 from mpdiag.numerics.loss_scalers import SCALERS, Scaler, resumed
 from mpdiag.plan import PrecisionPlan
 from mpdiag.training.callers import loop_stacklevel
+from mpdiag.training.levels import Precision
 from mpdiag.training.skips.step_start import dump_random, load_random
 from mpdiag.training.weights.given import same
-
-if TYPE_CHECKING:
-    from mpdiag.training.levels import Precision
-    from mpdiag.training.weights.wrapping import Wrapped
+from mpdiag.training.weights.wrapping import Wrapped
 
 VERSION = 1
 

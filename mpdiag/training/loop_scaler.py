@@ -25,22 +25,20 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mpdiag.errors import StateMismatch, UsageError
+from mpdiag.numerics.loss_scalers import Scaler
 from mpdiag.tracing.uncompiled import uncompiled
 from mpdiag.training import stepping, updates
+from mpdiag.training.casting import Casting
 from mpdiag.training.results import StepResult
 from mpdiag.training.stepping import Regularizer, StepContext
 from mpdiag.training.updates import StepGuard
-
-if TYPE_CHECKING:
-    from mpdiag.numerics.loss_scalers import Scaler
-    from mpdiag.training.casting import Casting
 
 
 def refuse_shared_parameters(optimizers: Sequence[Optimizer]) -> None:

@@ -14,23 +14,21 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from mpdiag.analysis.findings import Finding
 from mpdiag.display.wording import percent
 from mpdiag.errors import TrainingDiverged
+from mpdiag.plan import PrecisionPlan
+from mpdiag.tracing.precision_share import PrecisionShare
 from mpdiag.training.callers import loop_stacklevel
 from mpdiag.training.judgement import norms, values_of
-
-if TYPE_CHECKING:
-    from mpdiag.analysis.findings import Finding
-    from mpdiag.plan import PrecisionPlan
-    from mpdiag.tracing.precision_share import PrecisionShare
-    from mpdiag.training.results import StepResult
-    from mpdiag.training.run_log import RunLog
-    from mpdiag.training.tensor_core_check import TensorCoreCheck
+from mpdiag.training.results import StepResult
+from mpdiag.training.run_log import RunLog
+from mpdiag.training.tensor_core_check import TensorCoreCheck
 
 LOOK_EVERY = 50
 WINDOW = 200

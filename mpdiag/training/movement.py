@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from types import FunctionType, ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,10 +29,8 @@ from mpdiag.tracing.precision import HALF
 from mpdiag.training.judgement import values_of
 from mpdiag.training.scaling import parameters_of
 from mpdiag.training.weights.given import bits_of
-
-if TYPE_CHECKING:
-    from mpdiag.training.weights.masters import Masters
-    from mpdiag.training.weights.wrapping import Wrapped
+from mpdiag.training.weights.masters import Masters
+from mpdiag.training.weights.wrapping import Wrapped
 
 UNREAD_STEPS = 4
 """Steps that moved no weight before it is said, of an optimizer that did not look at its weights."""

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
+
+import torch
 
 from mpdiag.errors import UsageError
-
-if TYPE_CHECKING:
-    import torch
 
 Backend = Literal["auto", "native", "emulated"]
 

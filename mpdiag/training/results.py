@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-if TYPE_CHECKING:
-    from mpdiag.tracing.nonfinite import Producer
+from mpdiag.tracing.nonfinite import Producer
 
 SkipCause = Literal["scale", "format", "model", "unknown"]
 NonFiniteKind = Literal["Inf", "NaN"]

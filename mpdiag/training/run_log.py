@@ -6,25 +6,23 @@ import os
 import sys
 import time
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from mpdiag.errors import MpdiagError
 from mpdiag.files.atomic import atomic_path, write_json
 from mpdiag.files.paths import place
+from mpdiag.plan import PrecisionPlan
 from mpdiag.recording.run_folder import describe_training
 from mpdiag.runs import provenance
 from mpdiag.runs.run import META, SCHEMA_VERSION, now, open_run
 from mpdiag.runs.training_log import FILE, LogWriter, Metric, TrainingStep, announce, is_recorded
+from mpdiag.tracing.precision_share import PrecisionShare
 from mpdiag.training.callers import loop_stacklevel
-
-if TYPE_CHECKING:
-    from mpdiag.plan import PrecisionPlan
-    from mpdiag.tracing.precision_share import PrecisionShare
-    from mpdiag.training.levels import Precision
-    from mpdiag.training.results import StepResult
-    from mpdiag.training.weights.wrapping import Wrapped
+from mpdiag.training.levels import Precision
+from mpdiag.training.results import StepResult
+from mpdiag.training.weights.wrapping import Wrapped
 
 
 class RunLog:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,10 +12,8 @@ from torch.optim import Optimizer
 
 from mpdiag.errors import UsageError
 from mpdiag.numerics.formats import FP16
+from mpdiag.numerics.loss_scalers import Scaler
 from mpdiag.training.judgement import values_of
-
-if TYPE_CHECKING:
-    from mpdiag.numerics.loss_scalers import Scaler
 
 
 def parameters_of(optimizer: Optimizer) -> list[Tensor]:

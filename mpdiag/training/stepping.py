@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ from torch.optim import Optimizer
 from mpdiag.errors import TrainingDiverged, UsageError
 from mpdiag.tracing.capture import refuse_capture
 from mpdiag.training.arguments import inside
+from mpdiag.training.casting import Casting
 from mpdiag.training.judgement import (
     NO_CLIP,
     Clip,
@@ -39,17 +40,14 @@ from mpdiag.training.judgement import (
     values_of,
     without_partial_sums,
 )
+from mpdiag.training.monitor import StepMonitor
+from mpdiag.training.movement import AverageWatch, OptimizerWatch
 from mpdiag.training.results import NonFinite, StepResult
 from mpdiag.training.scaling import GradientScaling, parameters_of
 from mpdiag.training.skips.diagnosis import FailedStep, diagnose
 from mpdiag.training.weights.given import answers_late
-
-if TYPE_CHECKING:
-    from mpdiag.training.casting import Casting
-    from mpdiag.training.monitor import StepMonitor
-    from mpdiag.training.movement import AverageWatch, OptimizerWatch
-    from mpdiag.training.weights.masters import Masters
-    from mpdiag.training.weights.wrapping import Wrapped
+from mpdiag.training.weights.masters import Masters
+from mpdiag.training.weights.wrapping import Wrapped
 
 Regularizer = Callable[[Mapping[str, Tensor]], Tensor]
 Update = Callable[[Sequence[Tensor]], NonFinite | None]

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -14,14 +14,12 @@ from torch.utils._pytree import tree_leaves
 
 from mpdiag.tracing.nonfinite import Producer, find_nonfinite
 from mpdiag.tracing.precision import HALF
+from mpdiag.training.casting import Casting
 from mpdiag.training.judgement import rank, values_of
 from mpdiag.training.results import NonFinite, NonFiniteKind, SkipCause
 from mpdiag.training.skips.step_start import random_as_before
 from mpdiag.training.weights.held import HeldParameter
-
-if TYPE_CHECKING:
-    from mpdiag.training.casting import Casting
-    from mpdiag.training.weights.wrapping import Wrapped
+from mpdiag.training.weights.wrapping import Wrapped
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,18 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
 from torch.utils._pytree import tree_map
 from torch.utils.hooks import RemovableHandle
 
+from mpdiag.emulation.policy import Policy
 from mpdiag.errors import UsageError
 from mpdiag.tracing.precision import HALF
-
-if TYPE_CHECKING:
-    from mpdiag.emulation.policy import Policy
 
 
 class Switch:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,9 +13,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from mpdiag.tracing.precision import HALF
 from mpdiag.training.weights.fp32_regions import IN_FULL
-
-if TYPE_CHECKING:
-    from mpdiag.training.weights.masters import Masters
+from mpdiag.training.weights.masters import Masters
 
 
 class Additions:

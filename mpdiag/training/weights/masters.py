@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks
 from mpdiag.errors import UsageError
 from mpdiag.tracing.precision import HALF
 from mpdiag.training.judgement import norms
+from mpdiag.training.levels import Precision
 from mpdiag.training.weights.given import CAST_FIRST, Weight, answers_late
 from mpdiag.training.weights.held import (
     drop_own_gradient,
@@ -29,9 +30,6 @@ from mpdiag.training.weights.held import (
     own_gradient,
     put_back_gradient,
 )
-
-if TYPE_CHECKING:
-    from mpdiag.training.levels import Precision
 
 _NOTHING = nullcontext()
 BATCH_NORMS = (nn.modules.batchnorm._BatchNorm,)

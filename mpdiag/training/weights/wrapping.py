@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,19 +15,17 @@ from mpdiag.emulation import policy
 from mpdiag.emulation.mode import unwatched
 from mpdiag.errors import UsageError
 from mpdiag.numerics.autocast_lists import CALLED_AS, LISTS, Rule
+from mpdiag.plan import Fp32Choice, PrecisionPlan
 from mpdiag.tracing.capture import is_captured, refuse_capture, refuse_captured
 from mpdiag.tracing.dispatch import in_backward
 from mpdiag.tracing.precision import HALF
 from mpdiag.tracing.uncompiled import prepare, uncompiled
 from mpdiag.training import arguments
+from mpdiag.training.levels import Precision
 from mpdiag.training.skips.step_start import BufferGuard, StepStart
 from mpdiag.training.weights import fp32_regions, lookout, masters
 from mpdiag.training.weights.held import drop_own_gradient
 from mpdiag.training.weights.masters import Masters
-
-if TYPE_CHECKING:
-    from mpdiag.plan import Fp32Choice, PrecisionPlan
-    from mpdiag.training.levels import Precision
 
 NORMALISATIONS = ("BatchNorm", "SyncBatchNorm", "InstanceNorm")
 """Modules whose statistics are FP32 whatever their input: the operation itself computes them so."""
