@@ -6,8 +6,6 @@ of one), or where the code of a model computes it. Inside a call of a model the 
 autocast is on there.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager

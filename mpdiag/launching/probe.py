@@ -5,8 +5,6 @@ ended when it has logged the steps that are wanted. The script runs twice from i
 writes itself, it writes twice.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -1,7 +1,5 @@
 """Checks of what callers give ``MixedPrecision``; each refusal is one sentence."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Which line of the training loop a warning belongs to."""
 
-from __future__ import annotations
-
 import sys
 
 _INSIDE = ("mpdiag", "torch", "contextlib")

@@ -1,7 +1,5 @@
 """A trainer's whole state as plain values and tensors, and back."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import warnings

@@ -5,8 +5,6 @@ one reading; and a Euclidean norm that leaves FP32's range is refused with the r
 such gradients would be infinite in an optimizer's state.
 """
 
-from __future__ import annotations
-
 import math
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -12,8 +12,6 @@ O3    low precision   no               low precision    none            1
 ====  ==============  ===============  ===============  ==============  ===============
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 

@@ -18,8 +18,6 @@ skips, log and diagnosis. Gradients are cleared by the loop, as it does with tor
 step takes them.
 """
 
-from __future__ import annotations
-
 import functools
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -3,8 +3,6 @@
 No torch here, so the command line reads these types without loading it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal

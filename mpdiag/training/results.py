@@ -1,7 +1,5 @@
 """The result of a step: taken, or skipped with a reason."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

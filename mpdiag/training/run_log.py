@@ -1,7 +1,5 @@
 """A training's run folder: ``meta.json`` and ``training.jsonl``, written as it goes."""
 
-from __future__ import annotations
-
 import os
 import sys
 import time

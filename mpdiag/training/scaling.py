@@ -1,7 +1,5 @@
 """The loss scale of a training, and which gradients carry it."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple

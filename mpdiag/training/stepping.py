@@ -11,8 +11,6 @@ Functions over a ``StepContext``, the parts that a trainer is made of. ``take_st
 differs between the two, how an optimizer is stepped and where gradients come from, is handed in.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ One warmed-up step runs under torch.profiler. An error here never reaches the
 training: it becomes the reason why there is no answer.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 from collections.abc import Callable, Mapping

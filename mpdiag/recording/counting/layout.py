@@ -6,8 +6,6 @@ the table, and infinities and NaNs fall into known ones, from which each counter
 of their own.
 """
 
-from __future__ import annotations
-
 QUARTERS = 1020
 """Entries of a raw row that count finite values: quarter i of bin ``i // 4 - 127``."""
 ZEROS, SUBNORMALS, INFS, NANS, FP16_OVERFLOW = 1020, 1021, 1022, 1023, 1024

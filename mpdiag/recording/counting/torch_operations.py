@@ -1,7 +1,5 @@
 """Counting on an accelerator by torch operations alone: on every device, and the second opinion."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

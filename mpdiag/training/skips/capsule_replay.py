@@ -1,7 +1,5 @@
 """Run the step of a skip capsule again, and name the operation that went non-finite first."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import sys

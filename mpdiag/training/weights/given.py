@@ -6,8 +6,6 @@ Version counters do not show it (``.data``, ``torch._foreach_*`` and fused kerne
 the halves that the trainer wrote last are kept, two bytes a weight, and compared by value.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

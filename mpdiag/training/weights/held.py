@@ -4,8 +4,6 @@ Tensors become this by their ``__class__``: a parameter while its gradient has m
 tensor inside a graph for which a script retains a gradient without the loss scale.
 """
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

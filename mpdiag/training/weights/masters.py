@@ -6,8 +6,6 @@ step (*Mixed Precision Training*, section 3.1; GTC 2019, O2). Weight decay and r
 the master, too: 1e-4 · 1e-4 is zero in FP16.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
