@@ -306,9 +306,6 @@ def open_surface() -> Surface:
     return Panel(fd)
 
 
-# -- when ------------------------------------------------------------------------------------------
-
-
 class LiveView:
     """Shows a recording in progress; handed to the recorder as its audience.
 

@@ -108,8 +108,6 @@ class Patches:
             replace(node, "apply_boxed", functools.partial(call_backward, state))
         replace(node, "saved_tensors", functools.partial(_saved_tensors, state), property)
 
-    # -- gradients ---------------------------------------------------------------------------------
-
     def _backward(
         self, plain: Any, tensors: Any, grad_tensors: Any = None, *rest: Any, **options: Any
     ) -> None:
@@ -423,9 +421,6 @@ def _scaled(result: Any, original: Any, shown: Any, scale: float) -> Any:
 def _multiply(parameter: Tensor, factor: float) -> None:
     if parameter.grad is not None and factor != 1.0:
         parameter.grad.mul_(factor)
-
-
-# -- who calls -------------------------------------------------------------------------------------
 
 
 def from_inside(depth: int) -> bool:

@@ -244,9 +244,6 @@ def _without_ours(traceback: TracebackType | None) -> TracebackType | None:
     return kept
 
 
-# -- when torch is imported ------------------------------------------------------------------------
-
-
 class AfterTorch:
     """Calls a function as soon as the script has imported torch; at once if it is imported already.
 

@@ -167,8 +167,6 @@ class ScriptTraining:
         low = any(trainer.precision.level != "O0" for trainer in self.trainers)
         return low and self._share is not None and self._share.share == 0
 
-    # -- what discovery reports --------------------------------------------------------------------
-
     def found(self, found: Discovered) -> None:
         """Put new models and optimizers under the plan."""
         if not found.optimizers:
@@ -362,8 +360,6 @@ class ScriptTraining:
                 self._owners.setdefault(id(parameter), part)
         if self._products is not None:
             self._products.attach()  # to this thread, if it is another one
-
-    # -- optimizers --------------------------------------------------------------------------------
 
     def made(self, optimizer: Optimizer) -> None:
         """Replace an optimizer's ``step``, under the wrappers that schedulers add later."""

@@ -190,8 +190,6 @@ class Observer(StepListener):
                 named.differentiated = True
                 self._watch(named, tensor)
 
-    # -- gradients of activations ------------------------------------------------------------------
-
     def _watch(self, named: NamedModule, tensor: torch.Tensor) -> None:
         """Hook a tensor once for each node that made it; modules that pass it on share the hook."""
         # A hook belongs to the node. What torch writes in place gives the tensor another one; what goes
@@ -233,8 +231,6 @@ class Observer(StepListener):
     ) -> None:
         self._clock.backward_reached()
         self._note_tensor("activation_grad", modules, micro, gradient)
-
-    # -- counting ----------------------------------------------------------------------------------
 
     def _note_tensor(
         self, kind: Kind, modules: list[NamedModule], micro: int, tensor: torch.Tensor

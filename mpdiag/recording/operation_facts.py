@@ -195,9 +195,6 @@ def views(tensors: Iterable[torch.Tensor]) -> list[list[int]]:
     return found
 
 
-# -- cost ------------------------------------------------------------------------------------------
-
-
 def cost(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> dict[str, int]:
     """``flops``, ``bytes`` and ``reduction`` of an operation.
 

@@ -223,8 +223,6 @@ class OperationWatch:
         """Record nothing any more in a forked child, whose stack of modes is not ours to change."""
         self.wanted = self.usable = self._on = self._conversions.on = False
 
-    # -- modules -----------------------------------------------------------------------------------
-
     def enter(self, module: nn.Module) -> None:
         """A module is called."""
         self._lines.enter(module)
@@ -392,8 +390,6 @@ class OperationWatch:
         """The function being called where torch casts it by its own name, not by its parts'."""
         name = self._conversions.function
         return name if name in COMPOSITES or name in NO_HALF_FUNCTIONS else ""
-
-    # -- the end of a step -------------------------------------------------------------------------
 
     def end(self) -> list[Operation]:
         """The step's operations; the one place that waits for the device."""

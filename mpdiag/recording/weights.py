@@ -255,8 +255,6 @@ class WeightObserver(StepListener):
                 handle = named.parameter.register_post_accumulate_grad_hook(hook)
                 self._unstepped[key] = handle
 
-    # -- steps -------------------------------------------------------------------------------------
-
     def step_began(self, step: Step) -> None:
         """Hook parameters if each backward pass's contribution to their gradients is wanted."""
         self._before.clear()

@@ -125,9 +125,6 @@ class DriftWatch:
         return alarm
 
 
-# -- skips in a row -------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class SkipCounts:
     """The skips of one optimizer since its last step that was taken.
@@ -241,9 +238,6 @@ def stop_message(result: StepResult, counts: SkipCounts, floor: float | None, un
         "unknown": unknown,
     }[result.cause or "unknown"]
     return f"training stopped at step {result.step}: {why} ({result.reason}); {advice}"
-
-
-# -- the monitor ----------------------------------------------------------------------------------
 
 
 class StepMonitor:

@@ -266,9 +266,6 @@ def _held_outside(optimizer: Optimizer, wanted: Sequence[Tensor]) -> list[Tensor
     return list(found.values())
 
 
-# -- averages --------------------------------------------------------------------------------------
-
-
 class AverageWatch:
     """Says once that a loop keeps an average of weights in half precision.
 

@@ -136,8 +136,6 @@ class ScriptTrainer:
             self.context.monitor.check.close()
         self._release()
 
-    # -- forward -----------------------------------------------------------------------------------
-
     def forward_began(self, module: nn.Module | None = None) -> None:
         """Note the beginning of a forward pass: buffers are saved before the first one of a step.
 

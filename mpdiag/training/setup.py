@@ -205,9 +205,6 @@ def _noting_once(wrapped: Wrapped, monitor: StepMonitor) -> Callable[[Sequence[T
     return note
 
 
-# -- whether the plan is of this model -------------------------------------------------------------
-
-
 def _check_model(
     plan: PrecisionPlan,
     models: Sequence[nn.Module],
@@ -259,9 +256,6 @@ def fingerprint_of(model: nn.Module, prefix: str = "") -> ModelFingerprint | Non
     )
 
 
-# -- which trainer holds a model -------------------------------------------------------------------
-
-
 def hold(models: Sequence[nn.Module], owner: object) -> None:
     """Note that a trainer holds some models, as long as it lives."""
     for model in models:
@@ -289,9 +283,6 @@ def _refuse_unholdable(models: Sequence[nn.Module]) -> None:
                 "another MixedPrecision holds this model already: close() it, or drop it, before "
                 "wrapping the model again"
             )
-
-
-# -- how DDP reduces gradients ---------------------------------------------------------------------
 
 
 def apply_reduction(models: list[nn.Module], plan: ReductionPlan | None) -> None:

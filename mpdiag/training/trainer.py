@@ -275,8 +275,6 @@ class MixedPrecision:
         held = (p for o in wrapped.optimizers for p in parameters_of(o))
         return list(dict.fromkeys(held))
 
-    # -- the step ----------------------------------------------------------------------------------
-
     def unscale(self, optimizer: Optimizer | None = None) -> None:
         """Divide the gradients by their scale now, to look at or to change them before ``step``.
 

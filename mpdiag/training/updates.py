@@ -35,9 +35,6 @@ from mpdiag.training.stepping import (
 
 NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
 
-# -- steps past the trainer ------------------------------------------------------------------------
-
-
 _PAST = (
     "optimizer.step() was called past MixedPrecision: nothing was scaled, checked or logged; put "
     "mp.step(loss) in place of loss.backward() and optimizer.step()"
@@ -121,9 +118,6 @@ class StepGuard:
         return any(p.grad is not None for p in held)
 
 
-# -- steps that may be undone ----------------------------------------------------------------------
-
-
 class Transaction:
     """A copy of what some optimizers hold; it takes their memory once more while it exists."""
 
@@ -165,9 +159,6 @@ def _copied(state: Any) -> Any:
         key: value.detach().clone() if isinstance(value, Tensor) else copy.deepcopy(value)
         for key, value in state.items()
     }
-
-
-# -- updates ---------------------------------------------------------------------------------------
 
 
 def update_weights(
@@ -221,9 +212,6 @@ def _fits(chosen: Sequence[Optimizer], held: Sequence[Tensor]) -> bool:
     ]
     sizes = norms([values_of(t.detach()) for t in (*held, *states)], 2.0)
     return bool(torch.isfinite(torch.stack([n.to(sizes[0].device) for n in sizes])).all())
-
-
-# -- steps with a closure --------------------------------------------------------------------------
 
 
 class _EvaluationSkipped(Exception):

@@ -153,8 +153,6 @@ def _refuse_incomplete(capsule: Capsule) -> None:
             raise TypeError(f"{name} is not text")
 
 
-# -- the capsules of a training --------------------------------------------------------------------
-
 _MOST = 3
 
 
@@ -218,9 +216,6 @@ class CapsuleWriter:
                 RuntimeWarning,
                 stacklevel=loop_stacklevel(),
             )
-
-
-# -- the batch's form ------------------------------------------------------------------------------
 
 
 def _pack(value: Any, tensors: dict[str, Tensor], depth: int = 0) -> Any:

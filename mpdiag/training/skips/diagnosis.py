@@ -267,9 +267,6 @@ def find_operation(
     return trace.first
 
 
-# -- one repetition of a failed step ---------------------------------------------------------------
-
-
 class NonFiniteWatch:
     """Notes what is not finite first, forward and backward."""
 

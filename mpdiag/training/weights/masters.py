@@ -384,8 +384,6 @@ class Masters:
             if weight.given is None:
                 weight.remember()
 
-    # -- the end -----------------------------------------------------------------------------------
-
     @torch.no_grad()
     def release(self) -> None:
         """Hand the optimizers the model's own parameters again, in FP32 and with full values."""
