@@ -200,14 +200,6 @@ def test_an_optimizer_that_holds_replaced_tensors_is_watched_after_its_first_ste
     assert all(torch.equal(p, q) for p, q in zip(weights(model), ours, strict=True))
 
 
-def test_a_hook_after_the_step_may_write_to_the_model():
-    model = layers()
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    mp = trainer(model, optimizer, "O2")
-    optimizer.register_step_post_hook(lambda *_: model[0].weight.data.clamp_(-0.1, 0.1))
-    step(mp, model)
-
-
 # -- what rightly moves nothing --------------------------------------------------------------------
 
 

@@ -8,7 +8,6 @@ import warnings
 import pytest
 import torch
 from conformance.behaviours.steppers import Failing
-from recorded_steps import Layers
 from support import constant, loss_of_batch, network, wrapped
 from torch import nn
 from torch.optim.optimizer import _global_optimizer_pre_hooks
@@ -280,16 +279,6 @@ def test_a_step_without_masters_waits_a_second_time_to_undo_what_does_not_fit():
     assert seen[:2] == ["tolist", "__bool__"]
     after = model.weight.item(), optimizer.state[model.weight]["momentum_buffer"].item()
     assert after == before
-
-
-@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
-def test_a_parameter_without_elements_trains_at_o2():
-    parts = {"body": nn.Linear(16, 4), "head": nn.Linear(4, 0)}  # for no classes
-    model = Layers(lambda m, x: m.body(x).square().mean() + m.head(m.body(x)).sum(), **parts)
-    mp = wrapped(model, constant(8.0), level="O2", overrides=BF16)
-    with mp.autocast():
-        loss = model(torch.ones(1, 16))
-    assert not mp.step(loss).skipped
 
 
 @pytest.mark.parametrize("set_to_none", [True, False])

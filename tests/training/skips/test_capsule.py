@@ -5,20 +5,20 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import calls
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from support import backoff, wrapped
 from torch import nn
-from typer.testing import CliRunner
 
 import mpdiag
 import mpdiag.runs.training_log
-from mpdiag.cli import app
 from mpdiag.errors import DamagedCapsule, UsageError
 from mpdiag.training.skips.capsule import load_capsule
 from mpdiag.training.skips.capsule_replay import replay_capsule
 
+CAPSULE = "run/capsules/step000000"
 CODE = """
 import torch
 from torch import nn
@@ -69,7 +69,7 @@ def skipped(module, folder, *, gain=500.0, scale=1.0, steps=1, batch=None):
 def test_a_step_that_overflowed_forward_is_told_on_another_model(module, tmp_path):
     model, batch, (result,) = skipped(module, "run")
     assert result.skipped
-    capsule = load_capsule("run/capsules/step000000")
+    capsule = load_capsule(CAPSULE)
     assert torch.equal(capsule.batch["x"], batch["x"])
     assert capsule.batch["note"] == [1, None]
     assert all(torch.equal(capsule.tensors[f"model.{n}"], p) for n, p in model.named_parameters())
@@ -101,7 +101,7 @@ def test_dropout_draws_the_same_again(module):
             assert result.skipped
     first, mixed, _plain, second, again, _, located = (float(loss.detach()) for loss in losses)
     assert first == mixed != second == again == located
-    assert replay_capsule("run/capsules/step000000", module.build).loss == first
+    assert replay_capsule(CAPSULE, module.build).loss == first
     assert replay_capsule("run/capsules/step000001", module.build).loss == second
 
 
@@ -152,82 +152,67 @@ def test_a_scale_too_large_names_the_layer_that_overflowed_first(module):
     assert ".pow(2)" in operation.code
     assert results[1].non_finite[0].name.startswith("head")
     assert str(operation) in results[1].reason
-    replayed = replay_capsule("run/capsules/step000000", module.build)
+    replayed = replay_capsule(CAPSULE, module.build)
     assert (replayed.first.phase, replayed.first.code) == ("backward", operation.code)
 
 
-def test_the_command(module):
+def test_the_command_runs_the_code_that_was_named(module):
     skipped(module, "run")
-    run = CliRunner().invoke(
-        app, ["why", "run/capsules/step000000", "--model", "capsule_model:build"]
-    )
-    assert run.exit_code == 0, run.output
-    assert "Inf first in mul" in " ".join(run.output.split())
-    arguments = ["why", "run/capsules/step000000", "--model", "capsule_model:build", "--json"]
-    document = json.loads(CliRunner().invoke(app, arguments).stdout)
+    named = ("why", CAPSULE, "--model")
+    done = calls.run(*named, "capsule_model:build")
+    assert done.exit_code == 0, done.output
+    assert "Inf first in mul" in " ".join(done.output.split())
+    document = json.loads(calls.run(*named, "capsule_model:build", "--json").stdout)
     assert document["first"]["code"] == "h = h * h"
+    done = calls.run("why", CAPSULE)
+    assert done.exit_code == 2
+    assert "capsule_model.Net" in done.output
+    assert calls.run(*named, "nowhere:f").exit_code == 2
 
 
-def test_no_code_is_run_that_was_not_named(module):
+FIELDS = ("plan", "training", "level", "backend", "model", "reason")
+UNREADABLE = [
+    *(("capsule.json", {field: None}) for field in FIELDS),
+    *(("capsule.json", {field: 7}) for field in FIELDS[2:]),
+    ("tensors.safetensors", b"nothing"),
+]
+UNUSABLE = [
+    ("capsule.json", {"level": "O9"}),
+    ("capsule.json", {"scale": -1.0}),
+    ("capsule.json", {"plan": {}}),
+    ("capsule.json", {"plan": {"schema_version": 1, "a": 2}}),
+    ("tensors.safetensors", {"random.cpu": None}),
+    ("tensors.safetensors", {"random.cpu": torch.zeros(3, dtype=torch.uint8)}),
+    ("tensors.safetensors", {"random.cpu": torch.zeros(5056)}),
+]
+
+
+@pytest.mark.parametrize(("name", "change"), [*UNREADABLE, *UNUSABLE])
+def test_a_damaged_capsule_is_one_sentence(module, name, change):
+    """What is None is taken out."""
     skipped(module, "run")
-    run = CliRunner().invoke(app, ["why", "run/capsules/step000000"])
-    assert run.exit_code == 2
-    assert "capsule_model.Net" in run.output
-    run = CliRunner().invoke(app, ["why", "run/capsules/step000000", "--model", "nowhere:f"])
-    assert run.exit_code == 2
-
-
-def test_a_damaged_capsule_is_one_sentence(module, tmp_path):
-    skipped(module, "run")
-    folder = tmp_path / "run" / "capsules" / "step000000"
-    (folder / "tensors.safetensors").write_bytes(b"nothing")
-    with pytest.raises(DamagedCapsule, match="not a readable capsule"):
-        load_capsule(folder)
-    assert CliRunner().invoke(app, ["why", str(folder)]).exit_code == 3
-
-
-@pytest.mark.parametrize("field", ["plan", "training", "level", "backend", "model", "reason"])
-def test_a_capsule_that_lacks_a_field_is_damaged(module, field):
-    skipped(module, "run")
-    path = Path("run/capsules/step000000/capsule.json")
-    document = json.loads(path.read_text())
-    for change in ({}, {field: 7} if field not in ("plan", "training") else {}):
-        path.write_text(json.dumps({k: v for k, v in document.items() if k != field} | change))
-        with pytest.raises(DamagedCapsule, match="not a readable capsule"):
-            load_capsule("run/capsules/step000000")
-
-
-@pytest.mark.parametrize(
-    "change",
-    [{"level": "O9"}, {"scale": -1.0}, {"plan": {}}, {"plan": {"schema_version": 1, "a": 2}}],
-)
-def test_a_capsule_that_no_trainer_can_follow_is_damaged(module, change):
-    skipped(module, "run")
-    path = Path("run/capsules/step000000/capsule.json")
-    path.write_text(json.dumps(json.loads(path.read_text()) | change))
-    with pytest.raises(DamagedCapsule, match="run/capsules/step000000"):
-        replay_capsule("run/capsules/step000000", module.build)
-
-
-@pytest.mark.parametrize("state", [None, torch.zeros(3, dtype=torch.uint8), torch.zeros(5056)])
-def test_a_capsule_without_a_random_state_is_damaged(module, state):
-    skipped(module, "run")
-    path = "run/capsules/step000000/tensors.safetensors"
-    tensors = load_file(path)
-    if state is None:
-        del tensors["random.cpu"]
+    path = Path(CAPSULE) / name
+    if isinstance(change, bytes):
+        path.write_bytes(change)
     else:
-        tensors["random.cpu"] = state
-    save_file(tensors, path)
-    with pytest.raises(DamagedCapsule, match="run/capsules/step000000"):
-        replay_capsule("run/capsules/step000000", module.build)
+        whole = load_file(path) if name.startswith("tensors") else json.loads(path.read_text())
+        changed = {k: v for k, v in (whole | change).items() if v is not None or k not in change}
+        if name.startswith("tensors"):
+            save_file(changed, path)
+        else:
+            path.write_text(json.dumps(changed))
+    if (name, change) in UNREADABLE[:-1] or isinstance(change, bytes):
+        with pytest.raises(DamagedCapsule, match="not a readable capsule"):
+            load_capsule(CAPSULE)
+        assert calls.run("why", CAPSULE).exit_code == 3
+    else:
+        with pytest.raises(DamagedCapsule, match=CAPSULE):
+            replay_capsule(CAPSULE, module.build)
 
 
 def test_another_model_is_refused(module):
     skipped(module, "run")
     with pytest.raises(DamagedCapsule, match=r"capsule_model\.Net"):
-        replay_capsule(
-            "run/capsules/step000000", lambda: (nn.Linear(3, 3), lambda m, b: m(b["x"]).sum())
-        )
+        replay_capsule(CAPSULE, lambda: (nn.Linear(3, 3), lambda m, b: m(b["x"]).sum()))
     with pytest.raises(UsageError):
-        replay_capsule("run/capsules/step000000", lambda: 3)
+        replay_capsule(CAPSULE, lambda: 3)

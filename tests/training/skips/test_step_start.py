@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from support import constant, wrapped
@@ -40,10 +42,15 @@ class HandWritten(nn.Module):
         return (y + self.mask.exp() + self.wide).square().mean()
 
 
+def normed():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+
+
 def take(mp, model, x):
     with mp.autocast():
-        loss = model(x)
-    return mp.step(loss.float())
+        loss = model(x).float().square().mean()
+    return mp.step(loss)
 
 
 def held(model):
@@ -59,8 +66,7 @@ def test_a_skip_restores_buffers_that_code_of_the_model_changes(level):
     torch.manual_seed(0)
     model = HandWritten()
     mp = wrapped(model, level=level)
-    bad = torch.randn(8, 4)
-    bad[0, 0] = INF
+    bad = overflowing()
     before = held(model)
     assert take(mp, model, bad).skipped
     assert same(before, held(model))
@@ -85,7 +91,7 @@ def test_buffers_that_were_never_finite_skip_nothing():
     assert torch.equal(model.m, torch.zeros(4))
 
 
-def overflowing(model):
+def overflowing():
     torch.manual_seed(0)
     x = torch.randn(8, 4)
     x[0, 0] = INF
@@ -94,38 +100,27 @@ def overflowing(model):
 
 @pytest.mark.parametrize("inside", [False, True])
 def test_what_a_script_changed_on_purpose_is_not_rolled_back(inside):
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    model = normed()
     mp = wrapped(model)
-
-    def take(x):
-        with mp.autocast():
-            loss = model(x).float().square().mean()
-        return mp.step(loss)
-
-    take(torch.randn(8, 4))
-    if inside:
-        with mp.autocast():
-            update_bn([torch.randn(8, 4) for _ in range(3)], model)
-    else:
+    take(mp, model, torch.randn(8, 4))
+    with mp.autocast() if inside else nullcontext():
         update_bn([torch.randn(8, 4) for _ in range(3)], model)
     before = held(model)
-    assert take(overflowing(model)).skipped
+    assert take(mp, model, overflowing()).skipped
     assert same(before, held(model))
     model.load_state_dict({n: t + 1 for n, t in model.state_dict().items()})
     before = held(model)
-    assert take(overflowing(model)).skipped
+    assert take(mp, model, overflowing()).skipped
     assert same(before, held(model))
     model.eval()  # a frozen batch norm, whose statistics the script sets
     model[1].running_mean.data.fill_(3.0)
     before = held(model)
-    assert take(overflowing(model)).skipped
+    assert take(mp, model, overflowing()).skipped
     assert same(before, held(model))
 
 
 def test_an_abandoned_step_is_no_part_of_the_next():
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    model = normed()
     mp = wrapped(model)
     with mp.autocast():
         loss = model(torch.randn(8, 4)).float().square().mean()
@@ -134,16 +129,13 @@ def test_an_abandoned_step_is_no_part_of_the_next():
     with torch.no_grad():
         model[1].running_mean.fill_(3.0)
     before = held(model)
-    with mp.autocast():
-        loss = model(overflowing(model)).float().square().mean()
-    assert mp.step(loss).skipped
+    assert take(mp, model, overflowing()).skipped
     assert same(before, held(model))
 
 
 def test_a_pass_without_gradients_inside_a_step_is_undone_with_it():
     """A generator's batch norm, while its discriminator is trained."""
-    torch.manual_seed(0)
-    generator = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    generator = normed()
     critic = nn.Linear(4, 1)
     optimizers = [torch.optim.SGD(m.parameters(), 0.1) for m in (generator, critic)]
     mp = mpdiag.MixedPrecision([generator, critic], optimizers, constant(2.0))
@@ -157,13 +149,10 @@ def test_a_pass_without_gradients_inside_a_step_is_undone_with_it():
 
 
 def test_a_part_of_a_model_called_by_itself_is_guarded():
-    torch.manual_seed(0)
-    model = nn.ModuleDict({"encoder": nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))})
+    model = nn.ModuleDict({"encoder": normed()})
     mp = wrapped(model)
     before = held(model)
-    with mp.autocast():
-        loss = model["encoder"](overflowing(model)).float().square().mean()
-    assert mp.step(loss).skipped
+    assert take(mp, model["encoder"], overflowing()).skipped
     assert same(before, held(model))
 
 
@@ -174,6 +163,6 @@ def test_a_restored_buffer_that_did_not_change_keeps_graphs_alive():
     model.register_buffer("kept", mask)
     w = torch.ones(4, requires_grad=True)
     product = (w * model.kept).sum()
-    assert take(mp, model, overflowing(model)).skipped
+    assert take(mp, model, overflowing()).skipped
     product.backward()
     assert torch.equal(w.grad, mask)
