@@ -328,7 +328,7 @@ class MixedPrecision:
                 result = self._step_with_closure(chosen, closure, clip)
             else:
                 if loss is not None:
-                    stepping.run_backward(context, loss)
+                    self.backward(loss)  # a subclass may have its own
                 stepping.prepare_gradients(context, chosen, self._regularizers)
                 update = functools.partial(updates.update_weights, context, chosen, self._guard)
                 result = stepping.take_step(context, chosen, update, clip=clip, replay=replay)
