@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import gc
 import os
-import threading
 from pathlib import Path
 
 import pytest
@@ -169,29 +168,6 @@ def test_names_that_nothing_bears_are_refused():
 )
 def test_an_operation_has_many_names(name):
     assert policy.operation_named(name) == "softmax"
-
-
-def test_two_threads_follow_their_own_policies():
-    """Each enters autocast before the other has left it."""
-    entered, seen = threading.Barrier(2, timeout=30), {}
-
-    def train(name, operations):
-        model = nn.Linear(4, 4)
-        with within(model, dtype="bf16", fp32_operations=operations) as mp:
-            entered.wait()
-            with mp.autocast():
-                entered.wait()
-                seen[name] = model(torch.randn(2, 4)).dtype
-                entered.wait()
-
-    threads = [
-        threading.Thread(target=train, args=words) for words in [("low", ()), ("wide", ("linear",))]
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert seen == {"low": torch.bfloat16, "wide": torch.float32}
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")

@@ -6,13 +6,14 @@ import warnings
 
 import pytest
 import torch
-from support import backoff
+from support import backoff, wrapped
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import mpdiag
 from mpdiag.errors import UsageError
 
+BF16 = mpdiag.PrecisionOverrides(dtype="bf16")
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # inductor's own imports
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor"),  # while torch traces
@@ -32,27 +33,25 @@ def train(level, compiled, backend="inductor"):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
     optimizer = torch.optim.SGD(model.parameters(), 0.05)
-    overrides = mpdiag.PrecisionOverrides(dtype="bf16")
     count = CompileCounterWithBackend(backend)
     given = torch.compile(model, backend=count) if compiled == "before" else model
-    mp = mpdiag.MixedPrecision(
-        given, optimizer, backoff(64.0), level=level, backend="native", overrides=overrides
-    )
+    options = {"level": level, "backend": "native", "overrides": BF16}
+    mp = wrapped(given, backoff(64.0), optimizer, **options)
     call = torch.compile(model, backend=count) if compiled == "after" else given
     if compiled == "in place":
         model.compile(backend=count)
 
-    def step(x):
+    def loss_of(x):
         with mp.autocast():
-            loss = call(x).float().square().mean()
-        return mp.step(loss)
+            return call(x).float().square().mean()
+
+    def step(x):
+        return mp.step(loss_of(x))
 
     scaler = mp.scaler()
 
     def step_by_scaler(x):
-        with mp.autocast():
-            loss = call(x).float().square().mean()
-        scaler.scale(loss).backward()
+        scaler.scale(loss_of(x)).backward()
         result = scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()
@@ -105,7 +104,7 @@ def test_what_is_compiled_trains_as_what_is_not(level, compiled, backend):
 def test_what_was_counted_before_something_was_compiled_is_not_claimed():
     torch._dynamo.reset()
     model = nn.Linear(4, 4)
-    mp = mpdiag.MixedPrecision(model, torch.optim.SGD(model.parameters(), 0.05), backoff(64.0))
+    mp = wrapped(model)
     share = mp.context.monitor.share
     for _ in range(2):
         with mp.autocast():
@@ -121,9 +120,7 @@ def test_micro_batches_of_a_compiled_model_compile_nothing_more():
     torch._dynamo.reset()
     model = nn.Linear(4, 4)
     count = CompileCounterWithBackend("aot_eager")
-    overrides = mpdiag.PrecisionOverrides(dtype="bf16")
-    optimizer = torch.optim.SGD(model.parameters(), 0.05)
-    mp = mpdiag.MixedPrecision(model, optimizer, backoff(64.0), level="O2", overrides=overrides)
+    mp = wrapped(model, level="O2", overrides=BF16)
     call, graphs = torch.compile(model, backend=count), []
     for _ in range(3):
         for _ in range(3):
@@ -172,11 +169,8 @@ def train_scripted(level, kind):
         inside.factor.fill_(1)
         inside.norm.reset_running_stats()
     overrides = mpdiag.PrecisionOverrides(dtype=None if level == "O0" else "bf16")
-    optimizer = torch.optim.SGD(model.parameters(), 0.05)
     skipped = []
-    with mpdiag.MixedPrecision(
-        model, optimizer, backoff(64.0), level=level, overrides=overrides
-    ) as mp:
+    with wrapped(model, level=level, overrides=overrides) as mp:
 
         def loss_of():
             with mp.autocast():
@@ -205,14 +199,12 @@ def test_a_torchscript_module_inside_a_model_trains_as_the_eager_one(level, kind
 def test_where_torchscript_takes_no_hooks_it_is_refused_in_a_sentence():
     model = torch.jit.script(nn.Linear(4, 4))
     around = nn.Sequential(model)
-    bf16 = mpdiag.PrecisionOverrides(dtype="bf16")
     kept = mpdiag.PrecisionOverrides(dtype="bf16", fp32_modules=("0",))
     for given, overrides, said in (
-        (model, bf16, "inside another"),
+        (model, BF16, "inside another"),
         (around, kept, "takes no hooks"),
         (around, mpdiag.PrecisionOverrides(), "emulation cannot see inside"),
     ):
-        optimizer = torch.optim.SGD(given.parameters(), 0.05)
         with pytest.raises(UsageError, match=said):
-            mpdiag.MixedPrecision(given, optimizer, backoff(64.0), overrides=overrides)
+            wrapped(given, overrides=overrides)
     assert not model._forward_pre_hooks

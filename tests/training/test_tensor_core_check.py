@@ -37,31 +37,24 @@ class Fake:
     """Measures nothing, and says what it is told."""
 
     def __init__(self, fraction=0.0, fail_at=None):
-        self.log = []
-        self._fraction, self._fail_at = fraction, fail_at
+        def noting(name, answer=None):
+            def do(*_):
+                self.log.append(name)
+                if name == fail_at:
+                    raise RuntimeError(f"no {name}\nhere")
+                return answer
 
-    def _do(self, name):
-        self.log.append(name)
-        if name == self._fail_at:
-            message = f"no {name}\nhere"
-            raise RuntimeError(message)
+            return do
+
+        self.log, self.result = [], self
+        self.enter, self.exit, self.step = map(noting, ("enter", "exit", "step"))
+        self.to_json = noting("result", document(fraction))
 
     def __enter__(self):
-        self._do("enter")
+        self.enter()
 
     def __exit__(self, *_):
-        self._do("exit")
-
-    def step(self):
-        self._do("step")
-
-    @property
-    def result(self):
-        return self
-
-    def to_json(self):
-        self._do("result")
-        return document(self._fraction)
+        self.exit()
 
 
 def trained(monkeypatch, measure, steps=6, **options):

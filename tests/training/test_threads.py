@@ -20,7 +20,7 @@ KINDS = {
 }
 
 
-def train(kind, model, after_step=lambda: None):
+def train(kind, model, take_turns=lambda: None):
     """Four steps; yields control in each, and returns the weights at last."""
     options = KINDS[kind]
     overrides = mpdiag.PrecisionOverrides(**options["overrides"])
@@ -31,12 +31,13 @@ def train(kind, model, after_step=lambda: None):
         for i in range(4):
             x, y = batch(i)
             with mp.autocast():
+                take_turns()  # each enters autocast before the other has left it
                 half = options["level"] == "O2"  # which casts at the whole model's edge
                 hidden = x if half else checkpoint(model[:3], x, use_reentrant=False)
                 loss = nn.functional.cross_entropy((model if half else model[3:])(hidden), y)
-            after_step()
+                take_turns()
             mp.step(loss)
-            after_step()
+            take_turns()
         return {name: value.clone() for name, value in mp.fp32_state_dict().items()}
 
 
