@@ -156,20 +156,20 @@ def test_at_most_two_a_second_and_a_hundredth_of_the_time():
         now[0] += slow[0]
 
     surface.draw = draw
-    for _ in range(1000):  # 10 seconds
-        if view.due():
-            view.show(Progress(5, 1, [], []))
-        view.draw()
-        now[0] += 0.01
+
+    def train(seconds):
+        end = now[0] + seconds
+        while now[0] < end:
+            if view.due():
+                view.show(Progress(5, 1, [], []))
+            view.draw()
+            now[0] += 0.01
+
+    train(10)
     assert 18 <= len(surface.drawn) <= 21
     slow[0] = 0.02
     surface.drawn.clear()
-    begin = now[0]
-    while now[0] < begin + 20:
-        if view.due():
-            view.show(Progress(5, 1, [], []))
-        view.draw()
-        now[0] += 0.01
+    train(20)
     assert len(surface.drawn) * slow[0] <= 0.02 * 20
     view.close()
     view.close()

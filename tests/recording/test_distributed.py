@@ -39,14 +39,9 @@ def trained(fork_server, tmp_path_factory):
 
 
 @pytest.mark.parametrize("what", WAYS)
-def test_training_is_bit_identical_on_every_rank(trained, what):
-    _, truths = trained[what]
+def test_every_rank_trains_bit_for_bit_and_writes_rows_of_its_own(trained, what):
+    run, truths = trained[what]
     assert [truth["same"] for truth in truths] == [True] * WORLD
-
-
-@pytest.mark.parametrize("what", WAYS)
-def test_every_rank_writes_rows_of_its_own(trained, what):
-    run, _ = trained[what]
     frame = run.frame()
     ranks = sorted({path.name[4:9] for path in run.parts()})
     assert ranks == ["00000", "00001"]
@@ -102,10 +97,7 @@ def test_rows_say_where_they_lie_and_that_they_are_reduced(trained, what, name, 
         assert set(rows["placement"]) == {placement}
         assert set(rows["stage"]) == {"reduced"}
         assert len(rows) == 3 * WORLD
-
-
-def test_a_partial_sum_is_of_the_stage_before_the_reduction(trained):
-    frame = trained["tensor"][0].frame()
+    frame = trained["tensor"][0].frame()  # a partial sum is of the stage before the reduction
     rows = frame[(frame["kind"] == "weight_grad") & (frame["name"] == "norm.weight")]
     assert set(zip(rows["placement"], rows["stage"], strict=True)) == {("local", "local")}
 

@@ -128,7 +128,7 @@ def test_a_failed_write_of_operations_is_tried_once(training, monkeypatch):
 
     def refuse(_writer, _table):
         tries.append(1)
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        full()
 
     monkeypatch.setattr(RunWriter, "append_operations", refuse)
     recorder, train = training(8)
@@ -185,10 +185,6 @@ def test_a_disk_that_goes_on_failing_is_given_up_and_tried_rarely(training, monk
 def test_a_full_disk_leaves_a_run_that_says_failed(training, monkeypatch):
     """A new meta file has no room, the one that is there has."""
     recorder, train = training(8)
-
-    def full(*_args):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
     monkeypatch.setattr(run_folder, "_RETRY_SECONDS", ())
     monkeypatch.setattr("mpdiag.files.atomic.atomic_path.__enter__", full)
     with pytest.warns(RuntimeWarning, match="No space left"):
