@@ -44,6 +44,11 @@ def loss_of_batch(model: nn.Module, mp: mpdiag.MixedPrecision, seed: int = 1) ->
         return nn.functional.cross_entropy(model(x).float(), y)
 
 
+NEEDS_GLOO = pytest.mark.skipif(
+    not torch.distributed.is_available() or not torch.distributed.is_gloo_available(),
+    reason="this build of torch has no gloo",
+)
+
 PRECISIONS = [
     ("O0", None),
     ("O1", "fp16"),

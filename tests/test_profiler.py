@@ -1,9 +1,7 @@
 """The profiler is a product of its own: without its folder the rest works, and ``profile`` says so."""
 
-import os
 import shutil
-import subprocess
-import sys
+from functools import partial
 
 import pytest
 
@@ -44,30 +42,22 @@ for words in ("analyze fp32", "compare fp32 fp16", "report fp32", "doctor"):
 
 
 @pytest.fixture(scope="module")
-def without(root, tmp_path_factory):
+def without(real, root, tmp_path_factory):
     """Runs Python in a folder, with a copy of the package that lacks the profiler's folder."""
     folder = tmp_path_factory.mktemp("without")
     ignored = shutil.ignore_patterns("tensorcores")
     shutil.copytree(root / "mpdiag", folder / "mpdiag", ignore=ignored)
-
-    def run(*words):
-        environment = os.environ | {"PYTHONPATH": str(folder)}
-        command = [sys.executable, *words]
-        return subprocess.run(
-            command, cwd=folder, env=environment, capture_output=True, text=True, check=False
-        )
-
-    return run
+    return partial(real, cwd=folder, env={"PYTHONPATH": str(folder)})
 
 
 def test_record_analyze_train_and_compare_without_it(without):
     child = without("-c", TRAINING)
-    assert child.returncode == 0, child.stderr
+    assert child.code == 0, child.err
 
 
 def test_profile_without_it_is_refused_in_one_sentence(without):
     child = without("-m", "mpdiag", "profile", "trace.json")
-    assert child.returncode == 2
-    assert child.stderr.splitlines() == [
+    assert child.code == 2
+    assert child.err.splitlines() == [
         "error: the Tensor Core profiler is not installed here: reinstall mpdiag to profile"
     ]

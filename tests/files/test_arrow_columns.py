@@ -1,8 +1,5 @@
 """Arrow columns as NumPy arrays and back: equal to Arrow's own conversions, without pandas."""
 
-import subprocess
-import sys
-
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -147,7 +144,7 @@ def test_nothing_is_rounded_or_wrapped(value, kind, error):
         array_from([value], kind)
 
 
-def test_reading_and_writing_a_run_does_not_import_pandas(root, tmp_path):
+def test_reading_and_writing_a_run_does_not_import_pandas(real, root, tmp_path):
     script = (
         "import sys; from mpdiag.runs.run import open_run; from mpdiag.runs import schema, writer;"
         "run = open_run(sys.argv[1]); assert len(run.records.step); assert run.operations();"
@@ -155,5 +152,5 @@ def test_reading_and_writing_a_run_does_not_import_pandas(root, tmp_path):
         "writer.RunWriter(sys.argv[2]).write_modules(run.modules());"
         "assert 'pandas' not in sys.modules"
     )
-    places = [str(root / "sample_runs" / "translation"), str(tmp_path / "run")]
-    subprocess.run([sys.executable, "-c", script, *places], check=True, cwd=root)
+    done = real("-c", script, root / "sample_runs" / "translation", tmp_path / "run", cwd=root)
+    assert done.code == 0, done.err

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from script_processes import SCRIPTS
+from support import NEEDS_GLOO
 
 from mpdiag.analysis.analyzer import analyze
 from mpdiag.launching.processes import claim_childs_run, claim_run, release_childrens
@@ -16,10 +17,7 @@ from mpdiag.plan import PrecisionPlan
 from mpdiag.runs.run import open_run
 from mpdiag.runs.training_log import read_log
 
-pytestmark = pytest.mark.skipif(
-    not torch.distributed.is_available() or not torch.distributed.is_gloo_available(),
-    reason="this build of torch has no gloo",
-)
+pytestmark = NEEDS_GLOO
 
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 

@@ -3,18 +3,15 @@
 from dataclasses import replace
 
 import pytest
-import torch
 from script_processes import SCRIPTS
+from support import NEEDS_GLOO
 
 from mpdiag.analysis.analyzer import analyze
 from mpdiag.analysis.layers import merge_layers
 from mpdiag.runs.run import open_run
 from mpdiag.runs.training_log import read_log
 
-pytestmark = pytest.mark.skipif(
-    not torch.distributed.is_available() or not torch.distributed.is_gloo_available(),
-    reason="this build of torch has no gloo",
-)
+pytestmark = NEEDS_GLOO
 
 NAMES = ["fsdp", "tensor_parallel"]
 

@@ -8,7 +8,6 @@ import time
 
 import numpy as np
 import pytest
-import torch
 
 from mpdiag.plan import PrecisionPlan
 from mpdiag.runs.run import open_run
@@ -95,10 +94,7 @@ def test_a_signal_that_is_ignored_stays_ignored(fork_server, tmp_path):
     assert open_run(tmp_path / "run").meta["state"] == "interrupted"
 
 
-@pytest.mark.skipif(
-    not torch.distributed.is_available() or not torch.distributed.is_gloo_available(),
-    reason="this build of torch has no gloo",
-)
+@NEEDS_GLOO
 @pytest.mark.parametrize("command", ["record", "train"])
 def test_sigterm_ends_a_rank_that_waits_in_a_collective(fork_server, tmp_path, command):
     """Python runs no handler there: the launcher had to kill it, and what it had counted was lost."""

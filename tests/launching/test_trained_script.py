@@ -407,18 +407,6 @@ model = torch.jit.script(model)
     ),
     "half": ("model.bfloat16(); x, y = x.bfloat16(), y.bfloat16()" + LOOP, "bfloat16 already"),
     "double": ("model.double(); x, y = x.double(), y.double()" + LOOP, "float64"),
-    "no optimizer": (
-        """
-del optimizer
-for step in range(8):
-    F.mse_loss(model(x), y).backward()
-    with torch.no_grad():
-        for p in model.parameters():
-            p -= 0.1 * p.grad
-            p.grad = None
-""",
-        "without an optimizer",
-    ),
     "functional": (
         """
 names = dict(model.named_parameters())

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from row_buffer import table_of
+from support import NEEDS_GLOO
 
 import mpdiag
 from mpdiag.analysis.layers import countable_rows, merge_layers
@@ -18,10 +19,7 @@ WAYS = ["ddp", "inner", "fsdp", "tensor"]
 PARAMETERS = [f"{layer}.{p}" for layer in ("norm", "up", "down") for p in ("weight", "bias")]
 ELEMENTS = dict(zip(PARAMETERS, (8, 8, 128, 16, 64, 4), strict=True))
 
-pytestmark = pytest.mark.skipif(
-    not torch.distributed.is_available() or not torch.distributed.is_gloo_available(),
-    reason="this build of torch has no gloo",
-)
+pytestmark = NEEDS_GLOO
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 import importlib.util
 import os
-import subprocess
 import sys
 
 import numpy as np
@@ -116,16 +115,10 @@ print("equal")
 """
 
 
-def test_the_triton_kernels_count_alike_in_tritons_interpreter(root):
+def test_the_triton_kernels_count_alike_in_tritons_interpreter(real, root):
     if importlib.util.find_spec("triton") is None:
         pytest.skip("triton is not installed")
     path = os.pathsep.join([str(root), str(root / "tests"), *sys.path])
-    child = subprocess.run(
-        [sys.executable, "-c", CHILD],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": path},
-        timeout=240,
-    )
-    assert child.stdout == "equal\n", child.stderr
+    environment = {"TRITON_INTERPRET": "1", "PYTHONPATH": path}
+    child = real("-c", CHILD, cwd=root, env=environment, timeout=240)
+    assert child.out == "equal\n", child.err

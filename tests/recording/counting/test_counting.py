@@ -1,8 +1,6 @@
 """Every counter against plain numpy, on every layout."""
 
 import os
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -124,7 +122,7 @@ def test_what_was_counted_can_still_be_resized():
     changed.untyped_storage().resize_(0)
 
 
-def test_counting_works_where_nothing_can_be_cached():
+def test_counting_works_where_nothing_can_be_cached(real, tmp_path):
     """An install and a home that may not be written: Numba finds no place for what it compiled."""
     program = """
 from numba.core import caching
@@ -135,7 +133,5 @@ rows = host.HostRows()
 rows.count(torch.ones(3))
 print(rows.read().merged([[0]]).numel.tolist())
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=120
-    )
-    assert done.stdout.split() == ["[3]"], done.stderr
+    done = real("-c", program, cwd=tmp_path)
+    assert done.out.split() == ["[3]"], done.err

@@ -1,8 +1,6 @@
 """Kernels kept on the disk: loaded without what only a compiler needs, compiled anew when changed."""
 
 import os
-import subprocess
-import sys
 
 import pytest
 
@@ -26,7 +24,7 @@ print(total(np.arange(5)), sum(total.stats.cache_hits.values()), "numba.np.array
 
 
 @pytest.fixture
-def total(tmp_path, root):
+def total(real, root, tmp_path):
     """Call a kernel in a fresh process: its result, whether it was kept, and if all was imported."""
     folders = {
         "PYTHONPATH": f"{root}{os.pathsep}{tmp_path}",
@@ -37,10 +35,9 @@ def total(tmp_path, root):
         file, text = tmp_path / "kernel.py", KERNEL.format(change=change)
         if not file.exists() or file.read_text(encoding="utf-8") != text:  # its date counts
             file.write_text(text, encoding="utf-8")
-        command = [sys.executable, "-c", CALL]
-        environment = {**os.environ, **folders}
-        child = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-        return tuple(child.stdout.split())
+        child = real("-c", CALL, cwd=tmp_path, env=folders)
+        assert child.code == 0, child.err
+        return tuple(child.out.split())
 
     return called
 

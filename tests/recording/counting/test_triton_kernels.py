@@ -3,7 +3,6 @@
 import importlib.util
 import os
 import re
-import subprocess
 import sys
 
 import pytest
@@ -48,23 +47,17 @@ MOST_REGISTERS = {"one": 168, "many": 168, "many_updates": 255}
 
 
 @pytest.mark.parametrize("capability", [80, 90, 100])
-def test_every_kernel_compiles_without_spilling(capability, root, tmp_path):
+def test_every_kernel_compiles_without_spilling(capability, real, root, tmp_path):
     """Each variant: no register in memory, loads of 16 bytes, single loads for what is not aligned."""
     if importlib.util.find_spec("triton") is None:
         pytest.skip("triton is not installed")
     path = os.pathsep.join([str(root), *sys.path])
-    environment = {**os.environ, "PYTHONPATH": path, "TRITON_CACHE_DIR": str(tmp_path / "cache")}
-    environment.pop("TRITON_INTERPRET", None)
-    child = subprocess.run(
-        [sys.executable, "-c", CHILD, str(tmp_path), str(capability)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=environment,
-        timeout=290,
-    )
-    assert child.returncode == 0, child.stderr[-3000:]
-    lines = child.stdout.splitlines()
+    environment = {"TRITON_INTERPRET": "0", "PYTHONPATH": path}
+    environment["TRITON_CACHE_DIR"] = str(tmp_path / "cache")
+    words = ("-c", CHILD, tmp_path, capability)
+    child = real(*words, cwd=tmp_path, env=environment, timeout=290)
+    assert child.code == 0, child.err[-3000:]
+    lines = child.out.splitlines()
     assert len(lines) == VARIANTS
     for line in lines:
         name, kind, aligned, said = line.split(maxsplit=3)
