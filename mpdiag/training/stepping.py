@@ -22,22 +22,9 @@ from torch.optim import Optimizer
 
 from mpdiag.errors import TrainingDiverged, UsageError
 from mpdiag.tracing.capture import refuse_capture
+from mpdiag.training import judgement
 from mpdiag.training.arguments import inside
 from mpdiag.training.casting import Casting
-from mpdiag.training.judgement import (
-    NO_CLIP,
-    Clip,
-    ForwardPass,
-    JudgedGradients,
-    Ranks,
-    judge_gradients,
-    multiply,
-    norms,
-    rank,
-    unscale,
-    values_of,
-    without_partial_sums,
-)
 from mpdiag.training.monitor import StepMonitor
 from mpdiag.training.movement import AverageWatch, OptimizerWatch
 from mpdiag.training.results import NonFinite, StepResult
@@ -74,7 +61,7 @@ class StepContext:
     monitor: StepMonitor
     watch: OptimizerWatch
     averages: AverageWatch | None
-    ranks: Ranks
+    ranks: judgement.Ranks
 
     def chosen(self, optimizer: Optimizer | None) -> list[Optimizer]:
         """The optimizers that are meant: one of the trainer's, or all.
@@ -125,20 +112,22 @@ def note_loss(context: StepContext, loss: Tensor) -> None:
     for optimizer in wrapped.optimizers:
         factor = scaling.align(optimizer)
         if factor != 1.0:
-            multiply(_waiting_gradients(wrapped, optimizer), factor)
+            judgement.multiply(_waiting_gradients(wrapped, optimizer), factor)
     scaling.note_loss(loss, adds=bool(scaling.losses) and gradients_wait(wrapped))
 
 
 def gradients_matter(wrapped: Wrapped) -> bool:
     """Whether any of them is not zero; waits for the device."""
     found = [g for o in wrapped.optimizers for g in _waiting_gradients(wrapped, o)]
-    return bool(found) and any(bool(n != 0) for n in norms([values_of(g) for g in found], 2.0))
+    return bool(found) and any(
+        bool(n != 0) for n in judgement.norms([judgement.values_of(g) for g in found], 2.0)
+    )
 
 
 def gradients_wait(wrapped: Wrapped) -> bool:
     """Whether any parameter of the optimizers has a gradient; on a CPU, zeros count as cleared."""
     return any(
-        answers_late(gradient.device) or bool(values_of(gradient).any())
+        answers_late(gradient.device) or bool(judgement.values_of(gradient).any())
         for o in wrapped.optimizers
         for p in parameters_of(o)
         for gradient in wrapped.masters.gradients_of(p)
@@ -164,7 +153,7 @@ def gradients_held(parameters: Sequence[Tensor]) -> tuple[list[Tensor], list[Ten
             # Entries that stand for one value twice have no norm yet.
             p.grad = gradient = gradient.coalesce()
         elif type(gradient) is not Tensor:
-            p.grad = gradient = without_partial_sums(gradient, p)
+            p.grad = gradient = judgement.without_partial_sums(gradient, p)
         held.append(p)
         gradients.append(gradient)
     return held, gradients
@@ -201,7 +190,7 @@ def _unscale(context: StepContext, optimizer: Optimizer) -> None:
             held = [p for p in held if id(p) not in done]
     gradients = gradients_held(held)[1]
     scaling.refuse_unscaled(gradients)
-    unscale(gradients, scaling.begun_at(optimizer))
+    judgement.unscale(gradients, scaling.begun_at(optimizer))
     scaling.note_unscaled(optimizer)
 
 
@@ -240,7 +229,7 @@ def take_step(
     chosen: Sequence[Optimizer],
     update: Update,
     *,
-    clip: Clip = NO_CLIP,
+    clip: judgement.Clip = judgement.NO_CLIP,
     known_bad: bool = False,
     replay: Callable[[], Tensor] | None = None,
     losses_decide: bool = True,
@@ -307,16 +296,16 @@ def judge(
     losses: Sequence[Tensor] = (),
     *,
     scale: float,
-    clip: Clip,
+    clip: judgement.Clip,
     known_bad: bool,
     inspect: Callable[[Sequence[Tensor]], None] | None = None,
     losses_decide: bool = True,
-) -> JudgedGradients:
+) -> judgement.JudgedGradients:
     """Judge gradients of what is held, their losses and the buffers; see ``judge_gradients``."""
     buffers, note_values = context.wrapped.buffers, context.scaling.note_values
-    return judge_gradients(
+    return judgement.judge_gradients(
         gradients,
-        ForwardPass(losses, buffers.sizes(), buffers.spoiled, note_values, losses_decide),
+        judgement.ForwardPass(losses, buffers.sizes(), buffers.spoiled, note_values, losses_decide),
         scale=scale,
         ranks=context.ranks,
         parameters=held,
@@ -337,7 +326,7 @@ def taken_step(context: StepContext, scale: float, loss: float | None, norm: flo
         next_scale=context.scaling.next_scale,
         loss=loss,
         gradient_norm=norm,
-        rank=rank(),
+        rank=judgement.rank(),
     )
 
 
@@ -345,7 +334,7 @@ def skip_step(
     context: StepContext,
     chosen: Sequence[Optimizer],
     failed: FailedStep,
-    judged: JudgedGradients,
+    judged: judgement.JudgedGradients,
     replay: Callable[[], Tensor] | None = None,
 ) -> StepResult:
     """Restore buffers, find the cause and adjust the scale.
@@ -369,7 +358,7 @@ def skip_step(
         gradient_norm=judged.norm,
         non_finite=diagnosis.found,
         cause=diagnosis.cause,
-        rank=rank(),
+        rank=judgement.rank(),
         at_any_scale=judged.forward_failed or failed.misfit is not None,
     )
 

@@ -19,15 +19,8 @@ from mpdiag.errors import UsageError
 from mpdiag.tracing.precision import HALF
 from mpdiag.training.judgement import norms
 from mpdiag.training.levels import Precision
+from mpdiag.training.weights import held
 from mpdiag.training.weights.given import CAST_FIRST, Weight, answers_late
-from mpdiag.training.weights.held import (
-    drop_own_gradient,
-    gather_gradient,
-    hold,
-    let_go,
-    own_gradient,
-    put_back_gradient,
-)
 
 _NOTHING = nullcontext()
 BATCH_NORMS = (nn.modules.batchnorm._BatchNorm,)
@@ -161,16 +154,16 @@ class Masters:
     def gradients_of(self, master: Tensor) -> list[Tensor]:
         """The gradients that wait for what an optimizer holds: the master's, and the model's."""
         weight = self._of_master.get(master)
-        gradients = [master.grad, None if weight is None else own_gradient(weight.parameter)]
+        gradients = [master.grad, None if weight is None else held.own_gradient(weight.parameter)]
         return [gradient for gradient in gradients if gradient is not None]
 
     def collect_gradients(self, optimizers: Sequence[Optimizer]) -> None:
         """Move the model's gradients to the masters, as FP32, still scaled; there they add up."""
         self.adopt()
         for weight in self._held_by(optimizers):
-            gradient = own_gradient(weight.parameter)
+            gradient = held.own_gradient(weight.parameter)
             if gradient is not None:
-                gather_gradient(weight.parameter, gradient, weight.master)
+                held.gather_gradient(weight.parameter, gradient, weight.master)
 
     def begin_pass(self, *, adds: bool) -> None:
         """A backward pass begins; one that adds to gradients adds in FP32.
@@ -187,7 +180,7 @@ class Masters:
         if alone and not self._unreduced:
             with torch.no_grad():
                 for weight in self._weights.values():
-                    put_back_gradient(weight.parameter, weight.master)
+                    held.put_back_gradient(weight.parameter, weight.master)
             self.hide_gradients()
         elif adds:
             self.collect_gradients(self._optimizers)
@@ -200,13 +193,13 @@ class Masters:
         """Let the model's parameters show gradients that have moved to these masters."""
         for master in masters:
             parameter = self.model_parameter(master)
-            if parameter is not master and master.grad is not None and hold(parameter, master):
+            if parameter is not master and master.grad is not None and held.hold(parameter, master):
                 self._shown.append(parameter)
 
     def hide_gradients(self) -> None:
         """The step is over: parameters have none but their own."""
         while self._shown:
-            let_go(self._shown.pop())
+            held.let_go(self._shown.pop())
 
     # -- what others write -------------------------------------------------------------------------
 
@@ -390,7 +383,7 @@ class Masters:
         self.settle()
         self.hide_gradients()
         for weight in self._weights.values():
-            drop_own_gradient(weight.parameter)
+            held.drop_own_gradient(weight.parameter)
             weight.parameter.data = weight.master.detach().clone()
         for optimizer in self._optimizers:
             for group in optimizer.param_groups:
