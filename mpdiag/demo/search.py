@@ -8,18 +8,18 @@ from typing import Any
 
 from rich.console import Console, Group
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.table import Table
 from rich.text import Text
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mpdiag import workloads
 from mpdiag.analysis.analyzer import analyze
-from mpdiag.display.wording import counted
+from mpdiag.display.wording import counted, layer_name
 from mpdiag.files.atomic import atomic_path
 from mpdiag.plan import PrecisionPlan
 from mpdiag.recording.recorder import record
 from mpdiag.reports import terminal
+from mpdiag.reports.text.tables import Fitted
 from mpdiag.runs.run import META
 from mpdiag.sensitivity.fp32_search import SearchResult, Train, search_fp32
 from mpdiag.sensitivity.measurement import measure_sensitivity
@@ -133,11 +133,9 @@ def search_text(result: SearchResult) -> Any:
     style = {"none": "bold green", "found": "bold green"}.get(result.answer, "bold yellow")
     parts: list[Any] = [Text(answer_sentence(result), style=style)]
     if result.fp32:
-        table = Table()
-        for column in ("module", "operation", "why"):
-            table.add_column(column)
+        table = Fitted(("module", "operation", "why"), sentences=frozenset({"why"}))
         for c in (*result.plan.fp32_operations, *result.plan.fp32_modules):
-            table.add_row(Text(c.module or "(the model)"), c.op or "all", Text(c.reason))
+            table.add_row(layer_name(c.module), c.op or "all", Text(c.reason))
         parts.append(table)
     if spread is not None:
         figures = ", ".join(f"{m:.4g}" for m in spread.metrics)

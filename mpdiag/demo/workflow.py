@@ -22,7 +22,6 @@ from typing import Any, Protocol
 import torch
 from rich.console import Console, Group, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 from rich.text import Text
 
 from mpdiag import workloads
@@ -35,6 +34,7 @@ from mpdiag.recording.recorder import record
 from mpdiag.reports import terminal
 from mpdiag.reports.machine import processor_cores
 from mpdiag.reports.text.analysis import after_analysis, gradients_picture, summary_text
+from mpdiag.reports.text.tables import Fitted
 from mpdiag.runs.run import free_name
 from mpdiag.runs.training_log import LogWriter, Metric, TrainingStep
 from mpdiag.training.options import PrecisionOverrides
@@ -282,11 +282,10 @@ def demo_text(
         outcomes: FP32 first, then without a scale, then by the plan, then others.
         analysis: The analysis of the recording.
     """
-    table = Table(title="Trained from the same seed", title_justify="left", title_style="bold")
-    table.add_column("")
-    for column in (metric, "last loss", "skipped", "seconds"):
-        table.add_column(column, justify="right")
-    table.add_column("run")
+    numbers = (metric, "last loss", "skipped", "seconds")
+    table = Fitted(
+        ("training", *numbers, "run"), "Trained from the same seed", right=frozenset(numbers)
+    )
     for o in outcomes:
         table.add_row(
             o.title,
@@ -294,7 +293,7 @@ def demo_text(
             _figure(o.loss),
             f"{o.skipped} of {o.steps}" if o.steps else "–",
             f"{o.seconds:.1f}",
-            Text(str(o.run)) if o.run else "–",
+            str(o.run) if o.run else "–",
         )
     verdict, style = judge(metric, higher_is_better, outcomes, analysis)
     notes = [Text(f"{o.title}: {o.stopped}", style="yellow") for o in outcomes if o.stopped]

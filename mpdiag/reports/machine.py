@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from rich.console import Group, RenderableType
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from mpdiag.hardware import capabilities as able
@@ -259,7 +259,7 @@ _ABILITIES = "What this machine can do with each format"
 
 def _device_rows(e: Environment) -> Table:
     """mpdiag, Python, CPU and GPUs."""
-    facts = Table.grid(padding=(0, 2))
+    facts = Table.grid("", Column(overflow="fold"), padding=(0, 2))
     facts.add_row("mpdiag", e.mpdiag)
     facts.add_row("python", f"{e.python} on {e.platform}")
     threads = "" if e.threads is None else f", threads of torch: {e.threads}"

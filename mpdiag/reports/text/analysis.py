@@ -1,7 +1,4 @@
-"""What ``analyze`` prints: one screen of all that decides, and, verbosely, the details.
-
-The first screen has 80 by 24 characters. What it leaves out or cuts (``…``) stands in ``analysis_text``.
-"""
+"""What ``analyze`` prints: all that decides in whole sentences, and, verbosely, the details."""
 
 import re
 from collections import defaultdict
@@ -24,50 +21,48 @@ from mpdiag.numerics.formats import BF16, FORMATS, FP16
 from mpdiag.plan import PrecisionPlan, ShapeAdvice, Verdict
 from mpdiag.reports import next_commands
 from mpdiag.reports.text.charts import Histogram
-from mpdiag.reports.text.tables import COLOURS, EXPLAIN, Clipped, Fitted, finding_lines
+from mpdiag.reports.text.tables import COLOURS, EXPLAIN, Fitted, finding_lines
 from mpdiag.runs.run import Run
 
 FINDINGS = 3
-"""Findings that the first screen shows."""
+"""Findings that are shown without ``-v``, which shows all."""
 TOP = 8
 SHOWN_SHAPES = 10
 
 
 def summary_text(analysis: Analysis) -> Iterator[RenderableType]:
-    """What to print, part by part; at most 22 lines in 80 columns."""
-    yield Clipped(_verdict(analysis), 3)
-    yield Clipped(_provenance(analysis, model=False), 1)
+    """What to print, part by part; lines break between words, and nothing is cut."""
+    yield _verdict(analysis)
+    yield _provenance(analysis, model=False)
     yield Text("")
     rows = _titled()
     if analysis.advises:
-        for title, words, lines in _plan(analysis):
-            rows.add_row(title, Clipped(Text(words), lines))
+        for title, words in _plan(analysis):
+            rows.add_row(title, Text(words))
         rows.add_row("", "")
-    for i, finding in enumerate(analysis.findings[:FINDINGS]):
+    shown = analysis.findings[:FINDINGS]
+    for finding in shown:
         severity = Text(finding.severity, COLOURS[finding.severity])
-        rows.add_row(severity, Clipped(Text(finding.message), 1 if i else 2))
+        rows.add_row(severity, Text(finding.message))
         if finding.fix:
-            rows.add_row("", Clipped(Text(f"→ {finding.fix}", "dim"), 1))
-    more = len(analysis.findings) - FINDINGS
+            rows.add_row("", Text(f"→ {finding.fix}", "dim"))
+    more = len(analysis.findings) - len(shown)
     if more > 0:
         rows.add_row("", Text(f"and {counted(more, 'finding')} more: -v", "dim"))
-    if analysis.findings:
-        codes = dict.fromkeys(f.code for f in analysis.findings[:FINDINGS])
-        rows.add_row(
-            Text("mpdiag explain", "not bold dim"), Clipped(Text(" | ".join(codes), "dim"), 1)
-        )
+    if shown:
+        codes = dict.fromkeys(f.code for f in shown)
+        rows.add_row(Text("mpdiag explain", "not bold dim"), Text(" | ".join(codes), "dim"))
     bounds = analysis.verdict.not_examined
     if bounds:
         rows.add_row("", "")
-        rows.add_row("Not looked at", Clipped(Text("; ".join(bounds)), 2))
+        rows.add_row("Not looked at", Text("; ".join(bounds)))
     if analysis.verdict.level == "expected":
-        command = " ".join(map(str, settling_command(analysis.run)))
-        rows.add_row("To settle it", Clipped(Text(command), 1))
+        rows.add_row("To settle it", Text(" ".join(map(str, settling_command(analysis.run)))))
     yield rows
 
 
-def _plan(analysis: Analysis) -> Iterator[tuple[str, str, int]]:
-    """The plan's decisions: title, words, and the lines they may take."""
+def _plan(analysis: Analysis) -> Iterator[tuple[str, str]]:
+    """The plan's decisions: title and words."""
     plan = analysis.plan
     scale = plan.loss_scale
     if scale.need == "unknown":
@@ -76,13 +71,13 @@ def _plan(analysis: Analysis) -> Iterator[tuple[str, str, int]]:
         words = f"{scale_text(scale.recommended)} ({scale.method}), {scale.need}"
         if analysis.loss_scale.fits and scale.upper is not None and scale.upper > scale.lower:
             words += f"; any from {scale_text(scale.lower)} to {scale_text(scale.upper)} works"
-    yield "Loss scale", words, 2
+    yield "Loss scale", words
     needed = "needed" if plan.master_weights.needed else "not needed"
-    yield "Master weights", f"{needed}: {plan.master_weights.reason}", 2
+    yield "Master weights", f"{needed}: {plan.master_weights.reason}"
     proven = [c for c in plan.fp32_operations if not c.evidence.get("policy")]
     named = dict.fromkeys(" in ".join(filter(None, (c.op, c.module))) for c in proven)
     names = f": {', '.join(named)}" if named else ""
-    yield "Stay in FP32", kept_in_fp32(analysis) + names, 2
+    yield "Stay in FP32", kept_in_fp32(analysis) + names
 
 
 def analysis_text(analysis: Analysis, *, verbose: bool = False) -> RenderableType:
@@ -226,7 +221,7 @@ def _titled() -> Table:
     """Rows of a bold title and words."""
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="bold", no_wrap=True)
-    grid.add_column()
+    grid.add_column(overflow="fold")
     return grid
 
 
@@ -252,7 +247,7 @@ def settling_command(run: Run) -> tuple[object, ...]:
     argv = [str(word) for word in run.meta.get("argv") or []]
     if argv[1:2] == ["demo"]:
         return "mpdiag", "search", _workload(argv[2:], run.folder.name)
-    script = run.script_words or ("script.py", "ARGS…")
+    script = run.script_words or ("script.py", "ARGS")
     return "mpdiag", "analyze", run.folder, "--probe", "--", *script
 
 
@@ -424,11 +419,9 @@ def _operations(analysis: Analysis) -> RenderableType:
 
 def _formats(analysis: Analysis) -> RenderableType:
     title = f"Values lost by format, {analysis.figures.all_steps}"
-    table = Table(title=title, title_justify="left", title_style="bold")
-    table.add_column("format")
     kinds = ("activation", "activation_grad", "weight", "weight_grad")
-    for kind in kinds:
-        table.add_column(kind.replace("_", " "), justify="right")
+    headings = tuple(kind.replace("_", " ") for kind in kinds)
+    table = Fitted(("format", *headings), title, right=frozenset(headings))
     for name, summary in analysis.formats.items():
         cells = []
         for kind in kinds:

@@ -3,13 +3,12 @@
 import math
 
 from rich.console import Group, RenderableType
-from rich.markup import escape
-from rich.table import Table
 from rich.text import Text
 
 from mpdiag.analysis.comparison.compare import Comparison
 from mpdiag.analysis.comparison.comparison_findings import MetricComparison, rate_words
 from mpdiag.analysis.comparison.equivalence import Equivalence
+from mpdiag.display.wording import layer_name
 from mpdiag.reports.text.tables import EXPLAIN, Fitted, finding_lines
 
 _STYLES = {"equivalent": "bold green", "different": "bold red", "inconclusive": "bold yellow"}
@@ -138,16 +137,15 @@ def draw_interval(result: Equivalence) -> str:
     return "".join(line)
 
 
-def _shifts(comparison: Comparison) -> Table:
-    table = Table(
-        title="Layers whose largest value moved most", title_justify="left", title_style="bold"
+def _shifts(comparison: Comparison) -> Fitted:
+    table = Fitted(
+        ("layer", "tensor", "octaves"),
+        "Layers whose largest value moved most",
+        right=frozenset({"octaves"}),
     )
-    table.add_column("layer")
-    table.add_column("tensor")
-    table.add_column("octaves", justify="right")
     for shift in comparison.shifts[:TOP]:
         table.add_row(
-            escape(shift.name or "(the model)"),
+            layer_name(shift.name),
             shift.kind.replace("_", " "),
             f"{shift.octaves:+.2f}",
         )

@@ -115,7 +115,7 @@ def listing_text() -> RenderableType:
         table = Table.grid(padding=(0, 2))
         table.add_column(no_wrap=True)
         table.add_column(no_wrap=True)
-        table.add_column(style="dim")
+        table.add_column(style="dim", overflow="fold")
         for page in pages:
             severity = page.severity.split()[-1]
             table.add_row(page.code, Text(severity, COLOURS[severity]), page.summary)

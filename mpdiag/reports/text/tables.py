@@ -22,25 +22,6 @@ ROOM = 26
 """Columns of the terminal that a sentence needs at least."""
 
 
-@dataclass(frozen=True)
-class Clipped:
-    """Text of at most so many lines; what does not fit ends in ``…`` at a word."""
-
-    text: Text
-    lines: int
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """How rich draws it."""
-        wrapped = self.text.wrap(console, options.max_width)
-        if len(wrapped) > self.lines:
-            last = wrapped[self.lines - 1]
-            last.rstrip()
-            while last.cell_len > options.max_width - 2 and " " in last.plain:
-                last.right_crop(len(last) - last.plain.rindex(" "))
-            last.append(" …")
-        yield from wrapped[: self.lines]
-
-
 @dataclass
 class Fitted:
     """A table that fits the terminal.
@@ -126,6 +107,7 @@ class Fitted:
                 Text(name),
                 justify="right" if name in self.right else "left",
                 width=widths[i],
+                overflow="fold",
             )
         for row in self.rows:
             table.add_row(*(row[i] for i in shown))

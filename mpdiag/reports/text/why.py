@@ -3,7 +3,7 @@
 from typing import Any
 
 from rich.console import Group, RenderableType
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from mpdiag.analysis.figures import at_scale
@@ -14,6 +14,9 @@ from mpdiag.display.wording import KIND_NAMES, counted, layer_name, magnitude, p
 from mpdiag.numerics.formats import FP16
 from mpdiag.reports.text.charts import Histogram, Sparkline
 from mpdiag.reports.text.tables import Fitted
+
+ENDS = 20
+"""Steps that ``replay`` shows of each end of a longer recording."""
 
 
 def layer_text(story: LayerHistory) -> RenderableType:
@@ -60,7 +63,7 @@ def layer_text(story: LayerHistory) -> RenderableType:
 
 def _item(mark: str, words: str, style: str = "") -> Table:
     """A sentence whose lines begin below each other, right of its mark."""
-    grid = Table.grid(padding=(0, 1))
+    grid = Table.grid("", Column(overflow="fold"), padding=(0, 1))
     grid.add_row(Text(mark, style), Text(words, style))
     return grid
 
@@ -106,16 +109,13 @@ def replay_text(played: Replay) -> RenderableType:
     """The report of ``mpdiag replay``."""
     document: dict[str, Any] = played.to_json()
     steps = document["steps"]
-    table = Table()
-    columns = ["step", "scale", "|g| max", "values lost"]
-    if document["skips"]:
-        columns.append("")
-    for column in columns:
-        table.add_column(column, justify="right")
-    shown = steps if len(steps) <= 40 else [*steps[:20], *steps[-20:]]
-    for i, row in enumerate(shown):
-        if len(steps) > 40 and i == 20:
-            table.add_row("…")
+    columns = ("step", "scale", "|g| max", "values lost", *([""] if document["skips"] else []))
+    table = Fitted(columns, right=frozenset(columns))
+    shown = steps
+    if len(steps) > ENDS * 2:
+        shown = [*steps[:ENDS], *steps[-ENDS:]]
+        table.caption = f"the first and the last {ENDS} of {len(steps)} steps: all with --json"
+    for row in shown:
         cells = (
             str(row["step"]),
             scale_text(row["scale"]),

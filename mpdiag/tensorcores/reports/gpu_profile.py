@@ -9,7 +9,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from mpdiag.display.wording import beginning, counted, kernel_label
-from mpdiag.reports.text.tables import EXPLAIN, Clipped, Fitted
+from mpdiag.reports.text.tables import EXPLAIN, Fitted
 from mpdiag.tensorcores import summary
 from mpdiag.tensorcores.causes import JudgedOperation
 from mpdiag.tensorcores.profile_comparison import ProfileComparison
@@ -51,8 +51,7 @@ def profile_text(profile: Profile, *, verbose: bool = False) -> RenderableType:
     """
     parts: list[RenderableType] = [
         Text(profile.verdict, style="bold green" if is_good(profile) else "bold yellow"),
-        # That a trace was generated is never cut off.
-        Clipped(Text(provenance(profile), style="dim"), 9 if verbose or profile.generated else 1),
+        Text(provenance(profile), style="dim"),
         *(
             Text(sentence)
             for sentence in summary.summary_sentences(profile.eligibility, profile.timeline)
