@@ -375,7 +375,14 @@ class PrecisionPlan:
         Raises:
             DamagedPlan: If it is missing or cannot be read.
             NewerSchema: If a newer version wrote it.
+            UsageError: If it is no path, as an ``Analysis`` is none.
         """
+        if not isinstance(path, (str, os.PathLike)):
+            inside = isinstance(getattr(path, "plan", None), cls)
+            raise UsageError(
+                f"a plan is a PrecisionPlan or the path of one, not {type(path).__name__}"
+                + (": pass its .plan" if inside else "")
+            )
         path = Path(path)
         write = "write one with mpdiag analyze RUN -o plan.json"
         if (path / FILE).is_file():

@@ -18,6 +18,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -144,6 +145,14 @@ def _unwrapped(optimizer: Optimizer) -> Optimizer:
     return optimizer
 
 
+def _warn_of_no_start(folder: AnyPath) -> None:
+    logger.warning(
+        "nothing was recorded into %s, because the recorder was never started: write `with "
+        "mpdiag.record(...):` around the training loop",
+        folder,
+    )
+
+
 class Recorder:
     """A recording in progress; made by ``mpdiag.record``.
 
@@ -188,6 +197,7 @@ class Recorder:
             folder, self._clock, optimizers, watch.quiet, failed, active=rank == 0
         )
         self._parts: _Parts | None = None
+        self._unstarted: weakref.finalize[..., Recorder] | None = None
         precision = precision or PrecisionWatch()
         precision.say = precision.say or self._warn_of_autocast
         try:
@@ -202,6 +212,7 @@ class Recorder:
             options, self._subjects, optimizers, world, governor, steps, precision
         )
         self._parts = self._assembled(writer, described, watch, copies or WeightCopies())
+        self._unstarted = weakref.finalize(self, _warn_of_no_start, folder)
 
     def _assembled(
         self, writer: RunWriter, described: Described, watch: OperationWatch, copies: WeightCopies
@@ -272,6 +283,9 @@ class Recorder:
         parts = self._parts
         if parts is None or self._clock.running or parts.folder.state != "recording":
             return self
+        self._forget_start()
+        if not (self._subjects.modules or self._subjects.parameters):
+            logger.warning("recording into %s: %s", self.folder, self._subjects.nothing_chosen())
         if any(n.reason is not None for n in self._subjects.modules.values()):
             parts.operations.refuse("the model is compiled: record the eager one")
         try:
@@ -342,11 +356,17 @@ class Recorder:
 
     def silence(self) -> None:
         """Do nothing any more, and write nothing: this process is a copy of the one that records."""
+        self._forget_start()
         self._clock.mute()
         self._clock.close()
         self._losses.forget()
         if self._parts is not None:
             self._parts.watch.silence()
+
+    def _forget_start(self) -> None:
+        """Say nothing of a recording that was never started: it was, or it is not ours to start."""
+        if self._unstarted is not None:
+            self._unstarted.detach()
 
     def _warn_of_autocast(self, dtype: str) -> None:
         logger.warning(

@@ -12,17 +12,22 @@ readers skip.
 """
 
 import json
+import logging
 import math
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field, fields
+from functools import lru_cache
 from itertools import chain
 from typing import IO, Any, Protocol
 
 from mpdiag.errors import DamagedRun, RunNotFound
 from mpdiag.files.documents import converted, whole_characters
 from mpdiag.files.paths import AnyPath, is_remote, place
+from mpdiag.runs.provenance import announced_ranks
+
+logger = logging.getLogger("mpdiag")
 
 FILE = "training.jsonl"
 RECORDED = {"source": "recording"}
@@ -108,16 +113,27 @@ def log_metric(name: str, value: float, *, higher_is_better: bool = True) -> Non
 
     It is written into the run that began last in this process, even if that run is over: one of
     ``mpdiag record``, of ``mpdiag train``, or of the loop's own recorder or trainer. Without any run
-    nothing happens, so the line may stay in a script.
+    nothing is written, so the line may stay in a script; a warning is logged once.
 
     Args:
         name: The metric's name, the same in all trainings that are to be compared.
         value: A number, or a tensor of one element.
         higher_is_better: Whether more is better.
     """
+    if not _sinks and announced_ranks()[0] == 0:  # other ranks write no log
+        _warn_of_no_run(name)
     for process, sink in _sinks[-1:]:
         if process == os.getpid():
             sink.note_metric(name, float(value), higher_is_better=higher_is_better)
+
+
+@lru_cache(maxsize=1)
+def _warn_of_no_run(name: str) -> None:
+    logger.warning(
+        "log_metric(%r, …) wrote nothing, because no run has begun: start the script with `mpdiag "
+        "record --` or `mpdiag train --`, or call it inside mpdiag.record()",
+        name,
+    )
 
 
 class LogWriter:

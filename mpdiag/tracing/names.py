@@ -157,6 +157,14 @@ class Subjects:
         self.roots = (*self.roots, model)
         self._take_in(prefix, model, wrapper, aliases=True)
 
+    def nothing_chosen(self) -> str:
+        """Why there is nothing to record, and names that a pattern could match, as a sentence."""
+        named = [name for name in self.names.values() if name][:3]
+        asked = {"include": self.chosen.include, "exclude": self.chosen.exclude}
+        patterns = " and ".join(f"{k}={v!r}" for k, v in asked.items() if v is not None)
+        such = f": choose among names such as {', '.join(named)}" if named else ""
+        return f"{patterns or 'the model'} leaves no module or parameter to record{such}"
+
     def grow(self) -> None:
         """Take in what was added to the models since: adapters, parametrisations, new heads.
 

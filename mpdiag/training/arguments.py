@@ -64,6 +64,19 @@ def check_type(value: Any, kind: type, name: str) -> None:
         raise UsageError(f"{name} must be a {kind.__name__}, not {type(value).__name__}")
 
 
+def check_loss(loss: Any) -> None:
+    """Refuse a loss that is no tensor.
+
+    Raises:
+        UsageError: Saying what to pass instead.
+    """
+    if not isinstance(loss, torch.Tensor):
+        raise UsageError(
+            f"the loss is a {type(loss).__name__}, which has no gradient: pass the tensor, "
+            "without .item() or float()"
+        )
+
+
 def device_of(models: Sequence[nn.Module]) -> torch.device:
     """The device of the first parameter."""
     return next((p.device for m in models for p in m.parameters()), torch.device("cpu"))

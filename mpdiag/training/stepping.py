@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 
 from mpdiag.errors import TrainingDiverged, UsageError
 from mpdiag.tracing.capture import refuse_capture
-from mpdiag.training import judgement
+from mpdiag.training import arguments, judgement
 from mpdiag.training.arguments import inside
 from mpdiag.training.casting import Casting
 from mpdiag.training.monitor import StepMonitor
@@ -105,7 +105,12 @@ def run_backward(context: StepContext, loss: Tensor, **options: Any) -> None:
 
 
 def note_loss(context: StepContext, loss: Tensor) -> None:
-    """Make ready for the backward pass of a loss at today's scale."""
+    """Make ready for the backward pass of a loss at today's scale.
+
+    Raises:
+        UsageError: If it is no tensor, or has no gradient.
+    """
+    arguments.check_loss(loss)
     refuse_capture()
     scaling, wrapped = context.scaling, context.wrapped
     wrapped.masters.begin_pass(adds=scaling.waiting)

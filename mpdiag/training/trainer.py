@@ -15,6 +15,7 @@ Training* (sections 3.1 and 3.2); OpenSeq2Seq, *Mixed Precision Training* (regul
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -49,6 +50,12 @@ from mpdiag.training.stepping import Regularizer
 from mpdiag.training.tensor_core_check import TensorCoreUse
 from mpdiag.training.updates import StepGuard
 
+logger = logging.getLogger("mpdiag")
+
+_NEVER_CAST = (
+    "no forward pass ran inside mp.autocast(), so the plan's casts were not applied: put the model's "
+    "call and the loss inside `with mp.autocast():`"
+)
 _ADVICE = "pass replay= to step() to learn whether the scale or the model is at fault"
 
 
@@ -108,6 +115,7 @@ class MixedPrecision:
         self.backend = parts.backend
         self.context = parts.context
         self.run_log = parts.context.monitor.log
+        self._casts = not self.precision.operation_casts  # whether a forward pass asked for them
         self._regularizers: list[Regularizer] = []
         self._guard = StepGuard(optimizers, self.context.waiting_parameters)
         self._loop_scaler = LoopScaler(self.context, self._guard, self._regularizers)
@@ -177,6 +185,7 @@ class MixedPrecision:
     @contextmanager
     def _autocast(self) -> Iterator[None]:
         if torch.is_grad_enabled():
+            self._casts = True
             refuse_capture()
         self._forget_abandoned()
         start = self.context.wrapped.start
@@ -196,6 +205,7 @@ class MixedPrecision:
 
     def scale(self, loss: Tensor) -> Tensor:
         """The loss times the scale, in FP32: an FP16 loss could not hold the product."""
+        arguments.check_loss(loss)
         self.context.scaling.scaled_by_loop = True
         return self.context.scaling.scaled(loss)
 
@@ -207,6 +217,9 @@ class MixedPrecision:
             options: As for ``Tensor.backward``: ``retain_graph``, ``create_graph``, ``inputs``.
         """
         stepping.run_backward(self.context, loss, **options)
+        if not self._casts:
+            self._casts = True  # said once
+            logger.warning("%s", _NEVER_CAST)
 
     def add_regularizer(self, function: Regularizer) -> None:
         """Add a penalty on the weights, evaluated on the FP32 masters.

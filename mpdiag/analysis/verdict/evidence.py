@@ -13,7 +13,7 @@ from mpdiag.analysis.operations.rules import OperationFinding
 from mpdiag.analysis.scaling.loss_scale import LossScaleAnalysis
 from mpdiag.analysis.scaling.windows import unseen_windows
 from mpdiag.display.wording import counted, percent, scale_text, spoken_layer
-from mpdiag.numerics.formats import FloatFormat
+from mpdiag.numerics.formats import TRAINABLE, FloatFormat
 from mpdiag.plan import NO_SCALE
 from mpdiag.runs import coverage
 from mpdiag.runs.coverage import stepped_in
@@ -120,14 +120,7 @@ def not_examined_in(case: Case) -> Iterator[str]:
         yield f"what follows step {extent.last}: the run {ended.get(state, 'failed')}"
     if case.scale.void:
         return
-    if case.trained is None:
-        another = ": the one that is compared in the run followed another plan"
-        yield f"a training by this plan{another if case.superseded else ''}"
-        yield (
-            f"what rounding inside {case.target.label}'s range adds up to: a recording cannot predict "
-            "it, a training by this plan shows it"
-        )
-        yield from _not_run_again(case.run_again)
+    yield from _not_trained(case)
     if not (run.meta.get("operations") or {}).get("steps"):
         yield "the values inside operations: none were recorded"
     precision = run.meta.get("precision")
@@ -138,6 +131,21 @@ def not_examined_in(case: Case) -> Iterator[str]:
     unseen = extent.unseen_of_the_model()
     if unseen:
         yield unseen
+
+
+def _not_trained(case: Case) -> Iterator[str]:
+    """What a training by the plan would have shown."""
+    if case.target not in TRAINABLE:
+        yield f"a training in {case.target.label}, which mpdiag cannot run"
+    elif case.trained is None:
+        another = ": the one that is compared in the run followed another plan"
+        yield f"a training by this plan{another if case.superseded else ''}"
+        yield (
+            f"what rounding inside {case.target.label}'s range adds up to: a recording cannot predict "
+            "it, a training by this plan shows it"
+        )
+    if case.trained is None:
+        yield from _not_run_again(case.run_again)
 
 
 def _not_run_again(steps: tuple[int, ...] | None) -> Iterator[str]:

@@ -19,6 +19,7 @@ from mpdiag.analysis.verdict.evidence import (
     not_examined_in,
 )
 from mpdiag.display.wording import counted, percent, scale_text
+from mpdiag.numerics.formats import TRAINABLE
 from mpdiag.plan import NO_SCALE, Verdict
 from mpdiag.runs.coverage import stepped_in
 from mpdiag.runs.results import StoredComparison
@@ -139,9 +140,11 @@ def _failed_first(case: Case, text: str) -> str:
 
 
 def _how(case: Case) -> str:
-    """How it trains, in a clause."""
+    """How it trains, or, where nothing here computes in the format, whether it fits, in a clause."""
     fmt, plan, rest = case.target.label, case.scale.plan, _kept(case)
     scale = scale_text(plan.recommended)
+    if case.target not in TRAINABLE:
+        return f"its values fit {fmt} with a scale per tensor{rest}; mpdiag cannot train in it"
     if plan.need == "needed":
         return (
             f"this trains in {fmt} with a loss scale of {scale}{rest}; without one it would suffer"

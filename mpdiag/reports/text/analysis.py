@@ -17,7 +17,7 @@ from mpdiag.analysis.plan_check import PlanCheck
 from mpdiag.analysis.scaling.loss_scale import LossScaleAnalysis
 from mpdiag.display.wording import counted, layer_name, magnitude, percent, scale_text, spoken_layer
 from mpdiag.files.paths import AnyPath
-from mpdiag.numerics.formats import BF16, FORMATS, FP16
+from mpdiag.numerics.formats import BF16, FORMATS, FP16, TRAINABLE
 from mpdiag.plan import PrecisionPlan, ShapeAdvice, Verdict
 from mpdiag.reports import next_commands
 from mpdiag.reports.text.charts import Histogram
@@ -56,7 +56,7 @@ def summary_text(analysis: Analysis) -> Iterator[RenderableType]:
     if bounds:
         rows.add_row("", "")
         rows.add_row("Not looked at", Text("; ".join(bounds)))
-    if analysis.verdict.level == "expected":
+    if can_be_settled(analysis):
         rows.add_row("To settle it", Text(" ".join(map(str, settling_command(analysis.run)))))
     yield rows
 
@@ -237,9 +237,14 @@ def _grounds(analysis: Analysis) -> list[RenderableType]:
     grid = _titled()
     for title, clauses in grounds(verdict):
         grid.add_row(title, escape(clauses))
-    if verdict.level == "expected":
+    if can_be_settled(analysis):
         grid.add_row("To settle it", escape(" ".join(map(str, settling_command(analysis.run)))))
     return [Text(""), grid]
+
+
+def can_be_settled(analysis: Analysis) -> bool:
+    """Whether a training would show more: one in a format that can be trained in here."""
+    return analysis.verdict.level == "expected" and analysis.target in TRAINABLE
 
 
 def settling_command(run: Run) -> tuple[object, ...]:

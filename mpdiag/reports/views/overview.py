@@ -22,7 +22,7 @@ from mpdiag.plan import FILE as PLAN
 from mpdiag.reports import next_commands
 from mpdiag.reports.picture import Picture, View
 from mpdiag.reports.plotting import MARK
-from mpdiag.reports.text.analysis import after_analysis, settling_command
+from mpdiag.reports.text.analysis import after_analysis, can_be_settled, settling_command
 from mpdiag.reports.views import training
 from mpdiag.reports.views.gradients.frame import scale_frame, some_layers, summary
 from mpdiag.reports.views.gradients.pictures import Gradients, share_axis
@@ -198,7 +198,7 @@ def next_steps(
     plan = Path(str(run)) / PLAN if planned else None
     found.append(after_analysis(analysis, run, plan))
     found += [next_commands.compare_them(run, other) for other in trained]
-    if analysis.concluded and analysis.verdict.level == "expected":
+    if analysis.concluded and can_be_settled(analysis):
         found.append(settling_command(analysis.run))
     if plan is not None:
         found.append(("mpdiag", "export", plan, "--to", "torch"))
