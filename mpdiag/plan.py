@@ -377,10 +377,11 @@ class PrecisionPlan:
             NewerSchema: If a newer version wrote it.
             UsageError: If it is no path, as an ``Analysis`` is none.
         """
-        if not isinstance(path, (str, os.PathLike)):
-            inside = isinstance(getattr(path, "plan", None), cls)
+        given: object = path  # callers without a type checker pass anything
+        if not isinstance(given, (str, os.PathLike)):
+            inside = isinstance(getattr(given, "plan", None), cls)
             raise UsageError(
-                f"a plan is a PrecisionPlan or the path of one, not {type(path).__name__}"
+                f"a plan is a PrecisionPlan or the path of one, not {type(given).__name__}"
                 + (": pass its .plan" if inside else "")
             )
         path = Path(path)
