@@ -48,6 +48,10 @@ BADGES = {
     "equivalent": ("green", ":material/check_circle:"),
     "different": ("red", ":material/cancel:"),
     "inconclusive": ("orange", ":material/help:"),
+    "as FP32 (one seed)": ("green", ":material/check_circle:"),
+    "better (one seed)": ("green", ":material/check_circle:"),
+    "worse (one seed)": ("red", ":material/cancel:"),
+    "undecided (one seed)": ("orange", ":material/help:"),
 }
 
 
@@ -208,8 +212,8 @@ sides = [one for name in (a, b, *beside) if (one := side(name, known[name])) is 
 found = {each.name: comparison(a, each.name, known) for each in sides if each.name != a}
 chosen = found.get(b)
 if chosen is not None and not isinstance(chosen, str):
-    colour, icon = BADGES[chosen.verdict]
-    badge = f":{colour}-badge[{icon} {chosen.verdict}]"
+    colour, icon = BADGES[chosen.answer]
+    badge = f":{colour}-badge[{icon} {chosen.answer}]"
     st.header(f"{in_markdown(b)} against {in_markdown(a)}: {badge}", anchor=False)
     for metric in chosen.metrics:
         st.markdown(in_markdown(sentence(metric_sentence(metric))))

@@ -205,6 +205,10 @@ def compared(listing: Listing) -> None:
     words, show = {
         "equivalent": ("mpdiag compare: equivalent to FP32 within the margins.", st.success),
         "different": ("mpdiag compare: different from FP32.", st.error),
+        "as FP32 (one seed)": ("mpdiag compare: as FP32 (one seed).", st.success),
+        "better (one seed)": ("mpdiag compare: better than FP32 (one seed).", st.success),
+        "worse (one seed)": ("mpdiag compare: worse than FP32 (one seed).", st.error),
+        "undecided (one seed)": ("mpdiag compare: one seed cannot decide.", st.info),
     }.get(
         kept[1], ("mpdiag compare: inconclusive, neither shown equivalent nor different.", st.info)
     )

@@ -41,10 +41,16 @@ def comparison_html(
 ) -> str:
     """The verdict, the differences and their margins, the means, what to say, the next step."""
     rows = [
-        (m.metric, *(f"{mean_of_finite(side):.4g}" for side in (m.a, m.b)), m.result.verdict)
+        (m.metric, *(f"{mean_of_finite(side):.4g}" for side in (m.a, m.b)), m.answer)
         for m in metrics
     ]
-    moods = {"equivalent": "good", "different": "error"}
+    moods = {
+        "equivalent": "good",
+        "as FP32 (one seed)": "good",
+        "better (one seed)": "good",
+        "different": "error",
+        "worse (one seed)": "error",
+    }
     drawn = [
         (m.metric, *_interval(m.result), m.result.margin)
         for m in metrics

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from mpdiag.commands.shared.options import JsonOption, StrictOption, exit_on_findings
+from mpdiag.commands.shared.options import JsonOption, exit_on_findings
 from mpdiag.files.atomic import writing
 from mpdiag.files.paths import place
 
@@ -29,7 +29,12 @@ def compare(
         Path | None,
         Option("--output", "-o", metavar="BASELINE", help="Store A as a baseline here."),
     ] = None,
-    strict: StrictOption = False,
+    strict: Annotated[
+        bool, Option("--strict", help="Exit with 1 if B is worse or undecided, or on a warning.")
+    ] = False,
+    allow_undecided: Annotated[
+        bool, Option("--allow-undecided", help="With --strict: undecided passes.")
+    ] = False,
 ) -> None:
     """Say whether B trains as well as A. Equivalent, different, or how many seeds would decide."""
     from mpdiag.analysis.comparison.compare import compare as compare_sides
@@ -52,4 +57,7 @@ def compare(
     else:
         terminal.show(comparison_text(comparison))
         terminal.name_next(*next_commands.look_beside(b))
-    exit_on_findings(strict, (finding.severity for finding in comparison.findings))
+    severities = [f.severity for f in comparison.findings if f.code != "metric-inconclusive"]
+    if comparison.undecided and not allow_undecided:
+        severities.append("warning")
+    exit_on_findings(strict, severities)

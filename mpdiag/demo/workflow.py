@@ -35,6 +35,7 @@ from mpdiag.reports import terminal
 from mpdiag.reports.machine import processor_cores
 from mpdiag.reports.text.analysis import after_analysis, gradients_picture, summary_text
 from mpdiag.reports.text.tables import Fitted
+from mpdiag.runs.results import add_margins
 from mpdiag.runs.run import free_name
 from mpdiag.runs.training_log import LogWriter, Metric, TrainingStep
 from mpdiag.training.options import PrecisionOverrides
@@ -186,6 +187,10 @@ def record_fp32(
         seconds = time.perf_counter() - began
         metric = session.evaluate()
         log.append(Metric(workload.metric, metric, workload.higher_is_better))
+    if (
+        margin := getattr(workload, "margin", None)
+    ) is not None:  # a workload of yours may have none
+        add_margins(run, {workload.metric: margin})
     return Outcome("FP32", run, metric, losses[-1], 0, session.steps, seconds)
 
 

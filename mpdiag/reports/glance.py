@@ -195,7 +195,7 @@ def _compared(folder: Path) -> tuple[str, str] | None:
         followed = PrecisionPlan.load(folder.resolve().parent / stored.against / PLAN)
     except (MpdiagError, OSError):
         return None
-    return (stored.against, stored.verdict) if followed.digest() == stored.decisions else None
+    return (stored.against, stored.answer) if followed.digest() == stored.decisions else None
 
 
 def _tensor_cores(folder: Path, unread: list[str]) -> float | None:

@@ -38,6 +38,7 @@ _META: dict[str, Any] = {
     },
     "failures": [{"step": COUNT, "where": str, "error": str}],
     "training": {},
+    "margins": {},
 }
 
 

@@ -29,6 +29,7 @@ from mpdiag.errors import DamagedRun, DamagedSearch, NewerSchema, RunNotFound
 from mpdiag.files.atomic import write_json
 from mpdiag.files.documents import converted, read_document
 from mpdiag.files.paths import AnyPath
+from mpdiag.runs.run import META
 
 COMPARISON, PROFILE = "comparison.json", "profile.json"
 SEARCH, SENSITIVITY = "search.json", "sensitivity.json"
@@ -56,6 +57,8 @@ class StoredComparison:
         verdict: ``equivalent``, ``different`` or ``inconclusive``.
         metrics: In words, one a metric: ``accuracy .991 beside .994``.
         seeds: Trainings on the trained side.
+        answer: What one seed shows: ``as FP32 (one seed)``; the verdict where there are several. An
+            earlier comparison has none.
     """
 
     against: str
@@ -63,6 +66,7 @@ class StoredComparison:
     verdict: str
     metrics: tuple[str, ...] = ()
     seeds: int = 1
+    answer: str = ""
 
 
 def write_comparison(folder: AnyPath, comparison: StoredComparison) -> None:
@@ -82,9 +86,26 @@ def read_comparison(folder: AnyPath) -> StoredComparison | None:
         metrics = tuple(document["metrics"])
         if not all(isinstance(text, str) for text in (against, decisions, verdict, *metrics)):
             return None
-        return StoredComparison(against, decisions, verdict, metrics, int(document["seeds"]))
+        answer = str(document.get("answer") or verdict)
+        return StoredComparison(
+            against, decisions, verdict, metrics, int(document["seeds"]), answer
+        )
     except _DAMAGE:
         return None
+
+
+def add_margins(folder: AnyPath, margins: Mapping[str, float]) -> None:
+    """Say in a finished run's ``meta.json`` how much of a metric's difference does not matter.
+
+    Args:
+        folder: The run.
+        margins: By metric, in its own unit.
+
+    Raises:
+        OSError: If the file cannot be read or written.
+        ValueError: If it is not JSON.
+    """
+    write_json(folder / META, {**read_document(folder / META), "margins": dict(margins)})
 
 
 _TEXTS = (

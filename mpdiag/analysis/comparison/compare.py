@@ -8,10 +8,14 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from mpdiag.analysis.comparison.comparison_findings import (
+    ONE_SEED,
+    Answer,
     Curve,
     LayerShift,
     MetricComparison,
     comparison_findings,
+    deciding,
+    metric_not_logged,
     same_sides,
 )
 from mpdiag.analysis.comparison.equivalence import (
@@ -19,8 +23,9 @@ from mpdiag.analysis.comparison.equivalence import (
     judge_equivalence,
     judge_family,
 )
-from mpdiag.analysis.comparison.groups import SeedGroup, SeedTraining, read_group
-from mpdiag.analysis.comparison.margins import Margin, default_margin, given_margin
+from mpdiag.analysis.comparison.groups import FINAL_LOSS, SeedGroup, SeedTraining, read_group
+from mpdiag.analysis.comparison.logged_metrics import printed_metric
+from mpdiag.analysis.comparison.margins import Margin, default_margin, given_margin, known_margin
 from mpdiag.analysis.comparison.models import ModelRelation, relate_models
 from mpdiag.analysis.comparison.rates import RateComparison, compare_rates
 from mpdiag.analysis.findings import Finding
@@ -66,13 +71,33 @@ class Comparison:
             return "inconclusive"
         return "equivalent" if found == {"equivalent"} else "inconclusive"
 
+    @property
+    def answer(self) -> Answer:
+        """The verdict; with one seed on a side the answer of the metrics that decide.
+
+        The final loss decides only where both sides share no other metric. A training beside
+        itself, or beside another model's, answers nothing.
+        """
+        if min(self.divergence.seeds) > 1:
+            return self.verdict
+        nothing = any(f.code == "same-sides" for f in self.findings) or self.different_models
+        if self.divergence.any and not nothing:
+            return "worse (one seed)" if self.divergence.more_in_b else "undecided (one seed)"
+        found = {"undecided (one seed)"} if nothing else {m.answer for m in deciding(self.metrics)}
+        return next(answer for answer in ONE_SEED if answer in found)
+
+    @property
+    def undecided(self) -> bool:
+        """Whether the answer is that there is none yet."""
+        return self.answer in ("inconclusive", "undecided (one seed)")
+
     def __repr__(self) -> str:
-        return f"<Comparison of {self.a.name!r} and {self.b.name!r}: {self.verdict}>"
+        return f"<Comparison of {self.a.name!r} and {self.b.name!r}: {self.answer}>"
 
     def _repr_html_(self) -> str:
         """The verdict and the metrics in a notebook."""
         names = (self.a.name, self.b.name)
-        return comparison_html(names, self.verdict, self.metrics, self.findings)
+        return comparison_html(names, self.answer, self.metrics, self.findings)
 
     def to_json(self) -> dict[str, Any]:
         """The document of ``mpdiag compare --json``; what is not finite is null."""
@@ -81,11 +106,13 @@ class Comparison:
             "a": {"name": self.a.name, "seeds": [t.seed for t in self.a.trainings]},
             "b": {"name": self.b.name, "seeds": [t.seed for t in self.b.trainings]},
             "verdict": self.verdict,
+            "answer": self.answer,
             "different_models": self.different_models if self.models else None,
             "divergence": self.divergence.to_json(),
             "metrics": [
                 {
                     "metric": m.metric,
+                    "answer": m.answer,
                     "higher_is_better": m.higher_is_better,
                     "a": list(m.a),
                     "b": list(m.b),
@@ -118,7 +145,8 @@ def compare(
         b: The candidate: the same kinds of paths.
         metric: Only this metric; default: all that both sides have.
         margin: The largest difference that does not matter, in the metric's own units, one for all
-            or by metric; default: by the kind of metric, which the result says (see ``margins``).
+            or by metric; default: that of the run, of FP32 seeds beside it, or of the metric's kind.
+            The result says which (see ``margins``).
         alpha: Chance of any wrong verdict, all metrics and the rates of divergence together.
 
     Raises:
@@ -130,7 +158,9 @@ def compare(
         refuse_unused_precision(side)
     found = compare_groups(left, right, metric=metric, margin=margin, alpha=alpha)
     if os.path.realpath(a) != os.path.realpath(b):
-        return found
+        word = printed_metric(a) if [m.metric for m in found.metrics] == [FINAL_LOSS] else ""
+        tip = (metric_not_logged(word),) if word else ()
+        return replace(found, findings=(*found.findings, *tip))
     rest = [f for f in found.findings if f.code != "metric-inconclusive"]
     return replace(found, findings=(same_sides(found.a.name), *rest))
 
@@ -163,7 +193,11 @@ def compare_groups(
         (sum(broken[0]), sum(broken[1])), (len(broken[0]), len(broken[1])), alpha
     )
     drafts = [
-        _Draft(name, *_values(left, right, name, chosen), given_margin(margin, name, chosen))
+        _Draft(
+            name,
+            *_values(left, right, name, chosen),
+            given_margin(margin, name, chosen) or _brought(left, right, name),
+        )
         for name in chosen
     ]
     metrics, divergence = _judge(left, drafts, divergence, alpha)
@@ -174,10 +208,19 @@ def compare_groups(
     return Comparison(left, right, metrics, curve, shifts, findings, divergence, models)
 
 
+def _brought(a: SeedGroup, b: SeedGroup, name: str) -> Margin | None:
+    """The margin of a metric that the reference brings along, not from the candidate's values."""
+    own = (t.margins[name] for t in a.trainings if name in t.margins)
+    others = {t.name for t in b.trainings}
+    beside = [t for t in a.beside if t.name not in others]
+    seeds = [t.metrics.get(name, math.nan) for t in (*a.trainings, *beside) if beside]
+    return known_margin(next(own, None), [v for v in seeds if math.isfinite(v)])
+
+
 def _common_metrics(a: SeedGroup, b: SeedGroup) -> list[str]:
     common = set.intersection(*(_metrics_of(side) for side in (a, b)))
     # The loss says little if there is a real metric, so it comes last.
-    return sorted(common, key=lambda name: (name == "final loss", name))
+    return sorted(common, key=lambda name: (name == FINAL_LOSS, name))
 
 
 def _metrics_of(side: SeedGroup) -> set[str]:

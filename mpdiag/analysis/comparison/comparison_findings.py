@@ -6,18 +6,42 @@ import math
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
-from mpdiag.analysis.comparison.equivalence import Equivalence
-from mpdiag.analysis.comparison.groups import SeedGroup
+from mpdiag.analysis.comparison.equivalence import Equivalence, EquivalenceVerdict
+from mpdiag.analysis.comparison.groups import FINAL_LOSS, SeedGroup, SeedTraining
 from mpdiag.analysis.comparison.margins import Margin
 from mpdiag.analysis.comparison.models import ModelRelation
 from mpdiag.analysis.comparison.rates import RateComparison
 from mpdiag.analysis.findings import Finding, by_severity
 from mpdiag.display.wording import counted
 
+_BY_PLAN = "train by a plan: mpdiag analyze the FP32 run, then MixedPrecision with its plan"
+_WORSE = (
+    "if it was not trained by a plan, mpdiag analyze the FP32 run and train by its plan; if it was, "
+    "train 3 or more seeds on each side"
+)
+_MORE_SEEDS = (
+    "train 3 or more seeds on each side, with --out fp32/seed0, fp32/seed1 … fp16/seed0 …, and "
+    "compare the folders fp32 and fp16"
+)
 LENGTHS_ALIKE = 0.95
 """Trainings count as equally long if the shorter one has this share of the longer one's steps."""
+WORSE = 3.0
+"""One seed counts as worse from this many margins on."""
+BEGINNINGS = 0.05
+"""Two trainings began alike if their first losses differ by less than this share."""
+OneSeed = Literal[
+    "worse (one seed)", "undecided (one seed)", "as FP32 (one seed)", "better (one seed)"
+]
+ONE_SEED: tuple[OneSeed, ...] = (
+    "worse (one seed)",
+    "undecided (one seed)",
+    "as FP32 (one seed)",
+    "better (one seed)",
+)
+"""Answers with one seed on a side; of several metrics' answers the first one counts."""
+Answer = EquivalenceVerdict | OneSeed
 OCTAVES = 3.0
 """A layer whose largest value moved this far counts as changed."""
 
@@ -33,10 +57,15 @@ def comparison_findings(
     found = by_severity(
         [
             *_divergence_findings(divergence, sides),
-            *(f for m in metrics if (f := _metric_finding(m)) is not None),
+            *(
+                f
+                for m in metrics
+                if (f := _metric_finding(m, decides=m in deciding(metrics))) is not None
+            ),
             *_margin_findings(metrics),
             *_shift_findings(shifts),
             *_length_findings(*sides),
+            *_beginning_findings(*sides),
             *_model_findings(models, sides),
         ]
     )
@@ -114,7 +143,7 @@ def _divergence_findings(
     elif divergence.seeds_to_decide:
         fix = f"{divergence.seeds_to_decide} seeds on each side would show whether the rates differ"
     elif divergence.more_in_b:
-        fix = "train by a plan: mpdiag analyze the FP32 run, then MixedPrecision with its plan"
+        fix = _BY_PLAN
     else:
         fix = "the metrics are those of the trainings that did not diverge"
     more_in_a = not equal and not divergence.more_in_b
@@ -131,7 +160,7 @@ def _divergence_findings(
     )
 
 
-def _metric_finding(m: MetricComparison) -> Finding | None:
+def _metric_finding(m: MetricComparison, *, decides: bool) -> Finding | None:
     r = m.result
     if math.isnan(r.difference):
         if any(map(math.isfinite, [*m.a, *m.b])):
@@ -150,9 +179,33 @@ def _metric_finding(m: MetricComparison) -> Finding | None:
             message=f"{m.metric} differs by {r.difference:+.4g}, more than the margin "
             f"{r.margin:.3g}",
             evidence=_values(m),
-            fix="train by a plan: mpdiag analyze the FP32 run, then MixedPrecision with its plan",
+            fix=_BY_PLAN,
         )
+    if m.alone:
+        return _one_seed(m, decides=decides)
     return _undecided(m) if r.verdict == "inconclusive" else None
+
+
+def _one_seed(m: MetricComparison, *, decides: bool) -> Finding:
+    """What one seed shows; no more than a note where another metric decides."""
+    r, answer = m.result, m.answer
+    by, margins = f"{abs(r.difference):.3g}", f"{abs(r.difference) / r.margin:.2g} margins"
+    severity: Literal["info", "warning", "error"] = "info"
+    if answer == "as FP32 (one seed)":
+        message = f"{m.metric} differs by {r.difference:+.3g}, within the margin {r.margin:.3g}"
+    elif answer == "better (one seed)":
+        message = f"{m.metric} is better by {by}, {margins}"
+    else:
+        message = f"{m.metric} is worse by {by}, {margins}"
+        severity = "error" if answer == "worse (one seed)" else "warning"
+    worse = severity == "error" and decides
+    return Finding(
+        severity=severity if decides else "info",
+        code="metric-different" if worse else "metric-inconclusive",
+        message=f"{message} (one seed)",
+        evidence=_values(m),
+        fix=_WORSE if worse else _MORE_SEEDS,
+    )
 
 
 def _values(m: MetricComparison) -> dict[str, Any]:
@@ -161,29 +214,17 @@ def _values(m: MetricComparison) -> dict[str, Any]:
 
 def _undecided(m: MetricComparison) -> Finding:
     r = m.result
-    alone = min(r.seeds) < 2
-    beyond = alone and abs(r.difference) > r.margin
-    within = not alone and -r.margin < r.low and r.high < r.margin
-    message = f"{m.metric} differs by {r.difference:+.4g}"
-    if beyond:
-        message += f", more than the margin {r.margin:.3g}, with a single seed"
-    elif alone:
-        message += " with a single seed, which does not show its spread"
-    if alone:
-        fix = (
-            "train 3 or more seeds on each side, with --out fp32/seed0, fp32/seed1 … "
-            "fp16/seed0 …, and compare the folders fp32 and fp16"
-        )
-    elif m.margin.provisional and within:
+    within = -r.margin < r.low and r.high < r.margin
+    if m.margin.provisional and within:
         fix = f"say how much of it does not matter: --margin '{m.metric}=VALUE'"
     elif r.seeds_to_decide:
         fix = f"train {r.seeds_to_decide} seeds on each side"
     else:
         fix = "choose another margin: the difference equals this one"
     return Finding(
-        severity="warning" if beyond else "info",
+        severity="info",
         code="metric-inconclusive",
-        message=message,
+        message=f"{m.metric} differs by {r.difference:+.4g}",
         evidence=_values(m),
         fix=fix,
     )
@@ -196,9 +237,8 @@ def _margin_findings(metrics: Sequence[MetricComparison]) -> Iterator[Finding]:
         yield Finding(
             severity="info",
             code="margin-unknown",
-            message=f"how much of a difference in {m.metric} does not matter is not known: until it "
-            f"is given, a difference beyond {m.result.margin:.3g} (2 % of the mean) counts as one, "
-            "and nothing as equivalent",
+            message=f"no margin is known for {m.metric}: a difference over {m.result.margin:.3g} "
+            f"(2 % of the mean) counts{'' if m.alone else ', and nothing counts as equivalent'}",
             evidence={"metric": m.metric, "margin": m.result.margin},
             fix=f"say how much does not matter: --margin '{m.metric}=VALUE'",
         )
@@ -244,6 +284,54 @@ def _length_findings(a: SeedGroup, b: SeedGroup) -> Iterator[Finding]:
         )
 
 
+def _beginning_findings(a: SeedGroup, b: SeedGroup) -> Iterator[Finding]:
+    """Sides with other losses in the first step: other weights, other data or another seed."""
+    pairs = [(x, y) for x in a.trainings for y in b.trainings if x.seed == y.seed is not None]
+    if len(a.trainings) == len(b.trainings) == 1:
+        pairs = [(a.trainings[0], b.trainings[0])]
+    for x, y in pairs:
+        first = _first_losses(x, y)
+        if first is None or abs(first[0] - first[1]) <= BEGINNINGS * max(map(abs, first)):
+            continue
+        seeds = x.seed != y.seed and None not in (x.seed, y.seed)
+        yield Finding(
+            severity="info" if seeds else "warning",
+            code="beginnings-differ",
+            message=f"the sides did not begin alike: {y.name}'s first loss is {first[1]:.3g}, "
+            f"{x.name}'s {first[0]:.3g}",
+            evidence={"a": first[0], "b": first[1], "seeds": [x.seed, y.seed]},
+            fix="train both sides from the same seed"
+            if seeds
+            else "build model and optimizer again before each training, from the same seed and data",
+        )
+        return
+
+
+def _first_losses(a: SeedTraining, b: SeedTraining) -> tuple[float, float] | None:
+    """Both losses of the first step; None where it was skipped on a side or is not finite."""
+    steps = [min(t.losses, default=None) for t in (a, b)]
+    if steps[0] is None or steps[0] != steps[1]:
+        return None
+    first = a.losses[steps[0]], b.losses[steps[0]]
+    return first if all(map(math.isfinite, first)) else None
+
+
+def metric_not_logged(name: str) -> Finding:
+    """That a script prints a metric, of which the logs know nothing."""
+    return Finding(
+        severity="info",
+        code="metric-not-logged",
+        message=f"the script prints {name}, and only the loss was compared",
+        evidence={"metric": name},
+        fix=f"log it on both sides: mpdiag.log_metric({name!r}, VALUE)",
+    )
+
+
+def deciding(metrics: Sequence[MetricComparison]) -> tuple[MetricComparison, ...]:
+    """The metrics that decide with one seed: the final loss only where there is no other."""
+    return tuple(m for m in metrics if m.metric != FINAL_LOSS) or tuple(metrics)
+
+
 @dataclass(frozen=True)
 class MetricComparison:
     """One metric on both sides.
@@ -272,6 +360,23 @@ class MetricComparison:
     def worse(self) -> bool:
         """Whether b's mean is the worse one."""
         return (self.result.difference < 0) == self.higher_is_better
+
+    @property
+    def alone(self) -> bool:
+        """Whether a side has a single value, so that nothing shows its spread."""
+        return min(self.result.seeds) < 2
+
+    @property
+    def answer(self) -> Answer:
+        """The verdict; with one value on a side, how many margins b is worse by."""
+        if not self.alone:
+            return self.result.verdict
+        worse = abs(self.result.difference) / self.result.margin * (1 if self.worse else -1)
+        if math.isnan(worse):
+            return "undecided (one seed)"
+        if worse > 1:
+            return "worse (one seed)" if worse > WORSE else "undecided (one seed)"
+        return "better (one seed)" if worse < -1 else "as FP32 (one seed)"
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,17 +10,21 @@ import numpy as np
 
 from mpdiag.analysis.comparison.models import KnownModel
 from mpdiag.analysis.run_statistics import read_statistics
-from mpdiag.errors import DamagedRun, NewerSchema, RunNotFound
+from mpdiag.errors import DamagedRun, InputError, NewerSchema, RunNotFound
 from mpdiag.files.atomic import write_json
 from mpdiag.files.documents import read_document
-from mpdiag.files.paths import AnyPath, place
+from mpdiag.files.paths import AnyPath, is_remote, place
 from mpdiag.runs.run import META, Run, list_runs, open_run
 from mpdiag.runs.training_log import FILE, TrainingLog, read_log
 from mpdiag.tracing.fingerprint import ModelFingerprint
 
 BASELINE_VERSION = 1
 KIND = "mpdiag baseline"
+FINAL_LOSS = "final loss"
+"""The mean loss of the last twentieth of the steps, a metric that every log has."""
 _CURVE = 200
+_MOST_SEEDS = 30
+_COUNTS = ("steps_taken", "steps_recorded", "evaluations")
 _UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError)
 
 
@@ -39,6 +43,7 @@ class SeedTraining:
         diverged: Whether its last loss was not finite, or it was stopped for steps that were not.
             Its metrics, if it has any, are of a model that no longer trains.
         model: What is known of its model.
+        margins: The largest difference that does not matter, by metric, where the run knows it.
     """
 
     name: str
@@ -50,14 +55,22 @@ class SeedTraining:
     layers: Mapping[tuple[str, str], float] = field(default_factory=dict)
     diverged: bool = False
     model: KnownModel = field(default_factory=KnownModel)
+    margins: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class SeedGroup:
-    """Trainings that differ only by their seed."""
+    """Trainings that differ only by their seed.
+
+    Attributes:
+        name: What it is called.
+        trainings: At least one.
+        beside: Of a single FP32 training: those of other seeds in the same folder, without layers.
+    """
 
     name: str
     trainings: tuple[SeedTraining, ...]
+    beside: tuple[SeedTraining, ...] = ()
 
     @property
     def model(self) -> KnownModel:
@@ -76,7 +89,8 @@ def read_group(path: str | os.PathLike[str]) -> SeedGroup:
     if where.is_file():
         return _read_baseline(where)
     if (where / META).is_file() or not where.is_dir():
-        return SeedGroup(str(where), (_trained(open_run(where)),))
+        run = open_run(where)
+        return SeedGroup(str(where), (_trained(run),), tuple(_other_seeds(run)))
     found = list_runs(where)
     runs = [item.run for item in found if item.run and (item.folder / FILE).is_file()]
     if not runs:
@@ -88,31 +102,73 @@ def read_group(path: str | os.PathLike[str]) -> SeedGroup:
     return SeedGroup(str(where), tuple(trainings))
 
 
-def _trained(run: Run) -> SeedTraining:
+def _other_seeds(run: Run) -> Iterator[SeedTraining]:
+    """FP32 trainings of the same workload beside a run, one for each other seed."""
+    if is_remote(run.folder) or not _in_fp32(run) or _seed(run) is None:
+        return
+    known, workload = {None, _seed(run)}, _workload(run)
+    for item in list_runs(run.folder.resolve().parent):
+        other = item.run
+        if other is None or _seed(other) in known or not _in_fp32(other):
+            continue
+        if _workload(other) != workload or not (other.folder / FILE).is_file():
+            continue
+        try:
+            training = _trained(other, layers=False)
+        except InputError:
+            continue
+        if not training.diverged:
+            known.add(training.seed)
+            yield training
+        if len(known) > _MOST_SEEDS + 1:
+            return
+
+
+def _in_fp32(run: Run) -> bool:
+    """Whether a run that ended was no training by a plan, or one at O0."""
+    about = run.meta.get("training") or {"level": "O0"}
+    return run.meta.get("state") == "complete" and about.get("level") == "O0"
+
+
+def _workload(run: Run) -> list[Any]:
+    """What trainings of one workload share: script, model, length and the optimizers' settings."""
+    settings = [
+        {name: value for name, value in optimizer.items() if name not in _COUNTS}
+        for optimizer in run.meta.get("optimizers") or []
+    ]
+    return [*map(run.meta.get, ("script", "model", "steps_seen")), settings]
+
+
+def _seed(run: Run) -> int | None:
+    seeds = run.meta.get("seeds") or {}
+    seed = seeds.get("torch") if isinstance(seeds, dict) else None
+    return seed if type(seed) is int else None
+
+
+def _trained(run: Run, *, layers: bool = True) -> SeedTraining:
     log = read_log(run.folder)
     metrics = {m.metric: m.value for m in log.metrics}
     higher = {m.metric: m.higher_is_better for m in log.metrics}
     losses = {s.step: s.loss for s in log.steps if s.loss is not None and not s.skipped}
     if losses:
         last = [losses[s] for s in sorted(losses)[-max(1, len(losses) // 20) :]]
-        metrics.setdefault("final loss", float(np.mean(last)))
-        higher.setdefault("final loss", False)
+        metrics.setdefault(FINAL_LOSS, float(np.mean(last)))
+        higher.setdefault(FINAL_LOSS, False)
     diverged = _diverged(run, log)
     if not metrics and not diverged:
         message = f"{run.folder / FILE} holds neither losses nor metrics: log some to compare"
         raise DamagedRun(message)
-    seeds = run.meta.get("seeds") or {}
-    seed = seeds.get("torch") if isinstance(seeds, dict) else None
     return SeedTraining(
         run.name,
-        seed if type(seed) is int else None,
+        _seed(run),
         metrics,
         higher,
         losses,
         len(log.skipped),
-        _tops(run) if run.rows() else {},
+        _tops(run) if layers and run.rows() else {},
         diverged,
         KnownModel.of_run(run),
+        {n: v for n, v in (run.meta.get("margins") or {}).items() if isinstance(v, int | float)},
     )
 
 
@@ -158,6 +214,7 @@ def save_baseline(side: SeedGroup, path: str | os.PathLike[str]) -> None:
                     "skipped": t.skipped,
                     "layers": [[*key, value] for key, value in t.layers.items()],
                     "diverged": t.diverged,
+                    "margins": dict(t.margins),
                     "model": {
                         "type": t.model.type,
                         "parameters": t.model.parameters,
@@ -196,6 +253,7 @@ def _read_baseline(path: AnyPath) -> SeedGroup:
                 {(str(kind), str(name)): float(v) for kind, name, v in t["layers"]},
                 t.get("diverged") is True,
                 _stored_model(t.get("model") or {}),
+                {str(k): float(v) for k, v in (t.get("margins") or {}).items()},
             )
             for t in document["trainings"]
         )

@@ -10,10 +10,14 @@ the kind is told from the metric's name, its direction and its values:
 
 Of any other metric nobody knows how much matters but who trains. It gets 2 % of its mean, marked as
 provisional: a difference beyond it is called one, but nothing is called equivalent by it.
+
+Better than the kind are, in this order: the margin that was given; the one in the reference's own
+``meta.json``; the spread of FP32 seeds beside the reference, where it is one training.
 """
 
 import math
 import re
+import statistics
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -22,6 +26,7 @@ from mpdiag.display.wording import did_you_mean
 from mpdiag.errors import UsageError
 
 MetricKind = Literal["score", "error rate", "loss", "decibel", "unknown"]
+MarginKind = MetricKind | Literal["run", "seeds"]
 
 LOSS_SHARE = 0.02
 """Of a loss's mean."""
@@ -52,11 +57,12 @@ class Margin:
 
     Attributes:
         width: In the metric's own units.
-        kind: What was taken for the metric's kind; None where the margin was given.
+        kind: What was taken for the metric's kind; ``run``: the reference's own margin; ``seeds``:
+            the spread of FP32 seeds beside it; None where the margin was given.
     """
 
     width: float
-    kind: MetricKind | None
+    kind: MarginKind | None
 
     @property
     def given(self) -> bool:
@@ -109,6 +115,19 @@ def default_margin(
         share = SCORE_SHARE * min(mean / whole, 1 - mean / whole)
         return Margin(whole * min(MOST_POINTS, max(LEAST_POINTS, share)), kind)
     return Margin(LOSS_SHARE * abs(mean) or LOSS_SHARE, kind)
+
+
+def known_margin(own: object, seeds: Sequence[float]) -> Margin | None:
+    """The margin that the reference brings along; None if it brings none.
+
+    Args:
+        own: Of its ``meta.json``; anything but a finite number above 0 is none.
+        seeds: The finite values of FP32 trainings that differ by their seed, the reference's first.
+    """
+    if isinstance(own, int | float) and math.isfinite(own) and own > 0:
+        return Margin(float(own), "run")
+    spread = statistics.stdev(seeds) if len(seeds) > 1 else 0.0
+    return Margin(spread, "seeds") if spread > 0 else None
 
 
 def given_margin(

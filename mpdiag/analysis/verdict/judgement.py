@@ -38,7 +38,7 @@ def judge(case: Case) -> Verdict:
         return Verdict("cannot", _failed_first(case, reason), evidence, open_questions)
     text = f"Expected from the recording of {case.extent.steps()}{_few(case)}{_how(case)}{_bound(case)}."
     if trained is not None:
-        text += f" A training by this plan was compared: {_ended(trained)}, which is inconclusive."
+        text += f" A training by this plan was compared: {_ended(trained)}: {trained.answer}."
     return Verdict("expected", _failed_first(case, text), evidence, open_questions)
 
 

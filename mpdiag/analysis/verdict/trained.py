@@ -49,6 +49,7 @@ def keep_comparison(
             for m in comparison.metrics
         ),
         seeds=len(trained),
+        answer=comparison.answer,
     )
     kept = tuple(run.folder for run in _runs(place(a)) if _takes_it(run))
     for folder in kept:

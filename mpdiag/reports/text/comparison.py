@@ -6,18 +6,28 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from mpdiag.analysis.comparison.compare import Comparison
-from mpdiag.analysis.comparison.comparison_findings import MetricComparison, rate_words
+from mpdiag.analysis.comparison.comparison_findings import Answer, MetricComparison, rate_words
 from mpdiag.analysis.comparison.equivalence import Equivalence
 from mpdiag.display.wording import layer_name
 from mpdiag.reports.text.tables import EXPLAIN, Fitted, finding_lines
 
-_STYLES = {"equivalent": "bold green", "different": "bold red", "inconclusive": "bold yellow"}
+_STYLES: dict[Answer, str] = {
+    "equivalent": "bold green",
+    "different": "bold red",
+    "inconclusive": "bold yellow",
+    "as FP32 (one seed)": "bold green",
+    "better (one seed)": "bold green",
+    "worse (one seed)": "bold red",
+    "undecided (one seed)": "bold yellow",
+}
 _KINDS = {
     "score": "a score",
     "error rate": "an error rate",
     "loss": "a loss",
     "decibel": "decibels",
     "unknown": "an unknown kind",
+    "run": "the run says",
+    "seeds": "FP32 seeds beside it spread",
 }
 WIDTH = 33
 TOP = 8
@@ -26,8 +36,8 @@ TOP = 8
 def comparison_text(comparison: Comparison) -> RenderableType:
     """The whole report of ``mpdiag compare``."""
     a, b = comparison.a, comparison.b
-    title = f"{b.name} against {a.name}: {comparison.verdict}"
-    parts: list[RenderableType] = [Text(title, _STYLES[comparison.verdict]), Text("")]
+    title = f"{b.name} against {a.name}: {comparison.answer}"
+    parts: list[RenderableType] = [Text(title, _STYLES[comparison.answer]), Text("")]
     firsts = comparison.findings[:1]
     above = any(f.code in ("different-models", "same-sides") for f in firsts)
     if above:  # said before anything else
@@ -68,10 +78,9 @@ def _metrics(comparison: Comparison) -> Fitted:
         lead=2,
     )
     for m in comparison.metrics:
-        verdict = m.result.verdict
         table.add_row(
             m.metric,
-            Text(verdict, _STYLES[verdict]),
+            Text(m.answer, _STYLES[m.answer]),
             _figures(m.a),
             _figures(m.b),
             "–" if math.isnan(m.result.difference) else f"{m.result.difference:+.4g}",
@@ -89,7 +98,9 @@ def _caption(metrics: tuple[MetricComparison, ...]) -> str:
     text = (
         f"two one-sided t-tests, {way}, {' to '.join(f'{x:.4g}' for x in _ends(levels))} % interval"
     )
-    if len(metrics) > 1:
+    if all(m.alone for m in metrics):
+        text = "one seed: no interval; worse from 3 margins on"
+    elif len(metrics) > 1:
         text += ", all metrics at one level (Holm)"
     chosen = [m for m in metrics if not m.margin_given]
     if chosen:

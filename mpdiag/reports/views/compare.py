@@ -26,8 +26,12 @@ VERDICT_STYLES = {
     "equivalent": (GREEN, "circle"),
     "different": (VERMILION, "x"),
     "inconclusive": (ORANGE, "diamond-open"),
+    "as FP32 (one seed)": (GREEN, "circle-open"),
+    "better (one seed)": (GREEN, "circle-open"),
+    "worse (one seed)": (VERMILION, "x-open"),
+    "undecided (one seed)": (ORANGE, "diamond-open"),
 }
-"""Colour and mark of each verdict on a metric."""
+"""Colour and mark of each answer on a metric."""
 REACH = 3.0
 """Margins on each side that the figure shows; what lies beyond is drawn at its edge."""
 _SMOOTHED = 15  # steps of the running median
@@ -68,14 +72,15 @@ def metric_frame(comparison: Comparison) -> pd.DataFrame:
     """The metrics as ``mpdiag compare`` judges them.
 
     Returns:
-        ``metric``, ``verdict``; ``reference``, ``candidate``: means over seeds; ``difference`` with
-        the interval ``low`` to ``high`` (infinite with one seed a side), ``margin``.
+        ``metric``, ``verdict`` (its answer); ``reference``, ``candidate``: means over seeds;
+        ``difference`` with the interval ``low`` to ``high`` (infinite with one seed a side),
+        ``margin``.
     """
     rows = []
     for m in comparison.metrics:
         r = m.result
         means = (mean_of_finite(m.a), mean_of_finite(m.b))
-        rows.append([m.metric, r.verdict, *means, r.difference, r.low, r.high, r.margin])
+        rows.append([m.metric, m.answer, *means, r.difference, r.low, r.high, r.margin])
     return pd.DataFrame(rows, columns=_COLUMNS)
 
 
@@ -89,7 +94,7 @@ def metric_sentence(m: MetricComparison) -> str:
     margin = signed(r.margin)[1:]
     moved = f"{m.metric} differs by {signed(r.difference)}, {inside} the margin of ±{margin}"
     if not math.isfinite(r.low):
-        return f"{moved}, but one seed on a side shows no spread: nothing is proved"
+        return f"{moved}: {m.answer}"
     between = f"its {share:.4g} % interval goes from {signed(r.low)} to {signed(r.high)}"
     end = {
         "equivalent": "all of it within the margin: equivalent",
@@ -266,15 +271,7 @@ def standing_frame(
 
 
 def _standing(found: Comparison | None) -> str:
-    """A verdict; where one seed a side allows none, on which side of the margins the metrics lie."""
-    if found is None:
-        return "no metric in common"
-    results = [m.result for m in found.metrics]
-    if found.verdict != "inconclusive" or all(math.isfinite(r.low) for r in results):
-        return found.verdict
-    beyond = sum(abs(r.difference) > r.margin for r in results)
-    words = f"{beyond} of {len(results)} beyond" if beyond else "within"
-    return f"{found.verdict}: {words} the margin, one seed"
+    return "no metric in common" if found is None else found.answer
 
 
 def loss_frame(sides: Sequence[Side]) -> pd.DataFrame:

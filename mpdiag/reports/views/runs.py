@@ -63,6 +63,10 @@ _COMPARED = {
     "equivalent": Badge("equivalent to FP32", "good"),
     "different": Badge("different from FP32", "bad"),
     "inconclusive": Badge("compared: inconclusive", "plain"),
+    "as FP32 (one seed)": Badge("as FP32 (one seed)", "good"),
+    "better (one seed)": Badge("better than FP32 (one seed)", "good"),
+    "worse (one seed)": Badge("worse than FP32 (one seed)", "bad"),
+    "undecided (one seed)": Badge("undecided (one seed)", "plain"),
 }
 
 

@@ -15,6 +15,7 @@ from mpdiag.analysis.comparison.groups import SeedGroup, SeedTraining, read_grou
 from mpdiag.analysis.comparison.models import KnownModel, relate_models
 from mpdiag.errors import UsageError
 from mpdiag.reports.text.comparison import comparison_text
+from mpdiag.runs.results import add_margins
 from mpdiag.tracing.fingerprint import ModelFingerprint
 
 HIGHER = {"accuracy": True, "F1": True, "reward": True, "final loss": False}
@@ -169,6 +170,143 @@ def test_several_metrics_are_judged_at_one_level():
     assert alphas == pytest.approx([0.05 / 3] * 3)
     (alone,) = compare_groups(a, b, metric="accuracy").metrics
     assert alone.result.alpha == 0.05
+
+
+# -- one seed --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("candidate", "answer", "code"),
+    [
+        (0.845, "as FP32 (one seed)", "metric-inconclusive"),
+        (0.840, "as FP32 (one seed)", "metric-inconclusive"),
+        (0.834, "undecided (one seed)", "metric-inconclusive"),
+        (0.825, "worse (one seed)", "metric-different"),
+        (0.175, "worse (one seed)", "metric-different"),
+        (0.975, "better (one seed)", "metric-inconclusive"),
+        (math.nan, "worse (one seed)", "diverges-more"),
+    ],
+)
+def test_one_seed_answers_in_margins(candidate, answer, code):
+    a, b = (group(n, accuracies(v)) for n, v in (("a", 0.845), ("b", candidate)))
+    found = compare_groups(a, b, margin=0.006)
+    assert (found.answer, codes(found)[0]) == (answer, code)
+    assert (found.to_json()["answer"], found.undecided) == (answer, "undecided" in answer)
+    assert text_of(found).startswith(f"b against a: {answer} ")
+    assert repr(found).endswith(f"{answer}>")
+    assert found.to_json()["verdict"] in ("inconclusive", "different")  # as before
+    assert all("(one seed)" in f.message for f in found.findings if f.code.startswith("metric"))
+
+
+def test_the_final_loss_decides_only_alone():
+    a = group("a", [{"accuracy": 0.9, "final loss": 0.01}])
+    b = group("b", [{"accuracy": 0.9, "final loss": 0.02}])
+    assert compare_groups(a, b).answer == "as FP32 (one seed)"
+    assert {f.severity for f in compare_groups(a, b).findings} == {"info"}
+    assert compare_groups(a, b, metric="final loss").answer == "worse (one seed)"
+
+
+def test_several_seeds_answer_as_the_test_does():
+    near, far = ([0.9, 0.9001, 0.8999], [0.8, 0.8001, 0.7999])
+    reference = group("a", accuracies(*near))
+    for values in (near, far, [0.9, 0.8, 0.7]):
+        found = compare_groups(reference, group("b", accuracies(*values)))
+        assert found.answer == found.verdict
+
+
+def test_the_margin_is_given_or_the_runs_or_of_seeds_beside_it_or_of_the_kind(tmp_path):
+    """In this order; the candidate is no seed beside, and neither is another workload."""
+    same = {"script": "train.py", "steps_seen": 3, "model": {"type": "Net", "parameters": 9}}
+
+    def kind_of(b, **options):
+        found = mpdiag.compare(tmp_path / "a", tmp_path / b, metric="accuracy", **options)
+        return found.to_json()["metrics"][0]["margin_kind"], found.metrics[0].margin.width
+
+    make_run(tmp_path / "a", metric=0.9, seed=0, **same)
+    make_run(tmp_path / "b", metric=0.89, seed=1, **same)
+    others = [
+        {"seed": 0},
+        {"seed": 2, "script": "other.py"},
+        {"seed": 2, "steps_seen": 4},
+        {"seed": 2, "state": "failed"},
+        {"seed": 2, "training": {"level": "O1", "dtype": "float16"}},
+        {"seed": 2, "optimizers": [{"type": "SGD", "lr": 1.0}]},
+        {"seed": 2, "losses": (1.0, 1.0, math.nan)},
+        {},
+    ]
+    for i, other in enumerate(others):
+        make_run(tmp_path / f"other{i}", metric=0.5, **{**same, **other})
+    assert kind_of("b") == ("score", pytest.approx(0.005))
+    make_run(tmp_path / "c", metric=0.88, seed=2, training={"level": "O0"}, **same)
+    make_run(tmp_path / "d", metric=0.5, seed=2, **same)  # the same seed counts once
+    assert kind_of("b") == ("seeds", pytest.approx(0.02 / math.sqrt(2)))
+    assert kind_of("c") == ("seeds", pytest.approx(0.01 / math.sqrt(2)))
+    add_margins(tmp_path / "a", {"accuracy": 0.03, "F1": 1})
+    assert kind_of("b") == ("run", 0.03)
+    assert kind_of("b", margin=0.04) == ("given", 0.04)
+    save_baseline(read_group(tmp_path / "a"), tmp_path / "stored.json")
+    stored = mpdiag.compare(tmp_path / "stored.json", tmp_path / "b", metric="accuracy")
+    assert stored.metrics[0].margin.width == 0.03
+    for broken in (math.inf, -1, 0, "much", None):
+        add_margins(tmp_path / "a", {"accuracy": str(broken) if broken == math.inf else broken})
+        assert kind_of("b")[0] == "seeds"
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "severity"),
+    [
+        ((1.0, 0), (1.01, 0), None),
+        ((1.0, 0), (0.02, 0), "warning"),
+        ((1.0, None), (0.02, None), "warning"),
+        ((1.0, 0), (0.02, 1), "info"),
+        ((1.0, 0), (None, 0), None),  # its first step was skipped
+        ((-1.0, 0), (1.0, 0), "warning"),
+        ((0.0, 0), (0.0, 0), None),
+    ],
+)
+def test_sides_that_did_not_begin_alike(tmp_path, a, b, severity):
+    for name, (loss, seed) in (("a", a), ("b", b)):
+        make_run(tmp_path / name, losses=(loss, 0.5, 0.4), seed=seed)
+    findings = mpdiag.compare(tmp_path / "a", tmp_path / "b").findings
+    assert [f.severity for f in findings if f.code == "beginnings-differ"] == (
+        [severity] if severity else []
+    )
+
+
+def test_of_several_seeds_pairs_began_alike_or_not(tmp_path):
+    for seed in range(3):
+        make_run(tmp_path / "a" / str(seed), losses=(1.0 + seed, 0.5), seed=seed)
+        make_run(tmp_path / "b" / str(seed), losses=(1.0 + seed, 0.5), seed=seed)
+        make_run(tmp_path / "c" / str(seed), losses=(0.1, 0.5), seed=seed)
+    told = [codes(mpdiag.compare(tmp_path / "a", tmp_path / b)) for b in "bc"]
+    assert [found.count("beginnings-differ") for found in told] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("source", "metric"),
+    [
+        ('print(f"epoch {e} acc {right / n:.4f}")', "acc"),
+        ("print('val accuracy:', right / n)", "accuracy"),
+        ('print("mAP@0.5 = %.3f" % value)', "mAP@0.5"),
+        ('print("top1 {:.2f}".format(value))', "top1"),
+        ('print("PSNR", value)', "PSNR"),
+        ('print(f"loss {loss:.4f} after {step} steps")', ""),
+        ('print("accuracy is what counts")', ""),
+        ("acc = right / n", ""),
+        ("print f'acc {x}'", ""),
+    ],
+)
+def test_a_metric_that_the_script_only_prints_is_named(tmp_path, source, metric):
+    script = tmp_path / "train.py"
+    script.write_text(source)
+    for name in "ab":
+        made_by = {"script": str(script), "argv": [str(script)], "world_size": 1}
+        make_run(tmp_path / "runs" / name, seed=0, **made_by)
+        make_run(tmp_path / "logged" / name, seed=0, metric=0.9, **made_by)
+    for folder, said in (("runs", metric), ("logged", "")):
+        findings = mpdiag.compare(*(tmp_path / folder / name for name in "ab")).findings
+        told = [f.evidence["metric"] for f in findings if f.code == "metric-not-logged"]
+        assert told == ([said] if said else [])
 
 
 # -- models ----------------------------------------------------------------------------------------

@@ -205,11 +205,34 @@ def test_the_command_and_its_exit_codes(seeds, monkeypatch):
         assert (found.exit_code, sentence in found.stderr) == (code, True), words
 
 
-def test_one_seed_that_is_far_off_is_a_warning(seeds):
+@pytest.mark.parametrize(
+    ("value", "margin", "code", "allowed"),
+    [(0.9, 0.01, 0, 0), (0.88, 0.01, 1, 0), (0.8, 0.01, 1, 1), (0.95, 0.01, 0, 0)],
+)
+def test_a_strict_job_fails_on_worse_and_undecided_and_may_allow_the_latter(
+    tmp_path, value, margin, code, allowed
+):
+    make_run(tmp_path / "fp32", metric=0.9)
+    make_run(tmp_path / "fp16", metric=value)
+    words = ("compare", tmp_path / "fp32", tmp_path / "fp16", "--margin", f"accuracy={margin}")
+    given = ((), ("--strict",), ("--strict", "--allow-undecided"))
+    assert [run(*words, *more).exit_code for more in given] == [0, code, allowed]
+
+
+def test_a_strict_job_of_several_seeds_fails_where_more_would_decide(tmp_path):
+    for seed, by in enumerate((0.0, 0.02, -0.02)):
+        make_run(tmp_path / "fp32" / str(seed), metric=0.9 + by)
+        make_run(tmp_path / "fp16" / str(seed), metric=0.9 - by)
+    words = ("compare", tmp_path / "fp32", tmp_path / "fp16", "--margin", "accuracy=0.01")
+    given = ((), ("--strict",), ("--strict", "--allow-undecided"))
+    assert [run(*words, *more).exit_code for more in given] == [0, 1, 0]
+
+
+def test_one_seed_that_is_far_off_is_an_error(seeds):
     found = mpdiag.compare(seeds / "fp32" / "s0", seeds / "broken" / "s0")
     assert found.verdict == "inconclusive"
-    assert found.findings[0].severity == "warning"
-    assert "single seed" in found.findings[0].message
+    assert found.findings[0].severity == "error"
+    assert "margins (one seed)" in found.findings[0].message
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ def test_a_recording_alone_gives_an_expectation_with_what_was_not_looked_at(tmp_
     ("found", "level", "words"),
     [
         ("equivalent", "shown", "Shown by training: "),
-        ("inconclusive", "expected", "which is inconclusive"),
+        ("inconclusive", "expected", "beside .98: inconclusive."),
         ("different", "cannot", "cannot train in FP16 by this plan"),
     ],
 )
