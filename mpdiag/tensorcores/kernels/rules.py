@@ -10,7 +10,7 @@ from mpdiag.hardware.tables import lines_of, read_table
 
 KernelVerdict = Literal["tensor_core", "cuda_core", "helper", "layout", "other", "unknown"]
 
-TABLE_VERSION = 6
+TABLE_VERSION = 7
 """Incremented whenever a rule changes a verdict."""
 DATA = Path(__file__).with_name("data")
 
