@@ -52,7 +52,8 @@ def read_flags(torch: Any, cpu: CpuInstructions | None = None) -> tuple[Flag, ..
 
     Args:
         torch: The torch module.
-        cpu: The CPU's instructions, by which settings are explained where torch finds no GPU.
+        cpu: The CPU's instructions, by which settings are explained where torch finds no GPU;
+            CUDA's settings are left out there.
     """
     on_cpu = cpu if _read(torch, "torch.cuda.is_available()") is False else None
     precision, convolutions = _read(torch, _PRECISION), _read(torch, _CONVOLUTIONS)
@@ -61,6 +62,8 @@ def read_flags(torch: Any, cpu: CpuInstructions | None = None) -> tuple[Flag, ..
         flags.append(_cpu_convolutions(convolutions, on_cpu))
     for row in read_table(_TABLE):
         name, meaning = row["name"], row["on"]
+        if on_cpu is not None and name.startswith(("torch.backends.cuda", "torch.backends.cudnn")):
+            continue
         value = os.environ.get(name)
         if row["kind"] == "switch":
             flags.append(_switch(_read(torch, name), row))

@@ -173,6 +173,7 @@ def judge(
     device: DeviceFacts | None,
     *,
     total_us: float | None = None,
+    amd: bool = False,
 ) -> list[JudgedOperation]:
     """Find each operation's cause and fix.
 
@@ -180,6 +181,7 @@ def judge(
         operations: With their measured times.
         device: The GPU; None where it is not known.
         total_us: Time of all kernels, which bounds are shares of; default: of the operations.
+        amd: Whether the GPU is AMD's, as its kernels say where the trace does not name it.
 
     Returns:
         Those with the most time to gain first: by the estimate if there is one, else by the time
@@ -190,7 +192,7 @@ def judge(
     gpu = device or DeviceFacts(name="")
     alone = (_alignment(o, _target_dtype(o, gpu.generation), gpu.generation)[0] for o in measured)
     together = shapes.common_multiples(fault for faults in alone for fault in faults)
-    judged = [_judge_one(o, gpu, whole, together) for o in measured]
+    judged = [_judge_one(o, gpu, whole, together, amd=amd) for o in measured]
     return sorted(judged, key=lambda j: (_to_win(j), j.operation.time_us), reverse=True)
 
 
@@ -223,9 +225,15 @@ def _to_win(judged: JudgedOperation) -> float:
 
 
 def _judge_one(
-    o: OperationTime, device: DeviceFacts, whole: float, together: Mapping[int, int]
+    o: OperationTime,
+    device: DeviceFacts,
+    whole: float,
+    together: Mapping[int, int],
+    *,
+    amd: bool,
 ) -> JudgedOperation:
-    generation, peaks = device.generation, device.peaks
+    peaks = device.peaks
+    generation = "cdna" if amd and device.generation is None else device.generation
     dtype = _target_dtype(o, generation)
     alone, aligned = _alignment(o, dtype, generation)
     faults = shapes.worth_padding(alone, together)
@@ -387,6 +395,8 @@ def fix_for(cause: str, o: OperationTime, faults: tuple[Fault, ...], generation:
         return _other_dtype(o, generation)
     if cause in {"matrix_vector", "latency_limited"}:
         return _more_at_once(o, cause)
+    if cause == "library_choice":
+        return _another_kernel(o, generation)
     if cause == "tf32_off" and _is_cudnns(o):
         return "allow TF32 with torch.backends.cudnn.allow_tf32 = True, or run it in FP16 or BF16"
     return _FIXES[cause]
@@ -401,7 +411,28 @@ def _is_cudnns(o: OperationTime) -> bool:
     """Whether cuDNN's own TF32 setting applies to an operation."""
     if o.work is not None:
         return o.work.kind in {"convolution", "rnn"}
-    return "conv" in o.op or "rnn" in o.op
+    return _is_convolution(o) or "rnn" in o.op
+
+
+def _is_convolution(o: OperationTime) -> bool:
+    return o.work.kind == "convolution" if o.work is not None else "conv" in o.op
+
+
+def _another_kernel(o: OperationTime, generation: str | None) -> str:
+    """How to get another kernel for what ran: layouts are of convolutions only."""
+    why = "the library chose a kernel without Tensor Cores: try "
+    compiled = "torch.compile(mode='max-autotune')"
+    if _is_convolution(o):
+        return f"{why}channels_last, cudnn.benchmark with constant shapes, or {compiled}"
+    if o.work is not None and o.work.kind == "rnn":
+        return f"{why}a larger batch or wider layers"
+    if o.work is not None and o.work.kind == "attention":
+        return f"{why}another backend with torch.nn.attention.sdpa_kernel"
+    return (
+        f"{why}PYTORCH_TUNABLEOP_ENABLED=1, or {compiled}"
+        if generation == "cdna"
+        else why + compiled
+    )
 
 
 def _unnamed(o: OperationTime) -> str:
@@ -424,6 +455,8 @@ def _padded(fault: Fault, groups: int) -> str:
 
 def _other_dtype(o: OperationTime, generation: str | None) -> str:
     dtype = o.dtype or (o.work.dtype if o.work is not None else None) or "this dtype"
+    if dtype == "fp32" and generation == "cdna":
+        return "run it in FP16 or BF16, which Tensor Cores multiply faster than FP32"
     if dtype == "fp32":
         return "run it in FP16: FP32 has no Tensor Core instruction here (see mpdiag analyze)"
     if dtype == "bf16" and generation in {"volta", "turing"}:

@@ -13,9 +13,9 @@ from mpdiag.tensorcores.events import TraceReader
 from mpdiag.tensorcores.kernel_linking import Linked
 from mpdiag.tensorcores.kernels.counters import ADVICE, Vendor
 from mpdiag.tensorcores.roofline import speedup
-from mpdiag.tensorcores.summary import IDLE_CAUSES, percent
+from mpdiag.tensorcores.summary import IDLE_CAUSES, in_words_of, percent
 from mpdiag.tensorcores.timeline.sweep import Timeline
-from mpdiag.tensorcores.trace_profile import KernelTimes
+from mpdiag.tensorcores.trace_profile import KernelTimes, runs_on_amd
 
 MUCH = 0.1
 """Share of kernel time from which something deserves a warning."""
@@ -53,7 +53,12 @@ def profile_findings(
         *_device_findings(trace, device),
     ]
     found.sort(key=lambda f: f["severity"] == "info")
-    return (*found, *_padding(judged), *_rates(judged), *_idle(timeline))
+    found += [*_padding(judged), *_rates(judged), *_idle(timeline)]
+    amd = runs_on_amd(device, times)
+    return tuple(
+        {**f, **{field: in_words_of(f[field], amd=amd) for field in ("message", "fix")}}
+        for f in found
+    )
 
 
 def _padding(judged: Sequence[JudgedOperation]) -> Iterator[dict[str, Any]]:
@@ -135,7 +140,7 @@ def _matrix_findings(times: KernelTimes, device: DeviceFacts | None) -> Iterator
             "warning",
             "matrix-on-cuda-cores",
             f"{percent(cuda)} of kernel time is matrix work on CUDA cores{without}",
-            _off_cuda_cores(device),
+            _off_cuda_cores(device, amd=runs_on_amd(device, times)),
             fraction=cuda,
             amdahl_bound=finite(speedup(cuda)),
         )
@@ -151,10 +156,10 @@ def _matrix_findings(times: KernelTimes, device: DeviceFacts | None) -> Iterator
         )
 
 
-def _off_cuda_cores(device: DeviceFacts | None) -> str:
+def _off_cuda_cores(device: DeviceFacts | None, *, amd: bool) -> str:
     """How to leave CUDA cores, depending on the GPU, which the trace may not name."""
     generation = device.generation if device is not None else None
-    if generation is not None and generation not in TF32:
+    if amd or (generation is not None and generation not in TF32):
         return "train in mixed precision"
     where = " where the GPU has TF32" if generation is None else ""
     return (
@@ -169,8 +174,7 @@ def _kernel_findings(
     unknown = times.fraction("unknown", measured=True)
     if unknown >= MUCH:
         largest = next(k.name for k in times.kernels if k.measured_verdict == "unknown")
-        amd = any(k.facts.generation.startswith("gfx") for k in times.kernels)
-        vendor: Vendor = "amd" if amd else "nvidia"
+        vendor: Vendor = "amd" if runs_on_amd(None, times) else "nvidia"
         yield note(
             "warning",
             "unknown-kernels",

@@ -11,7 +11,7 @@ from mpdiag.display.wording import counted
 from mpdiag.files.documents import finite
 from mpdiag.hardware.tables import read_table
 from mpdiag.tensorcores.causes import JudgedOperation, Worth
-from mpdiag.tensorcores.roofline import AchievedRate
+from mpdiag.tensorcores.roofline import AchievedRate, speedup
 from mpdiag.tensorcores.timeline.host_spans import GAP_CAUSES
 from mpdiag.tensorcores.timeline.sweep import Timeline, Window
 from mpdiag.tensorcores.work.traced_operation import OperationTime
@@ -37,6 +37,25 @@ _KERNELS = (
     ("collective", "collectives"),
     ("unknown", "unknown kernels"),
 )
+
+
+_AMD = (
+    ("Tensor Core", "matrix core"),
+    ("CUDA core", "vector unit"),
+    ("CUDA graph", "HIP graph"),
+    ("CUDA and cuDNN", "ROCm"),
+    ("nvidia-smi dmon", "amd-smi monitor"),
+    ("with ncu", "with rocprofv3"),
+)
+
+
+def in_words_of(words: str, *, amd: bool) -> str:
+    """A sentence about NVIDIA's units and tools; with ``amd`` about AMD's."""
+    for nvidias, amds in _AMD if amd else ():
+        words = words.replace(nvidias, amds)
+    if amd and words.startswith(tuple(amds for _, amds in _AMD)):
+        return words[0].upper() + words[1:]
+    return words
 
 
 def percent(share: float) -> str:
@@ -197,7 +216,8 @@ class CauseGroup:
         label: What it is called.
         operations: How many.
         share: Of kernel time, the part that a fix affects.
-        bound: The speed-up of the whole if that part vanished.
+        bound: The speed-up of all kernels together if that part vanished.
+        run_bound: The speed-up of the recorded time; None where the trace has no times.
         fix: The fix that most of that time has.
         others: How many operations have another one.
     """
@@ -209,12 +229,19 @@ class CauseGroup:
     bound: float
     fix: str
     others: int
+    run_bound: float | None = None
 
     @property
     def sentence(self) -> str:
-        """``TF32 off: 5 operations, 62.0 % of kernel time, at most 2.63×``."""
+        """``TF32 off: 5 operations, 62.0 % of kernel time, at most 2.63×``.
+
+        Where kernels do not fill the recorded time, the bound is that of the recorded time.
+        """
         count = counted(self.operations, "operation")
-        return f"{self.label}: {count}, {percent(self.share)} of kernel time, {at_most(self.bound)}"
+        bound = at_most(self.bound)
+        if self.run_bound is not None and self.bound - self.run_bound >= 0.01 * self.bound:
+            bound = f"{at_most(self.run_bound)} for the whole run"
+        return f"{self.label}: {count}, {percent(self.share)} of kernel time, {bound}"
 
     def to_json(self) -> dict[str, Any]:
         """An entry of ``causes`` in ``mpdiag profile --json``."""
@@ -224,6 +251,7 @@ class CauseGroup:
             "operations": self.operations,
             "fraction": self.share,
             "amdahl_bound": finite(self.bound),
+            "run_amdahl_bound": None if self.run_bound is None else finite(self.run_bound),
             "sentence": self.sentence,
             "fix": self.advice,
         }
@@ -238,7 +266,12 @@ class CauseGroup:
 
 
 def cause_groups(
-    operations: Sequence[JudgedOperation], worths: Sequence[Worth], total_us: float
+    operations: Sequence[JudgedOperation],
+    worths: Sequence[Worth],
+    total_us: float,
+    *,
+    run_us: float | None = None,
+    amd: bool = False,
 ) -> list[CauseGroup]:
     """The causes that have a fix, matrix work first, each by the time it affects.
 
@@ -246,6 +279,8 @@ def cause_groups(
         operations: All of a trace.
         worths: What fixing each cause could gain.
         total_us: Time of all kernels.
+        run_us: The recorded time; None where the trace does not say when kernels ran.
+        amd: Whether the GPU is AMD's.
     """
     whole = total_us or 1.0
     members: dict[str, list[JudgedOperation]] = {}
@@ -261,12 +296,13 @@ def cause_groups(
         groups.append(
             CauseGroup(
                 worth.cause,
-                CAUSES.get(worth.cause, worth.cause.replace("_", " ")),
+                in_words_of(CAUSES.get(worth.cause, worth.cause.replace("_", " ")), amd=amd),
                 worth.operations,
                 worth.affected_us / whole,
                 worth.amdahl_bound,
                 fix,
                 others,
+                speedup(worth.affected_us / run_us) if run_us else None,
             )
         )
     return sorted(groups, key=lambda g: (g.cause == "outside", -g.share))

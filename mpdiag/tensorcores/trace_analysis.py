@@ -7,6 +7,7 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,10 @@ from mpdiag.tensorcores.kernels.classification import KernelFacts, classify, nat
 from mpdiag.tensorcores.profile_comparison import ProfileComparison, compare_profiles
 from mpdiag.tensorcores.profile_findings import profile_findings
 from mpdiag.tensorcores.readers.recognition import read
+from mpdiag.tensorcores.summary import in_words_of
 from mpdiag.tensorcores.timeline.ranks import RankComparison, compare_ranks
 from mpdiag.tensorcores.timeline.sweep import Timeline, activities, make_timeline
-from mpdiag.tensorcores.trace_profile import KernelTime, KernelTimes, Profile
+from mpdiag.tensorcores.trace_profile import KernelTime, KernelTimes, Profile, runs_on_amd
 from mpdiag.tensorcores.work.products import MatrixWork
 from mpdiag.tensorcores.work.traced_operation import OperationTime, matrix_work
 
@@ -167,8 +169,14 @@ def _profile(
     device = _device(trace, linked)
     works = _matrix_works(linked)
     operations, rates = _operations(linked, works, device)
-    judged = judge(operations, device or _assumed_device(linked), total_us=linked.total_us)
     times = _kernel_times(linked, device, rates, codes)
+    amd = runs_on_amd(device, times)
+    judged = [
+        replace(j, fix=in_words_of(j.fix, amd=amd))
+        for j in judge(
+            operations, device or _assumed_device(linked), total_us=linked.total_us, amd=amd
+        )
+    ]
     native = _native_generations(times, device)
     return Profile(
         source=trace.source,

@@ -7,15 +7,18 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from mpdiag.display.wording import percent
+from mpdiag.hardware.alignment import is_amd
 from mpdiag.hardware.devices import DeviceFacts
 from mpdiag.tensorcores import kernel_evidence, summary
 from mpdiag.tensorcores.causes import JudgedOperation, Worth
 from mpdiag.tensorcores.kernel_evidence import KernelEvidence
 from mpdiag.tensorcores.kernels.classification import VERDICTS, KernelFacts
 from mpdiag.tensorcores.kernels.rules import TABLE_VERSION, KernelVerdict
-from mpdiag.tensorcores.timeline.sweep import Timeline
+from mpdiag.tensorcores.timeline.sweep import COLLECTIVE, Timeline, kind_of
 
 SCHEMA_VERSION = 1
+MOSTLY = 0.5
+"""Share of kernel time from which communication is what a trace is about."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,30 @@ class Profile:
     @property
     def cause_groups(self) -> list[summary.CauseGroup]:
         """The causes that have a fix, each with one bound for all its operations."""
-        return summary.cause_groups(self.operations, self.worth, self.kernel_time_us)
+        return summary.cause_groups(
+            self.operations, self.worth, self.kernel_time_us, run_us=self.run_us, amd=self.is_amd
+        )
+
+    @property
+    def is_amd(self) -> bool:
+        """Whether the GPU is AMD's, by its name or by its kernels."""
+        return runs_on_amd(self.device, self.kernel_times)
+
+    @property
+    def run_us(self) -> float | None:
+        """The recorded time in microseconds; None where the trace does not say when kernels ran.
+
+        Not less than the kernels' time, of which several may run at once.
+        """
+        if self.timeline is None:
+            return None
+        return max(self.timeline.whole.wall_us, self.kernel_time_us)
+
+    @property
+    def sentences(self) -> list[str]:
+        """What was eligible, and where the time went, as far as the trace tells."""
+        found = summary.summary_sentences(self.eligibility, self.timeline)
+        return [summary.in_words_of(words, amd=self.is_amd) for words in found]
 
     @property
     def kernels(self) -> tuple[KernelTime, ...]:
@@ -103,11 +129,16 @@ class Profile:
         parts = [f"{percent(share, 1)} {words}" for share, words in shares if share > 0]
         if not tensor:
             parts.insert(0, "no kernel is known to have run on Tensor Cores")
+        collective = self.kernel_times.collective_fraction
+        if collective >= MOSTLY:
+            parts.insert(
+                0, f"{percent(collective, 1)} of kernel time is communication (NCCL, RCCL)"
+            )
         if measured:
             by_name = self.fraction("tensor_core"), self.fraction("unknown")
             on_cores, unknown = (percent(share, 1) for share in by_name)
             parts.append(f"as measured (by name: {on_cores} on Tensor Cores, {unknown} unknown)")
-        return ", ".join(parts)
+        return summary.in_words_of(", ".join(parts), amd=self.is_amd)
 
     def to_json(self) -> dict[str, Any]:
         """The document of ``mpdiag profile --json``."""
@@ -141,7 +172,7 @@ class Profile:
             "operations": [o.to_json() for o in self.operations],
             "worth": [w.to_json() for w in self.worth],
             "findings": list(self.findings),
-            "summary": summary.summary_sentences(self.eligibility, self.timeline),
+            "summary": self.sentences,
             "causes": [group.to_json() for group in self.cause_groups],
             "eligibility": self.eligibility.to_json(),
             "timeline": self.timeline.to_json() if self.timeline else None,
@@ -236,6 +267,12 @@ class KernelTimes:
         )
         return found / self.total_us
 
+    @property
+    def collective_fraction(self) -> float:
+        """Share of kernel time in collectives."""
+        found = sum(k.time_us for k in self.kernels if kind_of(k.name) == COLLECTIVE)
+        return found / self.total_us if self.total_us else 0.0
+
     def native_fraction(self, generations: tuple[str, ...]) -> float:
         """Share of kernel time in Tensor Core kernels whose names give one of these generations."""
         return self._generation_fraction(lambda given: given in generations)
@@ -256,3 +293,9 @@ class KernelTimes:
             if k.facts.verdict == "tensor_core" and wanted(k.facts.generation)
         )
         return found / self.total_us if self.total_us else 0.0
+
+
+def runs_on_amd(device: DeviceFacts | None, times: KernelTimes) -> bool:
+    """Whether a GPU is AMD's, by its name or by the kernels that ran on it."""
+    named = device is not None and (device.generation == "cdna" or is_amd(device.name))
+    return named or any(k.facts.generation.startswith("gfx") for k in times.kernels)

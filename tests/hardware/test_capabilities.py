@@ -146,6 +146,7 @@ def test_matmul_precision_on_a_cpu(monkeypatch, row):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: row["precision"])
     read = flags(on=cpu(row["cpu"]))
+    assert [name for name in read if "cud" in name] == []
     assert read[PRECISION].meaning == row["meaning"]
     words = 'torch.set_float32_matmul_precision("medium") multiplies in BF16 on AMX'
     assert read[PRECISION].advice == (words if row["advised"] == "yes" else "")

@@ -10,6 +10,7 @@ import pytest
 from calls import run
 from tensorcores.traces import (
     A100,
+    ADD,
     FALLBACK,
     H100,
     SGEMM,
@@ -37,6 +38,8 @@ NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>
 OPAQUE = "void cutlass::device_kernel<x>(y)"
 HELPER = "void splitKreduce_kernel<float, float>(x)"
 NATIVE = "nvjet_tst_128x256_64x4_2x1_v_bz_coopA_TNT"
+TENSILE = "Cijk_Ailk_Bljk_HHS_BH_MT128x128x32_MI32x32x8x1_SN_1LDSB0_ISA90a"
+VALU = "Cijk_Ailk_Bljk_HB_MT64x64x16_SN_ISA90a"
 Z999 = {"id": 0, "name": "NVIDIA Z999", "computeMajor": 8, "computeMinor": 0}
 V100 = {"id": 0, "name": "Tesla V100-SXM2-16GB", "computeMajor": 7, "computeMinor": 0}
 CUDA = "matrix-on-cuda-cores"
@@ -102,10 +105,51 @@ DOCUMENTS = {
     "padding is advised only where a size is named": (
         [kernel(FALLBACK, 1, 10)], H100, {}, {"misaligned": "names no dimension"}, set()
     ),
+    "communication comes first": (
+        [*step(), kernel(NCCL, 8, 900)], A100,
+        {"verdict": "90.0 % of kernel time is communication (NCCL, RCCL), 6.0 % of kernel time ran on "
+         "Tensor Cores, 3.0 % is matrix work on CUDA cores"}, {}, set(),
+    ),
+    "communication that is not most comes later": (
+        [*step(), kernel(NCCL, 8, 90)], A100,
+        {"verdict": "31.6 % of kernel time ran on Tensor Cores, 15.8 % is matrix work on CUDA cores"},
+        {}, set(),
+    ),
+    "AMD's units have other names": (
+        [product(256, 256, 256, 0, 10), launch(1, 5), kernel(TENSILE, 1, 60),
+         product(512, 256, 256, 20, 30), launch(2, 25), kernel(VALU, 2, 40)], {},
+        {"verdict": "60.0 % of kernel time ran on matrix cores, 40.0 % is matrix work on vector units"},
+        {CUDA: "on vector units {'fraction': 0.4, 'amdahl_bound': 1.6666666666666667} "
+         "train in mixed precision\n"}, set(),
+    ),
     "TF32 where there is none": (FLOAT, V100, {}, {CUDA: "train in mixed precision\n"}, set()),
     "TF32 where there is some": (FLOAT, H100, {}, {CUDA: '"high")\n'}, set()),
     "TF32 where the GPU is not known": (FLOAT, {}, {}, {CUDA: "where the GPU has TF32\n"}, set()),
 }  # fmt: skip
+
+
+def test_no_sentence_about_an_amd_gpu_names_nvidias_units(tmp_path):
+    events, device, *_ = DOCUMENTS["AMD's units have other names"]
+    profile = profile_trace(write(tmp_path / "t.json", events, device))
+    said = [profile.verdict, *profile.sentences, *(g.sentence for g in profile.cause_groups)]
+    said += [g.advice for g in profile.cause_groups] + [j.fix for j in profile.operations]
+    said += [f[field] for f in profile.findings for field in ("message", "fix")]
+    assert [s for s in said if "Tensor Core" in s or "CUDA" in s or "channels_last" in s] == []
+    assert any("PYTORCH_TUNABLEOP_ENABLED=1" in s for s in said)
+
+
+def test_a_bound_is_of_the_whole_run(tmp_path):
+    """A kernel of 30 µs, and one of 20 that starts 470 µs later: nothing else in 500 µs."""
+    late = kernel(ADD, 3, 20) | {"ts": 1480}
+    early = kernel(SGEMM, 1, 30) | {"ts": 1000}
+    events = [product(256, 256, 256, 0, 10, dtype="float"), launch(1, 5), early]
+    events += [op("aten::add", 40, 50), launch(3, 45), late]
+    (group, *_) = profile_trace(write(tmp_path / "t.json", events)).cause_groups
+    assert group.sentence == (
+        "TF32 off: 1 operation, 60.0 % of kernel time, at most 1.06× for the whole run"
+    )
+    assert group.bound == pytest.approx(2.5)
+    assert group.to_json()["run_amdahl_bound"] == pytest.approx(500 / 470)
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)

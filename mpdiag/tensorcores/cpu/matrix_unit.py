@@ -218,9 +218,11 @@ def _cause(o: OperationTime, verdict: str, device: CpuFacts) -> tuple[str, str]:
         if device.has_avx512_bf16 and o.work is not None and o.work.dtype == "fp32":
             better = "; BF16 still doubles the throughput of its AVX-512 unit"
         return "no_tensor_cores", f"this CPU has no matrix unit{better}"
+    if o.work is not None and o.work.depthwise:
+        return "depthwise", "AMX does not run depthwise convolutions: use fewer, wider groups"
     if o.work is not None and o.work.dtype not in device.unit_dtypes:
         return "dtype", _to_bf16(o.work, device.unit_dtypes)
-    if o.work is not None and min(o.work.m, o.work.n) == 1:
+    if o.work is not None and o.work.kind == "matmul" and min(o.work.m, o.work.n) == 1:
         return "matrix_vector", "take several vectors at once: a larger batch"
     return "library_choice", "oneDNN chose its vector unit: try a larger batch or wider layers"
 

@@ -52,10 +52,7 @@ def profile_text(profile: Profile, *, verbose: bool = False) -> RenderableType:
     parts: list[RenderableType] = [
         Text(profile.verdict, style="bold green" if is_good(profile) else "bold yellow"),
         Text(provenance(profile), style="dim"),
-        *(
-            Text(sentence)
-            for sentence in summary.summary_sentences(profile.eligibility, profile.timeline)
-        ),
+        *map(Text, profile.sentences),
     ]
     groups = profile.cause_groups
     if not verbose:
@@ -222,7 +219,7 @@ def _operations(profile: Profile) -> RenderableType:
 def _matrix_operations(profile: Profile, most: int) -> RenderableType:
     """The first matrix operations, by what could be gained; kernels where there are none."""
     found = [j for j in profile.operations if j.eligible is not False or j.operation.work]
-    rows = [_operation_row([judged], profile.kernel_time_us) for judged in found]
+    rows = [_operation_row([judged], profile) for judged in found]
     if not rows:
         return _kernels(profile)
     kept = [i for i, name in enumerate(OPERATIONS) if name not in ("fix", "at most")]
@@ -247,7 +244,7 @@ def operation_rows(profile: Profile, cause: str | None = None) -> list[list[str]
     rows = _together(
         [j for j in profile.operations if cause is None or (j.cause == cause and j.affected_us > 0)]
     )
-    return [_operation_row(members, profile.kernel_time_us) for members in rows]
+    return [_operation_row(members, profile) for members in rows]
 
 
 def _together(operations: Sequence[JudgedOperation]) -> list[list[JudgedOperation]]:
@@ -263,11 +260,11 @@ def _together(operations: Sequence[JudgedOperation]) -> list[list[JudgedOperatio
     return sorted(rows.values(), key=lambda row: -worth[id(row)])
 
 
-def _operation_row(members: list[JudgedOperation], whole: float) -> list[str]:
-    first = members[0]
+def _operation_row(members: list[JudgedOperation], profile: Profile) -> list[str]:
+    first, whole = members[0], profile.kernel_time_us
     o, work = first.operation, first.operation.work
     affected = sum(j.affected_us for j in members)
-    bound = speedup(min(1.0, affected / whole)) if whole else 1.0
+    bound = speedup(affected / (profile.run_us or whole)) if whole else 1.0
     modules = o.module if len(members) == 1 else f"{len(members)} modules"
     return [
         _short(_operation_name(o)),
@@ -277,7 +274,9 @@ def _operation_row(members: list[JudgedOperation], whole: float) -> list[str]:
         summary.percent(sum(j.operation.time_us for j in members) / whole if whole else 0.0),
         summary.rate_text(first.rate) if len(members) == 1 else "",
         f"{bound:.2f}×" if bound < summary.MANY else "–",
-        summary.SHORT.get(first.cause, first.cause.replace("_", " ")),
+        summary.in_words_of(
+            summary.SHORT.get(first.cause, first.cause.replace("_", " ")), amd=profile.is_amd
+        ),
         first.fix,
     ]
 
@@ -305,11 +304,11 @@ def kernel_rows(profile: Profile) -> list[list[str]]:
     for kernel in profile.kernels:
         names.setdefault(kernel.name, []).append(kernel)
     rows = sorted(names.values(), key=lambda row: -sum(k.time_us for k in row))
-    return [_kernel_row(row, profile.kernel_time_us) for row in rows]
+    return [_kernel_row(row, profile) for row in rows]
 
 
-def _kernel_row(places: list[KernelTime], whole: float) -> list[str]:
-    first = places[0]
+def _kernel_row(places: list[KernelTime], profile: Profile) -> list[str]:
+    first, whole = places[0], profile.kernel_time_us
     facts = first.facts
     where = _WORDS[facts.verdict]
     measured = next((k for k in places if k.measured is not None), None)
@@ -319,7 +318,7 @@ def _kernel_row(places: list[KernelTime], whole: float) -> list[str]:
         _short(kernel_label(first.name), 60),
         f"{sum(k.calls for k in places):,}",
         summary.percent(sum(k.time_us for k in places) / whole if whole else 0.0),
-        where,
+        summary.in_words_of(where, amd=profile.is_amd),
         facts.instruction,
         facts.dtype,
         "" if facts.alignment is None else str(facts.alignment),
