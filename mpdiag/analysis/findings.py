@@ -19,7 +19,7 @@ class Finding:
         severity: ``error``: training in the target format is expected to fail without the fix;
             ``warning``: it may; ``info``: good to know.
         code: A stable name, for scripts.
-        message: One sentence.
+        message: What was found; after a semicolon, what else is known of it.
         evidence: The numbers behind it.
         fix: What to do, in one sentence.
     """
@@ -29,6 +29,11 @@ class Finding:
     message: str
     evidence: Mapping[str, Any] = field(default_factory=dict)
     fix: str = ""
+
+    @property
+    def headline(self) -> str:
+        """The message's first clause: what was found, in at most 100 characters and what it names."""
+        return self.message.partition("; ")[0]
 
     def to_json(self) -> dict[str, Any]:
         """An entry of ``findings`` in JSON documents."""

@@ -75,7 +75,7 @@ def _loop_findings(run: Run, layers: Layers) -> Iterator[Finding]:
             severity="warning",
             code="optimizer-not-recorded",
             message=f"no step of {counted(len(unseen), 'optimizer')} was recorded "
-            f"({' and '.join(unseen)}): the recorded steps are all steps of others",
+            f"({' and '.join(unseen)}); the recorded steps are all steps of others",
             evidence={"optimizers": unseen},
             fix="record without --every and --max-steps, or with another --every: the first steps "
             "of each optimizer are recorded, and those that step in turn have steps of their own",
@@ -95,7 +95,7 @@ def _precision_findings(run: Run) -> Iterator[Finding]:
         yield Finding(
             severity="warning",
             code=NOT_FP32,
-            message=f"{counted(precision['half_modules'], 'module')} returned half precision: "
+            message=f"{counted(precision['half_modules'], 'module')} returned half precision; "
             "what that rounded away cannot be seen in this recording",
             evidence={"half_modules": precision["half_modules"]},
             fix=_NO_CASTS,
@@ -122,8 +122,8 @@ def _narrow_products(run: Run) -> Iterator[Finding]:
     yield Finding(
         severity="warning",
         code=NOT_FP32,
-        message=f"the training's own code computes products in {dtypes} (at {places[0]}), so this "
-        f"is not a recording of FP32 training: what {dtypes} rounded away cannot be seen",
+        message=f"the training's own code computes products in {dtypes} (at {places[0]}); so this "
+        f"is not a recording of FP32 training, and what {dtypes} rounded away cannot be seen",
         evidence={"half_products": places},
         fix=_NO_CASTS,
     )
@@ -150,7 +150,7 @@ def _narrow_weights(run: Run) -> Iterator[Finding]:
     yield Finding(
         severity="warning",
         code=NOT_FP32,
-        message=f"{which} are {dtypes}, so this is not a recording of FP32 training: {missing}",
+        message=f"{which} are {dtypes}, so this is not a recording of FP32 training; {missing}",
         evidence={"dtypes": kinds, "share": share},
         fix=fix,
     )
@@ -164,7 +164,7 @@ def _autocast_finding(precision: Mapping[str, Any]) -> Finding:
         severity="warning",
         code=NOT_FP32,
         message=f"the training's own autocast was on ({dtypes}), so this is not a recording of FP32 "
-        f"training: what {dtypes} rounded away cannot be seen, and the advice is circular",
+        f"training; what {dtypes} rounded away cannot be seen, and the advice is circular",
         evidence={"autocast": list(precision["autocast"])},
         fix=by_hand if precision.get("autocast_off") else again,
     )
@@ -217,7 +217,7 @@ def _coverage_findings(run: Run) -> Iterator[Finding]:
 
 def unseen_periods_sentence(unseen: Iterable[int]) -> str:
     """What a recording that misses phases of these periods does not show."""
-    return f"some phases of what repeats every {_ranges(sorted(unseen))} steps were not recorded"
+    return f"the recording may have missed what happens every {_ranges(sorted(unseen))} steps"
 
 
 def period_findings(run: Run, recorded: Sequence[int]) -> Iterator[Finding]:
@@ -235,8 +235,8 @@ def period_findings(run: Run, recorded: Sequence[int]) -> Iterator[Finding]:
     yield Finding(
         severity="info",
         code="periods-not-seen",
-        message=f"{len(recorded)} of {counted(steps, 'step')} were recorded: "
-        f"{unseen_periods_sentence(unseen)}",
+        message=f"{unseen_periods_sentence(unseen)}; {len(recorded)} of "
+        f"{counted(steps, 'step')} were recorded",
         evidence={
             "steps_recorded": len(recorded),
             "steps_seen": steps,
@@ -438,7 +438,7 @@ def _search_findings(run: Run) -> Iterator[Finding]:
                 severity="warning",
                 code="optimizer-searches",
                 message=f"{one.kind} evaluated its loss {counted(one.evaluations, 'time')} in "
-                f"{counted(one.taken, 'step')}, and goes by differences between the evaluations: "
+                f"{counted(one.taken, 'step')}, and goes by differences between them; "
                 "where its search ends in half precision, which rounds them, cannot be seen here",
                 evidence={
                     "optimizer": one.kind,

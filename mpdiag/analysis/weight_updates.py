@@ -62,15 +62,16 @@ def analyze_weight_updates(
     gone, parameter = _vanished(layers, held)
     needed = standing >= NEEDED or gone >= HELD
     told = f"{held.label} makes {percent(gone)} of the sum of {parameter} 0" if gone >= HELD else ""
-    limit = f"FP32 masters are needed from {100 * NEEDED:.0f} % on"
-    unjudged = "" if needed else "; how fine a fit such weights can hold was not judged"
+    limit = f"limit: {100 * NEEDED:.0f} %"
+    missed = f"{held.label} weights would miss {percent(standing)} of the total weight change"
+    unjudged = "" if needed else "; how precisely such weights can converge was not tested"
     return MasterWeightsPlan(
         needed=needed,
         swallowed_fraction=fraction,
         worst_parameter=parameter if told else names[worst],
-        reason=f"{f'{told}; ' if told else ''}{percent(standing)} of the way that weights go lies where "
-        f"{held.label} weights would stand still ({limit}){unjudged}; {percent(fraction)} of the "
-        f"recorded updates would be rounded away{_sampling(known['numel'], known[SAMPLED])}",
+        reason=f"{f'{told}; ' if told else ''}{missed} ({limit}){unjudged}; "
+        f"{percent(fraction)} of the recorded updates would be rounded away"
+        f"{_sampling(known['numel'], known[SAMPLED])}",
         evidence={
             "format": held.name,
             "changed": int(changed.sum()),

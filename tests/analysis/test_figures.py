@@ -26,15 +26,15 @@ from mpdiag.reports.views.gradients.frame import scale_frame
 
 SHARE = r"(< 0\.01 %|[\d.]+ %)"
 CLAIMS = (
-    (rf"loses {SHARE} of the gradient's sum in (the model|\S+) ", "layer-sum"),
+    (rf"loses {SHARE} of the gradient's sum in (the model|[^\s;]+)[ ;]", "layer-sum"),
     (rf"loses most: {SHARE} of its gradient's sum", "layer-sum"),
     (rf"loses {SHARE} of its gradients' sum", "layer-sum"),
-    (rf"loses {SHARE} of the gradient's values in (the model|\S+) ", "layer-values"),
+    (rf"loses {SHARE} of the gradient's values in (the model|[^\s;]+)[ ;]", "layer-values"),
     (rf"loses {SHARE} of a step's sum in (the model|\S+) ", "replayed-sum"),
     (rf"allows up to {SHARE} of all", "overflow-bound"),
     (rf"{SHARE} of all activation gradients' values over all", "all-values"),
     (rf"{SHARE} of the recorded updates", "updates-swallowed"),
-    (rf"{SHARE} of the way that weights go", "path-stalled"),
+    (rf"would miss {SHARE} of the total weight change", "path-stalled"),
     (rf"loses {SHARE} of the sum of all weights' gradients", "all-weights-sum"),
     (rf"makes {SHARE} of the sum of (\S+) 0", "weights-vanished"),
 )

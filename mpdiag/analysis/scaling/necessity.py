@@ -268,30 +268,29 @@ def describe_necessity(necessity: Necessity, figures: FigureTable, target: Float
     if gone is not None:
         return (
             f"without a scale {target.label} loses {gone.said} of the sum of all weights' gradients "
-            f"{gone.window.when}: {SHOWN}"
+            f"{gone.window.when}; {SHOWN}"
         )
     found = figures.find("layer-sum", necessity.layer)
     if found is None:
         return "no activation gradient was recorded late in the training"
-    lost, where = found.said, f"{spoken_layer(found.layer)} {found.window.when}"
+    lost, when = found.said, f"that is {found.window.when}"
+    loses, layer = f"without a scale {target.label} loses", spoken_layer(found.layer)
     if necessity.values_lost is not None:
+        values = figures.said("layer-values", necessity.layer)
         return (
-            f"without a scale {target.label} loses {figures.said('layer-values', necessity.layer)} of "
-            f"the gradient's values in {where}, {lost} of their sum: many small contributions in one "
-            "direction, which training missed"
+            f"{loses} {values} of the gradient's values in {layer}; {when}, {lost} of their sum, in "
+            "many small contributions of one direction, which training missed"
         )
     if necessity.need == "needed":
-        return (
-            f"without a scale {target.label} loses {lost} of the gradient's sum in {where}: {SHOWN}"
-        )
+        return f"{loses} {lost} of the gradient's sum in {layer}; {when}, and {SHOWN}"
     if necessity.need == "advisable":
         return (
-            f"without a scale {target.label} loses {lost} of the gradient's sum in {where}; trainings "
-            "that lost as much reached the same result, and a scale costs nothing"
+            f"{loses} {lost} of the gradient's sum in {layer}; {when}; trainings that lost as much "
+            "reached the same result, and a scale costs nothing"
         )
     if found.value == 0:
-        return f"without a scale {target.label} loses nothing of any gradient {found.window.when}"
+        return f"{loses} nothing of any gradient {found.window.when}"
     return (
-        f"without a scale {target.label} loses {lost} of the gradient's sum in {where}, the most of "
-        "all layers: too little to matter"
+        f"{loses} {lost} of the gradient's sum in {layer}; {when}, the most of all layers and too "
+        "little to matter"
     )

@@ -76,8 +76,8 @@ def _findings(solved: Solved, works: Sequence[ModuleWork]) -> Iterator[Finding]:
         yield Finding(
             severity="info",
             code="channels-last",
-            message=f"{percent(share)} of the matrix work is convolutions; Tensor Cores compute "
-            "them in channels_last, and any other layout is converted back and forth",
+            message=f"{percent(share)} of the matrix work is convolutions, which Tensor Cores compute "
+            "in channels_last; any other layout is converted back and forth",
             evidence={"share_of_flops": share, "modules": [w.module for w in images]},
             fix="use model.to(memory_format=torch.channels_last), and the same for the images",
         )
@@ -133,7 +133,7 @@ def _undivided_heads(solved: Solved) -> Iterator[Finding]:
         severity="warning",
         code="heads-not-divisible",
         message=f"{counted(len(odd), 'attention layer')} cannot be split into {shards} "
-        f"tensor-parallel parts: {numbers} heads, and each part takes whole heads",
+        f"tensor-parallel parts; each part takes whole heads, and there are {numbers}",
         evidence={"shards": shards, "heads": odd},
         fix=f"use a number of heads that is a multiple of {shards}{fewer}",
     )
@@ -162,7 +162,7 @@ def _left_alone(solved: Solved) -> Iterator[Finding]:
         severity="info",
         code="shapes-left-alone",
         message=f"{counted(len(sizes), 'size')} that {'is no' if len(sizes) == 1 else 'are no'} "
-        f"{'multiple' if len(sizes) == 1 else 'multiples'} of {multiple} should stay: to pad "
+        f"{'multiple' if len(sizes) == 1 else 'multiples'} of {multiple} should stay; to pad "
         "costs more work than it is expected to save, or other sizes do not allow it",
         evidence={"share_of_flops": share, "sizes": sizes},
         fix=_other_heads(solved),

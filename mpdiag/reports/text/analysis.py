@@ -43,7 +43,7 @@ def summary_text(analysis: Analysis) -> Iterator[RenderableType]:
     shown = analysis.findings[:FINDINGS]
     for finding in shown:
         severity = Text(finding.severity, COLOURS[finding.severity])
-        rows.add_row(severity, Text(finding.message))
+        rows.add_row(severity, Text(finding.headline))
         if finding.fix:
             rows.add_row("", Text(f"→ {finding.fix}", "dim"))
     more = len(analysis.findings) - len(shown)
@@ -73,7 +73,8 @@ def _plan(analysis: Analysis) -> Iterator[tuple[str, str]]:
             words += f"; any from {scale_text(scale.lower)} to {scale_text(scale.upper)} works"
     yield "Loss scale", words
     needed = "needed" if plan.master_weights.needed else "not needed"
-    yield "Master weights", f"{needed}: {plan.master_weights.reason}"
+    why = plan.master_weights.reason.partition("; ")[0]  # the rest: -v
+    yield "Master weights", f"{needed}: {why}"
     proven = [c for c in plan.fp32_operations if not c.evidence.get("policy")]
     named = dict.fromkeys(" in ".join(filter(None, (c.op, c.module))) for c in proven)
     names = f": {', '.join(named)}" if named else ""
