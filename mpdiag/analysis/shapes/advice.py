@@ -17,6 +17,7 @@ from mpdiag.analysis.shapes.recorded import (
     ModuleWork,
     from_modules,
     from_operations,
+    input_sizes,
     module_work,
 )
 from mpdiag.analysis.shapes.sizes import (
@@ -24,6 +25,7 @@ from mpdiag.analysis.shapes.sizes import (
     CLASSES,
     COMPUTED,
     DATA,
+    FEW_CHANNELS,
     KEYS,
     MADE,
     NORM,
@@ -44,7 +46,6 @@ from mpdiag.hardware.alignment import (
 from mpdiag.plan import ShapeAdvice
 from mpdiag.runs.run import Run
 
-_FEW_CHANNELS = 4  # cuDNN has special kernels for images: up to four channels are padded to four
 _EIGHT_BIT = "int8"
 _MOST_NAMED = 50  # sizes that one entry names, or a plan would grow as the square of its layers
 _WORTH = 0.05  # share of a model's matrix work from which there is a finding
@@ -55,9 +56,11 @@ def advise_shapes(run: Run, wanted: Wanted) -> tuple[tuple[ShapeAdvice, ...], tu
 
     Those with the most matrix work come first.
     """
-    works = module_work(run.modules())
+    rows = run.modules()
+    works = module_work(rows)
     solved = solve_run(run, wanted)
-    return _advice(solved, works), tuple(_findings(solved, works))
+    advice = (*_advice(solved), *_batch(works, wanted, input_sizes(rows)))
+    return advice, tuple(_findings(solved, works))
 
 
 def solve_run(run: Run, wanted: Wanted) -> Solved:
@@ -172,16 +175,27 @@ def _left_alone(solved: Solved) -> Iterator[Finding]:
 def _other_heads(solved: Solved) -> str:
     """Another number of heads where attention keeps an odd head size; "" where there is none."""
     multiple = solved.wanted.multiple
-    for d in solved.model.dimensions:
-        width = solved.new(d.size)
-        old = width // d.count
-        if d.parts != "heads" or old % multiple == 0:
+    of_modules = [
+        (d.module, f"{d.name} {{}} alone", d.count, solved.new(d.size) // d.count)
+        for d in solved.model.dimensions
+        if d.parts == "heads"
+    ]
+    of_products = [
+        (p.module, "{} in all", p.heads[0], p.aligned[0].value(solved.values))
+        for p in solved.products
+        if p.heads
+    ]
+    for module, words, count, old in (*of_modules, *of_products):
+        if old % multiple == 0:
             continue
+        # Heads of less than half the size would double their number.
         heads = (multiple * n for n in range(1, 1 + 2 * old // multiple + 1))
-        wide, head = min((padded(width, h), abs(h - old), h)[::2] for h in heads)
+        wide, head = min(
+            (padded(count * old, h), abs(h - old), h)[::2] for h in heads if 2 * h > old
+        )
         return (
-            f"{d.module or 'the model'}: {wide // head} heads of {head} need {d.name} "
-            f"{wide} alone, in place of {d.count} heads of {old}"
+            f"{module or 'the model'}: {wide // head} heads of {head} need {words.format(wide)}, "
+            f"in place of {count} heads of {old}"
         )
     return ""
 
@@ -196,18 +210,26 @@ def recorded_generation(meta: Mapping[str, Any]) -> str | None:
     return generation((int(major), int(minor)), str(device.get("name") or ""))
 
 
-def _advice(solved: Solved, works: Sequence[ModuleWork]) -> tuple[ShapeAdvice, ...]:
-    """What changes, those with the most matrix work first, and the batch."""
+def _advice(solved: Solved) -> Iterator[ShapeAdvice]:
+    """What changes, those with the most matrix work first."""
     changed = [d for d in solved.model.dimensions if solved.new(d.size) != solved.old(d.size)]
     changed.sort(key=lambda d: -solved.shares.get(d.module, 0.0))
     depending: dict[int, list[Dimension]] = {}
     for d in changed:
         for c in solved.model.sizes.resolve(d.size).classes:
             depending.setdefault(c, []).append(d)
-    return (*(_one(solved, d, depending) for d in changed), *_batch(works, solved.wanted))
+    depthwise = {d.module for d in changed if d.name == "groups"}
+    for d in changed:
+        yield _one(solved, d, depending, depthwise=d.module in depthwise)
 
 
-def _one(solved: Solved, d: Dimension, depending: Mapping[int, Sequence[Dimension]]) -> ShapeAdvice:
+def _one(
+    solved: Solved,
+    d: Dimension,
+    depending: Mapping[int, Sequence[Dimension]],
+    *,
+    depthwise: bool,
+) -> ShapeAdvice:
     wanted, share = solved.wanted, solved.shares.get(d.module, 0.0)
     old, new = solved.old(d.size), solved.new(d.size)
     growth = new / old - 1
@@ -245,8 +267,13 @@ def _one(solved: Solved, d: Dimension, depending: Mapping[int, Sequence[Dimensio
         "model_cost_flops": solved.cost,
         "model_expected_time": solved.expected_time,
     }
-    price = f"padding adds {percent(growth)} and allows loads of {after} values instead of {before}"
-    clauses = [_why(d.name, old, new, wanted), parts, price, *care]
+    price = f"padding adds {percent(growth)}"
+    why = _why(d.name, old, new, wanted)
+    if depthwise:
+        why = "its neighbours need this size; a depthwise convolution does not run on Tensor Cores"
+    elif after > before:
+        price += f" and allows loads of {after} values instead of {before}"
+    clauses = [why, parts, price, *care]
     return ShapeAdvice(d.module, d.name, old, new, "; ".join(c for c in clauses if c), evidence)
 
 
@@ -295,7 +322,7 @@ def _why(dimension: str, old: int, new: int, wanted: Wanted) -> str:
     multiple, gpu, target = wanted.multiple, wanted.generation, wanted.target
     if dimension == "num_embeddings":
         return "the vocabulary is also the width of the output layer: pad both, and mask the added words"
-    if new % multiple and old < _FEW_CHANNELS and new == _FEW_CHANNELS:
+    if new % multiple and old < FEW_CHANNELS and new == FEW_CHANNELS:
         return "in channels_last, first layers read images of 4 channels faster than of 3"
     if wanted.shards > 1:
         return f"each of {wanted.shards} shards should have a multiple of {multiple} in {target.upper()}"
@@ -314,10 +341,20 @@ def _why(dimension: str, old: int, new: int, wanted: Wanted) -> str:
     return f"Tensor Cores read {multiple} values of {target.upper()} at once"
 
 
-def _batch(works: Sequence[ModuleWork], wanted: Wanted) -> tuple[ShapeAdvice, ...]:
-    """Advice on the batch size, if the rows of matrix products are not a multiple."""
+def _batch(
+    works: Sequence[ModuleWork], wanted: Wanted, given: frozenset[int]
+) -> tuple[ShapeAdvice, ...]:
+    """Advice on the batch size, if the rows of matrix products are not a multiple.
+
+    Args:
+        works: The matrix work of the modules.
+        wanted: What the sizes are solved for.
+        given: The sizes of the model's inputs; a batch is one of them, the number of rows that one
+            expert got by chance is not. Empty where they are not known.
+    """
     multiple = wanted.multiple
     odd = [w for w in works if w.batch[0] > 1 and (w.batch[0] * w.batch[1]) % multiple]
+    odd = [w for w in odd if not given or w.batch[0] in given]
     if not odd:
         return ()
     size = Counter(w.batch[0] for w in odd).most_common(1)[0][0]

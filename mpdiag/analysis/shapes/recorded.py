@@ -132,6 +132,12 @@ def module_work(rows: Sequence[Mapping[str, Any]]) -> tuple[ModuleWork, ...]:
     return tuple(work for work in found if work is not None)
 
 
+def input_sizes(rows: Sequence[Mapping[str, Any]]) -> frozenset[int]:
+    """The sizes of the model's own inputs; none where they were not recorded."""
+    roots = (r for r in rows if r.get("what") == "module" and r.get("name") == "")
+    return frozenset(n for r in roots for shape in _shapes(r.get("input_shapes")) for n in shape)
+
+
 def _matrix_elements(rows: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     """Elements of the weights of each module, without its vectors."""
     found: dict[str, int] = {}

@@ -195,6 +195,8 @@ def _convolution(step: Step, op: Operation, inputs: list[Dims]) -> list[Dims] | 
         aligned = (w[1], part)
     if transposed:
         step.note(leaving, sizes.TRANSPOSED)
+    if step.value(leaving) < sizes.FEW_CHANNELS:  # an image is made: more channels are of no use
+        step.tensors.sizes.fix(leaving)
     if "bias" in named:
         step.equate(named["bias"][0], leaving)
     _product(step, op, "convolution", (x[0], w[0], w[1]), aligned)

@@ -26,6 +26,9 @@ REDUCED = "reduced"
 TRANSPOSED = "transposed convolution"
 KEYS = "keys"
 
+FEW_CHANNELS = 4
+"""cuDNN has special kernels for images: up to four channels are padded to four."""
+
 
 @dataclass(frozen=True)
 class Size:

@@ -170,6 +170,7 @@ def solve_sizes(model: SizedModel, wanted: Wanted) -> Solved:
 def _descend(solved: Solved, multiples: Mapping[int, int], start: Sequence[int]) -> Solved:
     """Give each class in turn the multiple, or its present size, that takes the least time."""
     present, values = solved.model.sizes.values, list(start)
+    heads = _head_sizes(solved)
     meeting: dict[int, list[Product]] = defaultdict(list)
     for product in solved.products:
         for c in frozenset().union(*(s.classes for s in (*product.grows, *product.aligned))):
@@ -177,7 +178,9 @@ def _descend(solved: Solved, multiples: Mapping[int, int], start: Sequence[int])
     for _ in range(_SWEEPS):
         before = list(values)
         for c, multiple in multiples.items():
-            divisors = (d for d in range(1, multiple + 1) if multiple % d == 0)
+            divisors = [d for d in range(1, multiple + 1) if multiple % d == 0]
+            if c in heads:
+                divisors = [1, multiple]
             times = {}
             for value in sorted({padded(present[c], d) for d in divisors}):
                 values[c] = value
@@ -188,3 +191,11 @@ def _descend(solved: Solved, multiples: Mapping[int, int], start: Sequence[int])
         if values == before:
             break
     return replace(solved, values=values)
+
+
+def _head_sizes(solved: Solved) -> frozenset[int]:
+    """The classes that are sizes of heads: attention pads any that is no whole multiple."""
+    resolve = solved.model.sizes.resolve
+    of_modules = (resolve(d.size).classes for d in solved.model.dimensions if d.parts == "heads")
+    of_products = (s.classes for p in solved.products if p.heads for s in p.aligned)
+    return frozenset().union(*of_modules, *of_products)

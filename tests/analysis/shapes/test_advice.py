@@ -321,3 +321,77 @@ def test_the_dimensions_of_views(base, view, strides, offset, parts):
     assert (found and found[0]) == parts
     if offset:
         assert found[1] == [0, 0, 32]
+
+
+# -- what is no fault of a size ---------------------------------------------------------------------
+
+
+class Experts(nn.Module):
+    """400 rows, of which each expert gets those that the gate gives it."""
+
+    def __init__(self, rows=(93, 142, 101, 64)):
+        super().__init__()
+        self.rows = rows
+        self.experts = nn.ModuleList(nn.Linear(64, 64) for _ in rows)
+        self.head = nn.Linear(64, 16)
+
+    def forward(self, x):
+        parts = x.split(self.rows)
+        return self.head(torch.cat([e(p) for e, p in zip(self.experts, parts, strict=True)]))
+
+
+def test_the_rows_of_one_expert_are_no_batch(tmp_path):
+    assert advise(recorded_twice(Experts(), torch.randn(400, 64), tmp_path / "even")) == ()
+    odd = recorded_twice(Experts((94, 142, 101, 64)), torch.randn(401, 64), tmp_path / "odd")
+    (batch,) = advise(odd)
+    assert (batch.dimension, batch.size, batch.padded) == ("batch", 401, 408)
+
+
+def attend_apart(model, x):
+    b, t, c = x.shape
+    q, k, v = (
+        m(x).view(b, t, model.heads, -1).transpose(1, 2) for m in (model.q, model.k, model.v)
+    )
+    y = F.scaled_dot_product_attention(q, k, v)
+    return x + model.out(y.transpose(1, 2).reshape(b, t, c))
+
+
+@pytest.mark.parametrize(
+    ("heads", "width", "padded", "instead"),
+    [
+        (6, 60, 60, "the model: 8 heads of 8 need 64 in all, in place of 6 heads of 10"),
+        (4, 100, 128, ""),
+    ],
+)
+def test_a_head_is_padded_to_a_whole_multiple_or_not_at_all(
+    tmp_path, heads, width, padded, instead
+):
+    """Six heads of 10 became 12: a fifth more work, and attention padded them again."""
+    parts = {name: nn.Linear(width, width) for name in ("q", "k", "v", "out")}
+    model = Layers(attend_apart, **parts)
+    model.heads = heads
+    run = recorded_twice(model, torch.randn(8, 16, width), tmp_path / "run")
+    changed = {padded for (module, _), padded in sizes(advise(run)).items() if module}
+    assert changed == ({padded} if padded != width else set())
+    assert [f.fix for f in findings(run, "shapes-left-alone")] == ([instead] if instead else [])
+
+
+def test_an_image_that_is_made_is_no_first_layer(tmp_path):
+    parts = {"fc": nn.Linear(16, 768), "up": nn.ConvTranspose2d(48, 3, 4, 2, 1)}
+    parts["head"] = nn.Linear(192, 16)
+    made = Layers(lambda m, x: m.head(m.up(m.fc(x).view(-1, 48, 4, 4)).flatten(1)), **parts)
+    assert advise(recorded_twice(made, torch.randn(8, 16), tmp_path / "made")) == ()
+    read = Layers(lambda m, x: m.conv(x), conv=nn.Conv2d(3, 16, 3))
+    (first,) = advise(recorded_twice(read, torch.randn(8, 3, 8, 8), tmp_path / "read"))
+    assert (first.dimension, first.padded) == ("in_channels", 4)
+    assert first.reason.startswith("in channels_last, first layers read images")
+
+
+def test_a_depthwise_convolution_is_not_said_to_run_on_tensor_cores(tmp_path):
+    parts = {"wide": nn.Conv2d(16, 30, 1), "deep": nn.Conv2d(30, 30, 3, groups=30)}
+    model = Layers(lambda m, x: m.narrow(m.deep(m.wide(x))), **parts, narrow=nn.Conv2d(30, 16, 1))
+    advice = advise(recorded_twice(model, torch.randn(8, 16, 8, 8), tmp_path / "run"))
+    said = {a.module: a.reason for a in advice}
+    assert said["deep"].startswith("its neighbours need this size; a depthwise convolution")
+    assert "loads of" not in said["deep"]
+    assert said["wide"].startswith("Tensor Cores read 8 values")
