@@ -80,6 +80,17 @@ def test_word_for_word(folder, monkeypatch, name):
     assert_as_kept(KEPT / name, text.replace(__version__, "VERSION").replace(str(folder), "FOLDER"))
 
 
+@pytest.mark.parametrize("name", [n for n in GOLDENS if n.endswith(".txt")])
+def test_nothing_is_cut_at_any_width(folder, monkeypatch, name):
+    """An ellipsis is what rich puts where a table or a sentence does not fit."""
+    monkeypatch.chdir(folder)
+    for width in (30, 60, 80):
+        monkeypatch.setenv("COLUMNS", str(width))
+        shown = CliRunner().invoke(app, GOLDENS[name].split()).stdout
+        assert "…" not in shown
+        assert all(len(line) <= width for line in shown.splitlines())
+
+
 def test_what_notebooks_show(folder):
     """Of each object its words, the next step among them, how many pictures, and its repr."""
     ssd, digits = (mpdiag.analyze(folder / name) for name in ("ssd", "digits"))

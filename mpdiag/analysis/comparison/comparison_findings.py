@@ -22,7 +22,7 @@ _WORSE = (
     "train 3 or more seeds on each side"
 )
 _MORE_SEEDS = (
-    "train 3 or more seeds on each side, with --out fp32/seed0, fp32/seed1 … fp16/seed0 …, and "
+    "train 3 or more seeds on each side, with --out fp32/seedN and fp16/seedN, and "
     "compare the folders fp32 and fp16"
 )
 LENGTHS_ALIKE = 0.95

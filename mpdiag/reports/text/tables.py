@@ -20,6 +20,8 @@ EXPLAIN = "what a finding means: mpdiag explain CODE"
 """The line below findings whose codes are shown."""
 ROOM = 26
 """Columns of the terminal that a sentence needs at least."""
+NAME = 44
+"""Columns beyond which a name that may fold does."""
 
 
 @dataclass
@@ -30,6 +32,7 @@ class Fitted:
         columns: Their headings.
         title, caption: Above and below.
         sentences: Headings of columns whose cells may wrap.
+        names: Headings of columns whose long words may go on in the next line.
         right: Headings of columns of numbers.
         charts: Headings of columns that get a line of their own where rows become lines.
         spare: Headings of columns that may be left out, the least important first.
@@ -42,6 +45,7 @@ class Fitted:
     title: str = ""
     caption: str = ""
     sentences: frozenset[str] = frozenset()
+    names: frozenset[str] = frozenset()
     right: frozenset[str] = frozenset()
     charts: frozenset[str] = frozenset()
     spare: tuple[str, ...] = ()
@@ -78,6 +82,8 @@ class Fitted:
             longest = max((cell_len(cell) for cell in cells), default=0)
             words = max((cell_len(w) for cell in cells for w in cell.split()), default=0)
             return max(heading, words, min(ROOM, longest))
+        if self.columns[column] in self.names:
+            return max(heading, min(NAME, self._wished(column)))
         inside = (cell_len(line) for cell in cells for line in cell.split("\n"))
         return max(heading, max(inside, default=0))
 

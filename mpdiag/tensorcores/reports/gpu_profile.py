@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from mpdiag.display.wording import beginning, counted, kernel_label
+from mpdiag.display.wording import counted, kernel_label
 from mpdiag.reports.text.tables import EXPLAIN, Fitted
 from mpdiag.tensorcores import summary
 from mpdiag.tensorcores.causes import JudgedOperation
@@ -23,7 +23,6 @@ FEW = 4
 """Matrix operations beside no cause and no finding; each takes the place of one."""
 MANY_CAUSES = 3
 """Causes and findings that fill the screen without a table."""
-LABEL = 44
 UNLINKED = "(not linked) "
 SHOWN_CAUSES = 4
 OPERATIONS_TITLE = "Biggest potential speedups"
@@ -128,8 +127,14 @@ def _times(timeline: Timeline) -> list[RenderableType]:
         )
         parts += [Text(""), _filled(table, summary.step_rows(timeline))]
     if timeline.longest:
-        table = Fitted(summary.GAPS, "Longest gaps", right=frozenset(summary.GAPS[:2]), lead=3)
-        rows = [[*row[:-1], _short(kernel_label(row[-1]))] for row in summary.gap_rows(timeline)]
+        table = Fitted(
+            summary.GAPS,
+            "Longest gaps",
+            names=frozenset({"next kernel"}),
+            right=frozenset(summary.GAPS[:2]),
+            lead=3,
+        )
+        rows = [[*row[:-1], _plain(kernel_label(row[-1]))] for row in summary.gap_rows(timeline)]
         parts += [Text(""), _filled(table, rows)]
     return parts
 
@@ -210,6 +215,7 @@ def _operations(profile: Profile) -> RenderableType:
         OPERATIONS,
         OPERATIONS_TITLE,
         sentences=frozenset({"fix"}),
+        names=frozenset({"operation"}),
         right=frozenset({"time", "at most", "TFLOP/s"}),
         lead=2,
     )
@@ -228,6 +234,7 @@ def _matrix_operations(profile: Profile, most: int) -> RenderableType:
     table = Fitted(
         columns,
         "Matrix operations",
+        names=frozenset({"operation"}),
         right=frozenset({"time", "TFLOP/s"}),
         spare=tuple(name for name in ("dtype", "module") if name in columns),
         lead=2,
@@ -235,7 +242,7 @@ def _matrix_operations(profile: Profile, most: int) -> RenderableType:
     )
     cells = [[row[i].replace(" × ", "×") for i in kept] for row in rows]
     for row, judged in zip(cells, found, strict=True):
-        row[0] = _short(_operation_name(judged.operation).removeprefix(UNLINKED), LABEL)
+        row[0] = _plain(_operation_name(judged.operation).removeprefix(UNLINKED))
     return _filled(table, cells, most)
 
 
@@ -267,7 +274,7 @@ def _operation_row(members: list[JudgedOperation], profile: Profile) -> list[str
     bound = speedup(affected / (profile.run_us or whole)) if whole else 1.0
     modules = o.module if len(members) == 1 else f"{len(members)} modules"
     return [
-        _short(_operation_name(o)),
+        _plain(_operation_name(o)),
         modules,
         " × ".join(str(n or "?") for n in (work.m, work.n, work.k)) if work and work.m else "",
         o.dtype or "",
@@ -292,6 +299,7 @@ def _kernels(profile: Profile) -> RenderableType:
     table = Fitted(
         KERNELS,
         "Kernels by time",
+        names=frozenset({"kernel"}),
         right=frozenset({"calls", "time"}),
         spare=("align",),
     )
@@ -315,7 +323,7 @@ def _kernel_row(places: list[KernelTime], profile: Profile) -> list[str]:
     if measured is not None and measured.measured is not None:
         where = f"{_WORDS[measured.measured_verdict]} ({measured.measured.kind})"
     return [
-        _short(kernel_label(first.name), 60),
+        _plain(kernel_label(first.name)),
         f"{sum(k.calls for k in places):,}",
         summary.percent(sum(k.time_us for k in places) / whole if whole else 0.0),
         summary.in_words_of(where, amd=profile.is_amd),
@@ -325,5 +333,5 @@ def _kernel_row(places: list[KernelTime], profile: Profile) -> list[str]:
     ]
 
 
-def _short(name: str, width: int = 44) -> str:
-    return beginning(" ".join(name.removeprefix("void ").split()), width)
+def _plain(name: str) -> str:
+    return " ".join(name.removeprefix("void ").split())
