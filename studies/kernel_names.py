@@ -1,11 +1,12 @@
 """Scores the table of kernel names on the collection of real names, family by family.
 
-    python studies/kernel_names.py [--part open|held_out|fresh|final] [--mistakes] [--json FILE]
+    python studies/kernel_names.py [--part open|held_out|fresh|final|recent] [--mistakes] [--json FILE]
         [--as before|first|after|opened]
 
 ``open`` families were read while the first rules were written, and ``held_out`` ones scored those
 rules once. Then they were opened, too, and ``fresh`` ones, collected afterwards, scored the second
-rules once, before they were opened in turn; so did ``final`` ones for the third rules. A verdict of
+rules once, before they were opened in turn; so did ``final`` ones for the third rules, and ``recent``
+ones, labelled from the libraries' sources, for the fourth. A verdict of
 ``unknown`` is wrong where the truth is known, and anything else is wrong where it is not. ``opposite``
 counts Tensor Cores called CUDA cores and the reverse. Dtypes are scored on the lines that give one; a
 wrong verdict does not excuse a wrong dtype.
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 COLLECTION = Path(__file__).resolve().parents[1] / "tests" / "tensorcores" / "kernels" / "names"
 MATRIX = {"tensor_core", "cuda_core"}
-PARTS = ("open", "held_out", "fresh", "final")
+PARTS = ("open", "held_out", "fresh", "final", "recent")
 SCORES = ("before", "first", "after", "opened")
 
 
