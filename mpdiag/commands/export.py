@@ -7,7 +7,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from mpdiag.commands.shared.examples import FRAMEWORKS
-from mpdiag.commands.shared.options import JsonOption
+from mpdiag.commands.shared.options import JsonOption, refuse_shadow
 from mpdiag.errors import UsageError
 from mpdiag.files.atomic import writing
 
@@ -33,6 +33,8 @@ def export(
     from mpdiag.plan import PrecisionPlan
     from mpdiag.reports import next_commands, terminal
 
+    if output is not None:
+        refuse_shadow(output)
     loaded = PrecisionPlan.load(plan)
     written = export_plan(loaded, to)
     if output is not None and output.exists() and output.samefile(plan):

@@ -108,7 +108,8 @@ def after_export(plan: PrecisionPlan, path: Path, output: Path | None, written: 
     train = train_by(plan, path, run)
     if train or output is not None:
         return train or DOCTOR
-    name = f"{written.framework}.{_ENDINGS[written.language]}"
+    # torch.py beside a script would hide the package that the script imports.
+    name = f"plan_{written.framework}.{_ENDINGS[written.language]}"
     return ("mpdiag", "export", path, "--to", written.framework, "-o", name)
 
 

@@ -27,6 +27,33 @@ def test_a_file(plan, tmp_path):
     assert "opt level" in printed.stderr
 
 
+@pytest.mark.parametrize("name", ["torch", "lightning", "caffe2", "json", "numpy", "mpdiag"])
+def test_a_file_that_would_hide_a_package_is_refused_with_a_name_that_would_not(
+    plan, tmp_path, name
+):
+    words = ("export", plan, "--to", "torch", "-o")
+    refused = run(*words, tmp_path / f"{name}.py")
+    assert refused.exit_code == ExitCode.USAGE
+    assert not (tmp_path / f"{name}.py").exists()
+    better = tmp_path / f"plan_{name}.py"
+    assert f"name it {better}" in " ".join(refused.stderr.split())
+    assert run(*words, better).exit_code == ExitCode.OK
+
+
+def test_any_other_name_is_taken_and_the_one_suggested_is_one_of_them(plan, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "settings.py").write_text("")  # a module here, which nothing hides
+    for name in ("settings.py", "torch.json", "my torch.py", "no_such_package.py"):
+        assert run("export", plan, "--to", "torch", "-o", name).exit_code == ExitCode.OK
+    for framework in ("torch", "lightning", "accelerate", "keras", "caffe2"):
+        suggested = run("export", plan, "--to", framework).stderr.splitlines()[-1]
+        words = suggested.removeprefix("next: mpdiag ").split()
+        assert words[-2:-1] == ["-o"]
+        assert run(*words).exit_code == ExitCode.OK
+        assert words[-1].startswith("plan_")
+
+
 def test_one_json_document(plan):
     document = json.loads(run("export", plan, "--to", "keras", "--json").stdout)
     assert document["settings"]["initial_scale"] == 64.0

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -10,7 +12,7 @@ import typer
 from typer import Argument, Option
 from typer.core import TyperCommand
 
-from mpdiag.commands.shared.examples import WORKLOADS
+from mpdiag.commands.shared.examples import FRAMEWORKS, WORKLOADS
 from mpdiag.errors import ExitCode, UsageError
 from mpdiag.files.paths import AnyPath, is_remote, place
 from mpdiag.numerics.formats import TARGETS
@@ -82,6 +84,30 @@ def refuse_suffix(output: Path, what: str, known: tuple[str, ...]) -> None:
     if suffix and suffix not in known:
         message = f"{what} is written as {' or '.join(known)}, not as {suffix}: name {output} anew"
         raise UsageError(message)
+
+
+def refuse_shadow(output: Path) -> None:
+    """Refuse a Python file that every script beside it would import in place of a package.
+
+    The frameworks of ``export`` count whether they are installed here or not.
+
+    Raises:
+        UsageError: With a name that hides nothing.
+    """
+    name = output.stem
+    if output.suffix != ".py" or not name.isidentifier():
+        return
+    if name not in (*FRAMEWORKS, *sys.stdlib_module_names):
+        found = sys.modules.get(name)
+        spec = found.__spec__ if found is not None else find_spec(name)
+        if spec is None or spec.origin is None:
+            return
+        if Path(spec.origin).resolve().parent in (output.resolve().parent, Path.cwd()):
+            return  # a script of your own
+    raise UsageError(
+        f"{output} would hide the package {name} from every script in its folder: "
+        f"name it {output.with_name(f'plan_{output.name}')}"
+    )
 
 
 def refuse_file(folder: AnyPath, option: str) -> None:
