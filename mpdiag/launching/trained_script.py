@@ -25,6 +25,7 @@ from mpdiag.plan import PrecisionPlan
 from mpdiag.runs.provenance import announced_ranks
 from mpdiag.runs.run import META, open_run
 from mpdiag.runs.training_log import FILE
+from mpdiag.tracing.fingerprint import compare_models
 
 if TYPE_CHECKING:
     from mpdiag.training.options import Backend
@@ -75,12 +76,16 @@ def train_command(
 
 
 def recording_of(plan: Path, run: AnyPath) -> AnyPath | None:
-    """The recording that a plan was made from, if it lies beside a run and holds losses."""
+    """The recording that a plan was made from, if it lies beside a run of its model with losses."""
     name = PrecisionPlan.load(plan).run
     recording = run.parent / Path(name).name
     if not name or not (recording / FILE).is_file() or not (recording / META).is_file():
         return None
-    return recording if open_run(recording).parts() else None
+    sides = open_run(recording), open_run(run)
+    models = [side.model_fingerprint() for side in sides]
+    if None not in models and compare_models(*models).disjoint:
+        return None  # a plan of another model: nothing to compare
+    return recording if sides[0].parts() else None
 
 
 def train_script(

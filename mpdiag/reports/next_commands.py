@@ -18,6 +18,7 @@ from mpdiag.installation.extras import EXTRAS
 from mpdiag.numerics.formats import BF16, TRAINABLE
 from mpdiag.plan import FILE as PLAN
 from mpdiag.plan import PrecisionPlan
+from mpdiag.runs.results import read_comparison
 from mpdiag.runs.run import META, Listing, Run, list_runs, open_run
 
 if TYPE_CHECKING:
@@ -55,12 +56,51 @@ def analyze_it(run: AnyPath, plan: str | None = PLAN) -> Words:
     return words if _has_rows(run) else NOTHING
 
 
+def go_on(run: AnyPath) -> Words:
+    """What follows for a recording, by what was done: analyze, train, compare, look at it.
+
+    Nothing where its plan was kept, no run was trained by it and its script is not here.
+    """
+    try:
+        opened = open_run(run)
+        if opened.meta.get("training"):
+            return look_beside(run)
+        plan = PrecisionPlan.load(str(run))
+    except (MpdiagError, OSError):
+        return analyze_it(run)
+    return after_training(run, plan) or train_by(plan, run, opened)
+
+
+def after_training(run: AnyPath, plan: PrecisionPlan) -> Words:
+    """The comparison of a recording with a training by its plan; once compared, a look at both.
+
+    Nothing where no run beside the recording was trained by the decisions of the plan.
+    """
+    if is_remote(run):
+        return NOTHING
+    decisions = plan.digest()
+    compared = read_comparison(run)
+    if compared is not None and compared.decisions == decisions:
+        return look_beside(run)
+    for item in list_runs(run.resolve().parent):
+        if item.run is None or not item.run.meta.get("training"):
+            continue
+        try:
+            followed = PrecisionPlan.load(item.folder)
+        except (MpdiagError, OSError):
+            continue
+        same = Path(followed.run).name == Path(plan.run).name and followed.digest() == decisions
+        if same and (words := compare_them(run, run.parent / item.folder.name)):
+            return words
+    return NOTHING
+
+
 def after_listing(found: Iterable[Listing]) -> Words:
-    """The analysis of the newest recording; for trainings alone the dashboard."""
+    """What follows for the newest recording; for trainings alone the dashboard."""
     items = [item for item in found if item.run is not None]
     recorded = next((item.folder for item in items if _has_rows(item.folder)), None)
     if recorded is not None:
-        return ("mpdiag", "analyze", recorded)
+        return go_on(recorded) or ("mpdiag", "analyze", recorded)
     return look_at(items[0].folder.parent) if items else try_it()
 
 
@@ -147,7 +187,9 @@ def after_search(answer: str, again: Words, folder: AnyPath) -> Words:
 
 
 def after_layer(analysis: Analysis, run: AnyPath) -> Words:
-    """The replay of a scaler, where the run holds gradients for it."""
+    """What follows for the run; else the replay of a scaler, where it holds gradients for it."""
+    if (run / PLAN).is_file() and (words := go_on(run)):
+        return words
     kinds = set(analysis.layers.kinds.tolist())
     return ("mpdiag", "replay", run) if kinds & {"activation_grad", "weight_grad"} else NOTHING
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -11,12 +12,16 @@ from types import SimpleNamespace
 import pytest
 from typer.testing import CliRunner
 
+from mpdiag.analysis.analyzer import analyze
 from mpdiag.cli import app
 from mpdiag.commands import dashboard
 from mpdiag.exports.registry import export_plan
 from mpdiag.installation import extras
+from mpdiag.launching.trained_script import recording_of
 from mpdiag.plan import PrecisionPlan
 from mpdiag.reports import next_commands
+from mpdiag.reports.text.analysis import can_be_settled
+from mpdiag.reports.views import overview
 from mpdiag.runs.run import list_runs, open_run
 
 BUILDERS = {"after_analysis"}
@@ -85,6 +90,60 @@ def test_what_the_commands_name_next_succeeds(here):
     assert len(named) >= 6
     for line in sorted(named):
         succeeds(line.removeprefix("next: ").split())
+
+
+def test_what_is_named_next_knows_what_was_done(here):
+    """Recorded, analyzed, trained, compared: each names the next, and none goes back."""
+    run, script = Path("runs/cnn"), {"script": "train.py", "argv": ["train.py"], "world_size": 1}
+    (here / "train.py").write_text("")
+    shutil.copytree("runs/digits", run)
+    (run / "plan.json").unlink()
+    meta = json.loads((run / "meta.json").read_text())
+    (run / "meta.json").write_text(json.dumps({**meta, **script}))
+
+    def named(*words):
+        done = CliRunner().invoke(app, [str(word) for word in words])
+        assert done.exit_code == 0, done.stderr
+        return done.stderr.splitlines()[-1].removeprefix("next: mpdiag ")
+
+    assert next_commands.go_on(run) == ("mpdiag", "analyze", run, "-o", "plan.json")
+    assert named("analyze", run).startswith("why")  # keeps the plan
+    train = f"train --plan {run} -- train.py"
+    assert {named("why", run), named("replay", run)} == {train}
+    trained = Path("runs/cnn-fp16")
+    shutil.copytree("runs/digits-fp16-plan", trained)
+    assert {named("why", run), named("replay", run)} == {train}  # that followed another plan
+    shutil.copy(run / "plan.json", trained)
+    again = f"compare {run} {trained}"
+    assert {named(word, run) for word in ("analyze", "why", "replay")} == {again}
+    assert named("analyze", run, "-o", "p.json") == again
+    newest = [item for item in list_runs("runs") if item.folder.name == "cnn"]
+    assert next_commands.after_listing(newest)[1] == "compare"
+    steps = [step.command for step in overview.training_steps(trained, run)]
+    assert f"mpdiag {again}" in steps
+    assert named(*again.split()) == "dashboard runs"
+    assert {named(word, run) for word in ("analyze", "why", "replay")} == {"dashboard runs"}
+    assert next_commands.after_listing(newest)[1] == "dashboard"
+    steps = [step.command for step in overview.training_steps(trained, run)]
+    assert not any("compare" in step for step in steps)
+    analysis = analyze(run)
+    steps = overview.next_steps(analysis, planned=True, trained=[trained])
+    assert not {step.command.split()[1] for step in steps} & {"train", "compare", "dashboard"}
+
+
+def test_a_check_that_was_made_is_not_named_again(here):
+    analysis = analyze("runs/digits")
+    assert can_be_settled(analysis)
+    assert not can_be_settled(dataclasses.replace(analysis, probe=SimpleNamespace()))
+
+
+def test_a_training_of_another_model_is_not_compared_with_the_plans_recording(here, root):
+    PrecisionPlan(run="runs/digits").save(here / "plan.json")
+    digits, other = here / "runs" / "digits-fp16-plan", here / "runs" / "gpt-fp16-plan"
+    shutil.copytree(root / "sample_runs" / "gpt-fp16-plan", other)
+    assert recording_of(here / "plan.json", digits) == here / "runs" / "digits"
+    shutil.copytree(root / "sample_runs" / "gpt" / "modules", other / "modules", dirs_exist_ok=True)
+    assert recording_of(here / "plan.json", other) is None
 
 
 def test_a_recording_of_no_step_has_no_analysis(here):

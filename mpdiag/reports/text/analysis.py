@@ -184,6 +184,9 @@ def after_analysis(
         return "mpdiag", "report", run
     if _calls_for_bf16(analysis):
         return "mpdiag", "analyze", run, "--target", BF16.name, "-o", "plan.json"
+    done = next_commands.after_training(run, analysis.plan)
+    if done:
+        return done
     if plan is not None:
         train = next_commands.train_by(analysis.plan, plan, analysis.run)
         if train:
@@ -244,8 +247,9 @@ def _grounds(analysis: Analysis) -> list[RenderableType]:
 
 
 def can_be_settled(analysis: Analysis) -> bool:
-    """Whether a training would show more: one in a format that can be trained in here."""
-    return analysis.verdict.level == "expected" and analysis.target in TRAINABLE
+    """Whether a check would show more: in a format that can be trained in here, if none was made."""
+    open_still = analysis.verdict.level == "expected" and analysis.probe is None
+    return open_still and analysis.target in TRAINABLE
 
 
 def settling_command(run: Run) -> tuple[object, ...]:

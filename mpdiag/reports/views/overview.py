@@ -17,6 +17,7 @@ from mpdiag.analysis.analyzer import Analysis
 from mpdiag.analysis.findings import Finding
 from mpdiag.analysis.layers import Layers
 from mpdiag.display.wording import counted, percent, scale_text, sentence, spoken_layer
+from mpdiag.files.paths import AnyPath
 from mpdiag.numerics.formats import FP16
 from mpdiag.plan import FILE as PLAN
 from mpdiag.reports import next_commands
@@ -27,6 +28,7 @@ from mpdiag.reports.views import training
 from mpdiag.reports.views.gradients.frame import scale_frame, some_layers, summary
 from mpdiag.reports.views.gradients.pictures import Gradients, share_axis
 from mpdiag.runs.coverage import coverage_of
+from mpdiag.runs.results import read_comparison
 from mpdiag.runs.run import Run
 from mpdiag.runs.training_log import TrainingLog
 
@@ -196,8 +198,11 @@ def next_steps(
     if analysis.concluded and not planned:
         found.append(next_commands.analyze_it(run, None))
     plan = Path(str(run)) / PLAN if planned else None
-    found.append(after_analysis(analysis, run, plan))
-    found += [next_commands.compare_them(run, other) for other in trained]
+    words = after_analysis(analysis, run, plan)
+    if words[1:2] != ("dashboard",):  # which shows this page
+        found.append(words)
+    seen = compared_with(run)
+    found += [next_commands.compare_them(run, other) for other in trained if other.name != seen]
     if analysis.concluded and can_be_settled(analysis):
         found.append(settling_command(analysis.run))
     if plan is not None:
@@ -209,9 +214,19 @@ def training_steps(run: Path, recording: Path | None) -> tuple[Step, ...]:
     """The commands to run after a look at a training by a plan."""
     if recording is None:
         return steps_of([next_commands.look_beside(run)])
+    new = compared_with(recording) != run.resolve().name
     return steps_of(
-        [next_commands.compare_them(recording, run), next_commands.analyze_it(recording, None)]
+        [
+            next_commands.compare_them(recording, run) if new else next_commands.NOTHING,
+            next_commands.analyze_it(recording, None),
+        ]
     )
+
+
+def compared_with(recording: AnyPath) -> str:
+    """The name of the training that a recording was last compared with; "" for none."""
+    found = read_comparison(recording)
+    return "" if found is None else found.against
 
 
 def steps_of(commands: Iterable[next_commands.Words]) -> tuple[Step, ...]:
