@@ -88,4 +88,4 @@ def replay(
         terminal.show_json(played.to_json())
     else:
         terminal.show(replay_text(played))
-        terminal.name_next(*next_commands.go_on(run))
+        terminal.name_next(*next_commands.after_replay(run))

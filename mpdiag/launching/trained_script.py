@@ -82,8 +82,8 @@ def recording_of(plan: Path, run: AnyPath) -> AnyPath | None:
     if not name or not (recording / FILE).is_file() or not (recording / META).is_file():
         return None
     sides = open_run(recording), open_run(run)
-    models = [side.model_fingerprint() for side in sides]
-    if None not in models and compare_models(*models).disjoint:
+    a, b = (side.model_fingerprint() for side in sides)
+    if a is not None and b is not None and compare_models(a, b).disjoint:
         return None  # a plan of another model: nothing to compare
     return recording if sides[0].parts() else None
 

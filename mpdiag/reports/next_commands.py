@@ -76,6 +76,8 @@ def after_training(run: AnyPath, plan: PrecisionPlan) -> Words:
 
     Nothing where no run beside the recording was trained by the decisions of the plan.
     """
+    from mpdiag.analysis.verdict.trained import followed_decisions
+
     if is_remote(run):
         return NOTHING
     decisions = plan.digest()
@@ -89,8 +91,9 @@ def after_training(run: AnyPath, plan: PrecisionPlan) -> Words:
             followed = PrecisionPlan.load(item.folder)
         except (MpdiagError, OSError):
             continue
-        same = Path(followed.run).name == Path(plan.run).name and followed.digest() == decisions
-        if same and (words := compare_them(run, run.parent / item.folder.name)):
+        ours = Path(followed.run).name == Path(plan.run).name
+        words = compare_them(run, run.parent / item.folder.name)
+        if ours and words and followed_decisions(item.run) == decisions:
             return words
     return NOTHING
 
@@ -192,6 +195,11 @@ def after_layer(analysis: Analysis, run: AnyPath) -> Words:
         return words
     kinds = set(analysis.layers.kinds.tolist())
     return ("mpdiag", "replay", run) if kinds & {"activation_grad", "weight_grad"} else NOTHING
+
+
+def after_replay(run: AnyPath) -> Words:
+    """What follows for the run; else a look at it."""
+    return go_on(run) or look_beside(run)
 
 
 def after_skip(capsule: Path) -> Words:

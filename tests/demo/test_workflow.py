@@ -30,7 +30,7 @@ def test_the_demo_prints_a_verdict_and_names_the_next_command(demo, mpdiag):
     assert done.out.startswith("Expected from the recording of ")
     assert "this trains in FP16 without a loss scale" in " ".join(done.out.split())
     assert "scale 1 ·" in done.out
-    assert "next: mpdiag why runs/digits" in done.err
+    assert "next: mpdiag compare runs/digits runs/digits-fp16-plan" in done.err
     assert (folder / "runs" / "digits" / "plan.json").is_file()
 
 

@@ -11,6 +11,7 @@ from mpdiag.installation.bundled import sample_runs
 from mpdiag.plan import PrecisionPlan
 from mpdiag.runs.results import StoredComparison, write_comparison
 from mpdiag.runs.run import META, Run, list_runs, open_run
+from mpdiag.runs.training_log import read_log
 
 
 def keep_comparison(
@@ -25,14 +26,15 @@ def keep_comparison(
 
     Returns:
         The folders it was written to; none where A holds no recording, or B another model, no plan,
-        several that decide differently, or a training of which nothing ran in half precision. Runs
-        at a URL and the sample runs are left as they are.
+        several that decide differently, a training that began with another loss scale than its plan's,
+        or one of which nothing ran in half precision. Runs at a URL and the sample runs are left as
+        they are.
 
     Raises:
         OSError: If a folder cannot be written.
     """
     trained = list(_runs(place(b)))
-    decisions = {_decisions(run) for run in trained}
+    decisions = {followed_decisions(run) for run in trained}
     if (
         comparison.different_models
         or len(decisions) != 1
@@ -78,11 +80,16 @@ def _runs(path: AnyPath) -> Iterator[Run]:
         yield from (item.run for item in list_runs(path) if item.run is not None)
 
 
-def _decisions(run: Run) -> str | None:
-    """What the plan of a trained run decides; None where it has none that can be read."""
+def followed_decisions(run: Run) -> str | None:
+    """What the plan of a trained run decides; None where it has none that can be read.
+
+    None also where it began with another loss scale: it was told not to follow the plan in its folder.
+    """
     if "training" not in run.meta:
         return None
     try:
-        return PrecisionPlan.load(str(run.folder)).digest()
+        plan, steps = PrecisionPlan.load(str(run.folder)), read_log(run.folder).steps
     except MpdiagError:
         return None
+    other = steps and steps[0].step == 0 and steps[0].scale != plan.loss_scale.init_scale
+    return None if other else plan.digest()

@@ -21,7 +21,7 @@ from mpdiag.analysis.verdict.probe import Probe, probe_findings, with_probe
 from mpdiag.analysis.verdict.trained import keep_comparison
 from mpdiag.plan import LossScalePlan, PrecisionPlan, Verdict
 from mpdiag.runs.results import COMPARISON, StoredComparison, read_comparison, write_comparison
-from mpdiag.runs.training_log import RECORDED
+from mpdiag.runs.training_log import FILE, RECORDED
 from mpdiag.runs.writer import RunWriter
 
 
@@ -297,7 +297,9 @@ def test_what_was_shown_by_training_is_said_so(sides):
     assert "plan (3 seeds) ended with accuracy 0.9909 beside FP32's 0.991" in verdict.text
 
 
-@pytest.mark.parametrize("change", ["plans differ", "nothing ran in half precision", "no plan"])
+@pytest.mark.parametrize(
+    "change", ["plans differ", "nothing ran in half precision", "no plan", "another scale"]
+)
 def test_what_was_not_trained_by_one_plan_shows_nothing(sides, change):
     folder = sides[1] / "seed2"
     if change == "plans differ":
@@ -305,6 +307,10 @@ def test_what_was_not_trained_by_one_plan_shows_nothing(sides, change):
         (folder / "plan.json").write_text(json.dumps(plan | {"level": "O2"}))
     elif change == "no plan":
         (folder / "plan.json").unlink()
+    elif change == "another scale":  # as the demo's training without one: its plan did not decide
+        log = (folder / FILE).read_text().splitlines()
+        first = json.dumps(json.loads(log[0]) | {"scale": 4096.0})
+        (folder / FILE).write_text("\n".join([first, *log[1:]]))
     else:
         meta = json.loads((folder / "meta.json").read_text())
         (folder / "meta.json").write_text(json.dumps(meta | {"half_precision_flops": 0.0}))
