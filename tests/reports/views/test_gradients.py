@@ -151,14 +151,6 @@ def test_a_row_is_clicked_anywhere(analysis):
     assert not [trace for trace in plain.figure.data if trace.type == "bar"]
 
 
-def test_a_line_that_another_one_covers_is_not_named(analysis):
-    plan = analysis.plan.loss_scale
-    recommended = int(np.log2(plan.recommended))
-    for exponent in (recommended, recommended + 1):
-        words = shown(analysis).every_scale(exponent, plan).caption
-        assert ("dashed" in words) == (exponent != recommended)
-
-
 def test_the_window_moves_with_the_scale():
     for exponent in (0, 7):
         held = window(FP16, exponent)
