@@ -92,9 +92,6 @@ def test_a_real_gpu():
     assert device.capability == "{}.{}".format(*torch.cuda.get_device_capability(0))
 
 
-# -- mixed precision -------------------------------------------------------------------------------
-
-
 def test_a_machine_without_a_gpu_is_honest(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     found = machine.examine()

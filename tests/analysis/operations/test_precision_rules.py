@@ -16,8 +16,6 @@ from mpdiag.analysis.run_statistics import RunStatistics
 from mpdiag.numerics.formats import BF16, FP16
 from mpdiag.plan import PrecisionPlan
 
-# -- what makes a value narrow ---------------------------------------------------------------------
-
 
 class Outside(Net):
     """Writes in place outside of every submodule."""
@@ -253,9 +251,6 @@ def test_a_loss_that_autocast_refuses_is_told(tmp_path, logits):
     for finding in told:
         assert "torch.autocast refuses binary_cross_entropy on CUDA" in finding.message
         assert finding.evidence["where"]
-
-
-# -- ordinary networks -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["dcgan", "gpt", "language_model", "speech", "vgg", "vit"])

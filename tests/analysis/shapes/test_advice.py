@@ -283,9 +283,6 @@ def test_torch_trains_with_all_advised_sizes(kind, changed, tmp_path):
         assert outcome.worthwhile or len(outcome.advice) == changed
 
 
-# -- equal sizes written in each other, and the dimensions of views --------------------------------
-
-
 @pytest.mark.parametrize(
     ("factors", "values"), [((1, 1), (3, 4)), ((3, 2), (10, 15)), ((2, 1), (6, 12))]
 )
