@@ -4,8 +4,6 @@ Ours runs beside a loop written by hand in plain torch for the same level: in BF
 themselves, the two must agree bit for bit.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

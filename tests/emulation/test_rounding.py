@@ -1,7 +1,5 @@
 """Rounding to FP8: exact on any device, in every floating dtype."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Lightning: the callback records without a trace, the plugin trains as a loop by hand does."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from support import backoff, network

@@ -1,7 +1,5 @@
 """Every format's limits and rounding, against torch's casts and against arithmetic by hand."""
 
-from __future__ import annotations
-
 import math
 from fractions import Fraction
 from pathlib import Path

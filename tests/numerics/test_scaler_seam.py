@@ -1,7 +1,5 @@
 """A loss scaler that only this file knows works everywhere: one class, and its entry in SCALERS."""
 
-from __future__ import annotations
-
 import json
 import math
 import types

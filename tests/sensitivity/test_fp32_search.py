@@ -1,7 +1,5 @@
 """The search on tiny trainings: what it finds, its budget, and that it goes on after a kill."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

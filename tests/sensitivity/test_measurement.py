@@ -1,7 +1,5 @@
 """Measured sensitivity against rounding written out by hand, and the estimate against derivatives."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

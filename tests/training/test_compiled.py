@@ -1,7 +1,5 @@
 """Compiled and scripted models: as without ``torch.compile`` and TorchScript."""
 
-from __future__ import annotations
-
 import warnings
 
 import pytest

@@ -1,7 +1,5 @@
 """``mp.scaler()`` reads as ``GradScaler`` does, and trains as ``mp.step`` does."""
 
-from __future__ import annotations
-
 import gc
 
 import pytest

@@ -1,7 +1,5 @@
 """Optimizers that step other tensors than they were given, and those that rightly move nothing."""
 
-from __future__ import annotations
-
 import types
 import warnings
 

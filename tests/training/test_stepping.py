@@ -1,7 +1,5 @@
 """A loop that steps the optimizer itself, and one that does as it should."""
 
-from __future__ import annotations
-
 import gc
 import warnings
 

@@ -1,7 +1,5 @@
 """Closures, second backward passes, schedulers, hooks, groups and unusual optimizers."""
 
-from __future__ import annotations
-
 import warnings
 from typing import Any
 

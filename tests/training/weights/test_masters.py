@@ -1,7 +1,5 @@
 """What people write into a model, or into its masters, is kept at every level."""
 
-from __future__ import annotations
-
 import copy
 import json
 
