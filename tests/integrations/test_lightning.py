@@ -99,29 +99,24 @@ def test_what_failed_is_said(tmp_path):
 # -- training by a plan ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("target", ["fp16", "bf16"])
-def test_the_plugin_trains_as_a_loop_by_hand(tmp_path, target):
-    plan = PrecisionPlan(target=target, loss_scale=backoff(1024.0).loss_scale)
-    module = Module()
-    fit(module, tmp_path, plugins=bridge.PlanPrecision(plan))
-    assert same(module.net, by_hand(plan))
-    assert module.dtypes[0] in (torch.float16, torch.bfloat16)
-
-
 @pytest.mark.parametrize(
-    ("optimizers", "options", "hand"),
+    ("optimizers", "target", "options", "hand"),
     [
-        (1, {"gradient_clip_val": 0.1}, {"clip": 0.1}),
-        (1, {"accumulate_grad_batches": 2}, {"every": 2}),
-        (2, {}, {}),
+        (1, "fp16", {}, {}),
+        (1, "bf16", {}, {}),
+        (1, "fp16", {"gradient_clip_val": 0.1}, {"clip": 0.1}),
+        (1, "fp16", {"accumulate_grad_batches": 2}, {"every": 2}),
+        (2, "fp16", {}, {}),
     ],
-    ids=["clipping", "accumulation", "manual optimization"],
+    ids=["fp16", "bf16", "clipping", "accumulation", "manual optimization"],
 )
-def test_however_it_trains_it_is_as_by_hand(tmp_path, optimizers, options, hand):
+def test_however_it_trains_it_is_as_by_hand(tmp_path, optimizers, target, options, hand):
+    plan = PrecisionPlan(target=target, loss_scale=backoff().loss_scale)
     module = Module(optimizers)
-    fit(module, tmp_path, plugins=bridge.PlanPrecision(backoff()), **options)
-    assert same(module.net, by_hand(backoff(), **hand))
-    assert same(module.net, by_hand(backoff())) == (not hand)
+    fit(module, tmp_path, plugins=bridge.PlanPrecision(plan), **options)
+    assert same(module.net, by_hand(plan, **hand))
+    assert same(module.net, by_hand(plan)) == (not hand)
+    assert set(module.dtypes) == {torch.float16 if target == "fp16" else torch.bfloat16}
 
 
 def test_a_skip_brings_buffers_back_and_is_logged(tmp_path):
