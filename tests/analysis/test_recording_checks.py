@@ -1,7 +1,5 @@
 """What is said of a recording that one should not rely on."""
 
-from __future__ import annotations
-
 import json
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """What every page has in common: it opens on every run, its links are harmless, its names are text."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What single pages show, against the library."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -4,8 +4,6 @@ The whole of each export of one plan, with its settings, lies in ``tests/data/ex
 ``python tests/exports/test_exports.py`` writes it again.
 """
 
-from __future__ import annotations
-
 import ast
 import inspect
 import json

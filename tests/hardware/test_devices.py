@@ -1,7 +1,5 @@
 """What NVML says, through a stand-in for its module."""
 
-from __future__ import annotations
-
 import json
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """The environment's facts, here and on machines that lack something."""
 
-from __future__ import annotations
-
 import json
 import sys
 from importlib.metadata import PackageNotFoundError, version

@@ -1,7 +1,5 @@
 """From a trace to the document: fractions, witnesses, findings, and the command."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

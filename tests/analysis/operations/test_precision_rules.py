@@ -1,7 +1,5 @@
 """What rules of precision blame, and what they leave alone; the answer comes from computing in FP16."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

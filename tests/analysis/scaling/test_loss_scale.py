@@ -1,7 +1,5 @@
 """What the scale is said to do: below 1, in each late part, within what so many steps allow."""
 
-from __future__ import annotations
-
 import json
 import math
 

@@ -1,7 +1,5 @@
 """The method of loss scaling is chosen by replay: recordings for which each of them is right."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from row_buffer import write_rows

@@ -1,7 +1,5 @@
 """One set of sizes for a model: the cases in which padding each size alone was refused by torch."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """The ranking of operations: which source it rests on, and that its receipt gives the same."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The matrix unit of a CPU: oneDNN's log read, and joined with operator times by shape."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -6,8 +6,6 @@ and so did the ``fresh`` ones, collected later from profiles that people publish
 ``final`` ones.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The GPU's time: by hand, and by brute force over every microsecond."""
 
-from __future__ import annotations
-
 import json
 import math
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """The profile's tables, figures and receipts: every microsecond in its place."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 
