@@ -4,8 +4,6 @@ No error, nothing grave that axe-core finds, and no words of a figure over other
 Each page is opened once.
 """
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What commands print and notebooks show, kept word for word in ``tests/data/printed``."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The command named next can succeed: each that is built here is run."""
 
-from __future__ import annotations
-
 import ast
 import json
 import shutil

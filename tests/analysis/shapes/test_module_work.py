@@ -1,7 +1,5 @@
 """A recorded model's matrix work from its modules alone, against torch's own count, and what to pad."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

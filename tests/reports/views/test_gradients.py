@@ -1,7 +1,5 @@
 """Gradients: what is drawn is what the analysis says."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import made_runs as hand

@@ -1,7 +1,5 @@
 """Which hardware counters count what, and which zeros deny matrix instructions."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
