@@ -127,9 +127,6 @@ def test_infinities_of_the_training_itself_ask_for_a_check_but_are_nobodys_skips
     assert judged[-1]["skipped"] == 0
 
 
-# -- the pieces ------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "scaler", [ConstantScale(2.0**18), Backoff(2.0**20, growth_interval=7), LogNormal(2.0**18)]
 )
