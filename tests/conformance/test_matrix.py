@@ -314,8 +314,6 @@ def resumes(level: str, name: str, target: str) -> str:
     return "" if equal(found, whole) else f"{name}: resumed otherwise"
 
 
-# -- tests ---------------------------------------------------------------------------------------
-
 FULL = bool(os.environ.get("MPDIAG_FULL_MATRIX"))
 FEW = ("SGD", "Adam", "Adagrad", "LBFGS", "SparseAdam")
 """What emulated FP16, which is slow, is resumed with unless the whole product is asked for."""

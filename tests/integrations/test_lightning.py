@@ -65,9 +65,6 @@ def fit(module, tmp_path, **options):
     trainer(tmp_path, **options).fit(module, loader())
 
 
-# -- recording -------------------------------------------------------------------------------------
-
-
 def test_recording_leaves_no_trace_in_the_numbers(tmp_path):
     plain, watched = Module(), Module()
     fit(plain, tmp_path)
@@ -163,9 +160,6 @@ def test_checkpoints_keep_the_scale(tmp_path):
 def test_levels_that_cast_weights_are_refused():
     with pytest.raises(UsageError, match="level='O1'"):
         bridge.PlanPrecision(PrecisionPlan(level="O2"))
-
-
-# -- Fabric ----------------------------------------------------------------------------------------
 
 
 def fabric_loop(plan, poison=None, clip=None, every=1, **options):

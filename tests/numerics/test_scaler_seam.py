@@ -97,9 +97,6 @@ def train(mp, model, steps=3):
     return results, largest
 
 
-# -- what a scaler says of itself ------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", [*SCALERS, "peakhold"])
 def test_settings_and_state_are_told_apart_without_a_list_of_names(name):
     scaler = scaler_named(name)
@@ -111,9 +108,6 @@ def test_settings_and_state_are_told_apart_without_a_list_of_names(name):
     assert set(scaler.to_plan()) == {"method", *scaler.setting_names()}
     small, large = (scaler.adjust(absmax) for absmax in (0.0, 0.125))
     assert (small != large) == scaler.needs_absmax
-
-
-# -- plan ------------------------------------------------------------------------------------------
 
 
 def test_its_settings_survive_the_plan(tmp_path):
@@ -151,9 +145,6 @@ def test_a_scaler_or_a_setting_that_is_not_there_is_refused_by_name(monkeypatch)
         PrecisionPlan.from_json(document)
     with pytest.raises(UsageError, match=known):
         trainer(network(), plan=plan())
-
-
-# -- analysis --------------------------------------------------------------------------------------
 
 
 def test_it_is_replayed_over_a_recording(run):
@@ -241,9 +232,6 @@ def test_torchs_own_grad_scaler_follows_it():
     scaler.step(optimizer)
     scaler.update()
     assert scaler.get_scale() == PeakHold(256.0, peak=5.0).scale
-
-
-# -- what people see -------------------------------------------------------------------------------
 
 
 def test_the_command_line_takes_it_by_name_and_names_the_one_that_was_meant(run):

@@ -131,9 +131,6 @@ def test_micro_batches_of_a_compiled_model_compile_nothing_more():
     assert graphs == graphs[:1] * 9
 
 
-# -- TorchScript -----------------------------------------------------------------------------------
-
-
 class Buffered(nn.Module):
     """Batch norm, and buffers that the forward pass writes."""
 

@@ -13,9 +13,6 @@ from torch import nn
 CHAPTER = Chapter("Optimizers, hooks and closures", about_loops=True)
 
 
-# -- closures and double backward ------------------------------------------------------------------
-
-
 @CHAPTER.behaviour
 def lbfgs(subject: Subject) -> None:
     """LBFGS with a closure trains, as in FP32."""
