@@ -4,17 +4,9 @@ import json
 
 from pandas.api.types import is_list_like
 
-VIEWS = (
-    "runs",
-    "overview",
-    "verdict",
-    "gradients",
-    "layers",
-    "updates",
-    "operations",
-    "tensor_cores",
-    "training",
-    "compare",
+VIEWS = tuple(
+    """runs overview verdict gradients layers updates operations
+    tensor_cores training compare""".split()
 )
 _TEXTS = ("markdown", "caption", "info", "warning", "error", "success")
 _TITLES = ("title", "header", "subheader")

@@ -4,17 +4,7 @@ import re
 
 import pandas as pd
 
-KEYS = (
-    "run",
-    "module",
-    "operation",
-    "layer",
-    "parameter",
-    "name",
-    "step",
-    "exponent",
-    "scale_exponent",
-)
+KEYS = "run module operation layer parameter name step exponent scale_exponent".split()
 
 
 def same_numbers(picture, *, needed=()):

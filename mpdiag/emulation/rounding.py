@@ -33,12 +33,18 @@ def round_to(values: Tensor, fmt: FloatFormat) -> Tensor:
     least = torch.full_like(exponent, fmt.min_exponent)
     quantum = torch.maximum(exponent - 1, least) - fmt.mantissa_bits
     # Multiplying by powers of two is exact; torch.round takes ties to even.
-    rounded = torch.round(magnitude * _power_of_two(-quantum)) * _power_of_two(quantum)
+    rounded = _times_power_of_two(torch.round(_times_power_of_two(magnitude, -quantum)), quantum)
     rounded = torch.where(rounded > fmt.max, torch.full_like(rounded, fmt.beyond), rounded)
     rounded = torch.copysign(rounded, whole)
     infinite = torch.full_like(whole, fmt.beyond).copysign(whole)
     found = torch.where(whole.isfinite(), rounded, torch.where(whole.isnan(), whole, infinite))
     return found.to(values.dtype)
+
+
+def _times_power_of_two(values: Tensor, exponents: Tensor) -> Tensor:
+    """Values times 2 to the power of exponents, in two steps: TF32's subnormals need 2^136."""
+    first = exponents // 2
+    return values * _power_of_two(first) * _power_of_two(exponents - first)
 
 
 def _power_of_two(exponents: Tensor) -> Tensor:

@@ -347,9 +347,8 @@ class Recorder:
         parts = self._parts
         if parts is None or not self._clock.running:
             return
-        while (
-            parts.governor.is_measuring
-        ):  # the training's thread is in our code, and may be writing
+        # The training's thread is in our code, and may be writing.
+        while parts.governor.is_measuring:
             time.sleep(0.01)
         parts.ledger.write()
         self._close(parts, "interrupted", again=False)

@@ -3,13 +3,16 @@
 No torch here, so the command line reads these types without loading it.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
-
-import torch
+from typing import TYPE_CHECKING, Any, Literal
 
 from mpdiag.errors import UsageError
+
+if TYPE_CHECKING:
+    import torch
 
 Backend = Literal["auto", "native", "emulated"]
 

@@ -1,7 +1,5 @@
 """Runs that tests of the analysis share."""
 
-from __future__ import annotations
-
 import pytest
 from support import record_and_train
 

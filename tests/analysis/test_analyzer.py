@@ -1,7 +1,5 @@
 """From arrays to the verdict, against numbers worked out with numpy's own FP16 casts."""
 
-from __future__ import annotations
-
 import json
 import math
 

@@ -1,7 +1,5 @@
 """One table of figures: terminal, JSON, Markdown and HTML are held against each other."""
 
-from __future__ import annotations
-
 import base64
 import html
 import json

@@ -1,7 +1,5 @@
 """Formats of layers are advised for what happens when all of them are applied at once."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A stored plan against a later recording: what a change broke, and nothing else."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """What is said of a recording that one should not rely on."""
 
-from __future__ import annotations
-
 import json
 from types import SimpleNamespace
 
@@ -171,6 +169,7 @@ def test_a_killed_rank_is_named_with_its_last_step(fleet):
         ({0: ("complete", SAME), 1: ("complete", SAME)}, OLD),
         ({0: ("recording", SAME), 1: ("recording", SAME[:3])}, now()),  # it is being recorded
     ],
+    ids=["both are complete", "both go on"],
 )
 def test_ranks_that_agree_and_end_or_go_on_are_not_mentioned(fleet, ranks, updated):
     assert fleet(ranks, updated=updated) == []

@@ -1,7 +1,5 @@
 """A run's rows: streamed, they say to the bit what they say when held; paths have a second way."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Whether FP32 masters are needed: by how far weights go, not by how many updates are rounded away."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
 

@@ -1,7 +1,5 @@
 """The app without a browser and in one."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

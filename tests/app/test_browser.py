@@ -3,8 +3,6 @@
 Debian's Chromium, driven by Playwright; skipped where either is missing.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -4,8 +4,6 @@ No error, nothing grave that axe-core finds, and no words of a figure over other
 Each page is opened once.
 """
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 
@@ -15,25 +13,11 @@ from browsing import at_rest, open_view
 
 pytest.importorskip("streamlit", reason="needs Streamlit, of the extra `app`")
 
-PAGES = (
-    ("overview", {"run": "ssd"}),
-    ("overview", {"run": "ssd-fp16-plan"}),
-    ("overview", {"run": "gpu-sample"}),
-    ("runs", {}),
-    ("verdict", {"run": "ssd"}),
-    ("gradients", {"run": "ssd"}),
-    ("layers", {"run": "ssd"}),
-    ("layers", {"run": "ssd", "layer": "trunk.1"}),
-    ("layers", {"run": "ssd", "tab": "One+step"}),
-    ("updates", {"run": "ssd"}),
-    ("operations", {"run": "digits"}),
-    ("tensor_cores", {"run": "ssd"}),
-    ("tensor_cores", {"run": "digits"}),
-    ("tensor_cores", {"run": "gpu-sample"}),
-    ("training", {"run": "ssd"}),
-    ("training", {"run": "ssd", "tab": "Loss-scale+replay"}),
-    ("compare", {"run": "ssd"}),
-)
+PAGES = [
+    line.split("\t")
+    for line in Path(__file__).with_name("looked_at.tsv").read_text(encoding="utf-8").splitlines()
+]
+"""Views, and the words of their links."""
 FOREIGN = (
     # Streamlit's colours of code, which no theme sets.
     ("color-contrast", '[data-testid="stCode"]'),
@@ -86,7 +70,8 @@ def test_every_page_in_light_in_dark_and_on_a_phone(page, address):
         kinds.update(said.split()[0] for _, _, words in figures for said, _ in words)
         found.extend(f"{view}: {fault}" for fault in faults(figures))
 
-    for view, query in PAGES:
+    for view, link in PAGES:
+        query = dict(word.split("=") for word in link.split())
         page.set_viewport_size(DESK)
         page.emulate_media(color_scheme="light")
         open_view(page, address, view, **query)

@@ -1,42 +1,31 @@
 """What every page has in common: it opens on every run, its links are harmless, its names are text."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from urllib.parse import parse_qsl
 
 import made_runs as hand
 import pytest
 from app_pages import VIEWS, figures, page_text, words
 from goldens import assert_as_kept
 
+from mpdiag.hardware.tables import read_table
+
 RUNS = ("ssd", "ssd-fp16-plan", "digits", "denoiser", "gpu-sample")
 SAYS_WHY = {"ssd-fp16-plan": "is a training by a plan", "gpu-sample": "holds a profile alone"}
 RECEIPTS = ("gradients", "layers", "updates", "operations", "training")
 REFUSED = ("verdict", "gradients", "layers", "updates", "operations")
-CHOICES = (
-    ("layer", "layers", {"layer": "trunk.1"}),
-    ("layer-fp8", "layers", {"layer": "trunk.1", "format": "E4M3", "scale": "0"}),
-    ("step", "layers", {"tab": "One step", "step": "300"}),
-    ("none", "layers", {"find": "zzz"}),
-    ("parameter", "layers", {"layer": "trunk.0.weight"}),
-    ("activations", "gradients", {"kind": "activations", "scale": "11"}),
-    ("fp8", "gradients", {"format": "E4M3", "scale": "5", "find": "trunk"}),
-    ("unscaled", "gradients", {"scale": "0"}),
-    ("overflow", "gradients", {"scale": "24"}),
-    ("replay", "training", {"tab": "Loss-scale replay", "scaler": "backoff"}),
-    ("alone", "training", {"trainings": "ssd-fp16-no-scale"}),
-)
 KEPT = Path(__file__).parents[1] / "data" / "pages"
 pytestmark = pytest.mark.filterwarnings("default")  # Streamlit's own, of being run bare
 
 
 def test_a_page_of_each_choice_is_kept(opened, root):
-    for name, view, query in CHOICES:
-        test = opened(view=view, run="ssd", **query)
-        assert_as_kept(KEPT / "choices" / f"{name}.txt", page_text(test).replace(f"{root}", "HERE"))
+    for row in read_table(Path(__file__).with_name("choices.tsv")):
+        test = opened(view=row["view"], run="ssd", **dict(parse_qsl(row["link"])))
+        text = page_text(test).replace(f"{root}", "HERE")
+        assert_as_kept(KEPT / "choices" / f"{row['name']}.txt", text)
 
 
 @pytest.mark.parametrize(

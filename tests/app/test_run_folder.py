@@ -1,7 +1,5 @@
 """The folder of runs behind the pages: how often it is read, and what is not whole in it."""
 
-from __future__ import annotations
-
 import errno
 import importlib
 import io

@@ -1,7 +1,5 @@
 """The dashboard's server: who is let in, pages that load Plotly ahead, the browser that it opens."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import sys

@@ -1,7 +1,5 @@
 """What single pages show, against the library."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
@@ -16,9 +14,6 @@ from mpdiag.analysis.comparison.compare import compare
 
 pytestmark = pytest.mark.filterwarnings("default")  # Streamlit's own, of being run bare
 ALL = "over all recorded steps"
-
-
-# -- the list of runs ------------------------------------------------------------------------------
 
 
 def table_of(test):
@@ -70,9 +65,6 @@ def test_sample_runs_come_after_one_s_own_and_only_if_asked_for(opened, root, tm
     assert not opened(samples="true").sidebar.toggle  # nothing to add to the sample runs themselves
 
 
-# -- overview and verdict --------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("view", ["overview", "verdict"])
 def test_a_training_by_a_plan_leads_on_to_its_recording(opened, view):
     test = opened(view=view, run="ssd-fp16-plan")
@@ -86,9 +78,6 @@ def test_a_training_by_a_plan_leads_on_to_its_recording(opened, view):
     test = button.click().run()
     assert test.sidebar.selectbox[0].value == "ssd"
     assert "with a loss scale of 64" in test.warning[0].value
-
-
-# -- gradients -------------------------------------------------------------------------------------
 
 
 def test_the_slider_leads_to_the_page_of_its_link(opened):
@@ -112,9 +101,6 @@ def test_what_is_drawn_at_once_is_sent_before_the_heat_map(opened, monkeypatch):
     assert sent == ["layer-scales", "consequences", "every-scale", "heat-map"]
 
 
-# -- layers ----------------------------------------------------------------------------------------
-
-
 def test_a_button_closes_a_layer(opened):
     test = opened(view="layers", run="ssd", layer="trunk.1", scale="3", format="FP16")
     next(button for button in test.button if button.label == "All layers").click().run()
@@ -133,9 +119,6 @@ def test_a_rise_of_the_loss_leads_to_the_layers_of_its_step(opened):
     assert "Layers that moved most at step 300" in words(test)
     linked = opened(view="layers", run="ssd", tab="One step", step="220")
     assert "Layers that moved most at step 220" in words(linked)
-
-
-# -- operations and kernels ------------------------------------------------------------------------
 
 
 def test_numbers_are_written_as_people_write_them(opened):
@@ -187,9 +170,6 @@ def test_a_profile_beside_its_trace_shows_one_or_the_other(opened):
     stored = test.selectbox(key="trace-gpu-sample").set_value("profile.json").run()
     assert "on the clock" not in words(stored)
     assert "What each cause costs" in words(stored)
-
-
-# -- trainings -------------------------------------------------------------------------------------
 
 
 def pair(test):

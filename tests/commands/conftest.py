@@ -1,7 +1,5 @@
 """Runs that tests of several commands share."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

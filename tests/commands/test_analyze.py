@@ -1,7 +1,5 @@
 """``mpdiag analyze``: what it says of a run that is not one, and what it names next."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

@@ -1,7 +1,5 @@
 """``mpdiag dashboard``: what it starts, for whom, and what it refuses."""
 
-from __future__ import annotations
-
 import signal
 import socket
 import subprocess

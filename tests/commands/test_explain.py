@@ -1,7 +1,5 @@
 """``mpdiag explain``: a page, the list, JSON, and what is said of words that are no findings."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

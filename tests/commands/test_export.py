@@ -1,7 +1,5 @@
 """``mpdiag export``: text, file, JSON, and its exit codes."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """What commands print and notebooks show, kept word for word in ``tests/data/printed``."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 
@@ -18,30 +16,11 @@ from mpdiag.version import __version__
 
 KEPT = Path(__file__).parents[1] / "data" / "printed"
 HOSTILE = "<img src=x onerror=alert(1)>|`x`"
-# File -> words of the command; its output, or the file that it writes.
-GOLDENS = {
-    "analyze.txt": "analyze ssd",
-    "analyze-verbose.txt": "analyze -v ssd",
-    "compare.txt": "compare ssd ssd-fp16-plan",
-    "explain.txt": "explain loss-scale-needed",
-    "replay.txt": "replay digits",
-    "report.md": "report ssd -o out.md",
-    "runs.txt": "runs .",
-    "why.txt": "why ssd",
-    "sample.txt": "profile sample.json.gz",
-    "sample-verbose.txt": "profile -v sample.json.gz",
-    "sample.md": "report sample.json.gz -o out.md",
-    "step.txt": "profile step.json",
-    "step.json": "profile --json step.json",
-    "step-against.txt": "profile step.json --against before.json",
-    "step-against.json": "profile --json step.json --against before.json",
-    "step-against.md": "report step.json --against before.json -o out.md",
-    "unlinked.md": "report unlinked.json -o out.md",
-    "causes.txt": "profile -v causes.json",
-    "ranks.txt": "profile ranks",
-    "ranks.json": "profile --json rank0.json rank1.json",
-    "ranks.md": "report ranks -o out.md",
-}
+GOLDENS = dict(
+    line.split("\t")
+    for line in Path(__file__).with_name("printed.tsv").read_text(encoding="utf-8").splitlines()
+)
+"""File -> words of the command; its output, or the file that it writes."""
 
 
 @pytest.fixture(scope="module")

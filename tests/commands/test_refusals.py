@@ -1,7 +1,5 @@
 """What is refused: in one sentence of our words, with the exit code, as JSON too, and nothing done."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """``mpdiag runs``: which runs it lists, how, and as JSON."""
 
-from __future__ import annotations
-
 import json
 
 from calls import run

@@ -1,7 +1,5 @@
 """``mpdiag why``: which layer is meant."""
 
-from __future__ import annotations
-
 import json
 
 import torch

@@ -1,7 +1,5 @@
 """Small models of which every gradient is known, and how gradients are made to overflow."""
 
-from __future__ import annotations
-
 import io
 from typing import Any
 

@@ -1,26 +1,20 @@
 """What a behaviour is, and what came of it when a subject was asked for it."""
 
-from __future__ import annotations
-
 import traceback
 import warnings
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import pytest
 import torch
 from conformance.models import Weighted, values
+from conformance.subjects.protocol import Subject, Training
+from torch import nn
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from conformance.subjects.protocol import Subject, Training
-    from torch import nn
-
-    Check = Callable[[Subject], None]
-
+Check = Callable[[Subject], None]
 Kind = Literal["holds", "fails", "not applicable"]
 PEERS = ("torch.amp", "Accelerate", "Lightning")
 

@@ -1,7 +1,5 @@
 """Every behaviour of the table, at every level of ours."""
 
-from __future__ import annotations
-
 import pytest
 from conformance.behaviours.everything import CHAPTERS
 from conformance.outcomes import Behaviour, outcome_of

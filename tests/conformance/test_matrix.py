@@ -4,8 +4,6 @@ Ours runs beside a loop written by hand in plain torch for the same level: in BF
 themselves, the two must agree bit for bit.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -315,8 +313,6 @@ def resumes(level: str, name: str, target: str) -> str:
         found = loop.weights()
     return "" if equal(found, whole) else f"{name}: resumed otherwise"
 
-
-# -- tests ---------------------------------------------------------------------------------------
 
 FULL = bool(os.environ.get("MPDIAG_FULL_MATRIX"))
 FEW = ("SGD", "Adam", "Adagrad", "LBFGS", "SparseAdam")

@@ -1,7 +1,5 @@
 """Every finding that the package can make has a page, and the page says what the code does."""
 
-from __future__ import annotations
-
 import ast
 import re
 from functools import cache

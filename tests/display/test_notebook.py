@@ -1,7 +1,5 @@
 """What notebooks show: the facts, and nothing that a name could smuggle in."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

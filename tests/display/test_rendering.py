@@ -1,7 +1,5 @@
 """Templates: what they are given is escaped, and what they lack is an error."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

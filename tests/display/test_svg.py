@@ -1,7 +1,5 @@
 """Small pictures: each value where it belongs, words beside each colour, no name is markup."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from xml.etree import ElementTree as ET

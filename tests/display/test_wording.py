@@ -1,7 +1,5 @@
 """Names and numbers as people read them."""
 
-from __future__ import annotations
-
 import ast
 
 from mpdiag.display.wording import counted, in_markdown, percent

@@ -1,7 +1,5 @@
 """Every code block of the documentation runs, and every command in it exists."""
 
-from __future__ import annotations
-
 import re
 
 import doc_pages as pages

@@ -1,7 +1,5 @@
 """The site: public names, pictures, links, the guide's promises, commands, the run folder."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 

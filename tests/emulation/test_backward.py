@@ -1,7 +1,5 @@
 """When a backward pass has the same bits without the emulation."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """The emulated linear layer in one piece against the same taken apart, operation by operation."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

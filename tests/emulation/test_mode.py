@@ -1,7 +1,5 @@
 """FP16 emulation against torch's own half precision, and against FP32 rounded once."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from pathlib import Path
 

@@ -5,8 +5,6 @@ within half a unit in the last place of the exact sum, and K units of FP32 of th
 sizes. What adds in FP16 is far outside: so a kernel shows by itself whether it is a witness.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

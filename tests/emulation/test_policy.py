@@ -1,7 +1,5 @@
 """The operation policy: the same lists on every device, and what overrides do."""
 
-from __future__ import annotations
-
 import dataclasses
 import gc
 import os

@@ -1,7 +1,5 @@
 """What rounding an input does, against what the formats say it must."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

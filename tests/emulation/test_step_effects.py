@@ -1,7 +1,5 @@
 """Groups of operations are rounded at once, until those that do harm stand alone."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """A taped step: its effects are those of training with the operation rounded, and nothing else moves."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

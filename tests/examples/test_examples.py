@@ -1,7 +1,5 @@
 """Each example runs as a user would run it, and leaves a recording and a training to compare."""
 
-from __future__ import annotations
-
 import os
 import socket
 import sys

@@ -4,8 +4,6 @@ The whole of each export of one plan, with its settings, lies in ``tests/data/ex
 ``python tests/exports/test_exports.py`` writes it again.
 """
 
-from __future__ import annotations
-
 import ast
 import inspect
 import json
@@ -87,9 +85,6 @@ def test_other_formats_are_written_or_refused(name):
     assert any("FP8" in note for note in export.notes)
 
 
-# -- torch: the snippet runs -----------------------------------------------------------------------
-
-
 def run_snippet(plan, steps=3, model=None, batches=None):
     model = network() if model is None else model
     names = {
@@ -145,9 +140,6 @@ def test_what_autocast_sees_to_needs_no_module_of_its_own():
     assert modules_in_fp32(PrecisionPlan(fp32_operations=choices)) == ["d"]
 
 
-# -- read by the real libraries --------------------------------------------------------------------
-
-
 def test_huggingface_arguments_are_those_of_transformers(tmp_path):
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
@@ -189,9 +181,6 @@ def test_deepspeed_and_keras_read_it():
     names = {"optimizer": keras.optimizers.SGD(0.1)}
     exec(export_plan(FULL, "keras").text, names)
     assert names["optimizer"].dynamic_growth_steps == 321
-
-
-# -- arithmetic ------------------------------------------------------------------------------------
 
 
 def test_dividing_the_rate_undoes_the_scale_for_momentum_alone():

@@ -1,7 +1,5 @@
 """The shape rules, against the table of NVIDIA's guide."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """What a machine can do with each format, and the settings that decide."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace

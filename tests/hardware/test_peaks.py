@@ -1,7 +1,5 @@
 """Every row of the table is consistent with its own processors and clock, and known by name."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -4,8 +4,6 @@ Such a machine has what PyTorch brings, pandas, pyarrow, typer, rich, Numba and 
 libraries that serve documents, URLs, pages and the demo are blocked here, as if they were missing.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

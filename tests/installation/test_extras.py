@@ -1,7 +1,5 @@
 """What is not installed is said in one sentence, with the line that installs it."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """Accelerate: a loop as its users write it, under a plan, is a loop by hand under that plan."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 

@@ -1,7 +1,5 @@
 """Boards: the event file is read back, and says what the run says."""
 
-from __future__ import annotations
-
 import sys
 from unittest.mock import MagicMock
 

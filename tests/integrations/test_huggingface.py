@@ -1,7 +1,5 @@
 """Transformers: the callback records without a trace, ``PlanTrainer`` trains by a plan."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from safetensors.torch import load_file

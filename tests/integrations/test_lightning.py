@@ -1,7 +1,5 @@
 """Lightning: the callback records without a trace, the plugin trains as a loop by hand does."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from support import backoff, network
@@ -67,9 +65,6 @@ def fit(module, tmp_path, **options):
     trainer(tmp_path, **options).fit(module, loader())
 
 
-# -- recording -------------------------------------------------------------------------------------
-
-
 def test_recording_leaves_no_trace_in_the_numbers(tmp_path):
     plain, watched = Module(), Module()
     fit(plain, tmp_path)
@@ -101,29 +96,24 @@ def test_what_failed_is_said(tmp_path):
 # -- training by a plan ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("target", ["fp16", "bf16"])
-def test_the_plugin_trains_as_a_loop_by_hand(tmp_path, target):
-    plan = PrecisionPlan(target=target, loss_scale=backoff(1024.0).loss_scale)
-    module = Module()
-    fit(module, tmp_path, plugins=bridge.PlanPrecision(plan))
-    assert same(module.net, by_hand(plan))
-    assert module.dtypes[0] in (torch.float16, torch.bfloat16)
-
-
 @pytest.mark.parametrize(
-    ("optimizers", "options", "hand"),
+    ("optimizers", "target", "options", "hand"),
     [
-        (1, {"gradient_clip_val": 0.1}, {"clip": 0.1}),
-        (1, {"accumulate_grad_batches": 2}, {"every": 2}),
-        (2, {}, {}),
+        (1, "fp16", {}, {}),
+        (1, "bf16", {}, {}),
+        (1, "fp16", {"gradient_clip_val": 0.1}, {"clip": 0.1}),
+        (1, "fp16", {"accumulate_grad_batches": 2}, {"every": 2}),
+        (2, "fp16", {}, {}),
     ],
-    ids=["clipping", "accumulation", "manual optimization"],
+    ids=["fp16", "bf16", "clipping", "accumulation", "manual optimization"],
 )
-def test_however_it_trains_it_is_as_by_hand(tmp_path, optimizers, options, hand):
+def test_however_it_trains_it_is_as_by_hand(tmp_path, optimizers, target, options, hand):
+    plan = PrecisionPlan(target=target, loss_scale=backoff().loss_scale)
     module = Module(optimizers)
-    fit(module, tmp_path, plugins=bridge.PlanPrecision(backoff()), **options)
-    assert same(module.net, by_hand(backoff(), **hand))
-    assert same(module.net, by_hand(backoff())) == (not hand)
+    fit(module, tmp_path, plugins=bridge.PlanPrecision(plan), **options)
+    assert same(module.net, by_hand(plan, **hand))
+    assert same(module.net, by_hand(plan)) == (not hand)
+    assert set(module.dtypes) == {torch.float16 if target == "fp16" else torch.bfloat16}
 
 
 def test_a_skip_brings_buffers_back_and_is_logged(tmp_path):
@@ -170,9 +160,6 @@ def test_checkpoints_keep_the_scale(tmp_path):
 def test_levels_that_cast_weights_are_refused():
     with pytest.raises(UsageError, match="level='O1'"):
         bridge.PlanPrecision(PrecisionPlan(level="O2"))
-
-
-# -- Fabric ----------------------------------------------------------------------------------------
 
 
 def fabric_loop(plan, poison=None, clip=None, every=1, **options):

@@ -1,7 +1,5 @@
 """``torch.amp`` by a plan: the scaler walks exactly as the plan's own algebra says."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

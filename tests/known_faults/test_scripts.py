@@ -1,7 +1,5 @@
 """Faults of recorded and trained scripts that are known and not yet mended."""
 
-from __future__ import annotations
-
 import pytest
 
 HALF_WEIGHTS = """

@@ -8,7 +8,7 @@ import threading
 import numpy as np
 import pytest
 import torch
-from script_processes import SCRIPTS
+from script_processes import SCRIPTS, TRAIN
 from support import NEEDS_GLOO
 
 from mpdiag.analysis.analyzer import analyze
@@ -190,20 +190,9 @@ def test_a_claim_names_a_folder_beside_it_and_no_other(tmp_path, monkeypatch):
     assert claim_run(tmp_path, "train").parent == tmp_path
 
 
-TWICE = """
-import time, torch
-m = torch.nn.Linear(4, 1)
-o = torch.optim.SGD(m.parameters(), 0.1)
-for _ in range(50):
-    o.zero_grad()
-    m(torch.randn(8, 4)).square().mean().backward()
-    o.step()
-    time.sleep(0.01)
-"""
-
-
 def test_two_recordings_at_once_have_a_folder_each(fork_server, tmp_path):
-    (tmp_path / "train.py").write_text(TWICE)
+    slow = f"import time\n{TRAIN}    time.sleep(0.01)\n".replace("range(3)", "range(50)")
+    (tmp_path / "train.py").write_text(slow)
     started = [fork_server.start("mpdiag", "record", "--", "train.py", cwd=tmp_path) for _ in "ab"]
     assert [child.end().code for child in started] == [0, 0]
     runs = tmp_path / "runs"

@@ -6,6 +6,7 @@ import pytest
 from script_processes import SCRIPTS, TRAIN
 
 from mpdiag.launching.script import _without_ours, parse
+from mpdiag.runs.run import open_run
 
 REPORT = """
 import atexit, os, pickle, sys, threading
@@ -52,8 +53,6 @@ def test_the_script_finds_what_it_finds_under_python(real, tmp_path):
     ],
 )
 def test_the_exit_code_is_the_scripts_own(fork_server, tmp_path, ending, code, state):
-    from mpdiag.runs.run import open_run
-
     (tmp_path / "train.py").write_text(TRAIN + ending)
     done = fork_server("mpdiag", "record", "--out", "run", "--", "train.py", cwd=tmp_path)
     assert done.code == code
@@ -123,8 +122,6 @@ print([node.kind() for node in graph.nodes() if node.kind().startswith("aten")],
 
 def test_a_model_may_be_traced_meanwhile(fork_server, tmp_path):
     """As TensorBoard's ``add_graph`` does: nothing of ours gets into the graph."""
-    from mpdiag.runs.run import open_run
-
     (tmp_path / "traced.py").write_text(TRACED)
     plain = fork_server("python", "traced.py", cwd=tmp_path)
     done = fork_server("mpdiag", "record", "--out", "run", "--", "traced.py", cwd=tmp_path)
@@ -137,8 +134,6 @@ def test_a_model_may_be_traced_meanwhile(fork_server, tmp_path):
 
 
 def test_max_steps_records_so_many_and_lets_the_script_go_on(fork_server, tmp_path):
-    from mpdiag.runs.run import open_run
-
     script = SCRIPTS / "plain_loop.py"
     plain = fork_server("python", script, cwd=tmp_path)
     done = fork_server(

@@ -1,7 +1,5 @@
 """Every format's limits and rounding, against torch's casts and against arithmetic by hand."""
 
-from __future__ import annotations
-
 import math
 from fractions import Fraction
 from pathlib import Path
@@ -63,9 +61,6 @@ def _smallest(fmt):
     return math.ldexp(1.0, fmt.min_subnormal_exponent)
 
 
-# -- limits ----------------------------------------------------------------------------------------
-
-
 LIMITS = Path(__file__).with_name("limits_by_hand.tsv").read_text().splitlines()[1:]
 
 
@@ -96,9 +91,6 @@ def test_the_thresholds_are_where_rounding_changes(fmt):
     assert not math.isfinite(fmt.round(above))
     assert fmt.overflows(above)
     assert fmt.overflows(top) == (not math.isfinite(fmt.round(top)))
-
-
-# -- the registry ----------------------------------------------------------------------------------
 
 
 def test_the_formats_say_which_scale_they_need():

@@ -1,7 +1,5 @@
 """Counts against torch's own casts: equality, ties included."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

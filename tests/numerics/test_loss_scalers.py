@@ -1,7 +1,5 @@
 """Loss scalers against torch's own, against simulation, and against nonsense."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Which phases of periods a set of recorded steps never met."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

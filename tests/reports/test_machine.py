@@ -1,7 +1,5 @@
 """The environment's facts, here and on machines that lack something."""
 
-from __future__ import annotations
-
 import json
 import sys
 from importlib.metadata import PackageNotFoundError, version
@@ -90,9 +88,6 @@ def test_a_real_gpu():
     device = machine.examine().devices[0]
     assert device.name == torch.cuda.get_device_name(0)
     assert device.capability == "{}.{}".format(*torch.cuda.get_device_capability(0))
-
-
-# -- mixed precision -------------------------------------------------------------------------------
 
 
 def test_a_machine_without_a_gpu_is_honest(monkeypatch):

@@ -1,7 +1,5 @@
 """Downloads for a spreadsheet: a name is never a formula, a number stays a number."""
 
-from __future__ import annotations
-
 import io
 
 import pandas as pd

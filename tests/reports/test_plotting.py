@@ -1,7 +1,5 @@
 """A drawing becomes the figure that Plotly's own calls make."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

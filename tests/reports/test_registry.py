@@ -1,7 +1,5 @@
 """The registry of views: the dashboard's menu and the HTML report are read from it."""
 
-from __future__ import annotations
-
 import ast
 
 from mpdiag.analysis.analyzer import analyze

@@ -1,7 +1,5 @@
 """Lines on stderr: text as it is, in one line, with what a terminal would obey made visible."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

@@ -1,7 +1,5 @@
 """The search on tiny trainings: what it finds, its budget, and that it goes on after a kill."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math
@@ -64,13 +62,6 @@ def found():
     return search_fp32(builder(2000.0), constant(8.0), **SMALL)
 
 
-def test_a_model_that_needs_none_is_told_so_after_one_question():
-    result = search_fp32(builder(1.0), constant(8.0), **SMALL)
-    assert (result.answer, result.fp32) == ("none", ())
-    assert [p.fp32 for p in result.probes] == [frozenset()]
-    assert result.plan.fp32_operations == result.plan.fp32_modules == ()
-
-
 def test_the_operation_that_overflows_is_found(found):
     assert found.answer == "found"
     assert found.fp32 == (Fp32Candidate("squares", "mul"),)
@@ -111,6 +102,7 @@ def test_what_is_searched_goes_by_the_lists_and_the_level(size, changes, options
     result = search_fp32(builder(size), plan, **SMALL, **options)
     assert result.answer == ("found" if fp32 else "none")
     assert set(result.fp32) == fp32
+    assert fp32 or [p.fp32 for p in result.probes] == [frozenset()]  # after one question
     chosen = (*result.plan.fp32_operations, *result.plan.fp32_modules)
     assert {Fp32Candidate(c.module, c.op) for c in chosen} == fp32
     if options:

@@ -1,10 +1,7 @@
 """Measured sensitivity against rounding written out by hand, and the estimate against derivatives."""
 
-from __future__ import annotations
-
 import math
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -13,9 +10,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import mpdiag
-from mpdiag.emulation.rounding import round_to
 from mpdiag.errors import UsageError
-from mpdiag.numerics.formats import FORMATS
 from mpdiag.runs.results import by_weight, read_sensitivities
 from mpdiag.sensitivity.loss_estimate import Estimator, by_operation, estimate
 from mpdiag.sensitivity.measurement import measure, run_once
@@ -53,16 +48,6 @@ def smooth(net, data):
 def relative(exact, narrow):
     error = (narrow - exact).double().norm() / exact.double().norm()
     return float(error.detach())
-
-
-@pytest.mark.parametrize("name", FORMATS)
-def test_rounding_is_that_of_the_format(name):
-    fmt = FORMATS[name]
-    exponents = torch.arange(-40, 40).float().exp2()
-    x = torch.cat([exponents * f for f in (1.0, 1.03125, 1.0625, 1.21, 1.9999)])
-    x = torch.cat([x, -x, torch.tensor([0.0, math.inf, -math.inf, math.nan, 464.0, 65520.0])])
-    expected = fmt.round(x.numpy())
-    np.testing.assert_array_equal(round_to(x, fmt).double().numpy(), expected)
 
 
 def test_a_forward_operation_rounds_what_it_reads_and_returns(net, data, mse):

@@ -1,7 +1,5 @@
 """Roofline, Amdahl, eligibility and causes, against cases worked out by hand."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

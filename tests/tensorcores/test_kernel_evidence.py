@@ -1,7 +1,5 @@
 """Counters decide only what they count, on the generation that ran; a missing one is no zero."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Kernels find their operation, their module and, backward, the module of the forward."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """Traces as the dashboard opens them: ranks together, the slowest shown; what is refused."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """``mpdiag profile -- script.py``: the script runs as under Python, and ends when enough is measured."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace

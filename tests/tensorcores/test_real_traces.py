@@ -1,7 +1,5 @@
 """Real traces say what their folder's page says; skipped where the folder is absent."""
 
-from __future__ import annotations
-
 import pytest
 from tensorcores.traces import real
 

@@ -1,7 +1,5 @@
 """Live capture: the window, the names, the script in its child; on this machine's CPU for real."""
 
-from __future__ import annotations
-
 import json
 import threading
 

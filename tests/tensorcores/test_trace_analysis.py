@@ -1,7 +1,5 @@
 """From a trace to the document: fractions, witnesses, findings, and the command."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -171,9 +169,6 @@ def test_the_document(tmp_path, name):
     assert not any(placed) or device is not Z999
 
 
-# -- findings about reading ------------------------------------------------------------------------
-
-
 def test_no_kernels_is_an_input_error(tmp_path):
     with pytest.raises(DamagedTrace, match="no GPU kernels"):
         profile_trace(write(tmp_path / "t.json", [op("aten::mm", 0, 5)]))
@@ -221,9 +216,6 @@ def test_what_was_left_out_is_said(tmp_path):
     text = write(tmp_path / "t.json", step() * 20).read_text(encoding="utf-8")
     (tmp_path / "half.json").write_text(text[: len(text) // 2], encoding="utf-8")
     assert "damaged-trace" in codes(profile_trace(tmp_path / "half.json").to_json())
-
-
-# -- the command -----------------------------------------------------------------------------------
 
 
 def test_json_is_one_document_and_strict_exits_with_1(tmp_path):

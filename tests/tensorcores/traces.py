@@ -1,7 +1,5 @@
 """Traces as torch.profiler writes them, of the events a test wants; and real ones, where they are."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a state holds, what it refuses, and under which plan training goes on."""
 
-from __future__ import annotations
-
 import io
 import random
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Collectives leave nothing to a process group's threads that needs Python when Python shuts down."""
 
-from __future__ import annotations
-
 import threading
 import time
 

@@ -1,7 +1,5 @@
 """Compiled and scripted models: as without ``torch.compile`` and TorchScript."""
 
-from __future__ import annotations
-
 import warnings
 
 import pytest
@@ -131,9 +129,6 @@ def test_micro_batches_of_a_compiled_model_compile_nothing_more():
         mp.step()
     mp.close()
     assert graphs == graphs[:1] * 9
-
-
-# -- TorchScript -----------------------------------------------------------------------------------
 
 
 class Buffered(nn.Module):

@@ -1,7 +1,5 @@
 """A step under capture in a CUDA graph, which a stand-in for the stream's answer plays."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from support import backoff, wrapped

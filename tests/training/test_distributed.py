@@ -1,7 +1,5 @@
 """Real processes on gloo: ranks agree on what is skipped, and reduce as the plan says."""
 
-from __future__ import annotations
-
 import textwrap
 
 import pytest

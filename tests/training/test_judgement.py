@@ -1,7 +1,5 @@
 """The one judgement of gradients: what it says, and what it leaves in them."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

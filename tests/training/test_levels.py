@@ -1,7 +1,5 @@
 """Opt levels: their properties, their overrides, and what they refuse."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from support import (

@@ -1,7 +1,5 @@
 """``mp.scaler()`` reads as ``GradScaler`` does, and trains as ``mp.step`` does."""
 
-from __future__ import annotations
-
 import gc
 
 import pytest
@@ -66,7 +64,7 @@ def test_it_trains_bit_for_bit_as_step_does(level, tmp_path):
 def test_the_backward_pass_runs_in_the_plans_arithmetic(backend):
     overrides = mpdiag.PrecisionOverrides(dtype="bf16")
     grads = {}
-    for way in ("step", "loop", "sum", "grad"):
+    for way in ("step", "loop", "scale", "sum", "grad"):
         model, _, mp = build(constant(8.0), backend=backend, overrides=overrides)
         loss = loss_of(model, mp, 0)
         weights = list(model.parameters())
@@ -74,13 +72,16 @@ def test_the_backward_pass_runs_in_the_plans_arithmetic(backend):
             mp.backward(loss)
         elif way == "loop":
             mp.scaler().scale(loss).backward()
+        elif way == "scale":
+            mp.scale(loss).backward()
         elif way == "sum":
             ((mp.scaler().scale(loss) + 0.0) * 1.0).backward()
         else:
             scaled = mp.scaler().scale(loss)
             for p, g in zip(weights, torch.autograd.grad(scaled, weights), strict=True):
                 p.grad = g
-        grads[way] = [p.grad for p in weights]
+        grads[way] = [p.grad.clone() for p in weights]
+        assert not mp.step().skipped  # all have the scale
     for way in ("loop", "sum", "grad"):
         assert all(torch.equal(a, b) for a, b in zip(grads["step"], grads[way], strict=True)), way
         assert all(type(g) is torch.Tensor for g in grads[way])

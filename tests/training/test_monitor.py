@@ -3,8 +3,6 @@
 A scale that still falls is searching; skips count where it stays, or where no scale helps.
 """
 
-from __future__ import annotations
-
 import json
 import warnings
 

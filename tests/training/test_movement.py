@@ -1,7 +1,5 @@
 """Optimizers that step other tensors than they were given, and those that rightly move nothing."""
 
-from __future__ import annotations
-
 import types
 import warnings
 
@@ -200,9 +198,6 @@ def test_an_optimizer_that_holds_replaced_tensors_is_watched_after_its_first_ste
     assert all(torch.equal(p, q) for p, q in zip(weights(model), ours, strict=True))
 
 
-# -- what rightly moves nothing --------------------------------------------------------------------
-
-
 def sam(optimizer, step):
     """Climbs in one step and goes back in the next, where it descends by the new gradient."""
     if optimizer.calls % 2:
@@ -317,9 +312,6 @@ def test_bf16_weights_may_stand_still_as_long_as_they_will(build, recwarn):
     assert not recwarn.list
 
 
-# -- what moves nothing ----------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize(("act", "after"), [(nothing, UNREAD_STEPS), (hidden, READ_STEPS)])
 def test_weights_that_do_not_move_are_said_once(act, after, level, tmp_path):
@@ -373,9 +365,6 @@ def test_groups_added_later_are_watched(recwarn):
     for _ in range(UNREAD_STEPS + 1):
         step(mp, model)
     assert [CODE in str(w.message) for w in recwarn.list] == [True]
-
-
-# -- averages --------------------------------------------------------------------------------------
 
 
 class Momentum(nn.Module):

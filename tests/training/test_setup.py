@@ -1,7 +1,5 @@
 """Whether a plan is of the model that is to be trained by it."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

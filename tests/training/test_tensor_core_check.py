@@ -1,7 +1,5 @@
 """The one-line check after the first steps: what it says, and that it never ends a training."""
 
-from __future__ import annotations
-
 import json
 import logging
 

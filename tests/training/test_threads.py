@@ -1,7 +1,5 @@
 """Two trainings in one process, in turns and in threads, are what each is by itself."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest

@@ -1,7 +1,5 @@
 """Steps of optimizers that evaluate a closure several times, and of sparse gradients."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -29,26 +29,6 @@ from numba.core.runtime.nrt import rtsys
 from numba.np.numpy_support import carray
 
 from mpdiag.recording.counting import layout
-from mpdiag.recording.counting.layout import (
-    BFLOAT16,
-    CHANGED,
-    FLOAT32,
-    FLOAT64,
-    FP16_OVERFLOW,
-    INFS,
-    NANS,
-    QUARTERS,
-    RATIO_BINS,
-    RATIO_FIRST,
-    RATIO_ZEROS,
-    RAW,
-    SUBNORMALS,
-    SWALLOWED_BF16,
-    SWALLOWED_FP16,
-    TABLE,
-    VANISHED_FP16,
-    ZEROS,
-)
 
 intrinsic: Any = extending.intrinsic  # numba's own types know no arguments of what it makes
 
@@ -60,24 +40,24 @@ BLOCK = 4096
 """Values counted together: with what is made of them, they stay in the first-level cache."""
 UPDATE_BLOCK = 2048
 """Weights of an update counted together, for the same reason."""
-_ODD = RAW
+_ODD = layout.RAW
 """Entry after a raw row in scratch memory: NaNs that a table took for zeros."""
-EDGES_AT = RAW + 1
+EDGES_AT = layout.RAW + 1
 BLOCK_AT = EDGES_AT + 2
 _KEYS_AT = BLOCK_AT + BLOCK // 2
 _TABLES_AT = _KEYS_AT + BLOCK // 4
-_RATIOS_AT = _TABLES_AT + 2 * TABLE
-SCRATCH = _RATIOS_AT + 2 * TABLE
+_RATIOS_AT = _TABLES_AT + 2 * layout.TABLE
+SCRATCH = _RATIOS_AT + 2 * layout.TABLE
 """Length of scratch memory, int64: a raw row, its extremes, a block of float32, keys of 16 bits, and
 twice four tables of 32 bits. Between two rows all is zero, but for the smaller extreme, infinity."""
-UPDATE_ROW = RATIO_BINS + layout.UPDATE
+UPDATE_ROW = layout.RATIO_BINS + layout.UPDATE
 """Entries of scratch memory for the facts of an update: its ratios, then its facts."""
 _MASK = U(layout.MAGNITUDE)
 _INFINITY = U(layout.INFINITY)
 _SUBNORMAL = U(layout.LARGEST_SUBNORMAL)
 _OVERFLOW = U(layout.OVERFLOW)
 _MOST, _MOST_WIDE = U(0xFFFFFFFF), L(0xFFFFFFFFFFFFFFFF)
-_NONE = np.uint16(TABLE - 1)
+_NONE = np.uint16(layout.TABLE - 1)
 """The key of a ratio that is none."""
 
 
@@ -202,7 +182,7 @@ def _collect(tables, row, length):  # type: ignore[no-untyped-def]
         row[i] += (
             np.int64(tables[0, i]) + np.int64(tables[1, i]) + np.int64(tables[2, i]) + tables[3, i]
         )
-    last = TABLE - 1
+    last = layout.TABLE - 1
     zeros = (
         np.int64(tables[0, last]) + np.int64(tables[1, last]) + np.int64(tables[2, last])
     ) + tables[3, last]
@@ -225,12 +205,12 @@ def _rare_values(bits, n, row):  # type: ignore[no-untyped-def]
         small = U(small + U(U(x - U(1)) < _SUBNORMAL))
         high = max(high, x if finite else U(0))
         low = min(low, U(x - U(1)) if finite else _MOST)  # 0 becomes the largest
-    row[NANS] += nans
+    row[layout.NANS] += nans
     row[_ODD] += odd
-    row[INFS] += infs
-    row[QUARTERS - 1] -= infs  # the entry that they fall into
-    row[FP16_OVERFLOW] += over
-    row[SUBNORMALS] += small
+    row[layout.INFS] += infs
+    row[layout.QUARTERS - 1] -= infs  # the entry that they fall into
+    row[layout.FP16_OVERFLOW] += over
+    row[layout.SUBNORMALS] += small
     return high, U(low + U(1)) if low != _MOST else _MOST
 
 
@@ -278,7 +258,7 @@ def _cut(longs, n, block):  # type: ignore[no-untyped-def]
 @compiled()
 def _widened(halves, n, kind, block):  # type: ignore[no-untyped-def]
     """Values of 16 bits as float32 bit patterns, written to ``block``."""
-    if kind == BFLOAT16:
+    if kind == layout.BFLOAT16:
         for i in range(n):
             block[i] = U(U(halves[i]) << U(16))
         return
@@ -297,14 +277,19 @@ def _opened(scratch):  # type: ignore[no-untyped-def]
     edges = scratch[EDGES_AT:BLOCK_AT].view(np.float64)
     block = scratch[BLOCK_AT:_KEYS_AT].view(np.uint32)
     keys = scratch[_KEYS_AT:_TABLES_AT].view(np.uint16)
-    return edges, block, keys, scratch[_TABLES_AT:_RATIOS_AT].view(np.uint32).reshape(4, TABLE)
+    return (
+        edges,
+        block,
+        keys,
+        scratch[_TABLES_AT:_RATIOS_AT].view(np.uint32).reshape(4, layout.TABLE),
+    )
 
 
 @compiled()
 def _finish(scratch, tables):  # type: ignore[no-untyped-def]
     """Add tables to the row of scratch memory; NaNs that they took for zeros are none."""
-    zeros = _collect(tables, scratch, QUARTERS)
-    scratch[ZEROS] += zeros - scratch[_ODD]
+    zeros = _collect(tables, scratch, layout.QUARTERS)
+    scratch[layout.ZEROS] += zeros - scratch[_ODD]
     scratch[_ODD] = 0
 
 
@@ -325,9 +310,9 @@ def count_values(address, n, kind, scratch):  # type: ignore[no-untyped-def]
     for start in range(0, n, BLOCK):
         m = min(BLOCK, n - start)
         bits = block
-        if kind == FLOAT32:
+        if kind == layout.FLOAT32:
             bits = carray(pointer(address + 4 * start), BLOCK, np.uint32)
-        elif kind == FLOAT64:
+        elif kind == layout.FLOAT64:
             longs = carray(pointer(address + 8 * start), BLOCK, np.uint64)
             highest, lowest = _cut(longs, m, block)
             high_wide, low_wide = max(high_wide, highest), min(low_wide, lowest)
@@ -341,7 +326,7 @@ def count_values(address, n, kind, scratch):  # type: ignore[no-untyped-def]
             _finish(scratch, tables)
             tallied = 0
     _finish(scratch, tables)
-    if kind == FLOAT64:
+    if kind == layout.FLOAT64:
         if high_wide != L(0):
             edges[0] = max(edges[0], as_float(high_wide))
             edges[1] = min(edges[1], as_float(low_wide))
@@ -396,10 +381,10 @@ def _note_facts(w_bits, d_bits, n, facts):  # type: ignore[no-untyped-def]
         vanished = U(vanished + U(moved & (half_d == F(0))))
         swallowed = U(swallowed + U(moved & (total == half)))
         swallowed_b = U(swallowed_b + U(moved & numbers & (total_b == brain)))
-    facts[RATIO_BINS + CHANGED] += changed
-    facts[RATIO_BINS + VANISHED_FP16] += vanished
-    facts[RATIO_BINS + SWALLOWED_FP16] += swallowed
-    facts[RATIO_BINS + SWALLOWED_BF16] += swallowed_b
+    facts[layout.RATIO_BINS + layout.CHANGED] += changed
+    facts[layout.RATIO_BINS + layout.VANISHED_FP16] += vanished
+    facts[layout.RATIO_BINS + layout.SWALLOWED_FP16] += swallowed
+    facts[layout.RATIO_BINS + layout.SWALLOWED_BF16] += swallowed_b
 
 
 @compiled(inline="always")
@@ -423,7 +408,7 @@ def _ratio_keys(w_bits, d_bits, n, keys):  # type: ignore[no-untyped-def]
         old, moved = _octaves(w), _octaves(d)
         exponent = U(U(old >> U(23)) - U(moved >> U(23)))
         less = U((old & mantissa) <= (moved & mantissa))
-        key = U(U(exponent + U(-RATIO_FIRST)) - less)
+        key = U(U(exponent + U(-layout.RATIO_FIRST)) - less)
         keys[i] = np.uint16(key) if counted else _NONE
     return zeros
 
@@ -443,7 +428,7 @@ def count_update(before, after, n, w_scratch, d_scratch, facts):  # type: ignore
     w_edges, _, keys, w_tables = _opened(w_scratch)
     d_edges, d_bits, _, d_tables = _opened(d_scratch)
     delta = d_bits.view(np.float32)
-    ratios = d_scratch[_RATIOS_AT:SCRATCH].view(np.uint32).reshape(4, TABLE)
+    ratios = d_scratch[_RATIOS_AT:SCRATCH].view(np.uint32).reshape(4, layout.TABLE)
     w_high, w_low, d_high, d_low = U(0), _MOST, U(0), _MOST
     tallied = 0
     for start in range(0, n, UPDATE_BLOCK):
@@ -458,17 +443,17 @@ def count_update(before, after, n, w_scratch, d_scratch, facts):  # type: ignore
         largest, smallest = _count_block(d_bits, m, keys, d_tables, d_scratch)
         d_high, d_low = max(d_high, largest), min(d_low, smallest)
         _note_facts(w_bits, d_bits, m, facts)
-        facts[RATIO_BINS + RATIO_ZEROS] += _ratio_keys(w_bits, d_bits, m, keys)
+        facts[layout.RATIO_BINS + layout.RATIO_ZEROS] += _ratio_keys(w_bits, d_bits, m, keys)
         _tally(keys, m, ratios)
         tallied += m
         if tallied >= 1 << 30:  # before an entry of 32 bits is full
             _finish(w_scratch, w_tables)
             _finish(d_scratch, d_tables)
-            _collect(ratios, facts, RATIO_BINS)
+            _collect(ratios, facts, layout.RATIO_BINS)
             tallied = 0
     _finish(w_scratch, w_tables)
     _finish(d_scratch, d_tables)
-    _collect(ratios, facts, RATIO_BINS)
+    _collect(ratios, facts, layout.RATIO_BINS)
     _note_edges(w_edges, w_high, w_low)
     _note_edges(d_edges, d_high, d_low)
 
@@ -479,8 +464,8 @@ def count_update(before, after, n, w_scratch, d_scratch, facts):  # type: ignore
 @compiled()
 def _move(scratch, row, edges):  # type: ignore[no-untyped-def]
     """Move a row and its extremes out of scratch memory."""
-    row[:] = scratch[:RAW]
-    scratch[:RAW] = 0
+    row[:] = scratch[: layout.RAW]
+    scratch[: layout.RAW] = 0
     found = _opened(scratch)[0]
     edges[:] = found
     found[0], found[1] = 0.0, np.inf
@@ -504,9 +489,9 @@ def count_row(address, n, kind, repeat, zeros, scratch, rows, edges, i):  # type
     count_values(address, n, kind, scratch)
     _move(scratch, rows[i], edges[i])
     if repeat != 1:
-        for j in range(RAW):
+        for j in range(layout.RAW):
             rows[i, j] *= repeat
-    rows[i, ZEROS] += zeros
+    rows[i, layout.ZEROS] += zeros
 
 
 @compiled()

@@ -1,7 +1,5 @@
 """What a comparison says: divergence, several metrics, margins, models."""
 
-from __future__ import annotations
-
 import math
 import random
 

@@ -1,7 +1,5 @@
 """The equivalence test against SciPy and against simulation; ``compare`` end to end."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

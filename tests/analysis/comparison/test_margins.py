@@ -1,7 +1,5 @@
 """How much of a difference does not matter, by the kind of metric."""
 
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 

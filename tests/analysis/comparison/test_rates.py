@@ -1,7 +1,5 @@
 """How often two sides diverge: the exact test against SciPy, by enumeration and by simulation."""
 
-from __future__ import annotations
-
 import math
 import random
 from itertools import product

@@ -1,7 +1,5 @@
 """Which modules a plan names, where others already make them FP32."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 
 import pytest

@@ -1,7 +1,5 @@
 """What the measured effect of rounding an operation on a step's gradients decides."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """What rounding a layer did to a recorded step, by the operations that make and read its output."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

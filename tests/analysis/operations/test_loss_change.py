@@ -1,7 +1,5 @@
 """What rounding does to the loss, beside what a step does to it."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """What rules of precision blame, and what they leave alone; the answer comes from computing in FP16."""
 
-from __future__ import annotations
-
 import re
 
 import pytest
@@ -15,8 +13,6 @@ from mpdiag.analysis.operations.detection import bf16_findings, find_operations
 from mpdiag.analysis.run_statistics import RunStatistics
 from mpdiag.numerics.formats import BF16, FP16
 from mpdiag.plan import PrecisionPlan
-
-# -- what makes a value narrow ---------------------------------------------------------------------
 
 
 class Outside(Net):
@@ -253,9 +249,6 @@ def test_a_loss_that_autocast_refuses_is_told(tmp_path, logits):
     for finding in told:
         assert "torch.autocast refuses binary_cross_entropy on CUDA" in finding.message
         assert finding.evidence["where"]
-
-
-# -- ordinary networks -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["dcgan", "gpt", "language_model", "speech", "vgg", "vit"])

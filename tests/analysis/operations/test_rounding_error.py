@@ -1,7 +1,5 @@
 """Rounding errors told from histograms, against rounding the values themselves."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

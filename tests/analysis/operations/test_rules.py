@@ -5,8 +5,6 @@ operations: not finite, or gradients far from FP32's. Where there is none, nothi
 where there is one, the plan's choices must mend it (unless it is written to be mended by hand).
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """What the scale is said to do: below 1, in each late part, within what so many steps allow."""
 
-from __future__ import annotations
-
 import json
 import math
 
@@ -33,9 +31,6 @@ def around(exponent, spread=2.0, n=400, seed=0):
     return np.exp2(np.random.default_rng(seed).normal(exponent, spread, n))
 
 
-# -- a scale below 1 -------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("top", [17.0, 20.5, 30.0])
 def test_a_scale_below_1_fits_where_gradients_overflow_and_small_ones_do_not_matter(tmp_path, top):
     """The plan's own scale keeps all gradients in range: this is no training that cannot."""
@@ -65,9 +60,6 @@ def test_losses_that_trainings_have_borne_are_no_reason_to_say_it_cannot(tmp_pat
         assert analysis.verdict.level == level
         tight = "loss-scale-tight" in {f.code for f in analysis.findings}
         assert tight == (level == "expected")
-
-
-# -- parts of the training -------------------------------------------------------------------------
 
 
 def test_late_is_a_part_of_the_training_and_not_of_the_recorded_steps():
@@ -105,9 +97,6 @@ def test_a_last_fifth_that_loses_much_is_seen(tmp_path):
     assert kept <= 0.01
 
 
-# -- what so many steps allow ----------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("count", "of", "bound"),
     [(0, 69, 0.0425), (0, 39, 0.0740), (1, 34, 0.1321), (5, 100, 0.1023), (3, 3, 1.0), (0, 0, 1.0)],
@@ -142,9 +131,6 @@ def test_one_spike_does_not_rule_out_a_scale_that_skips_it(tmp_path):
     assert "skips 1 of" in analysis.plan.loss_scale.reason
 
 
-# -- a training that diverges ----------------------------------------------------------------------
-
-
 def test_nothing_is_claimed_of_a_run_that_explodes(tmp_path):
     tops = np.exp2(np.linspace(0, 127, 40))
     values = {"": [np.full(4, x) for x in tops], "w.w": [[x] for x in tops]}
@@ -174,9 +160,6 @@ def test_no_scale_below_the_smallest_sensible_one_is_recommended(tmp_path):
     values = {"layer": [around(0)] * 40, "layer.weight": [[top] for top in tops]}
     plan = analyze(record(tmp_path / "run", values)).plan.loss_scale
     assert 2.0**-24 <= plan.recommended <= 1
-
-
-# -- what a layer's own gradients do not show ------------------------------------------------------
 
 
 def recorded(folder, unit):

@@ -1,7 +1,5 @@
 """The method of loss scaling is chosen by replay: recordings for which each of them is right."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from row_buffer import write_rows
@@ -127,9 +125,6 @@ def test_infinities_of_the_training_itself_ask_for_a_check_but_are_nobodys_skips
     plan, judged = chosen(record(tmp_path / "run", top, np.full(N, -14.0)))
     assert (plan.need, plan.method) == ("not needed", "constant")
     assert judged[-1]["skipped"] == 0
-
-
-# -- the pieces ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

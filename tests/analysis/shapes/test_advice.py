@@ -1,7 +1,5 @@
 """One set of sizes for a model: the cases in which padding each size alone was refused by torch."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -281,9 +279,6 @@ def test_torch_trains_with_all_advised_sizes(kind, changed, tmp_path):
     for outcome in try_model(kind, tmp_path):
         assert outcome.problems == []
         assert outcome.worthwhile or len(outcome.advice) == changed
-
-
-# -- equal sizes written in each other, and the dimensions of views --------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """A recorded model's matrix work from its modules alone, against torch's own count, and what to pad."""
 
-from __future__ import annotations
+import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +15,8 @@ from mpdiag.analysis.shapes.advice import advise_shapes, recorded_generation
 from mpdiag.analysis.shapes.recorded import from_modules, module_work
 from mpdiag.analysis.shapes.solution import Wanted, solve_sizes
 from mpdiag.reports.text.analysis import analysis_text
+
+DAMAGED = Path(__file__).with_name("damaged_modules.jsonl").read_text("utf-8").splitlines()
 
 
 def pictures_model():
@@ -125,19 +128,6 @@ def test_the_generation_a_run_was_recorded_on():
     assert recorded_generation({}) is None
 
 
-@pytest.mark.parametrize(
-    "row",
-    [
-        {},
-        {"settings": "{"},
-        {"settings": "[]", "input_shapes": "{}"},
-        {"settings": '{"in_features": 4, "out_features": 4}', "input_shapes": None},
-        {"settings": '{"in_features": 4, "out_features": 4}', "input_shapes": "[[3, -1]]"},
-        {"settings": '{"in_channels": 4, "out_channels": 4, "kernel_size": [3]}',
-         "input_shapes": "[[1, 4, 9]]", "output_shapes": "[]"},
-        {"settings": '{"input_size": 4, "hidden_size": 4}', "input_shapes": "[[3]]"},
-        {"settings": '{"embed_dim": 4, "num_heads": 0}', "input_shapes": "[[3, 3, 4]]"},
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("row", DAMAGED)
 def test_a_module_that_was_not_called_or_is_damaged_has_no_work(row):
-    assert module_work([{"what": "module", "name": "m", "type": "Linear", **row}]) == ()
+    assert module_work([{"what": "module", "name": "m", "type": "Linear", **json.loads(row)}]) == ()

@@ -1,7 +1,5 @@
 """The verdict's three levels: what each needs, what it rests on, and what stays open."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

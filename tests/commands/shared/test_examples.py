@@ -1,7 +1,5 @@
 """The end of each command's help: examples that parse, and names that exist."""
 
-from __future__ import annotations
-
 import re
 import shlex
 

@@ -1,7 +1,5 @@
 """Which operations run in half precision inside the context for forward passes."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from functools import partial

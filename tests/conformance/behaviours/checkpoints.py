@@ -1,7 +1,5 @@
 """Checkpoints: what is saved, and what training goes on from."""
 
-from __future__ import annotations
-
 import copy
 import warnings
 

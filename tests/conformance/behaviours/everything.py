@@ -1,7 +1,5 @@
 """All chapters, in the order of the table, with the behaviours of ``scripted.tsv``."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from conformance.behaviours import (

@@ -1,7 +1,5 @@
 """Forward passes: caches of casts, evaluation, custom functions, checkpointing, buffers."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

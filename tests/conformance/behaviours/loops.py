@@ -1,7 +1,5 @@
 """Training loops: clipping, accumulation, several models, closures, schedulers, groups."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from conformance.models import INF, ONE, Weighted, poisoned, values

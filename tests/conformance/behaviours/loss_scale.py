@@ -1,7 +1,5 @@
 """How a dynamic loss scale moves, and what it does to gradients."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,7 +1,5 @@
 """Loss scales of other projects: jmp, Keras, DeepSpeed, Apex; by their rules, in one loop."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from conformance.behaviours.loss_scale import overflow

@@ -1,7 +1,5 @@
 """Closures, second backward passes, schedulers, hooks, groups and unusual optimizers."""
 
-from __future__ import annotations
-
 import warnings
 from typing import Any
 
@@ -13,9 +11,6 @@ from conformance.subjects.protocol import Scale, Subject, Training
 from torch import nn
 
 CHAPTER = Chapter("Optimizers, hooks and closures", about_loops=True)
-
-
-# -- closures and double backward ------------------------------------------------------------------
 
 
 @CHAPTER.behaviour

@@ -1,7 +1,5 @@
 """What people do to a model's weights between steps: nothing of it may be lost."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from functools import partial

@@ -1,7 +1,5 @@
 """``mpdiag.MixedPrecision`` at each of its levels, on a CPU."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from conformance.outcomes import Chapter

@@ -1,19 +1,13 @@
 """What every subject offers: a training loop in the words that all of them share."""
 
-from __future__ import annotations
-
-from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from contextlib import AbstractContextManager
 
 
 @dataclass(frozen=True)
@@ -39,12 +33,21 @@ class Scale:
     constant: bool = False
 
 
-class Training(ABC):
-    """A training under way.
+class Training:
+    """A training under way. A subject's own has these, too:
+
+    ``autocast()``: a context for forward passes and losses;
+    ``backward(loss, **options)``: scale a loss and run its backward pass;
+    ``unscale(*optimizers)``: divide the gradients by the scale, of all optimizers by default;
+    ``step(*optimizers)``: step, adjust the scale and clear the gradients; whether all steps were taken;
+    ``step_with(closure)``: step the first optimizer with a closure that returns the unscaled loss;
+    ``state()``, ``load(state)``: what a checkpoint holds, and to go on from it;
+    ``close()``: undo what the subject has done to models and optimizers.
 
     Attributes:
         models, optimizers: As the loop holds them, wrapped where the subject wraps.
         raw: The first model as it was made.
+        scale: The loss scale in force.
     """
 
     models: Sequence[nn.Module]
@@ -61,56 +64,19 @@ class Training(ABC):
         """The first optimizer."""
         return self.optimizers[0]
 
-    @property
-    @abstractmethod
-    def scale(self) -> float:
-        """The loss scale in force."""
-
-    @abstractmethod
-    def autocast(self) -> AbstractContextManager[Any]:
-        """A context for forward passes and losses."""
-
-    @abstractmethod
-    def backward(self, loss: Tensor, **options: Any) -> None:
-        """Scale a loss and run its backward pass."""
-
-    @abstractmethod
-    def unscale(self, *optimizers: Optimizer) -> None:
-        """Divide the gradients by the scale, of all optimizers by default."""
-
     def clip(self, limit: float) -> float:
         """Unscale and clip the norm of the first optimizer's gradients; returns the norm."""
         self.unscale(self.optimizer)
         return float(nn.utils.clip_grad_norm_(self.stepped(), limit))
 
-    @abstractmethod
-    def step(self, *optimizers: Optimizer) -> bool:
-        """Step, adjust the scale and clear the gradients; returns whether all steps were taken."""
-
-    def step_with(self, closure: Any) -> bool:
-        """Step the first optimizer with a closure that returns the unscaled loss."""
-        raise NotImplementedError
-
     def stepped(self) -> list[Tensor]:
         """What the first optimizer steps: parameters, or their masters."""
         return [p for group in self.optimizer.param_groups for p in group["params"]]
-
-    @abstractmethod
-    def state(self) -> dict[str, Any]:
-        """What a checkpoint holds."""
-
-    @abstractmethod
-    def load(self, state: dict[str, Any]) -> None:
-        """Go on from a checkpoint."""
 
     def weights(self, model: nn.Module | None = None) -> dict[str, Tensor]:
         """A model's parameters in full precision, in FP32 and detached."""
         chosen = self.model if model is None else model
         return {n: p.detach().float().clone() for n, p in chosen.named_parameters()}
-
-    @abstractmethod
-    def close(self) -> None:
-        """Undo what the subject has done to models and optimizers."""
 
     # -- what loops do with these --------------------------------------------------------------
 
@@ -126,8 +92,10 @@ class Training(ABC):
         return self.step()
 
 
-class Subject(ABC):
+class Subject:
     """A trainer that behaviours are asked of.
+
+    Its own ``begin(models, optimizers, scale, target)`` begins a training of FP32 models.
 
     Attributes:
         name: What the table calls it.
@@ -151,19 +119,6 @@ class Subject(ABC):
 
     def __repr__(self) -> str:
         return f"{self.name} {self.label}".strip()
-
-    @abstractmethod
-    def begin(
-        self, models: list[nn.Module], optimizers: list[Optimizer], scale: Scale, target: str
-    ) -> Training:
-        """Begin a training.
-
-        Args:
-            models: FP32 models.
-            optimizers: What steps them.
-            scale: The loss scale.
-            target: ``fp16`` or ``bf16``.
-        """
 
     @contextmanager
     def training(

@@ -1,7 +1,5 @@
 """Which counter a device gets; a stand-in takes the place of Triton, for there is no GPU here."""
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import importlib.util
@@ -112,9 +110,9 @@ class Stream:
     """A stream that notes which others it waits for."""
 
     def __init__(self) -> None:
-        self.waited: list[Stream] = []
+        self.waited = []
 
-    def wait_stream(self, other: Stream) -> None:
+    def wait_stream(self, other) -> None:
         self.waited.append(other)
 
 

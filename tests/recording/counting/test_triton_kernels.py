@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from mpdiag.recording.counting import layout
+
 # Triton compiles for a target without a device, but not in the interpreter, which is chosen when it is
 # imported: so in a child, which prints a line for each kernel.
 CHILD = """
@@ -71,8 +73,6 @@ def test_every_kernel_compiles_without_spilling(capability, real, root, tmp_path
 
 def assert_loads(name: str, kind: int, loads: list[str]) -> None:
     """A block of whole 16 bytes, and the same one value by value: no more loads, and none wider."""
-    from mpdiag.recording.counting import layout
-
     size = {layout.FLOAT32: 4, layout.FLOAT64: 8}.get(kind, 2)
     values = 8 if name == "many_updates" or kind == layout.FLOAT64 else 32
     blocks = 2 if name == "many_updates" else 1

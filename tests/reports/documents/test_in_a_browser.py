@@ -1,7 +1,5 @@
 """The reports as a browser shows them: on a phone, on paper, with what is folded opened."""
 
-from __future__ import annotations
-
 import axe_checks
 import made_runs as hand
 import pytest

@@ -1,7 +1,5 @@
 """The report as Markdown: the analysis' numbers in tables, a picture beside it, no name is markup."""
 
-from __future__ import annotations
-
 import re
 from xml.etree import ElementTree as ET
 

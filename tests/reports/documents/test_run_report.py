@@ -1,7 +1,5 @@
 """The report: one file, offline, the verdict first, and no name in it is ever markup."""
 
-from __future__ import annotations
-
 import html
 import json
 import re

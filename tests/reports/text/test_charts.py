@@ -1,7 +1,5 @@
 """Pictures of characters: they fit, and their columns still add up."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from calls import printed

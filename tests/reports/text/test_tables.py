@@ -1,7 +1,5 @@
 """Tables at every width: nothing is cut, and nothing sticks out."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Analyses of which every view is drawn."""
 
-from __future__ import annotations
-
 import made_runs as hand
 import pytest
 

@@ -1,7 +1,5 @@
 """The interval that ``mpdiag compare`` prints, drawn against its margin, and the losses beside it."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Gradients: what is drawn is what the analysis says."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import made_runs as hand
@@ -149,14 +147,6 @@ def test_a_row_is_clicked_anywhere(analysis):
     assert rows.base + rows.x[0] >= max(cells.x)
     plain = shown(analysis).heat_map(3)
     assert not [trace for trace in plain.figure.data if trace.type == "bar"]
-
-
-def test_a_line_that_another_one_covers_is_not_named(analysis):
-    plan = analysis.plan.loss_scale
-    recommended = int(np.log2(plan.recommended))
-    for exponent in (recommended, recommended + 1):
-        words = shown(analysis).every_scale(exponent, plan).caption
-        assert ("dashed" in words) == (exponent != recommended)
 
 
 def test_the_window_moves_with_the_scale():

@@ -1,7 +1,5 @@
 """Layers over the steps: what is drawn is what the recording says."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import made_runs as hand

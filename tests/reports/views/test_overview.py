@@ -1,7 +1,5 @@
 """The overview of a run: what its pictures and sentences say."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from pathlib import Path

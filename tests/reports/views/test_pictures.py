@@ -1,7 +1,5 @@
 """Every picture of a recording: its receipt gives its numbers without mpdiag, and names are text."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The list of runs: badges, order, filter."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

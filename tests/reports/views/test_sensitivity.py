@@ -1,10 +1,9 @@
 """The ranking of operations: which source it rests on, and that its receipt gives the same."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,16 +24,7 @@ from mpdiag.runs.results import (
     read_sensitivities,
 )
 
-SEARCH = {
-    "version": 1,
-    "key": {},
-    "reference": {"0": [0.9, 1.0], "1": [0.91, 1.0]},
-    "candidates": [["head", "pow", None], ["body", "linear", 0.5], ["stem", "conv2d", 0.25]],
-    "probes": [
-        {"fp32": [], "metrics": [None], "good": False, "seconds": 1.0},
-        {"fp32": [["head", "pow"]], "metrics": [0.9, 0.91], "good": True, "seconds": 1.0},
-    ],
-}
+SEARCH = json.loads(Path(__file__).with_name("search.json").read_text(encoding="utf-8"))
 
 
 def row(module, op, error, **more):

@@ -1,7 +1,5 @@
 """Trainings: losses, scales and alarms as they were logged, and their receipts."""
 
-from __future__ import annotations
-
 import made_runs as hand
 import pytest
 from receipt_checks import same_numbers

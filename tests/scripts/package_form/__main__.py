@@ -1,13 +1,13 @@
 """Its script, with an import relative to the package, and an exit code of its own."""
 
-import hashlib
 import sys
 
 import torch
+from script_end import report, seed
 
 from .model import build
 
-torch.manual_seed(int(sys.argv[1]) if len(sys.argv) > 1 else 0)
+torch.manual_seed(seed())
 net = build()
 optimizer = torch.optim.Adagrad(net.parameters(), lr=0.1)
 for _ in range(60):
@@ -16,8 +16,5 @@ for _ in range(60):
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
-digest = hashlib.sha256()
-for parameter in net.parameters():
-    digest.update(parameter.detach().numpy().tobytes())
-print("digest", digest.hexdigest(), "metric", loss.item())
+report(net, loss.item())
 sys.exit(5)

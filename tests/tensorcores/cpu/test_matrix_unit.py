@@ -1,7 +1,5 @@
 """The matrix unit of a CPU: oneDNN's log read, and joined with operator times by shape."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path
@@ -61,9 +59,6 @@ def time_of(work, us=1000.0, op="aten::addmm"):
     return OperationTime(op, "head", work, None, 1, us, phase="forward")
 
 
-# -- the log ---------------------------------------------------------------------------------------
-
-
 def test_a_log():
     log = read_log(LINES)
     assert log.version.startswith("v3.12.0")
@@ -121,9 +116,6 @@ def test_a_script_that_let_it_speak_before_leaves_it_unknown(captured, capfd):
     assert capfd.readouterr().out == ""
 
 
-# -- operators -------------------------------------------------------------------------------------
-
-
 def test_times_add_up_and_go_to_the_innermost_matrix_work():
     shapes = {"Input Dims": [[4, 8], [8, 2]], "Input type": ["float", "float"]}
     linear = {"Input Dims": [[4, 8], [2, 8]], "Input type": ["float", "float"]}
@@ -148,9 +140,6 @@ def test_times_add_up_and_go_to_the_innermost_matrix_work():
     }
     assert found["aten::mm", "head", "forward"].work == matmul(4, 2, 8, dtype="fp32")
     assert found["aten::linear", "head", "forward"].work is None
-
-
-# -- joined ----------------------------------------------------------------------------------------
 
 
 def test_a_profile():

@@ -1,7 +1,5 @@
 """What a kernel's name says, mangled or not, and what its arguments rule out."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

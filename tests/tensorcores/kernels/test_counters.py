@@ -1,7 +1,5 @@
 """Which hardware counters count what, and which zeros deny matrix instructions."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -9,16 +7,17 @@ import pytest
 from mpdiag.hardware.tables import read_table
 from mpdiag.tensorcores.kernels.counters import WHOLE, covers, generation, meaning, without_hfma2
 
-ROWS = read_table(Path(__file__).with_name("counters.tsv"))
+ROWS, COVERS = (read_table(Path(__file__).with_name(f"{n}.tsv")) for n in ("counters", "covers"))
+
+
+def capability_of(row):
+    text = row["capability"]
+    return None if text == "any" else tuple(map(int, text.split(".")))
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row['metric']} on {row['capability']}")
 def test_what_is_counted(row):
-    capability = None
-    if row["capability"] != "any":
-        major, minor = map(int, row["capability"].split("."))
-        capability = major, minor
-    counted = meaning(row["metric"], capability)
+    counted = meaning(row["metric"], capability_of(row))
     if row["paths"] == "none":
         assert counted is None
         return
@@ -27,23 +26,10 @@ def test_what_is_counted(row):
     assert (paths, shared, counted.dtype) == (row["paths"], row["shared"], row["dtype"])
 
 
-@pytest.mark.parametrize(
-    ("paths", "capability", "vendor", "expected"),
-    [
-        ("*", None, "nvidia", True),
-        ("hmma", (7, 0), "nvidia", True),
-        ("hmma", (7, 5), "nvidia", False),
-        ("hmma imma dmma", (8, 0), "nvidia", True),
-        ("hmma imma dmma", (9, 0), "nvidia", False),
-        ("hmma imma dmma", None, "nvidia", False),
-        ("tcgen05", (10, 0), "nvidia", False),
-        ("I8 F16 BF16 F32 F64", (9, 0), "amd", True),
-        ("I8 F16 BF16 F32 F64", (9, 4), "amd", False),
-        ("F16", None, "amd", False),
-    ],
-)
-def test_zeros_that_cover(paths, capability, vendor, expected):
-    assert covers(frozenset(paths.split()), capability, vendor) is expected
+@pytest.mark.parametrize("row", COVERS, ids=lambda row: " ".join(row.values()))
+def test_zeros_that_cover(row):
+    found = covers(frozenset(row["paths"].split()), capability_of(row), row["vendor"])
+    assert found is (row["covered"] == "yes")
 
 
 def test_generations():

@@ -6,8 +6,6 @@ and so did the ``fresh`` ones, collected later from profiles that people publish
 ones, and the ``recent`` ones, labelled from the libraries' sources of August 2026.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tables of kernels, as their programs document them (``tests/data/traces``), whole and damaged."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 from itertools import groupby

@@ -1,7 +1,5 @@
 """Every format yields the same records; hostile input ends in one sentence or a partial read."""
 
-from __future__ import annotations
-
 import contextlib
 import gzip
 import json

@@ -1,7 +1,5 @@
 """What is no trace is named and refused at once, however large it is."""
 
-from __future__ import annotations
-
 import codecs
 import contextlib
 import gzip

@@ -1,7 +1,5 @@
 """rocprofv3's JSON: names and counters are found by number; damage ends the reading alone."""
 
-from __future__ import annotations
-
 import gzip
 import json
 

@@ -1,7 +1,5 @@
 """The report of a trace: for whoever has the trace alone, and whoever they send it to."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

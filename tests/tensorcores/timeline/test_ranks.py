@@ -1,7 +1,5 @@
 """Ranks of one run side by side, and what is refused as no run's."""
 
-from __future__ import annotations
-
 import pytest
 from tensorcores.traces import ADD, TENSOR, kernel, launch, op, write
 from typer.testing import CliRunner

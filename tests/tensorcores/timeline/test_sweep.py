@@ -1,7 +1,5 @@
 """The GPU's time: by hand, and by brute force over every microsecond."""
 
-from __future__ import annotations
-
 import json
 import math
 from itertools import pairwise
@@ -99,9 +97,6 @@ def test_unions_and_gaps_are_those_of_every_microsecond(drawn, second_step):
     assert found.whole.busy_us >= sum(window.busy_us for window in found.steps)
 
 
-# -- why it was idle -------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("launched", "span", "cause", "host"),
     [
@@ -132,9 +127,6 @@ def test_the_longest_gaps_are_kept_longest_first():
     assert found.whole.gaps["unknown"] == sum(lengths)
 
 
-# -- what marks steps ------------------------------------------------------------------------------
-
-
 def test_optimizer_steps_mark_steps_where_nothing_else_does():
     calls = [
         HostSpan("optimizer", "Optimizer.step#SGD.step", 10.0 * i, 10.0 * i + 2) for i in (1, 2, 3)
@@ -146,9 +138,6 @@ def test_optimizer_steps_mark_steps_where_nothing_else_does():
     assert find_steps(calls[:1]).source == ""
     assert find_steps([*calls, *marked(0, 50)]).source == "profiler"
     assert make_timeline([work(0, 1, 0)], []).usual_step is None
-
-
-# -- from a trace ----------------------------------------------------------------------------------
 
 
 def test_a_trace_with_steps_waits_and_copies(tmp_path):
@@ -197,9 +186,6 @@ def test_the_real_traces():
     assert len(resnet.steps) == 6
     assert timeline("rtx2080ti_linear_fp32.json.gz").marks.source == "optimizer"
     assert timeline("mi210_kernels_only.json.gz").steps == ()
-
-
-# -- the buffer ------------------------------------------------------------------------------------
 
 
 def test_records_come_in_order_whatever_order_they_came_in():

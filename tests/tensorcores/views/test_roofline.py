@@ -1,7 +1,5 @@
 """The roofline: intensity, rate and roof of each product, worked out by hand."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

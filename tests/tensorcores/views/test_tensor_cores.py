@@ -1,7 +1,5 @@
 """The profile's tables, figures and receipts: every microsecond in its place."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 
@@ -88,8 +86,6 @@ def test_what_is_no_matrix_work_is_one_fix_and_no_choice_of_its_own():
     assert found["amdahl_bound"].tolist() == pytest.approx([1.25, 1000 / 600])
 
 
-# -- receipts give the numbers, and names are text -------------------------------------------------
-
 MADE = {"plain": profile, "with work": profile_with_work, "with use": profile_with_use}
 KEYS = {
     "plain": ["verdicts", "causes", "kernels", "roofline"],
@@ -119,9 +115,6 @@ def test_every_receipt_gives_the_numbers_and_names_are_text(root, tmp_path, name
             frame = picture.frame[picture.frame["time_us"] > 0]
             picture = replace(picture, frame=frame.sort_values("verdict", ignore_index=True))
         same_numbers(picture)
-
-
-# -- eligible against used, and the time of steps --------------------------------------------------
 
 
 def test_every_number():

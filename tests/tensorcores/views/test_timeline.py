@@ -1,7 +1,5 @@
 """A step on the clock: every block in its place, idle time with its cause, ranks side by side."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

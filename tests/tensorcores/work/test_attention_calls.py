@@ -1,7 +1,5 @@
 """Attention's work: equal to PyTorch's own formulas, and a range where the arguments leave it open."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.flop_counter import sdpa_backward_flop_count, sdpa_flop_count

@@ -1,7 +1,5 @@
 """M, N, K and FLOP of operations, against torch's own FLOP counter and against hand counts."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path

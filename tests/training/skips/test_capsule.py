@@ -1,7 +1,5 @@
 """A skipped step, written down and run again elsewhere."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A skip undoes what the step did to buffers, whoever wrote it, and nothing else."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 
 import pytest

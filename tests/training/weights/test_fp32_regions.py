@@ -1,7 +1,5 @@
 """A wrapped model is copied, pickled and sent to other processes as any other."""
 
-from __future__ import annotations
-
 import copy
 import io
 import pickle

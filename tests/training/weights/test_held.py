@@ -1,7 +1,5 @@
 """Gradients are where people look for them, and copies of a model are of full precision."""
 
-from __future__ import annotations
-
 import pickle
 
 import pytest

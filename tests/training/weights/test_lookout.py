@@ -1,7 +1,5 @@
 """Copies of a model that holds half-precision weights, and averages of its weights."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 

@@ -1,7 +1,5 @@
 """What people write into a model, or into its masters, is kept at every level."""
 
-from __future__ import annotations
-
 import copy
 import json
 
@@ -191,9 +189,6 @@ def fail(*_args):
     raise ZeroDivisionError
 
 
-# -- written into the masters ----------------------------------------------------------------------
-
-
 @with_masters
 def test_what_is_written_into_masters_is_in_the_next_forward_pass(dtype):
     model, _, mp = build("O2", dtype)
@@ -208,9 +203,6 @@ def test_what_is_written_into_masters_is_in_the_next_forward_pass(dtype):
     mp.close()
     assert float(model[2].bias.detach()[0]) == 0.5
     assert float(model[2].bias.detach()[1:].abs().max()) <= 0.125
-
-
-# -- layers and parameters -------------------------------------------------------------------------
 
 
 @every_level
@@ -249,9 +241,6 @@ def test_a_weight_that_no_optimizer_holds_comes_back_as_the_level_held_it(dtype)
     take_step(model, mp)
     mp.close()
     assert torch.equal(model[2].weight.detach(), frozen.to(LOW[dtype]).float())
-
-
-# -- several optimizers, and checkpoints that are refused ------------------------------------------
 
 
 @every_level
@@ -376,9 +365,6 @@ def test_parameters_without_elements_train_beside_others(dtype):
     assert float(model.body.weight.detach().mean()) == pytest.approx(0.9, abs=1e-6)
 
 
-# -- hooks of an optimizer -------------------------------------------------------------------------
-
-
 @every_level
 def test_hooks_after_a_step_see_its_weights_and_may_write_to_them(level, dtype):
     model, seen = linear(1.0), []
@@ -402,9 +388,6 @@ def test_what_a_hook_writes_into_a_master_is_given_to_the_model(dtype):
     optimizer.register_step_post_hook(lambda *_: master.data.clamp_(min=0.875))
     step_of_ones(model, mp)
     assert torch.equal(model.weight.detach().float(), torch.full((1, 4), 0.875))
-
-
-# -- micro-batches ---------------------------------------------------------------------------------
 
 
 def accumulate(model, mp, optimizer, rows, by):
