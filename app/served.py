@@ -14,7 +14,6 @@ import socket
 import time
 import webbrowser
 from contextlib import asynccontextmanager, suppress
-from http.cookies import SimpleCookie
 from pathlib import Path
 from secrets import compare_digest
 from threading import Thread
@@ -23,6 +22,7 @@ from urllib.parse import parse_qsl, urlencode
 
 import streamlit
 from starlette.middleware import Middleware
+from starlette.requests import cookie_parser
 from starlette.responses import HTMLResponse, RedirectResponse
 from streamlit.starlette import App
 
@@ -74,15 +74,17 @@ class TokenGate:
             await self.app(scope, receive, send)
             return
         name = f"mpdiag-{(scope.get('server') or ('', 0))[1]}"  # cookies do not tell ports apart
-        query = parse_qsl(scope["query_string"].decode(), keep_blank_values=True)
-        cookies = SimpleCookie(dict(scope["headers"]).get(b"cookie", b"").decode("latin-1"))
-        if name in cookies and self._fits(cookies[name].value):
+        query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
+        # Other servers of this machine set cookies here, too, which http.cookies may not be able to read.
+        cookies = cookie_parser(dict(scope["headers"]).get(b"cookie", b"").decode("latin-1"))
+        if self._fits(cookies.get(name, "")):
             await self.app(scope, receive, send)
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})
         elif any(key == "token" and self._fits(value) for key, value in query):
             rest = urlencode([(key, value) for key, value in query if key != "token"])
-            there = RedirectResponse(f"{scope['path']}?{rest}" if rest else scope["path"])
+            path = "/" + scope["path"].lstrip("/")  # two slashes would begin another host's address
+            there = RedirectResponse(f"{path}?{rest}" if rest else path)
             there.set_cookie(name, self.token.decode(), httponly=True, samesite="strict")
             await there(scope, receive, send)
         else:

@@ -46,14 +46,16 @@ def whole_characters(value: Any, source: bytes) -> Any:
 
     A recorder writes them itself, where an argument or a path of the training was no UTF-8.
     """
-    if b"\\ud" not in source and b"\\uD" not in source:
-        return value
+    return _mended(value) if b"\\ud" in source or b"\\uD" in source else value
+
+
+def _mended(value: Any) -> Any:
     if isinstance(value, str):
         return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     if isinstance(value, dict):
-        return {whole_characters(k, source): whole_characters(v, source) for k, v in value.items()}
+        return {_mended(k): _mended(v) for k, v in value.items()}
     if isinstance(value, list):
-        return [whole_characters(v, source) for v in value]
+        return [_mended(v) for v in value]
     return value
 
 

@@ -55,7 +55,7 @@ def through_the_gate(served, path, query="", cookie="", kind="http"):
         sent.append(message)
 
     headers = [(b"cookie", cookie.encode())] if cookie else []
-    scope = {"type": kind, "method": "GET", "path": path, "query_string": query.encode()}
+    scope = {"type": kind, "method": "GET", "path": path, "query_string": query.encode("latin-1")}
     scope |= {"headers": headers, "server": ("localhost", 8501)}
     asyncio.run(served.TokenGate(inner, "right")(scope, None, send))
     return sent
@@ -65,7 +65,7 @@ def through_the_gate(served, path, query="", cookie="", kind="http"):
 @pytest.mark.parametrize(
     ("query", "cookie"),
     [("", ""), ("token=", ""), ("token=wrong", ""), ("run=right", ""), ("token=r%C3%ADght", ""),
-     ("", "mpdiag-8501=wrong"), ("", "mpdiag-8502=right"), ("", "mpdiag-8501")],
+     ("x=\xff", ""), ("", "mpdiag-8501=wrong"), ("", "mpdiag-8502=right"), ("", "mpdiag-8501")],
 )  # fmt: skip
 def test_without_the_token_nothing_is_said_but_how_to_get_in(served, path, query, cookie):
     start, body = through_the_gate(served, path, query, cookie)
@@ -85,6 +85,18 @@ def test_the_token_becomes_a_cookie_and_leaves_the_address(served):
         sent = through_the_gate(served, "/layers", "", f"other=1; {cookie.split(';')[0]}", kind)
         assert sent == [{"type": "inside"}]
     assert through_the_gate(served, served.HEALTH) == [{"type": "inside"}]
+
+
+@pytest.mark.parametrize("other", ['a={"b": 1}', "a=[1, 2]", "a:b=1", "a", "a=\xe9", "path=/"])
+def test_cookies_of_other_servers_do_not_lock_out(served, other):
+    sent = through_the_gate(served, "/", "", f"{other}; mpdiag-8501=right")
+    assert sent == [{"type": "inside"}]
+
+
+@pytest.mark.parametrize("path", ["//elsewhere.example/x", "///elsewhere.example/x"])
+def test_the_token_leads_to_no_other_host(served, path):
+    start, *_ = through_the_gate(served, path, "token=right")
+    assert dict(start["headers"])[b"location"] == b"/elsewhere.example/x"
 
 
 def test_streamlit_has_plotly_where_pages_are_told(served):

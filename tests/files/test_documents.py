@@ -58,6 +58,19 @@ def test_half_a_character_is_replaced_and_a_whole_one_stays(tmp_path, text, valu
     assert documents.read_document(tmp_path / "a.json") == value
 
 
+def test_the_source_is_searched_once_however_many_values_there_are():
+    class Source(bytes):
+        searches = 0
+
+        def __contains__(self, part):
+            self.searches += 1
+            return super().__contains__(part)
+
+    source = Source(b'[%s"\\ud83d\\ude00"]' % (b"0, " * 1000))
+    assert documents.whole_characters([0] * 1000 + ["\ud800"], source)[-1] == "\ufffd"
+    assert source.searches <= 2
+
+
 def test_a_remote_document_is_bounded_too(monkeypatch):
     monkeypatch.setattr(documents, "LARGEST", 8)
     with fsspec.open("memory://documents/a.json", "w") as file:
