@@ -75,7 +75,7 @@ class TokenGate:
             return
         name = f"mpdiag-{(scope.get('server') or ('', 0))[1]}"  # cookies do not tell ports apart
         query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
-        # Other servers of this machine set cookies here, too, which http.cookies may not be able to read.
+        # Other servers of this machine set cookies, too, some of which http.cookies cannot read.
         cookies = cookie_parser(dict(scope["headers"]).get(b"cookie", b"").decode("latin-1"))
         if self._fits(cookies.get(name, "")):
             await self.app(scope, receive, send)

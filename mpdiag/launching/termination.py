@@ -13,6 +13,7 @@ import ctypes
 import os
 import signal
 import threading
+import time
 import weakref
 from collections.abc import Iterator
 from typing import Any, Protocol
@@ -48,7 +49,7 @@ class Termination:
         self._finishing = False
         self._late: int | None = None  # a signal that came while the folder was finished
         self._answered = threading.Event()
-        self._rescue: threading.Thread | None = None
+        self._turn = threading.Lock()  # whoever has it saves, for good
 
     def install(self) -> None:
         """Handle the signals from now on, if this is the main thread."""
@@ -76,11 +77,11 @@ class Termination:
         if os.getpid() == self._process:
             self._answered.set()
             saved = self._saved()
-            if self._rescue is not None:  # it came first
-                self._rescue.join(SAVE_SECONDS)
-            elif self._finishing:
+            if self._finishing:
                 self._late = number
                 return
+            if not self._turn.acquire(blocking=False):
+                time.sleep(SAVE_SECONDS)  # the rescue came first, and ends the process
             elif saved is not None:
                 saved.finish("interrupted")
         die_of(number)
@@ -109,15 +110,27 @@ class Termination:
                 continue
             if signal.getsignal(number) != self._handle or self._answered.wait(ANSWER_SECONDS):
                 continue
+            if not self._turn.acquire(blocking=False):
+                continue
             saved = self._saved()
             if saved is not None:
-                self._rescue = threading.Thread(target=saved.rescue, daemon=True)
-                self._rescue.start()
-                self._rescue.join(SAVE_SECONDS)
+                rescue = threading.Thread(target=saved.rescue, daemon=True)
+                rescue.start()
+                rescue.join(SAVE_SECONDS)
             die_of(number)
 
 
 _listening: list[int] = []
+_masks = threading.local()
+
+
+def _before_fork() -> None:
+    """A signal to a child waits until it is one: Python drops it, and the parent's file hears of it."""
+    _masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGHUP))
+
+
+def _after_fork() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _masks.before)
 
 
 def _forget_in_child() -> None:
@@ -125,10 +138,13 @@ def _forget_in_child() -> None:
     if _listening:
         _listening.clear()
         signal.set_wakeup_fd(-1)
+    _after_fork()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_in_child)
+    os.register_at_fork(
+        before=_before_fork, after_in_parent=_after_fork, after_in_child=_forget_in_child
+    )
 
 
 def die_of(number: int) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from support import NEEDS_GLOO
 
+from mpdiag.launching import termination
 from mpdiag.plan import PrecisionPlan
 from mpdiag.runs.run import open_run
 from mpdiag.runs.training_log import read_log
@@ -137,3 +138,70 @@ def test_nothing_of_the_script_outlives_it(fork_server, tmp_path, command):
     words = options.get(command, ["--warmup", "60"])
     done = fork_server("mpdiag", command, *words, "--", "gone.py", cwd=tmp_path)
     assert "alive [False, False]" in (done.out + done.err)
+
+
+WORKERS = """
+import multiprocessing, time, torch
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), 0.01)
+for _ in range(3):
+    optimizer.zero_grad()
+    model(torch.randn(8, 4)).square().mean().backward()
+    optimizer.step()
+context = multiprocessing.get_context("fork")
+for _ in range(40):
+    worker = context.Process(target=time.sleep, args=[60])
+    worker.start()
+    worker.terminate()
+    worker.join(10)
+    assert worker.exitcode == -15, worker.exitcode
+time.sleep(1)
+print("on", flush=True)
+"""
+
+
+def test_a_worker_that_is_ended_at_once_ends_and_ends_no_training(fork_server, tmp_path):
+    """Between fork and Python's own work after it, a signal was the parent's, too, or was dropped."""
+    (tmp_path / "workers.py").write_text(WORKERS)
+    done = fork_server("mpdiag", "record", "--out", "run", "--", "workers.py", cwd=tmp_path)
+    assert done.code == 0, done.err
+    assert "on\n" in done.out
+    assert open_run(tmp_path / "run").meta["state"] == "complete"
+
+
+@pytest.mark.parametrize("first", ["rescue", "finish"])
+def test_a_run_is_saved_once_though_both_threads_would(monkeypatch, first):
+    """The main thread comes back from its call while the other one begins to save."""
+    saved, died = [], []
+
+    class Run:
+        def finish(self, _state):
+            saved.append("finish")
+            if first == "finish":
+                hear()
+
+        def rescue(self):
+            saved.append("rescue")
+            if first == "rescue":
+                run._handle(signal.SIGTERM, None)
+
+    def hear():
+        reading, writing = os.pipe()
+        os.write(writing, bytes([signal.SIGTERM]))
+        os.close(writing)
+        run._hear(reading)
+        os.close(reading)
+
+    target = Run()
+    run = termination.Termination(target)
+    monkeypatch.setattr(termination, "die_of", died.append)
+    monkeypatch.setattr(termination, "ANSWER_SECONDS", 0.0)
+    monkeypatch.setattr(termination, "SAVE_SECONDS", 0.01)
+    monkeypatch.setattr(run._answered, "wait", lambda _seconds: False)  # it was asked just before
+    monkeypatch.setattr(signal, "getsignal", lambda _number: run._handle)
+    if first == "finish":
+        run._handle(signal.SIGTERM, None)
+    else:
+        hear()
+    assert saved == [first]
+    assert set(died) == {signal.SIGTERM}
