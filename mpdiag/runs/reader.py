@@ -6,6 +6,7 @@ small parts are decoded together.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -24,15 +25,17 @@ MOST_ROWS = 1 << 22
 """A part is written from 20,000 rows on, after the step that reached them."""
 BATCH_ROWS = 65_536
 """Rows of a part read at a time, and of small parts decoded together."""
-_HISTOGRAMS = ("counts", "means", "ratio_counts", "formats")
+HISTOGRAMS = ("counts", "means", "ratio_counts", "formats")
 """Columns that take most of the time, and what was counted for formats with them."""
+_UNREAD = {"scale": 1.0, "absmax": 0.0, "absmin": math.inf}
+"""What stands for a number that was not read; other columns are null, as a row may leave them."""
 
 
 def records_of(
     paths: Iterable[AnyPath],
     copies: Copies,
     *,
-    histograms: bool = True,
+    columns: Collection[str] | None = None,
     only: tuple[Kind, Collection[str]] | None = None,
 ) -> Iterator[Records]:
     """The rows of some parts as columns, some at a time, in order.
@@ -40,7 +43,8 @@ def records_of(
     Args:
         paths: The parts.
         copies: Of those at a URL.
-        histograms: False leaves out the bins and what was counted for formats: several times faster.
+        columns: Those to read, kind and name among them; default: all. Absmax is read with absmin,
+            counts with means and with what numel adds up from.
         only: A kind and names: the other rows are left out before they are decoded.
 
     Raises:
@@ -50,7 +54,7 @@ def records_of(
 
     group: list[tuple[AnyPath, pa.Table]] = []
     for path in paths:
-        for table in tables_of(path, copies, histograms=histograms):
+        for table in tables_of(path, copies, columns):
             group.append((path, table if only is None else _selected(table, *only)))
             if sum(len(some) for _, some in group) >= BATCH_ROWS:
                 yield _decoded(group)
@@ -60,8 +64,10 @@ def records_of(
     pa.default_memory_pool().release_unused()  # some 60 MB otherwise stay with it
 
 
-def tables_of(path: AnyPath, copies: Copies, *, histograms: bool = True) -> Iterator[pa.Table]:
-    """A part's rows as Arrow tables, some at a time.
+def tables_of(
+    path: AnyPath, copies: Copies, columns: Collection[str] | None = None
+) -> Iterator[pa.Table]:
+    """A part's rows as Arrow tables, some at a time; arguments as for ``records_of``.
 
     Raises:
         DamagedRun: If it cannot be read or lacks a column.
@@ -69,7 +75,7 @@ def tables_of(path: AnyPath, copies: Copies, *, histograms: bool = True) -> Iter
     import pyarrow as pa
 
     with part_of(path, copies) as part:
-        wanted = _wanted(path, part, histograms=histograms)
+        wanted = _wanted(path, part, columns)
         for batch in part.iter_batches(BATCH_ROWS, columns=wanted, use_threads=False):
             yield _as_expected(pa.Table.from_batches([batch]))
 
@@ -116,7 +122,7 @@ def _rows_with(column: Any, words: Collection[str]) -> NDArray[Any]:
     return np.array([*(word in words for word in known), False])[codes]
 
 
-def _wanted(path: AnyPath, part: Any, *, histograms: bool) -> list[str]:
+def _wanted(path: AnyPath, part: Any, columns: Collection[str] | None) -> list[str]:
     """The columns to read.
 
     Raises:
@@ -132,20 +138,26 @@ def _wanted(path: AnyPath, part: Any, *, histograms: bool) -> list[str]:
             f"{path} is not a part of a recording (it lacks the column {missing[0]!r}): "
             "move it out of the run folder"
         )
-    return [name for name in expected if histograms or name not in (*_HISTOGRAMS, *EARLIER)]
+    if columns is None:
+        return expected
+    return [n for n in expected if ("formats" if n in EARLIER else n) in columns]
 
 
 def _as_expected(table: pa.Table) -> pa.Table:
-    """The columns in today's order and types; those that were not read are null."""
+    """The columns in today's order and types, also those that were not read."""
+    import numpy as np
     import pyarrow as pa
 
+    from mpdiag.files.arrow_columns import array_of
     from mpdiag.runs.schema import schema, upgraded
 
     expected = schema()
     table = upgraded(table)
-    for name in _HISTOGRAMS:
-        if name not in table.column_names:
-            kind = expected.field(name)
+    for name in set(expected.names).difference(table.column_names):
+        kind = expected.field(name)
+        if name in _UNREAD:
+            table = table.append_column(kind, array_of(np.full(len(table), _UNREAD[name])))
+        else:
             table = table.append_column(kind, pa.nulls(len(table), kind.type))
     table = table.select(expected.names)
     return table if table.schema.equals(expected) else table.cast(expected)
