@@ -144,23 +144,33 @@ def _wanted(path: AnyPath, part: Any, columns: Collection[str] | None) -> list[s
 
 
 def _as_expected(table: pa.Table) -> pa.Table:
-    """The columns in today's order and types, also those that were not read."""
+    """The columns that were read, in today's order and types."""
+    import pyarrow as pa
+
+    from mpdiag.runs.schema import schema, upgraded
+
+    table = upgraded(table)
+    read = set(table.column_names)
+    expected = pa.schema([field for field in schema() if field.name in read])
+    table = table.select(expected.names)
+    return table if table.schema.equals(expected) else table.cast(expected)
+
+
+def _filled(table: pa.Table) -> pa.Table:
+    """The same with columns for what was not read."""
     import numpy as np
     import pyarrow as pa
 
     from mpdiag.files.arrow_columns import array_of
-    from mpdiag.runs.schema import schema, upgraded
+    from mpdiag.runs.schema import schema
 
-    expected = schema()
-    table = upgraded(table)
-    for name in set(expected.names).difference(table.column_names):
-        kind = expected.field(name)
-        if name in _UNREAD:
-            table = table.append_column(kind, array_of(np.full(len(table), _UNREAD[name])))
-        else:
-            table = table.append_column(kind, pa.nulls(len(table), kind.type))
-    table = table.select(expected.names)
-    return table if table.schema.equals(expected) else table.cast(expected)
+    columns = dict(zip(table.column_names, table.columns, strict=True))
+    for field in schema():
+        if field.name in _UNREAD and field.name not in columns:
+            columns[field.name] = array_of(np.full(len(table), _UNREAD[field.name]))
+        elif field.name not in columns:
+            columns[field.name] = pa.nulls(len(table), field.type)
+    return pa.table(columns)
 
 
 def damaged(
@@ -179,7 +189,7 @@ def _decoded(group: Sequence[tuple[AnyPath, pa.Table]]) -> Records:
     from mpdiag.runs.records import Records
 
     try:
-        return Records.from_table(pa.concat_tables([table for _, table in group]))
+        return Records.from_table(_filled(pa.concat_tables([table for _, table in group])))
     except ValueError:
         for path, table in group:
             _check(path, table)
@@ -190,6 +200,6 @@ def _check(path: AnyPath, table: pa.Table) -> None:
     from mpdiag.runs.records import Records
 
     try:
-        Records.from_table(table)
+        Records.from_table(_filled(table))
     except ValueError as error:
         raise DamagedRun(damaged(path, error)) from error
