@@ -50,11 +50,17 @@ def records_of(
     Raises:
         DamagedRun: If one cannot be read, lacks a column or holds nonsense.
     """
+    from concurrent.futures import ThreadPoolExecutor
+
     import pyarrow as pa
 
+    tables = ((path, table) for path in paths for table in tables_of(path, copies, columns))
     group: list[tuple[AnyPath, pa.Table]] = []
-    for path in paths:
-        for table in tables_of(path, copies, columns):
+    with ThreadPoolExecutor(1) as reading:  # the next table, while this one's rows are summed
+        ahead = reading.submit(next, tables, None)
+        while (read := ahead.result()) is not None:
+            ahead = reading.submit(next, tables, None)
+            path, table = read
             group.append((path, table if only is None else _selected(table, *only)))
             if sum(len(some) for _, some in group) >= BATCH_ROWS:
                 yield _decoded(group)
@@ -119,7 +125,7 @@ def _rows_with(column: Any, words: Collection[str]) -> NDArray[Any]:
     from mpdiag.files.arrow_columns import texts
 
     codes, known = texts(column)
-    return np.array([*(word in words for word in known), False])[codes]
+    return np.isin(codes, [known.index(word) for word in words if word in known])
 
 
 def _wanted(path: AnyPath, part: Any, columns: Collection[str] | None) -> list[str]:

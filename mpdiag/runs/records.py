@@ -247,7 +247,7 @@ class Records:
     def with_names(self, names: Collection[str]) -> NDArray[np.bool_]:
         """Mask of the rows of some names."""
         names = frozenset(names)
-        return np.array([*(word in names for word in self.words["name"]), False])[self.name]
+        return np.array([*map(names.__contains__, self.words["name"]), False])[self.name]
 
     def select(self, rows: NDArray[Any]) -> Records:
         """The rows under a mask or an array of positions."""
