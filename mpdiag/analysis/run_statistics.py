@@ -44,7 +44,7 @@ UPDATE_FIGURES: tuple[tuple[FormatFact, str] | str, ...] = (
 _ROW = frozenset({"kind", "name", "step", "micro", "rank", "placement", "scale", "skipped"})
 _COUNTS = {"numel", "zeros", "subnormals", "infs", "nans", "first_exponent", "counts", "means"}
 _OVERVIEW = _ROW | {"numel", "infs", "nans", "absmax", "absmin"}
-_BY_STEP = _ROW - {"micro", "skipped"} | _COUNTS  # decide nothing here
+_BY_STEP = _ROW - {"micro", "skipped"} | _COUNTS  # activation gradients count regardless
 _SUMS = _OVERVIEW | _COUNTS | {"formats", "changed", SAMPLED}
 """The columns that each pass reads."""
 PARTS_OF_TRAINING = 5
