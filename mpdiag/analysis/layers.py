@@ -146,6 +146,8 @@ class LayerSums:
         self, words: Mapping[str, Sequence[str]], keys: NDArray[np.int64], steps: NDArray[Any]
     ) -> None:
         self._words, self._keys, self._steps = words, keys, steps
+        self._place = np.zeros((len(words["kind"]), len(words["name"])), np.int64)
+        self._place[keys >> 32, keys & 0xFFFFFFFF] = np.arange(keys.size)
         self._merger = Merger(keys.size)
         self._seen = np.zeros((keys.size, steps.size), bool)
         self._first = np.full(keys.size, np.iinfo(np.int64).max)  # row that each appears in
@@ -154,7 +156,7 @@ class LayerSums:
     def add(self, records: Records, keep: NDArray[np.bool_]) -> None:
         """Add the rows under a mask."""
         rows = np.flatnonzero(keep)
-        place = np.searchsorted(self._keys, keys_of(records)[rows])
+        place = self._place[records.kind[rows], records.name[rows]]
         group = np.full(len(records), -1, np.int64)
         group[rows] = place
         self._merger.add(records, group)

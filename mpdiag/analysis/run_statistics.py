@@ -41,6 +41,12 @@ UPDATE_FIGURES: tuple[tuple[FormatFact, str] | str, ...] = (
     SAMPLED,
 )
 """What is summed over updates: a column, or a fact of a format; ``numel`` where some were sampled."""
+_ROW = frozenset({"kind", "name", "step", "micro", "rank", "placement", "scale", "skipped"})
+_COUNTS = {"numel", "zeros", "subnormals", "infs", "nans", "first_exponent", "counts", "means"}
+_OVERVIEW = _ROW | {"numel", "infs", "nans", "absmax", "absmin"}
+_BY_STEP = _ROW - {"micro", "skipped"} | _COUNTS  # activation gradients count regardless
+_SUMS = _OVERVIEW | _COUNTS | {"formats", "changed", SAMPLED}
+"""The columns that each pass reads."""
 PARTS_OF_TRAINING = 5
 """Equal parts of a training that the paths of weights are summed over."""
 PATH_FIGURES = 1 + len(HALVES)
@@ -128,10 +134,13 @@ class RunStatistics:
         return self._sums.paths
 
     def by_step(self, layers: Collection[str], steps: NDArray[np.int64]) -> list[ExponentHistogram]:
-        """Activation gradients of each of some layers by step: stacks of batch shape (steps,)."""
+        """Activation gradients of each of some layers by step: stacks of batch shape (steps,).
+
+        Of rows that are not in memory only what is counted is read: no extremes, no overflow.
+        """
         counting = self._overview.counting
         mergers = [Merger(steps.size) for _ in layers]
-        for piece in self._pieces(only=("activation_grad", layers)):
+        for piece in self._pieces(columns=_BY_STEP, only=("activation_grad", layers)):
             keep = piece.of_kind("activation_grad") & countable_rows(piece, counting)
             at = np.searchsorted(steps, piece.step)
             keep &= np.append(steps, -1)[at] == piece.step
@@ -177,7 +186,7 @@ class RunStatistics:
         counting, maxima = Counting(), dict[int, float]()
         steps, keys = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
         numel, moments = 0, set[tuple[int, int]]()
-        for piece in self._pieces(histograms=False):
+        for piece in self._pieces(columns=_OVERVIEW):
             counting.note(piece)
             steps.append(np.unique(piece.step))
             keys.append(np.unique(keys_of(piece)))
@@ -206,7 +215,7 @@ class RunStatistics:
         late = [LayerSums(seen.words, seen.keys[gradients], seen.steps) for _ in windows]
         updates = np.zeros((len(UPDATE_FIGURES), width), np.int64)
         paths = np.zeros((PATH_FIGURES, PARTS_OF_TRAINING, width))
-        for piece in self._pieces():
+        for piece in self._pieces(columns=_SUMS):
             # What counts is known only now: of a tensor on several ranks the first copies alone.
             keep = countable_rows(piece, seen.counting)
             layers.add(piece, keep)

@@ -32,8 +32,8 @@ def numbers(column: Any, dtype: DTypeLike, missing: float = 0) -> NDArray[Any]:
     if not pa.types.is_primitive(array.type):
         raise ValueError(f"a column holds {array.type}, not numbers")
     first, length = array.offset, len(array)
-    if not length:
-        return np.zeros(0, dtype)
+    if array.null_count == length:
+        return np.full(length, np.array(missing).astype(dtype))
     values = array.buffers()[1]
     if pa.types.is_boolean(array.type):
         found = _bits(values, array)

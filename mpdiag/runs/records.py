@@ -91,7 +91,7 @@ class Bins:
             high: The highest.
         """
         counts, lengths = self.counts, np.diff(self.offsets)
-        if len(counts) and (counts.min() < 0 or counts.max() > LARGEST):
+        if counts.dtype != np.uint32 and (counts.min() < 0 or counts.max() > LARGEST):
             _refuse(f"{kind}counts holds what is no count")
         first = self.first_exponent.astype(np.int64)
         if ((lengths > 0) & ((first < low) | (first + lengths - 1 > high))).any():
@@ -247,7 +247,7 @@ class Records:
     def with_names(self, names: Collection[str]) -> NDArray[np.bool_]:
         """Mask of the rows of some names."""
         names = frozenset(names)
-        return np.array([*(word in names for word in self.words["name"]), False])[self.name]
+        return np.array([*map(names.__contains__, self.words["name"]), False])[self.name]
 
     def select(self, rows: NDArray[Any]) -> Records:
         """The rows under a mask or an array of positions."""
@@ -412,7 +412,7 @@ def _check(records: Records) -> None:
     counts = {name: getattr(records, name) for name in counted}
     counts |= {f"{fact} of {fmt}": values for (fact, fmt), values in records.facts.items()}
     for name, values in counts.items():
-        if (values < 0).any() or (values > LARGEST).any():
+        if len(values) and (values.min() < 0 or values.max() > LARGEST):
             _refuse(f"{name} holds what is no count")
     scale, top, low = records.scale, records.absmax, records.absmin
     if not (np.isfinite(scale) & (scale > 0)).all():

@@ -130,7 +130,7 @@ def log_metric(name: str, value: float, *, higher_is_better: bool = True) -> Non
 @lru_cache(maxsize=1)
 def _warn_of_no_run(name: str) -> None:
     logger.warning(
-        "log_metric(%r, …) wrote nothing, because no run has begun: start the script with `mpdiag "
+        "log_metric(%r) wrote nothing, because no run has begun: start the script with `mpdiag "
         "record --` or `mpdiag train --`, or call it inside mpdiag.record()",
         name,
     )

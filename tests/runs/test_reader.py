@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import threading
 from dataclasses import replace
 
 import numpy as np
@@ -13,10 +14,13 @@ from made_runs import assert_one_sentence, write_run
 
 from mpdiag.analysis.analyzer import analyze
 from mpdiag.errors import DamagedRun
+from mpdiag.runs import reader
 from mpdiag.runs.operations import encode
 from mpdiag.runs.reader import MOST_ROWS
+from mpdiag.runs.records import Records
 from mpdiag.runs.results import read_profile
 from mpdiag.runs.run import open_run
+from mpdiag.runs.schema import TEXT
 from mpdiag.runs.training_log import read_log
 
 
@@ -105,3 +109,30 @@ def test_an_operation_that_names_what_is_not_there_is_damage(root, tmp_path, cha
     with pytest.raises(DamagedRun) as caught:
         analyze(tmp_path / "run")
     assert_one_sentence(caught, "rank00000-000001.parquet", "remove it")
+
+
+def test_columns_that_are_not_read_are_empty_and_the_others_as_ever(root):
+    run = open_run(root / "sample_runs" / "digits")
+    whole, read = run.records, ("kind", "name", "step", "scale")
+    some = Records.concatenate(list(run.pieces(columns=read)))
+    for name in read:
+        values = [
+            each.texts(name) if name in TEXT else getattr(each, name) for each in (whole, some)
+        ]
+        np.testing.assert_array_equal(*values)
+    assert whole.numel.any()
+    assert not some.numel.any()
+    assert (some.absmax == 0).all()
+    assert np.isinf(some.absmin).all()
+    assert len(some.bins.counts) == 0
+    assert some.facts == {}
+
+
+def test_what_reads_ahead_ends_with_its_reader(run, monkeypatch):
+    monkeypatch.setattr(reader, "BATCH_ROWS", 1)
+    before = threading.active_count()
+    pieces = open_run(run).pieces()
+    next(pieces)
+    assert threading.active_count() == before + 1
+    pieces.close()
+    assert threading.active_count() == before

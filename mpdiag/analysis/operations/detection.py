@@ -258,7 +258,7 @@ def refused_findings(operations: Iterable[Operation]) -> Iterator[Finding]:
         yield Finding(
             severity="warning",
             code="refused-by-autocast",
-            message=f"torch.autocast refuses {op.op} on CUDA (at {place}): a training that calls it "
+            message=f"torch.autocast refuses {op.op} on CUDA (at {place}); a training that calls it "
             "there, where autocast is on, ends with an error",
             evidence={"op": op.op, "where": op.where, "module": op.module},
             fix="leave out the sigmoid and call binary_cross_entropy_with_logits, or call it outside "

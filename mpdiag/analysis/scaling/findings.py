@@ -94,10 +94,9 @@ def _tight(target: FloatFormat, scale: LossScaleAnalysis) -> Finding:
     return Finding(
         severity="warning",
         code="loss-scale-tight",
-        message=f"{_lower_end(scale)} needs a loss scale of {scale_text(plan.lower)} to lose "
-        f"nothing in {target.label} that may matter, and {spoken_layer(scale.limiting_layer)} allows at "
-        f"most {scale_text(plan.upper)}; trainings that lost as much as it does there reached the same "
-        "result",
+        message=f"{_lower_end(scale)} needs a loss scale of {scale_text(plan.lower)}, and "
+        f"{spoken_layer(scale.limiting_layer)} allows at most {scale_text(plan.upper)}; there "
+        f"{target.label} loses what may matter, but trainings that lost as much reached the same result",
         evidence={"lower": plan.lower, "upper": plan.upper, "layer": scale.limiting_layer},
         fix=f"scale the loss by {scale_text(plan.recommended)} ({plan.method}), or train in BF16",
     )
