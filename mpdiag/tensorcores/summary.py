@@ -58,6 +58,15 @@ def in_words_of(words: str, *, amd: bool) -> str:
     return words
 
 
+def is_of_amd(profile: Mapping[str, Any]) -> bool:
+    """Whether the profile is of a GPU of AMD's, by its name or by its kernels."""
+    device, kernels = profile.get("device"), profile.get("kernels")
+    if isinstance(device, dict) and device.get("generation") == "cdna":
+        return True
+    rows = kernels if isinstance(kernels, list) else []
+    return any(str(k.get("generation")).startswith("gfx") for k in rows if isinstance(k, dict))
+
+
 def percent(share: float) -> str:
     """A share with one decimal; a trace tells no more."""
     return wording.percent(share, 1)

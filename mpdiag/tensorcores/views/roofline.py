@@ -173,7 +173,8 @@ def _shape(row: Mapping[str, Any]) -> str:
 
 
 _SYMBOLS = {"tensor_core": "circle", "cuda_core": "square", "unknown": "diamond"}
-_UNITS = {"tensor": "Tensor Cores", "cuda": "CUDA cores"}
+_UNITS = {"tensor": "tensor_core", "cuda": "cuda_core"}
+"""The verdict of what ran on each unit."""
 _NONE = "the profile has no matrix operation whose work and time are known"
 _CLOSE = 1.3
 """Roofs nearer to each other than this are labelled one above and one below its line."""
@@ -195,7 +196,7 @@ def roofline_figure(
     shown = roofs.shown(frame) if roofs else ()
     bounds = _bounds(frame, roofs, shown)
     if roofs:
-        _draw_roofs(fig, roofs, shown, bounds)
+        _draw_roofs(fig, roofs, shown, bounds, words)
     whole = frame["time_us"].sum()
     for verdict, colour in VERDICT_COLORS.items():
         part = frame[frame["verdict"] == verdict]
@@ -240,6 +241,7 @@ def _draw_roofs(
     roofs: Roofs,
     shown: tuple[Roof, ...],
     bounds: tuple[tuple[float, float], tuple[float, float]],
+    words: Mapping[str, str],
 ) -> None:
     (left, right), (low, _) = bounds
     top = shown[0].rate if shown else low
@@ -255,7 +257,7 @@ def _draw_roofs(
         fig.add_annotation(
             x=math.log10(right),
             y=math.log10(roof.rate),
-            text=f"{_UNITS[roof.unit]}, {in_figure(dtypes)}: {roof.rate:g} TFLOP/s",
+            text=f"{words[_UNITS[roof.unit]]}, {in_figure(dtypes)}: {roof.rate:g} TFLOP/s",
             xanchor="right",
             yanchor="top" if below else "bottom",
             showarrow=False,

@@ -13,7 +13,7 @@ from mpdiag.display.wording import beginning, counted, in_figure, percent
 from mpdiag.reports.picture import Picture
 from mpdiag.reports.plotting import empty, figure, layer_axis, row_height
 from mpdiag.reports.receipts import texts_in
-from mpdiag.tensorcores.summary import CAUSES, IDLE, milliseconds
+from mpdiag.tensorcores.summary import CAUSES, IDLE, in_words_of, is_of_amd, milliseconds
 from mpdiag.tensorcores.summary import percent as one_decimal
 
 MOST = 15
@@ -231,8 +231,8 @@ def _number(value: Any) -> float:
     return float(value) if known else math.nan
 
 
-def use_figure(frame: pd.DataFrame) -> go.Figure:
-    """Time of the longest of these operations, coloured by use."""
+def use_figure(frame: pd.DataFrame, *, amd: bool = False) -> go.Figure:
+    """Time of the longest of these operations, coloured by use; with ``amd`` in AMD's words."""
     if frame.empty:
         return empty("no operation is known to be eligible for Tensor Cores")
     top = frame.head(MOST)
@@ -241,7 +241,8 @@ def use_figure(frame: pd.DataFrame) -> go.Figure:
         for op, module in zip(top["op"], top["module"], strict=True)
     ]
     fig = figure(row_height(len(names)))
-    for use, (words, colour) in USE.items():
+    for use, (label, colour) in USE.items():
+        words = in_words_of(label, amd=amd)
         part = top[top["use"] == use]
         if part.empty:
             continue
@@ -308,12 +309,13 @@ def _idle_parts(step: Mapping[str, Any], idle: float) -> dict[str, float]:
     return parts
 
 
-def step_figure(frame: pd.DataFrame) -> go.Figure:
-    """One bar for each step, in parts."""
+def step_figure(frame: pd.DataFrame, *, amd: bool = False) -> go.Figure:
+    """One bar for each step, in parts; with ``amd`` in AMD's words."""
     if frame.empty:
         return empty("nothing in the trace marks its steps")
     fig = figure(340, barmode="stack", legend_traceorder="normal")
-    for part, (words, colour) in PARTS.items():
+    for part, (label, colour) in PARTS.items():
+        words = in_words_of(label, amd=amd)
         if not (frame[part] > LEAST_PART * frame["wall_us"].max()).any():
             continue
         hatch = HATCHES.get(part.removeprefix("idle_"), "")
@@ -343,14 +345,14 @@ def _step_caption(frame: pd.DataFrame) -> str:
 
 def use_pictures(run: str, profile: Mapping[str, Any]) -> Iterator[Picture]:
     """What a document of a GPU's trace allows; nothing of an older one or of a CPU."""
-    used = use_frame(profile)
+    used, amd = use_frame(profile), is_of_amd(profile)
     if not used.empty:
         yield Picture(
             "use",
-            "Eligible for Tensor Cores, and used",
+            in_words_of("Eligible for Tensor Cores, and used", amd=amd),
             f"The {min(MOST, len(used))} longest of {len(used)} operations that are or may be eligible. "
             "Used is by name, and by the rate where the name does not say.",
-            use_figure(used),
+            use_figure(used, amd=amd),
             used,
             table_receipt(
                 run,
@@ -366,7 +368,7 @@ def use_pictures(run: str, profile: Mapping[str, Any]) -> Iterator[Picture]:
             "steps",
             "What each step's time went to",
             _step_caption(steps),
-            step_figure(steps),
+            step_figure(steps, amd=amd),
             steps,
             receipt(run, TEXTS["steps"].template),
         )

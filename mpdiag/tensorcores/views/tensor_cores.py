@@ -11,7 +11,7 @@ from mpdiag.display.wording import beginning, counted, in_figure, kernel_label, 
 from mpdiag.reports.contents import RunContents
 from mpdiag.reports.picture import Picture, View
 from mpdiag.reports.plotting import empty, figure, layer_axis, row_height
-from mpdiag.tensorcores.summary import milliseconds
+from mpdiag.tensorcores.summary import is_of_amd, milliseconds
 from mpdiag.tensorcores.views import tensor_core_use
 from mpdiag.tensorcores.views.roofline import roofline
 
@@ -133,21 +133,12 @@ def is_cpu(profile: Mapping[str, Any]) -> bool:
     return isinstance(device, dict) and device.get("type") == "cpu"
 
 
-def is_amd(profile: Mapping[str, Any]) -> bool:
-    """Whether the profile is of a GPU of AMD's, by its name or by its kernels."""
-    device, kernels = profile.get("device"), profile.get("kernels")
-    if isinstance(device, dict) and device.get("generation") == "cdna":
-        return True
-    rows = kernels if isinstance(kernels, list) else []
-    return any(str(k.get("generation")).startswith("gfx") for k in rows if isinstance(k, dict))
-
-
 def unit_names(profile: Mapping[str, Any]) -> dict[str, str]:
     """What each verdict is called on a profile's device."""
     fast, plain = "Tensor Cores", "CUDA cores"
     if is_cpu(profile):
         fast, plain = "AMX", "vector units"
-    elif is_amd(profile):
+    elif is_of_amd(profile):
         fast, plain = "matrix cores", "vector units"
     rest = {"helper": "helpers", "layout": "layout conversion", "other": "not matrix work"}
     return {"tensor_core": fast, "cuda_core": plain, **rest, "unknown": "unknown"}

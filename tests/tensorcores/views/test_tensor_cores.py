@@ -62,6 +62,16 @@ def test_a_cpu_has_units_of_its_own():
     assert units({"generation": "hopper"}) == ["CUDA cores", "layout conversion"]
 
 
+def test_figures_of_an_amd_gpu_name_its_units():
+    for device, named in (({}, "tensor cores"), ({"generation": "cdna"}, "matrix cores")):
+        read = profile_with_use() | {"device": device}
+        drawn = [picture.figure.to_json().lower() for picture in use_pictures("runs/a", read)]
+        assert any(f"used {named}" in text for text in drawn)
+        assert any(f'"{named}"' in text for text in drawn)
+        (other,) = {"tensor cores", "matrix cores"} - {named}
+        assert not any(other in text for text in drawn)
+
+
 def test_fixes_add_up_as_amdahl_has_it():
     assert tensor_cores.combined_bound([]) == 1.0
     assert tensor_cores.combined_bound([1.25]) == pytest.approx(1.25)  # 200 of 1000 µs gone
