@@ -45,8 +45,7 @@ _ROW = frozenset({"kind", "name", "step", "micro", "rank", "placement", "scale",
 _COUNTS = {"numel", "zeros", "subnormals", "infs", "nans", "first_exponent", "counts", "means"}
 _OVERVIEW = _ROW | {"numel", "infs", "nans", "absmax", "absmin"}
 _BY_STEP = _ROW - {"micro", "skipped"} | _COUNTS  # activation gradients count regardless
-_SUMS = _OVERVIEW | _COUNTS | {"formats", "changed", SAMPLED}
-"""The columns that each pass reads."""
+"""The columns that a pass reads; sums reads all, so that damage in any is found."""
 PARTS_OF_TRAINING = 5
 """Equal parts of a training that the paths of weights are summed over."""
 PATH_FIGURES = 1 + len(HALVES)
@@ -215,7 +214,7 @@ class RunStatistics:
         late = [LayerSums(seen.words, seen.keys[gradients], seen.steps) for _ in windows]
         updates = np.zeros((len(UPDATE_FIGURES), width), np.int64)
         paths = np.zeros((PATH_FIGURES, PARTS_OF_TRAINING, width))
-        for piece in self._pieces(columns=_SUMS):
+        for piece in self._pieces():
             # What counts is known only now: of a tensor on several ranks the first copies alone.
             keep = countable_rows(piece, seen.counting)
             layers.add(piece, keep)
