@@ -215,7 +215,8 @@ def _check_model(
 
     A model with fewer than half of the plan's layers may be a part of that model under another name:
     there it is only said, as long as one of its layers has the shapes of one of the plan's. A model
-    without any such layer is another, whatever its layers are called.
+    without any such layer is another, whatever its layers are called, unless the plan knows only some
+    layers of its model.
 
     Raises:
         UsageError: If the plan is of another model.
@@ -228,7 +229,8 @@ def _check_model(
     differences = [compare_models(plan.model, model) for model in live]
     layers = sum(len(model.layers) for model in live)
     another = all(d.disjoint for d in differences) and 2 * layers >= len(plan.model.layers)
-    if live and (another or not any(share_a_layer(plan.model, model) for model in live)):
+    shared = not plan.model.complete or any(share_a_layer(plan.model, model) for model in live)
+    if live and (another or not shared):
         raise UsageError(other_model(differences[0], plan.model, live[0], "training"))
     unknown = [layer for d in differences for layer in d.only_second]
     if unknown:
