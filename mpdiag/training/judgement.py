@@ -96,12 +96,15 @@ class Ranks:
         device: Where they exchange their answers, if their backend can.
         group: Their process group; None: all.
         shards: By parameter of which FSDP1 has left a shard on this rank: the process group of all
-            its shards. Some of these may have no gradient here, and have one elsewhere.
+            its shards.
+        shard_groups: Those of all sharded parameters, FSDP1's and DTensors, once each. Some of these
+            may have no gradient here, and have one elsewhere: an expert without a token.
     """
 
     device: torch.device
     group: Any = None
     shards: Mapping[Tensor, Any] = field(default_factory=dict)
+    shard_groups: Sequence[tuple[Any, ...]] = ()
 
 
 def judge_gradients(
@@ -136,7 +139,7 @@ def judge_gradients(
     Raises:
         UsageError: If ranks scale their losses differently, or one has no gradient.
     """
-    if not gradients and not ranks.shards:
+    if not gradients and not ranks.shard_groups:
         agree(RankVerdict.NO_GRADIENT, scale, ranks)
     sums = _sums_of(gradients, parameters, ranks)
     norm, largest, forward_finite = measure(gradients, forward, sums, absmax=absmax)
@@ -167,7 +170,7 @@ def judge_without_gradients(
     Returns:
         None if no rank has any.
     """
-    if ranks.shards:  # a shard without a gradient, of a norm that others measure
+    if ranks.shard_groups:  # a shard without a gradient, of a norm that others measure
         measure((), NOTHING_ELSE, _sums_of((), (), ranks), absmax=absmax)
     verdicts = agree(RankVerdict.ABSTAINS, scale, ranks)
     if all(v is RankVerdict.ABSTAINS for v in verdicts):
@@ -276,14 +279,13 @@ _LOCAL = _Sums((), (), torch.device("cpu"))
 
 def _sums_of(gradients: Sequence[Tensor], parameters: Sequence[Tensor], ranks: Ranks) -> _Sums:
     """Sums over the shards of gradients that are DTensors, or FSDP1's; none where all are whole."""
-    if "torch.distributed.tensor" not in sys.modules and not ranks.shards:
+    if "torch.distributed.tensor" not in sys.modules and not ranks.shard_groups:
         return _LOCAL
     groups = [sharded_group(gradient) for gradient in gradients]
     if ranks.shards:
         shards = [ranks.shards.get(parameter) for parameter in parameters]
         groups = [g if s is None else (s,) for g, s in zip(groups, shards, strict=True)]
-    known = [(group,) for group in ranks.shards.values()]
-    all_groups = [group for group in dict.fromkeys([*known, *groups]) if group]
+    all_groups = [group for group in dict.fromkeys([*ranks.shard_groups, *groups]) if group]
     return _Sums(groups, all_groups, ranks.device) if all_groups else _LOCAL
 
 
@@ -379,6 +381,14 @@ def without_partial_sums(gradient: Tensor, parameter: Tensor) -> Tensor:
         wanted = [tensors.Replicate() if p.is_partial() else p for p in placements]
     summed: Tensor = placed.redistribute(placements=wanted)
     return summed
+
+
+def ranks_of(device: torch.device, group: Any, models: Sequence[nn.Module]) -> Ranks:
+    """The ranks that must agree on the steps of some models, and how these are sharded over them."""
+    shards = fsdp_shards(models)
+    groups = [sharded_group(p) for model in models for p in model.parameters()]
+    unique = dict.fromkeys([*((own,) for own in shards.values()), *filter(None, groups)])
+    return Ranks(device, group, shards, tuple(unique))
 
 
 def fsdp_shards(models: Iterable[nn.Module]) -> dict[Tensor, Any]:

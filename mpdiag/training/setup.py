@@ -32,7 +32,7 @@ from mpdiag.tracing.uncompiled import prepare
 from mpdiag.training import arguments, collectives, levels
 from mpdiag.training.callers import loop_stacklevel
 from mpdiag.training.casting import Casting
-from mpdiag.training.judgement import Ranks, fsdp_shards, rank
+from mpdiag.training.judgement import rank, ranks_of
 from mpdiag.training.levels import DTYPES, Precision
 from mpdiag.training.monitor import DriftWatch, StepMonitor
 from mpdiag.training.movement import AverageWatch, OptimizerWatch
@@ -177,7 +177,7 @@ def set_up(
         monitor,
         OptimizerWatch(wrapped.masters, wrapped.names_of, monitor.note_finding),
         AverageWatch(wrapped, monitor.note_average) if precision.low_precision_model else None,
-        Ranks(device, options.process_group, fsdp_shards(models)),
+        ranks_of(device, options.process_group, models),
     )
     prepare()
     wrapped.masters.note_written = _noting_once(wrapped, monitor)

@@ -389,6 +389,30 @@ def test_partial_gradients_of_sequence_parallelism_are_summed_before_they_are_ju
     assert outputs[0] == outputs[1]
 
 
+def test_an_expert_without_a_token_on_one_rank_keeps_no_other_waiting(run):
+    outputs = run(
+        """
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.tensor import Shard, distribute_tensor
+        mesh = init_device_mesh("cpu", (2,))
+        net = nn.Module()
+        net.experts = nn.Parameter(distribute_tensor(torch.ones(4, 3), mesh, [Shard(0)]))
+        net.own = nn.Parameter(torch.zeros(3))
+        mp = wrap(net)
+        for step in range(2):
+            with mp.autocast():
+                loss = net.own.sum()
+                if rank == step:
+                    loss = loss + 2 * net.experts.to_local().sum()
+            print(mp.step(loss).gradient_norm)
+        """,
+        "O0",
+    )
+    # Six values of 2 in one rank's experts, seen by both; three of 1 beside them.
+    assert outputs[0] == outputs[1]
+    assert [float(norm) for norm in outputs[0].split()] == pytest.approx([27**0.5] * 2)
+
+
 def test_a_rank_without_gradients_keeps_no_other_waiting(run):
     """Without DDP only the trainers exchange anything; every rank learns what is wrong, and goes on."""
     outputs = run(
