@@ -83,3 +83,9 @@ def read_plans(folders: Mapping[str, Path]) -> dict[str, PrecisionPlan]:
         for name, folder in folders.items()
         if (folder / "plan.json").is_file() and open_run(folder).meta.get("training")
     }
+
+
+def compared_with(recording: AnyPath) -> str:
+    """The name of the training that a recording was last compared with; "" for none."""
+    found = results.read_comparison(recording)
+    return "" if found is None else found.against

@@ -61,8 +61,8 @@ _PRECISION = "mpdiag.analysis.operations.precision_rules"
 _NECESSITY = "mpdiag.analysis.scaling.necessity"
 _SHARES = (0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2)
 THRESHOLDS = {
-    "wrong": Threshold((_RULES, _PRECISION), "WRONG", _SHARES, "fp16", "operations"),
-    "wrong-bf16": Threshold((_RULES, _PRECISION), "WRONG", _SHARES, "bf16", "bf16_fails"),
+    "wrong": Threshold((_RULES,), "WRONG", _SHARES, "fp16", "operations"),
+    "wrong-bf16": Threshold((_RULES,), "WRONG", _SHARES, "bf16", "bf16_fails"),
     "noise": Threshold((_PRECISION,), "NOISE", _SHARES, "fp16", "operations"),
     "noise-bf16": Threshold((_PRECISION,), "NOISE", _SHARES, "bf16", "bf16_fails"),
     "felt": Threshold((_RULES,), "FELT", (0.25, 0.5, 1.0, 2.0, 4.0), "fp16", "operations"),

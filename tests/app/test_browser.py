@@ -301,7 +301,9 @@ def test_a_dashboard_is_opened_by_its_token_alone(page, locked):
     assert "token" not in page.url
     page.goto(f"{bare}runs")  # the cookie holds on
     page.locator('[data-testid="stDataFrame"] canvas').first.wait_for()
-    page.troubles = [t for t in page.troubles if "403" not in t]  # asked for above
+    # Asked for above, and left while Streamlit was answering.
+    expected = ("403", "Cannot send")
+    page.troubles = [t for t in page.troubles if not any(word in t for word in expected)]
 
 
 def test_plotly_is_run_before_any_figure_asks_for_it(page, address):

@@ -17,10 +17,10 @@ from mpdiag.analysis.analyzer import Analysis
 from mpdiag.analysis.findings import Finding
 from mpdiag.analysis.layers import Layers
 from mpdiag.display.wording import counted, percent, scale_text, sentence, spoken_layer
-from mpdiag.files.paths import AnyPath
 from mpdiag.numerics.formats import FP16
 from mpdiag.plan import FILE as PLAN
 from mpdiag.reports import next_commands
+from mpdiag.reports.contents import compared_with
 from mpdiag.reports.picture import Picture, View
 from mpdiag.reports.plotting import MARK
 from mpdiag.reports.text.analysis import after_analysis, can_be_settled, settling_command
@@ -28,7 +28,6 @@ from mpdiag.reports.views import training
 from mpdiag.reports.views.gradients.frame import scale_frame, some_layers, summary
 from mpdiag.reports.views.gradients.pictures import Gradients, share_axis
 from mpdiag.runs.coverage import coverage_of
-from mpdiag.runs.results import read_comparison
 from mpdiag.runs.run import Run
 from mpdiag.runs.training_log import TrainingLog
 
@@ -221,12 +220,6 @@ def training_steps(run: Path, recording: Path | None) -> tuple[Step, ...]:
             next_commands.analyze_it(recording, None),
         ]
     )
-
-
-def compared_with(recording: AnyPath) -> str:
-    """The name of the training that a recording was last compared with; "" for none."""
-    found = read_comparison(recording)
-    return "" if found is None else found.against
 
 
 def steps_of(commands: Iterable[next_commands.Words]) -> tuple[Step, ...]:

@@ -12,7 +12,6 @@ import plotly.graph_objects as go
 from mpdiag.analysis.scaling.replay import Replay
 from mpdiag.display.colors import GREEN, PURPLE, SERIES, VERMILION
 from mpdiag.display.wording import beginning, counted, in_figure, percent, scale_text
-from mpdiag.files.paths import shown_name
 from mpdiag.numerics.formats import FP16
 from mpdiag.plan import PrecisionPlan
 from mpdiag.reports import receipts
@@ -396,7 +395,7 @@ def reported(contents: RunContents) -> Iterator[Picture]:
     """What the HTML report shows: the run's own log."""
     if contents.log is None:
         return
-    shown = Trainings(str(contents.folder.parent), {shown_name(contents.folder): contents.log})
+    shown = Trainings(str(contents.folder.parent), {contents.analysis.run.name: contents.log})
     yield shown.losses(log=True, window=15)
     if len(shown.norms):
         yield shown.drift()
