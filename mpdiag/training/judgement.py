@@ -51,7 +51,7 @@ class JudgedGradients:
         finite: Whether an optimizer may see them, on every rank.
         norm: Euclidean norm of them, unscaled and before clipping; infinite or NaN where one of them
             is. Of sharded ones the norm is of the whole, the same on every rank.
-        absmax: Largest |gradient|, likewise; NaN if it was not asked for.
+        absmax: Largest |gradient|, of sharded ones of the whole too; NaN if it was not asked for.
         bad_ranks: The ranks whose gradients, or whose forward passes, are not finite.
         forward_failed: Whether a forward pass was not finite on any rank, which no scale changes.
     """
@@ -353,6 +353,11 @@ def values_of(gradient: Tensor) -> Tensor:
     return gradient
 
 
+def any_nonzero(gradients: Iterable[Tensor]) -> bool:
+    """Whether any gradient is not zero; waits for the device. A norm of tiny values would be 0."""
+    return any(bool(values_of(gradient).any()) for gradient in gradients)
+
+
 def sharded_group(gradient: Tensor) -> Any:
     """The process groups over which a gradient is sharded; empty where each rank holds it whole."""
     distributed = sys.modules.get("torch.distributed.tensor")
@@ -363,7 +368,7 @@ def sharded_group(gradient: Tensor) -> Any:
 
 
 def without_partial_sums(gradient: Tensor, parameter: Tensor) -> Tensor:
-    """A gradient whose sum over ranks is made where it is not yet, placed as its parameter.
+    """A gradient, placed as its parameter and summed over ranks if it was not yet.
 
     Under sequence parallelism the gradients of norms are DTensors that are ``Partial``: their local
     values have no norm and no largest value of their own.

@@ -26,16 +26,16 @@ from mpdiag.analysis.findings import Finding
 from mpdiag.errors import UsageError
 from mpdiag.tracing.fingerprint import some_of
 from mpdiag.tracing.precision import HALF
-from mpdiag.training.judgement import values_of
+from mpdiag.training.judgement import any_nonzero
 from mpdiag.training.scaling import parameters_of
 from mpdiag.training.weights.given import bits_of
 from mpdiag.training.weights.masters import Masters
 from mpdiag.training.weights.wrapping import Wrapped
 
 UNREAD_STEPS = 4
-"""Steps that moved no weight before it is said, of an optimizer that did not look at its weights."""
+"""Steps without motion before the warning, for an optimizer that did not look at its weights."""
 READ_STEPS = 64
-"""The same of one that did: it may add up gradients itself."""
+"""The same for one that did: it may add up gradients itself."""
 LOOK_EVERY, LOOKS = 200, 4
 """Averages are looked for in the first few of so many steps."""
 _DEPTH = 12
@@ -87,7 +87,7 @@ class _Group:
     def should_move(self) -> bool:
         """Whether learning rate and gradients are not zero; waits for the device."""
         moves = bool(self._group.get("lr", 1.0) != 0)
-        return moves and any(bool(values_of(g).any()) for g in self._gradients if g is not None)
+        return moves and any_nonzero(g for g in self._gradients if g is not None)
 
 
 @dataclass
@@ -187,7 +187,7 @@ class OptimizerWatch:
             self._note_still(optimizer, groups, read=True)
 
     def _idle(self, groups: Sequence[_Group], outside: Sequence[Tensor]) -> list[Tensor]:
-        """Those of some parameters whose masters a step has left alone, and should not have."""
+        """Those of some parameters that a step should have moved: it left their masters alone."""
         if not outside:
             return []
         left = [g for g in groups if not (g.was_written or g.was_read) and g.should_move]

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from mpdiag.errors import UsageError
 from mpdiag.numerics.formats import FP16
 from mpdiag.numerics.loss_scalers import Scaler
-from mpdiag.training.judgement import values_of
+from mpdiag.training.judgement import any_nonzero
 
 
 def parameters_of(optimizer: Optimizer) -> list[Tensor]:
@@ -26,7 +26,7 @@ class GradientScaling:
         losses: Those behind the gradients that wait, one a backward pass; None if one was no number.
         root: The ``grad_fn`` of the last loss, which holds the order of its backward pass.
         waits_for_update: Whether the scale changes in ``end_round`` alone.
-        scaled_by_loop: Whether the loop was given a scaled loss, whose backward pass it runs itself.
+        scaled_by_loop: Whether the loop was given a scaled loss: it runs the backward pass itself.
     """
 
     def __init__(self, scaler: Scaler) -> None:
@@ -114,9 +114,7 @@ class GradientScaling:
         Raises:
             UsageError: If dividing them by the scale would change them.
         """
-        if self.waiting or self.scaled_by_loop or self.scale == 1.0:
-            return
-        if not any(bool(values_of(gradient).any()) for gradient in gradients):
+        if self.waiting or self.scaled_by_loop or self.scale == 1.0 or not any_nonzero(gradients):
             return
         raise UsageError(
             f"these gradients never had the loss scale of {self.scale:g}, by which step() would divide "

@@ -122,17 +122,14 @@ def note_loss(context: StepContext, loss: Tensor) -> None:
 
 
 def gradients_matter(wrapped: Wrapped) -> bool:
-    """Whether any of them is not zero; waits for the device."""
-    found = [g for o in wrapped.optimizers for g in _waiting_gradients(wrapped, o)]
-    return bool(found) and any(
-        bool(n != 0) for n in judgement.norms([judgement.values_of(g) for g in found], 2.0)
-    )
+    """Whether any of those that wait is not zero; waits for the device."""
+    return any(judgement.any_nonzero(_waiting_gradients(wrapped, o)) for o in wrapped.optimizers)
 
 
 def gradients_wait(wrapped: Wrapped) -> bool:
     """Whether any parameter of the optimizers has a gradient; on a CPU, zeros count as cleared."""
     return any(
-        answers_late(gradient.device) or bool(judgement.values_of(gradient).any())
+        answers_late(gradient.device) or judgement.any_nonzero([gradient])
         for o in wrapped.optimizers
         for p in parameters_of(o)
         for gradient in wrapped.masters.gradients_of(p)

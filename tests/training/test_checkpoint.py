@@ -32,10 +32,13 @@ def advance(model, mp, first, last):
         mp.step(loss, clip_norm=1.0)
 
 
-def test_a_state_in_the_middle_of_an_accumulation_is_refused():
+@pytest.mark.parametrize("factor", [1.0, 1e-30], ids=["plain", "squares vanish"])
+def test_a_state_in_the_middle_of_an_accumulation_is_refused(factor):
     model, mp = build("O1")
     loss = loss_of_batch(model, mp)
     mp.backward(loss)
+    for parameter in model.parameters():
+        parameter.grad *= factor
     with pytest.raises(UsageError, match="accumulation"):
         mp.state_dict()
     mp.step()
