@@ -35,6 +35,7 @@ from mpdiag.tracing.uncompiled import uncompiled
 from mpdiag.training import stepping, updates
 from mpdiag.training.casting import Casting
 from mpdiag.training.results import StepResult
+from mpdiag.training.scaling import parameters_of
 from mpdiag.training.stepping import Regularizer, StepContext
 from mpdiag.training.updates import StepGuard
 
@@ -45,7 +46,7 @@ def refuse_shared_parameters(optimizers: Sequence[Optimizer]) -> None:
     Raises:
         UsageError: If there is one.
     """
-    held = [{id(p) for group in o.param_groups for p in group["params"]} for o in optimizers]
+    held = [set(map(id, parameters_of(optimizer))) for optimizer in optimizers]
     shared = sum(map(len, held)) - len(set().union(*held))
     if shared:
         raise UsageError(
@@ -234,7 +235,7 @@ def _at(scaler: Scaler, scale: float, quiet: int = 0) -> Scaler:
 
 
 class ScaledLoss(Tensor):
-    """A scaled loss, whose backward pass runs in the arithmetic of its trainer; each has its class."""
+    """A scaled loss: its backward pass runs in its trainer's arithmetic. Each trainer has a class."""
 
     casting: weakref.ref[Casting]
 

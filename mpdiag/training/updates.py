@@ -123,9 +123,7 @@ class Transaction:
 
     def __init__(self, optimizers: Sequence[Optimizer]) -> None:
         self._optimizers = optimizers
-        self._weights = [
-            (p, p.detach().clone()) for o in optimizers for g in o.param_groups for p in g["params"]
-        ]
+        self._weights = [(p, p.detach().clone()) for o in optimizers for p in parameters_of(o)]
         self._states = [{p: _copied(s) for p, s in o.state.items()} for o in optimizers]
 
     @torch.no_grad()

@@ -19,6 +19,7 @@ from mpdiag.errors import UsageError
 from mpdiag.tracing.precision import HALF
 from mpdiag.training.judgement import norms
 from mpdiag.training.levels import Precision
+from mpdiag.training.scaling import parameters_of
 from mpdiag.training.weights import held
 from mpdiag.training.weights.given import CAST_FIRST, Weight, answers_late
 
@@ -38,9 +39,7 @@ def castable(
     """
     if module in fp32:
         return
-    scripted = str(
-        getattr(module, "original_name", "")
-    )  # of a TorchScript module: its class's name
+    scripted = str(getattr(module, "original_name", ""))  # the class's name in TorchScript
     is_norm = isinstance(module, BATCH_NORMS) or scripted.startswith(("BatchNorm", "SyncBatchNorm"))
     if not (is_norm and precision.keep_batch_norm_fp32):
         yield module
@@ -122,9 +121,8 @@ class Masters:
         Run again before each step, it finds parameters of groups that were added later.
         """
         for optimizer in self._optimizers:
-            if hasattr(
-                optimizer, "check_overrides"
-            ):  # bitsandbytes compares parameters by identity
+            # bitsandbytes compares parameters by identity.
+            if hasattr(optimizer, "check_overrides"):
                 optimizer.check_overrides()
             for group in optimizer.param_groups:
                 group["params"] = [self._adopted(optimizer, p) for p in group["params"]]
@@ -146,7 +144,7 @@ class Masters:
         """The weights that some optimizers update, each once."""
         if not self._weights:
             return []
-        masters = (m for o in optimizers for group in o.param_groups for m in group["params"])
+        masters = (master for optimizer in optimizers for master in parameters_of(optimizer))
         return [self._of_master[m] for m in dict.fromkeys(masters) if m in self._of_master]
 
     # -- gradients ---------------------------------------------------------------------------------
@@ -185,9 +183,7 @@ class Masters:
         elif adds:
             self.collect_gradients(self._optimizers)
             for optimizer in self._optimizers:
-                self.show_gradients(
-                    [p for group in optimizer.param_groups for p in group["params"]]
-                )
+                self.show_gradients(parameters_of(optimizer))
 
     def show_gradients(self, masters: Sequence[Tensor]) -> None:
         """Let the model's parameters show gradients that have moved to these masters."""
@@ -272,8 +268,7 @@ class Masters:
         except BaseException:
             self.remember(optimizers)
             for optimizer in optimizers:
-                for group in optimizer.param_groups:
-                    self.show_gradients(group["params"])
+                self.show_gradients(parameters_of(optimizer))
             raise
 
     def begin_update(self, optimizers: Sequence[Optimizer]) -> None:
@@ -320,7 +315,7 @@ class Masters:
     def stepped(self, optimizer: Optimizer, *_arguments: Any) -> None:
         """An optimizer has stepped: its other hooks see the new weights, and may write to them."""
         if len(optimizer._optimizer_step_post_hooks) > 1 or _global_optimizer_post_hooks:
-            self.give_weights([p for group in optimizer.param_groups for p in group["params"]])
+            self.give_weights(parameters_of(optimizer))
             for weight in self._held_by([optimizer]):
                 weight.remember()
 

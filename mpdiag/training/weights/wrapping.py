@@ -22,6 +22,7 @@ from mpdiag.tracing.precision import HALF
 from mpdiag.tracing.uncompiled import prepare, uncompiled
 from mpdiag.training import arguments
 from mpdiag.training.levels import Precision
+from mpdiag.training.scaling import parameters_of
 from mpdiag.training.skips.step_start import BufferGuard, StepStart
 from mpdiag.training.weights import fp32_regions, lookout, masters
 from mpdiag.training.weights.held import drop_own_gradient
@@ -134,8 +135,7 @@ class Wrapped:
 
     def models_of(self, optimizer: Optimizer) -> list[nn.Module]:
         """The models of which an optimizer steps a parameter."""
-        groups = (group["params"] for group in optimizer.param_groups)
-        held = {self.masters.model_parameter(p) for params in groups for p in params}
+        held = set(map(self.masters.model_parameter, parameters_of(optimizer)))
         return [m for m in self.models if any(p in held for p in m.parameters())]
 
     def fp32_state(self, model: nn.Module) -> dict[str, Tensor]:
@@ -216,9 +216,8 @@ class Wrapped:
         precision = self.precision
         masters.refuse_distributed(self.models)
         refuse_captured(pair for model in self.models for pair in model.named_modules())
-        parameters = {p for o in self.optimizers for g in o.param_groups for p in g["params"]} | {
-            p for m in self.models for p in m.parameters()
-        }
+        parameters = {p for o in self.optimizers for p in parameters_of(o)}
+        parameters.update(p for m in self.models for p in m.parameters())
         buffers = [
             (module, name, buffer)
             for model in self.models
@@ -271,9 +270,8 @@ class Wrapped:
 
         def zero_grad(set_to_none: bool = True) -> None:
             plain(set_to_none)
-            for group in optimizer.param_groups:
-                for master in group["params"]:
-                    drop_own_gradient(held.model_parameter(master))
+            for master in parameters_of(optimizer):
+                drop_own_gradient(held.model_parameter(master))
             if set_to_none:
                 held.hide_gradients()
 
