@@ -187,9 +187,8 @@ def record_fp32(
         seconds = time.perf_counter() - began
         metric = session.evaluate()
         log.append(Metric(workload.metric, metric, workload.higher_is_better))
-    if (
-        margin := getattr(workload, "margin", None)
-    ) is not None:  # a workload of yours may have none
+    margin = getattr(workload, "margin", None)  # a workload of yours may have none
+    if margin is not None:
         add_margins(run, {workload.metric: margin})
     return Outcome("FP32", run, metric, losses[-1], 0, session.steps, seconds)
 

@@ -25,7 +25,7 @@ MOST = 400
 # Backward formulas that view, copy or cast, or compute by an operation that is exact natively.
 _EXACT = OPERATIONS["exact_backward"]
 
-# Likewise, but what was broadcast gets a sum, which is exact in FP32 alone.
+# The same, but what was broadcast gets a sum, which is exact in FP32 alone.
 _ELEMENTWISE = frozenset("AddBackward0 DivBackward0 MulBackward0 SubBackward0".split())
 
 # Operations whose formulas compute in FP32 where all that they take and give is: those that the policy

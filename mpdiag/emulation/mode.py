@@ -222,7 +222,7 @@ hide(Emulation.__torch_dispatch__)
 
 
 def _wide(x: Any) -> Any:
-    """A tensor in FP32, where it is of half precision; likewise a dtype."""
+    """A tensor, or a dtype, in FP32 where it is of half precision."""
     if isinstance(x, torch.dtype):
         return torch.float32 if x in HALF else x
     return x.float() if isinstance(x, torch.Tensor) and x.dtype in HALF else x

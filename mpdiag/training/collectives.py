@@ -6,8 +6,6 @@ Python shuts down is ended inside code that may not be ended, which aborts the p
 without an active exception"), or is waited for in vain.
 """
 
-from __future__ import annotations
-
 import atexit
 import time
 from collections.abc import Sequence

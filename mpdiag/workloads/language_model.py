@@ -8,8 +8,8 @@ step, on the English that ships with Python (`english.py`).
 Nothing here is unusual, yet FP16 without a scale loses: the loss is a mean over N tokens, so
 the gradient of a logit that is *not* the next word is p / N, which at the start is
 1 / (8,000 · 5,120) = 2^-25.3. FP16 makes it 0. The gradients that push wrong words down are
-lost, and only the gradient that pushes the right word up remains. (A sampled softmax, as the paper's,
-would make each p larger, and Adagrad, the paper's, needs more than the hundred steps of this training.)
+lost, and only the gradient that pushes the right word up remains. (The paper's sampled softmax would
+make each p larger. The paper's Adagrad needs more steps than this training has.)
 """
 
 import math

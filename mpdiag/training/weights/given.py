@@ -19,9 +19,8 @@ CAST_FIRST = (
     "the plain model and wrap it in DDP afterwards; choose O1 for a model that is sharded"
 )
 
-
 _FEW = 4096
-"""Fewer numbers are compared as fast as their bits; that NaN is itself, ``same`` must say then."""
+"""Below this count, comparing numbers is as fast as comparing their bits."""
 
 
 def same(a: Tensor, b: Tensor) -> Tensor:
@@ -87,7 +86,7 @@ class Weight:
 
     def changed(self) -> Tensor | None:
         """Which elements of the model are others than it was given; None: none."""
-        if self.given is None or _equal_bits(self.parameter, self.given):
+        if self.given is None or _surely_same(self.parameter, self.given):
             return None
         other = ~same(self.parameter.detach(), self.given)
         return other if bool(other.any()) else None
@@ -106,7 +105,7 @@ class Weight:
             if before == self._version:
                 return
         rounded = self.master.detach().to(self.dtype)
-        if not late and _equal_bits(rounded, self.given):
+        if not late and _surely_same(rounded, self.given):
             return
         now = self.parameter.detach()
         fits = torch.isfinite(rounded) | ~torch.isfinite(self.master)
@@ -161,8 +160,11 @@ class Weight:
             self.remember()
 
 
-def _equal_bits(a: Tensor, b: Tensor) -> bool:
-    """Whether all bits are the same, four numbers at a time: numbers take twelve times as long."""
+def _surely_same(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors hold the same; if not, ask ``same``, for NaN or -0 may count as different.
+
+    Of many numbers the bits are compared, four at a time: numbers take twelve times as long.
+    """
     if a.numel() < _FEW:
         return torch.equal(a.detach(), b)
     a, b = a.detach().reshape(-1), b.detach().reshape(-1)
