@@ -141,7 +141,7 @@ class PlanPrecision(Precision):
         return tensor if self._modules else super().pre_backward(tensor, module)
 
     def post_backward(self, tensor: Tensor, module: Any) -> Any:
-        """Likewise."""
+        """As ``pre_backward``."""
         return tensor if self._modules else super().post_backward(tensor, module)
 
     def backward(self, tensor: Tensor, model: Any, *args: Any, **kwargs: Any) -> None:

@@ -50,8 +50,8 @@ class JudgedGradients:
     Attributes:
         finite: Whether an optimizer may see them, on every rank.
         norm: Euclidean norm of them, unscaled and before clipping; infinite or NaN where one of them
-            is. Of sharded ones the norm is of the whole, the same on every rank.
-        absmax: Largest |gradient|, of sharded ones of the whole too; NaN if it was not asked for.
+            is. The norm of sharded ones is that of the whole, the same on every rank.
+        absmax: Largest |gradient|, of the whole where they are sharded; NaN if it was not asked for.
         bad_ranks: The ranks whose gradients, or whose forward passes, are not finite.
         forward_failed: Whether a forward pass was not finite on any rank, which no scale changes.
     """
@@ -95,8 +95,7 @@ class Ranks:
     Attributes:
         device: Where they exchange their answers, if their backend can.
         group: Their process group; None: all.
-        shards: By parameter of which FSDP1 has left a shard on this rank: the process group of all
-            its shards.
+        shards: The process group of all shards, by parameter that FSDP1 left a shard of here.
         shard_groups: Those of all sharded parameters, FSDP1's and DTensors, once each. Some of these
             may have no gradient here, and have one elsewhere: an expert without a token.
     """

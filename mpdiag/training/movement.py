@@ -246,7 +246,9 @@ _NOTHING = nullcontext()
 
 def _held_outside(optimizer: Optimizer, wanted: Sequence[Tensor]) -> list[Tensor]:
     """Those of some tensors that an optimizer holds itself or in containers and objects inside it."""
-    ids, seen, found = {id(p): p for p in wanted}, set[int](), dict[int, Tensor]()
+    ids = set(map(id, wanted))
+    seen: set[int] = set()
+    found: list[Tensor] = []
     level: list[Any] = [vars(optimizer)]
     for _ in range(_DEPTH):
         inside: list[Any] = []
@@ -255,7 +257,7 @@ def _held_outside(optimizer: Optimizer, wanted: Sequence[Tensor]) -> list[Tensor
                 continue
             seen.add(id(value))
             if id(value) in ids:
-                found[id(value)] = ids[id(value)]
+                found.append(value)
             elif isinstance(value, Mapping):
                 inside += [*value.keys(), *value.values()]
             elif isinstance(value, (list, tuple, set, frozenset)):
@@ -263,7 +265,7 @@ def _held_outside(optimizer: Optimizer, wanted: Sequence[Tensor]) -> list[Tensor
             elif not isinstance(value, (Tensor, nn.Module, type, ModuleType, FunctionType)):
                 inside.append(getattr(value, "__dict__", ()))
         level = inside
-    return list(found.values())
+    return found
 
 
 class AverageWatch:

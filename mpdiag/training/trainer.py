@@ -197,7 +197,7 @@ class MixedPrecision:
             start.leave(around)
 
     def _forget_abandoned(self) -> None:
-        """Gradients that the loop has cleared without a step wait for none."""
+        """Forget gradients that the loop cleared without a step."""
         context = self.context
         if context.scaling.waiting and not stepping.gradients_wait(context.wrapped):
             context.scaling.forget_all()

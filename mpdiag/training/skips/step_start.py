@@ -210,7 +210,7 @@ class BufferGuard:
         """Every buffer as it was saved; those that the step has made are taken away."""
         judged = self._judged()
         for module, before in judged:
-            # TorchScript's have no more of a dict than this, and always the same names.
+            # TorchScript's _buffers cannot be iterated over, and its names never change.
             for name in [name for name in module._buffers.keys() if name not in before]:  # noqa: SIM118
                 del module._buffers[name]
             for name, buffer in before.items():
