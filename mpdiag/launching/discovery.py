@@ -135,6 +135,7 @@ class Discovery:
         for handle in self._handles:
             handle.remove()
         self._handles = []
+        self._watch_none()
         Optimizer.__init__ = self._make  # type: ignore[method-assign]
 
     # -- hooks -------------------------------------------------------------------------------------
@@ -199,7 +200,6 @@ class Discovery:
             watched = self._alone[module] = _Watched(_sample(module))
             watched.listen(module)
         if watched.trains(module, gradients_suffice=not self._patient):
-            watched.ignore()
             self._look([], module, max(watched.changes, watched.gradients))
 
     def _look(self, optimizers: list[Optimizer], called: nn.Module | None, missed: int = 0) -> None:
@@ -218,11 +218,19 @@ class Discovery:
         roots = tuple(_chosen(tops, wanted, called))[: MAX_MODELS - self._roots]
         if self._roots >= MAX_MODELS or not (optimizers or roots):
             return
-        self._roots += len(roots)
+        if roots:
+            self._roots += len(roots)
+            self._watch_none()
         self._optimizers.update((id(o), o) for o in optimizers)
         for root in roots:
             self._known.update((id(m), m) for m in root.wrapper.modules())
         self._listener.found(Discovered(roots, tuple(optimizers), called, missed))
+
+    def _watch_none(self) -> None:
+        """Take our hooks off the parameters of modules that were watched."""
+        for watched in self._alone.values():
+            watched.ignore()
+        self._alone.clear()
 
 
 @dataclass(eq=False)

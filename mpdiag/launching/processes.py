@@ -131,16 +131,30 @@ def through_launcher(arguments: Sequence[str], command: Sequence[str]) -> list[s
     return [*options, "--module", "mpdiag", *command, "--", *script]
 
 
-def launch(arguments: Sequence[str]) -> int:
-    """Run torchrun in this process; returns its exit code."""
+def launch(launcher: Sequence[str], out: Path | None, name: str, command: Sequence[str]) -> int:
+    """Run torchrun in this process, and our command around the script in each of its processes.
+
+    Args:
+        launcher: See ``launcher_of``.
+        out: The run folder; None for a free one of this name, which goes if nothing is written there.
+        name: The run's name.
+        command: Our command and its options, but for ``--out``.
+
+    Returns:
+        The exit code.
+    """
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import main
 
+    folder = out or claim_run(Path("runs"), name)
     try:
-        main(list(arguments))
+        main(through_launcher(launcher, [*command, "--out", str(folder)]))
     except ChildFailedError as error:
         codes = [failure.exitcode for failure in error.failures.values()]
         return next((c if c > 0 else 128 - c for c in codes if c), 1)
+    finally:
+        if out is None:
+            drop_unused(folder)
     return 0
 
 

@@ -102,12 +102,8 @@ def record_command(
     """
     launcher = processes.launcher_of(words)
     if launcher is not None:
-        folder = out or processes.claim_run(Path("runs"), processes.launched_name(launcher))
-        command = ["record", "--out", str(folder), *options.words()]
-        try:
-            return processes.launch(processes.through_launcher(launcher, command)), None
-        finally:
-            processes.drop_unused(folder)
+        name, command = processes.launched_name(launcher), ["record", *options.words()]
+        return processes.launch(launcher, out, name, command), None
     ending, run = record_script(parse(words), out, options)
     processes.free_cycles()
     if run is not None:

@@ -62,12 +62,8 @@ def train_command(
     launcher = processes.launcher_of(words)
     if launcher is not None:
         name = f"{processes.launched_name(launcher)}-plan"
-        folder = out or processes.claim_run(Path("runs"), name)
-        command = ["train", "--plan", str(plan), "--out", str(folder), "--backend", backend]
-        try:
-            return processes.launch(processes.through_launcher(launcher, command)), None
-        finally:
-            processes.drop_unused(folder)
+        command = ["train", "--plan", str(plan), "--backend", backend]
+        return processes.launch(launcher, out, name, command), None
     trained = train_script(parse(words), plan, out, backend=backend)
     processes.free_cycles()
     if trained.folder is not None:

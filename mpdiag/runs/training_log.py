@@ -18,7 +18,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field, fields
-from functools import lru_cache
+from functools import cache
 from itertools import chain
 from typing import IO, Any, Protocol
 
@@ -121,18 +121,17 @@ def log_metric(name: str, value: float, *, higher_is_better: bool = True) -> Non
         higher_is_better: Whether more is better.
     """
     if not _sinks and announced_ranks()[0] == 0:  # other ranks write no log
-        _warn_of_no_run(name)
+        _warn_of_no_run()
     for process, sink in _sinks[-1:]:
         if process == os.getpid():
             sink.note_metric(name, float(value), higher_is_better=higher_is_better)
 
 
-@lru_cache(maxsize=1)
-def _warn_of_no_run(name: str) -> None:
+@cache
+def _warn_of_no_run() -> None:
     logger.warning(
-        "log_metric(%r) wrote nothing, because no run has begun: start the script with `mpdiag "
-        "record --` or `mpdiag train --`, or call it inside mpdiag.record()",
-        name,
+        "log_metric wrote nothing, because no run has begun: start the script with `mpdiag record --` "
+        "or `mpdiag train --`, or call it inside mpdiag.record()"
     )
 
 

@@ -46,11 +46,13 @@ def test_calls_before_the_optimizer_is_made_are_no_training(tmp_path, before, ti
         for _ in range(times):
             before(net)
         train(net)
+        return net
 
     with loops.recording(tmp_path / "run"):
-        loop()
+        nets = [loop()]
     with loops.training(tmp_path / "trained", constant(64.0)) as watch:
-        loop()
+        nets.append(loop())
+    assert not any(p._post_accumulate_grad_hooks for net in nets for p in net.parameters())
     assert watch.refused is None
     assert mpdiag.open_run(tmp_path / "run").meta["steps_seen"] == watch.trainers[0].steps == 5
 

@@ -12,7 +12,7 @@ from script_processes import SCRIPTS, TRAIN
 from support import NEEDS_GLOO
 
 from mpdiag.analysis.analyzer import analyze
-from mpdiag.launching.processes import claim_childs_run, claim_run, release_childrens
+from mpdiag.launching.processes import claim_childs_run, claim_run, launch, release_childrens
 from mpdiag.plan import PrecisionPlan
 from mpdiag.runs.run import open_run
 from mpdiag.runs.training_log import read_log
@@ -67,6 +67,21 @@ def test_the_other_way_round_and_training_by_the_plan(recorded, plain, real):
     lines = (folder / "fp16" / "training.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines[:-1]] == list(range(60))
     assert json.loads(lines[-1])["half_precision_flops"] == 1.0
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_an_empty_folder_goes_only_if_the_user_did_not_name_it(tmp_path, monkeypatch, named):
+    """The script fails before anything is written."""
+    monkeypatch.chdir(tmp_path)
+    out = tmp_path / "mine" / "run"
+    out.mkdir(parents=True)
+    started = []
+    monkeypatch.setattr("torch.distributed.run.main", started.append)
+    assert launch(["train.py"], out if named else None, "train", ["record"]) == 0
+    folder = str(out) if named else "runs/train"
+    assert started == [["--module", "mpdiag", "record", "--out", folder, "--", "train.py"]]
+    assert out.is_dir()
+    assert not (tmp_path / "runs").exists()
 
 
 def test_spawned_processes_are_recorded(fork_server, real, tmp_path):
