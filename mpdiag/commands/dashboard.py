@@ -24,6 +24,7 @@ from typer import Argument, Option
 from mpdiag.errors import UsageError
 from mpdiag.installation.bundled import app_folder, sample_runs
 from mpdiag.installation.extras import EXTRAS
+from mpdiag.recording.lifecycle import signals_held
 
 FOLDER_VARIABLE = "MPDIAG_RUNS"
 """The environment variable that names the app's folder of runs."""
@@ -93,7 +94,7 @@ def run_server(command: Sequence[str], environment: Mapping[str, str]) -> int:
         The exit code of the server; of one that a signal ended, what a shell reports.
     """
     try:
-        with _interrupts_held():
+        with signals_held():  # Ctrl-C would break the start off, and the server live on
             server = subprocess.Popen(command, env=environment)
         with server, _handing_on(server):
             code = server.wait()
@@ -109,19 +110,6 @@ def _ended(server: subprocess.Popen[bytes], seconds: float = 3.0) -> int:
     except subprocess.TimeoutExpired:
         server.terminate()
         return server.wait()
-
-
-@contextmanager
-def _interrupts_held() -> Iterator[None]:
-    """Hold Ctrl-C back until the end: a server whose start it breaks off would be known to nobody."""
-    held: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda number, _frame: held.append(number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-    if held:
-        signal.raise_signal(signal.SIGINT)
 
 
 @contextmanager

@@ -78,12 +78,11 @@ class GradientCalls:
 
     def note_half_only(self, function: str) -> None:
         """Say once that a function sees gradients at the loss scale, for it takes no others."""
-        if function not in self._noted and announced_ranks()[0] == 0:
-            tell(
-                f"the backward pass of {function} takes half precision alone, so it sees gradients "
-                "with the loss scale: do not clip or normalise in it"
-            )
-        self._noted.add(function)
+        self._tell_once(
+            function,
+            f"the backward pass of {function} takes half precision alone, so it sees gradients "
+            "with the loss scale: do not clip or normalise in it",
+        )
 
     def backward(self, plain: Callable[..., None], tensors: Sequence[Tensor], options: Any) -> None:
         """Run a backward pass; one of other models, or that torch begins in another, is left alone."""
@@ -98,7 +97,7 @@ class GradientCalls:
             trainer.backward(plain, tensors, reached, inputs or None, options)
 
     def grad(self, plain: Callable[..., Any], tensors: Sequence[Tensor], options: Any) -> Any:
-        """Run ``torch.autograd.grad``, likewise."""
+        """Run ``torch.autograd.grad``; one of other models is left alone."""
         trainer, reached = self._reach(tensors)
         if trainer is None:
             return plain(tensors, **options)
@@ -121,9 +120,12 @@ class GradientCalls:
 
     def note_own_precision(self, what: str) -> None:
         """Say once that the script's own mixed precision is replaced."""
-        if what not in self._noted and announced_ranks()[0] == 0:
-            tell(f"the script has {what} of its own: {_REPLACED[what]}")
-        self._noted.add(what)
+        self._tell_once(what, f"the script has {what} of its own: {_REPLACED[what]}")
+
+    def _tell_once(self, subject: str, sentence: str) -> None:
+        if subject not in self._noted and announced_ranks()[0] == 0:
+            tell(sentence)
+        self._noted.add(subject)
 
     def _reach(self, tensors: Sequence[Any]) -> tuple[ScriptTrainer | None, Any]:
         """The trainer whose models a backward pass from here would reach, and what it reaches."""

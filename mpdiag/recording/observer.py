@@ -27,7 +27,7 @@ from mpdiag.recording.step_clock import Step, StepClock, StepListener
 from mpdiag.recording.weights import CopiedParameters
 from mpdiag.runs.schema import Kind
 from mpdiag.tracing.capture import is_captured
-from mpdiag.tracing.dispatch import in_backward, is_hidden
+from mpdiag.tracing.dispatch import in_backward, is_hidden, is_traced
 from mpdiag.tracing.names import NamedModule, Subjects, shapes_of
 from mpdiag.tracing.precision import HALF, PrecisionWatch
 
@@ -149,9 +149,11 @@ class Observer(StepListener):
         return waits and torch.is_grad_enabled() and not in_backward()
 
     def _after_forward(self, module: torch.nn.Module, args: Any, output: Any) -> None:
-        if is_captured() and id(module) in self._subjects.modules:
-            self._subjects.modules[id(module)].captured = True
-        if is_hidden() or not self._clock.active or not (self._clock.hears or in_backward()):
+        if is_captured():
+            if id(module) in self._subjects.modules:
+                self._subjects.modules[id(module)].captured = True
+            return
+        if is_traced() or not self._clock.active or not (self._clock.hears or in_backward()):
             return
         if self._operations.recording:
             self._operations.leave(module)

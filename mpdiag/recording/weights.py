@@ -31,7 +31,7 @@ from mpdiag.recording.operations import OperationWatch
 from mpdiag.recording.step_clock import Step, StepClock, StepListener
 from mpdiag.runs.schema import TOTAL, Stage
 from mpdiag.tracing.capture import is_captured
-from mpdiag.tracing.dispatch import is_hidden
+from mpdiag.tracing.dispatch import is_traced
 from mpdiag.tracing.names import NamedParameter, Subjects
 
 BLOCK = 4096
@@ -333,7 +333,7 @@ class WeightObserver(StepListener):
             self._clock.optimizer_begins(optimizer, evaluates=closure is not None)
         if self._clock.recording:
             self._note_before_step(optimizer, closure is not None)
-        if closure is None or is_hidden():
+        if closure is None or is_traced():
             return None
         self._evaluating = optimizer
         told = self._told(optimizer, closure)

@@ -125,7 +125,8 @@ def _rows_with(column: Any, words: Collection[str]) -> NDArray[Any]:
     from mpdiag.files.arrow_columns import texts
 
     codes, known = texts(column)
-    return np.isin(codes, [known.index(word) for word in words if word in known])
+    words = frozenset(words)
+    return np.isin(codes, [code for code, word in enumerate(known) if word in words])
 
 
 def _wanted(path: AnyPath, part: Any, columns: Collection[str] | None) -> list[str]:
