@@ -125,7 +125,10 @@ _masks = threading.local()
 
 
 def _before_fork() -> None:
-    """A signal to a child waits until it is one: Python drops it, and the parent's file hears of it."""
+    """Hold signals back: in a child that is just being made, Python would drop them.
+
+    And they would be written into the parent's wakeup file.
+    """
     _masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGHUP))
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _DRAIN_ROWS = 1024
 _EARLY_STEPS = (1, 5, 20)
-"""After so many recorded steps a part is written: a script that is killed early leaves most of them."""
+"""A part is written after these recorded steps: a script that is killed early leaves most of them."""
 _FLUSH_ROWS = 20_000
 _FLUSH_SECONDS = 30.0
 MOST_ENCODED = 20_000

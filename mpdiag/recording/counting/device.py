@@ -56,8 +56,8 @@ class DeviceRows:
         """Let this stream wait for what the last one does with the rows; the host waits for nothing.
 
         Modules and their backward passes may run on streams of their own, while rows are counted into,
-        grown, read and cleared in the order of the calls. The memory of rows that growing replaces
-        goes to nobody else before this stream has read it.
+        grown, read and cleared in the order of the calls. Torch reuses the memory of rows that growing
+        replaces only after this stream has read it.
         """
         now = current_stream(self.device)
         if now == self._stream:

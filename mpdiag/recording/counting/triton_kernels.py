@@ -100,7 +100,7 @@ def _bits(origin, at, begin, stop, KIND: tl.constexpr, BLOCK: tl.constexpr):  # 
 
 @triton.jit
 def _section(address, n, section, KIND: tl.constexpr, LENGTH: tl.constexpr):  # type: ignore[no-untyped-def]
-    """A section of a tensor whose first begins where the 16 bytes do in which the tensor begins.
+    """A section of a tensor. The first one begins at the multiple of 16 bytes before the tensor.
 
     Returns:
         How far its address lies from the tensor's, in bytes; where the values begin in it and stop.
@@ -463,7 +463,7 @@ def _compare(  # type: ignore[no-untyped-def]
     """Count a section of an update: weights into one row, changes into the next, and its facts."""
     block: tl.constexpr = VALUES * THREADS
     line: tl.constexpr = (4 if KIND == _FLOAT32 else 2 if KIND == _FLOAT64 else 8) * THREADS
-    # Of both the same values: aligned alike, or the second ones are read one by one.
+    # Both are read at the same offset: aligned differently, the new values are read one by one.
     offset, begin, stop = _section(before, n, section, KIND, 255 // VALUES * block)
     w_base, w_planes = _NOWHERE, _no_planes(THREADS)
     d_base, d_planes = _NOWHERE, _no_planes(THREADS)
