@@ -65,7 +65,7 @@ def read_statistics(run: Run) -> RunStatistics:
 
 
 def keeping_modules(run: Run) -> frozenset[str]:
-    """The modules without children whose outputs autograd keeps."""
+    """Modules without children that add their outputs to what autograd keeps."""
     modules = {str(m["name"]): m for m in run.modules() if m["what"] == "module"}
     parents = {name.rpartition(".")[0] for name in modules if name}
     return (
@@ -79,7 +79,7 @@ class RunStatistics:
     Args:
         pieces: Reads the rows, some at a time; keywords as for ``Run.pieces``, which it may disregard.
         length: How many steps the training had; 0 if that is not known.
-        keeping: Modules whose outputs autograd keeps.
+        keeping: Modules that add their outputs to what autograd keeps.
         without: Modules: the gradients of their own weights are left out.
     """
 

@@ -15,7 +15,7 @@ def compare(
         Path,
         Argument(metavar="A", parser=place, help="Reference: a run, a folder of runs, a baseline."),
     ],
-    b: Annotated[Path, Argument(metavar="B", parser=place, help="Candidate, likewise.")],
+    b: Annotated[Path, Argument(metavar="B", parser=place, help="Candidate: a run or a folder.")],
     metric: Annotated[str | None, Option(metavar="NAME", help="Only this metric.")] = None,
     margin: Annotated[
         list[str] | None,

@@ -21,7 +21,7 @@ def search(
         Path | None, Option(metavar="PLAN", help="Level and loss scale; default: recorded.")
     ] = None,
     budget: Annotated[float, Option(min=0.01, metavar="MINUTES", help="Time it may take.")] = 30.0,
-    seeds: Annotated[int, Option(min=2, metavar="N", help="FP32 seeds, whose spread decides.")] = 5,
+    seeds: Annotated[int, Option(min=2, metavar="N", help="FP32 seeds; their spread decides.")] = 5,
     steps: Annotated[int | None, Option(min=1, metavar="N", help="Steps of each training.")] = None,
     no_lists: Annotated[
         bool, Option("--no-lists", help="Everything in FP16 but what is found.")

@@ -291,7 +291,7 @@ EXPORTERS: Mapping[str, Callable[[PrecisionPlan], Export]] = {
 # -- what a framework cannot hold of a plan, in sentences ------------------------------------------
 
 MANY = 12
-"""So many names are written out in a note."""
+"""The most names that a note writes out."""
 
 # What autocast does by itself, by the type of a module: these need no setting in its family.
 _BY_AUTOCAST = (
