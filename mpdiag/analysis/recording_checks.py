@@ -6,7 +6,7 @@ ranks hold different weights.
 
 import hashlib
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from typing import Any
 
@@ -293,7 +293,7 @@ def _stopped(run: Run, metas: Mapping[int, Mapping[str, Any]], world: int) -> It
     if all(m.get("state") == "recording" for m in metas.values()) and _is_live(metas):
         return
     last: dict[int, int] = {}
-    for piece in _pieces(run, ("kind", "name", "step", "rank")):
+    for piece in _pieces(run, histograms=False):
         for rank in np.unique(piece.rank).tolist():
             top = int(piece.step[piece.rank == rank].max())
             last[rank] = max(top, last.get(rank, -1))
@@ -341,22 +341,22 @@ def _moment(text: object) -> datetime | None:
         return None
 
 
-def _pieces(run: Run, columns: Collection[str] | None = None) -> Iterable[Records]:
+def _pieces(run: Run, *, histograms: bool) -> Iterable[Records]:
     """The rows: all at once if they are in memory already, else part by part."""
     if "records" in vars(run):
         return (run.records,)
-    return run.pieces(columns=columns)
+    return run.pieces(histograms=histograms)
 
 
 def _disagreeing(run: Run) -> Iterator[Finding]:
     """Replicated weights that differ between ranks, judging by their histograms."""
     seen: set[int] = set()
-    for piece in _pieces(run, ("kind", "name", "step", "placement")):
+    for piece in _pieces(run, histograms=False):
         seen.update(np.unique(piece.step[_copies(piece)]).tolist())
     steps = _spread(sorted(seen))
     held: dict[tuple[int, str], tuple[int, bytes]] = {}  # by step and name: a rank and its copy
     differing: dict[str, tuple[int, set[int]]] = {}  # by name: first step, ranks
-    for piece in _pieces(run) if steps else ():
+    for piece in _pieces(run, histograms=True) if steps else ():
         names = piece.words["name"]
         for row in np.flatnonzero(_copies(piece) & np.isin(piece.step, steps)).tolist():
             step, name = int(piece.step[row]), names[piece.name[row]]

@@ -32,7 +32,7 @@ KEEP_NOTHING_MORE = {"ReLU", "Identity", "Flatten", "Unflatten"}
 """Modules that add nothing to what autograd keeps. A ReLU's output takes the place of its input, which
 has no other reader; the others return their input's own memory."""
 STREAM_FROM = 2_000_000
-"""Rows from which a run is streamed: so many take some 500 MB when they are held."""
+"""Rows from which a run is streamed: this many take about 500 MB in memory."""
 UPDATE_FIGURES: tuple[tuple[FormatFact, str] | str, ...] = (
     "changed",
     *(("swallowed", fmt.name) for fmt in HALVES),
@@ -41,11 +41,6 @@ UPDATE_FIGURES: tuple[tuple[FormatFact, str] | str, ...] = (
     SAMPLED,
 )
 """What is summed over updates: a column, or a fact of a format; ``numel`` where some were sampled."""
-_ROW = frozenset({"kind", "name", "step", "micro", "rank", "placement", "scale", "skipped"})
-_COUNTS = {"numel", "zeros", "subnormals", "infs", "nans", "first_exponent", "counts", "means"}
-_OVERVIEW = _ROW | {"numel", "infs", "nans", "absmax", "absmin"}
-_BY_STEP = _ROW - {"micro", "skipped"} | _COUNTS  # activation gradients count regardless
-"""The columns that a pass reads; sums reads all, so that damage in any is found."""
 PARTS_OF_TRAINING = 5
 """Equal parts of a training that the paths of weights are summed over."""
 PATH_FIGURES = 1 + len(HALVES)
@@ -133,13 +128,10 @@ class RunStatistics:
         return self._sums.paths
 
     def by_step(self, layers: Collection[str], steps: NDArray[np.int64]) -> list[ExponentHistogram]:
-        """Activation gradients of each of some layers by step: stacks of batch shape (steps,).
-
-        Of rows that are not in memory only what is counted is read: no extremes, no overflow.
-        """
+        """Activation gradients of each of some layers by step: stacks of batch shape (steps,)."""
         counting = self._overview.counting
         mergers = [Merger(steps.size) for _ in layers]
-        for piece in self._pieces(columns=_BY_STEP, only=("activation_grad", layers)):
+        for piece in self._pieces(only=("activation_grad", layers)):
             keep = piece.of_kind("activation_grad") & countable_rows(piece, counting)
             at = np.searchsorted(steps, piece.step)
             keep &= np.append(steps, -1)[at] == piece.step
@@ -185,7 +177,7 @@ class RunStatistics:
         counting, maxima = Counting(), dict[int, float]()
         steps, keys = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
         numel, moments = 0, set[tuple[int, int]]()
-        for piece in self._pieces(columns=_OVERVIEW):
+        for piece in self._pieces(histograms=False):
             counting.note(piece)
             steps.append(np.unique(piece.step))
             keys.append(np.unique(keys_of(piece)))
@@ -275,9 +267,8 @@ def sum_updates(records: Records, rows: NDArray[np.int64], sums: NDArray[np.int6
 def sum_paths(updates: Records, steps: NDArray[np.int64], sums: NDArray[np.float64]) -> None:
     """Add Σ|Δw| of updates, and of what each format's weights would not take.
 
-    A recorded step stands for the steps up to the next one, and sampled elements for all. Of a row's
-    updates so many as a format swallows are taken to be its smallest ones, so what is lost is a lower
-    bound.
+    A recorded step stands for the steps up to the next one, and sampled elements for all. The updates
+    that a format swallows are taken to be the smallest of their row, so what is lost is a lower bound.
 
     Args:
         updates: The rows.

@@ -6,7 +6,6 @@ small parts are decoded together.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -25,17 +24,15 @@ MOST_ROWS = 1 << 22
 """A part is written from 20,000 rows on, after the step that reached them."""
 BATCH_ROWS = 65_536
 """Rows of a part read at a time, and of small parts decoded together."""
-HISTOGRAMS = ("counts", "means", "ratio_counts", "formats")
+_HISTOGRAMS = ("counts", "means", "ratio_counts", "formats")
 """Columns that take most of the time, and what was counted for formats with them."""
-_UNREAD = {"scale": 1.0, "absmax": 0.0, "absmin": math.inf}
-"""What stands for a number that was not read; other columns are null, as a row may leave them."""
 
 
 def records_of(
     paths: Iterable[AnyPath],
     copies: Copies,
     *,
-    columns: Collection[str] | None = None,
+    histograms: bool = True,
     only: tuple[Kind, Collection[str]] | None = None,
 ) -> Iterator[Records]:
     """The rows of some parts as columns, some at a time, in order.
@@ -43,24 +40,17 @@ def records_of(
     Args:
         paths: The parts.
         copies: Of those at a URL.
-        columns: Those to read, kind and name among them; default: all. Absmax is read with absmin,
-            counts with means and with what numel adds up from.
+        histograms: False leaves out the bins and what was counted for formats: several times faster.
         only: A kind and names: the other rows are left out before they are decoded.
 
     Raises:
         DamagedRun: If one cannot be read, lacks a column or holds nonsense.
     """
-    from concurrent.futures import ThreadPoolExecutor
-
     import pyarrow as pa
 
-    tables = ((path, table) for path in paths for table in tables_of(path, copies, columns))
     group: list[tuple[AnyPath, pa.Table]] = []
-    with ThreadPoolExecutor(1) as reading:  # the next table, while this one's rows are summed
-        ahead = reading.submit(next, tables, None)
-        while (read := ahead.result()) is not None:
-            ahead = reading.submit(next, tables, None)
-            path, table = read
+    for path in paths:
+        for table in tables_of(path, copies, histograms=histograms):
             group.append((path, table if only is None else _selected(table, *only)))
             if sum(len(some) for _, some in group) >= BATCH_ROWS:
                 yield _decoded(group)
@@ -70,9 +60,7 @@ def records_of(
     pa.default_memory_pool().release_unused()  # some 60 MB otherwise stay with it
 
 
-def tables_of(
-    path: AnyPath, copies: Copies, columns: Collection[str] | None = None
-) -> Iterator[pa.Table]:
+def tables_of(path: AnyPath, copies: Copies, *, histograms: bool = True) -> Iterator[pa.Table]:
     """A part's rows as Arrow tables, some at a time; arguments as for ``records_of``.
 
     Raises:
@@ -81,7 +69,7 @@ def tables_of(
     import pyarrow as pa
 
     with part_of(path, copies) as part:
-        wanted = _wanted(path, part, columns)
+        wanted = _wanted(path, part, histograms=histograms)
         for batch in part.iter_batches(BATCH_ROWS, columns=wanted, use_threads=False):
             yield _as_expected(pa.Table.from_batches([batch]))
 
@@ -129,7 +117,7 @@ def _rows_with(column: Any, words: Collection[str]) -> NDArray[Any]:
     return np.isin(codes, [code for code, word in enumerate(known) if word in words])
 
 
-def _wanted(path: AnyPath, part: Any, columns: Collection[str] | None) -> list[str]:
+def _wanted(path: AnyPath, part: Any, *, histograms: bool) -> list[str]:
     """The columns to read.
 
     Raises:
@@ -145,39 +133,23 @@ def _wanted(path: AnyPath, part: Any, columns: Collection[str] | None) -> list[s
             f"{path} is not a part of a recording (it lacks the column {missing[0]!r}): "
             "move it out of the run folder"
         )
-    if columns is None:
-        return expected
-    return [n for n in expected if ("formats" if n in EARLIER else n) in columns]
+    return [name for name in expected if histograms or name not in (*_HISTOGRAMS, *EARLIER)]
 
 
 def _as_expected(table: pa.Table) -> pa.Table:
-    """The columns that were read, in today's order and types."""
+    """The columns in today's order and types; those that were not read are null."""
     import pyarrow as pa
 
     from mpdiag.runs.schema import schema, upgraded
 
+    expected = schema()
     table = upgraded(table)
-    read = set(table.column_names)
-    expected = pa.schema([field for field in schema() if field.name in read])
+    for name in _HISTOGRAMS:
+        if name not in table.column_names:
+            kind = expected.field(name)
+            table = table.append_column(kind, pa.nulls(len(table), kind.type))
     table = table.select(expected.names)
     return table if table.schema.equals(expected) else table.cast(expected)
-
-
-def _filled(table: pa.Table) -> pa.Table:
-    """The same with columns for what was not read."""
-    import numpy as np
-    import pyarrow as pa
-
-    from mpdiag.files.arrow_columns import array_of
-    from mpdiag.runs.schema import schema
-
-    columns = dict(zip(table.column_names, table.columns, strict=True))
-    for field in schema():
-        if field.name in _UNREAD and field.name not in columns:
-            columns[field.name] = array_of(np.full(len(table), _UNREAD[field.name]))
-        elif field.name not in columns:
-            columns[field.name] = pa.nulls(len(table), field.type)
-    return pa.table(columns)
 
 
 def damaged(
@@ -196,7 +168,7 @@ def _decoded(group: Sequence[tuple[AnyPath, pa.Table]]) -> Records:
     from mpdiag.runs.records import Records
 
     try:
-        return Records.from_table(_filled(pa.concat_tables([table for _, table in group])))
+        return Records.from_table(pa.concat_tables([table for _, table in group]))
     except ValueError:
         for path, table in group:
             _check(path, table)
@@ -207,6 +179,6 @@ def _check(path: AnyPath, table: pa.Table) -> None:
     from mpdiag.runs.records import Records
 
     try:
-        Records.from_table(_filled(table))
+        Records.from_table(table)
     except ValueError as error:
         raise DamagedRun(damaged(path, error)) from error

@@ -33,7 +33,7 @@ from mpdiag.files.paths import AnyPath, Copies, is_remote, place, shown_name
 from mpdiag.files.recognition import named_instead
 from mpdiag.files.secrets import HIDDEN
 from mpdiag.runs.meta_validation import refuse_odd_meta, refuse_odd_modules
-from mpdiag.runs.reader import HISTOGRAMS, damaged, part_of, records_of, tables_of
+from mpdiag.runs.reader import damaged, part_of, records_of, tables_of
 from mpdiag.tracing.fingerprint import ModelFingerprint, fingerprint
 
 if TYPE_CHECKING:
@@ -212,7 +212,6 @@ class Run:
         self,
         *,
         histograms: bool = True,
-        columns: Collection[str] | None = None,
         parts: Sequence[AnyPath] | None = None,
         only: tuple[Kind, Collection[str]] | None = None,
     ) -> Iterator[Records]:
@@ -220,7 +219,6 @@ class Run:
 
         Args:
             histograms: False leaves out the bins and what was counted for formats: several times faster.
-            columns: Those to read, see ``reader.records_of``; default: all.
             parts: Some of ``parts()``, to read the same ones again while the run goes on.
             only: A kind and names: the other rows are left out.
 
@@ -229,11 +227,7 @@ class Run:
         """
         empty = only is None
         paths = self.parts() if parts is None else parts
-        if not histograms:
-            from mpdiag.runs.schema import schema
-
-            columns = set(schema().names if columns is None else columns).difference(HISTOGRAMS)
-        for piece in records_of(paths, self._copies, columns=columns, only=only):
+        for piece in records_of(paths, self._copies, histograms=histograms, only=only):
             empty = empty and len(piece) == 0
             yield piece
         if empty:
