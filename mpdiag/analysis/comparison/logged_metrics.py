@@ -18,7 +18,7 @@ def printed_metric(path: str | os.PathLike[str]) -> str:
     """The metric that a run's script prints; "" where none is found or the script is not here.
 
     Args:
-        path: A run folder; of any other place nothing is known.
+        path: A run folder; any other place gives "".
     """
     where = place(path)
     if is_remote(where) or not (where / META).is_file():
@@ -28,19 +28,19 @@ def printed_metric(path: str | os.PathLike[str]) -> str:
         script = Path(words[0]) if words and words[0] != "-m" else None
         if script is None or script.stat().st_size > _MOST_BYTES:
             return ""
-        return metric_in(script.read_text(encoding="utf-8"))
-    except (InputError, OSError, ValueError):
-        return ""
+        return _metric_in(script.read_text(encoding="utf-8"))
+    except (InputError, OSError, ValueError, SyntaxError, RecursionError, MemoryError):
+        return ""  # it cannot be read, is no Python, or is nested deeper than Python's parser goes
 
 
-def metric_in(source: str) -> str:
-    """The first score or error rate that a source text prints; "" for none or no Python."""
-    try:
-        tree = ast.parse(source)
-    except (SyntaxError, ValueError, RecursionError):
-        return ""
-    for call in ast.walk(tree):
-        if isinstance(call, ast.Call) and ast.unparse(call.func) == "print":
+def _metric_in(source: str) -> str:
+    """The first score or error rate that a source text prints; "" for none."""
+    for call in ast.walk(ast.parse(source)):
+        if (
+            isinstance(call, ast.Call)
+            and isinstance(call.func, ast.Name)
+            and call.func.id == "print"
+        ):
             shown = " ".join(_shown(argument) for argument in call.args)
             # A name and then its value: "acc {…}", "accuracy: %.3f". Words alone are prose.
             for name in re.findall(rf"({_NAME})[^\w{{%]*[{{%]", shown):

@@ -292,6 +292,9 @@ def test_of_several_seeds_pairs_began_alike_or_not(tmp_path):
         ('print("accuracy is what counts")', ""),
         ("acc = right / n", ""),
         ("print f'acc {x}'", ""),
+        (f"table{'.drop()' * 400}", ""),
+        (f"print('acc %f'{' % 1' * 2000})", ""),
+        (f"x = {'-' * 20_000}1", ""),
     ],
 )
 def test_a_metric_that_the_script_only_prints_is_named(tmp_path, source, metric):
