@@ -191,7 +191,7 @@ if b is None:
     )
     st.stop()
 others = [name for name in names if name not in (a, b)]
-if st.session_state.setdefault("beside_of", (a, b)) != (a, b):  # of another pair: begin anew
+if st.session_state.setdefault("beside_of", (a, b)) != (a, b):  # of another pair: begin again
     st.session_state["beside"] = [name for name in related(a, known) if name in others]
     st.session_state["beside_of"] = (a, b)
 beside = st.multiselect(

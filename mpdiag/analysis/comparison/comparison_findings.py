@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from mpdiag.analysis.comparison.equivalence import Equivalence, EquivalenceVerdict
 from mpdiag.analysis.comparison.groups import FINAL_LOSS, SeedGroup, SeedTraining
@@ -34,12 +34,7 @@ BEGINNINGS = 0.05
 OneSeed = Literal[
     "worse (one seed)", "undecided (one seed)", "as FP32 (one seed)", "better (one seed)"
 ]
-ONE_SEED: tuple[OneSeed, ...] = (
-    "worse (one seed)",
-    "undecided (one seed)",
-    "as FP32 (one seed)",
-    "better (one seed)",
-)
+ONE_SEED: tuple[OneSeed, ...] = get_args(OneSeed)
 """Answers with one seed on a side; of several metrics' answers the first one counts."""
 Answer = EquivalenceVerdict | OneSeed
 OCTAVES = 3.0
@@ -54,14 +49,12 @@ def comparison_findings(
     sides: tuple[SeedGroup, SeedGroup],
 ) -> tuple[Finding, ...]:
     """All findings: different models first, then the most severe."""
+    decisive = deciding(metrics)
+    of_metrics = (_metric_finding(m, decides=m in decisive) for m in metrics)
     found = by_severity(
         [
             *_divergence_findings(divergence, sides),
-            *(
-                f
-                for m in metrics
-                if (f := _metric_finding(m, decides=m in deciding(metrics))) is not None
-            ),
+            *filter(None, of_metrics),
             *_margin_findings(metrics),
             *_shift_findings(shifts),
             *_length_findings(*sides),
@@ -317,7 +310,7 @@ def _first_losses(a: SeedTraining, b: SeedTraining) -> tuple[float, float] | Non
 
 
 def metric_not_logged(name: str) -> Finding:
-    """That a script prints a metric, of which the logs know nothing."""
+    """The script prints a metric that is not in the logs."""
     return Finding(
         severity="info",
         code="metric-not-logged",

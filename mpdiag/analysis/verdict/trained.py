@@ -22,7 +22,7 @@ def keep_comparison(
     Args:
         comparison: Of the two sides.
         a: The reference, in FP32: a run, or a folder of runs.
-        b: The candidate, likewise.
+        b: The candidate: a run, or a folder of runs.
 
     Returns:
         The folders it was written to; none where A holds no recording, or B another model, no plan,

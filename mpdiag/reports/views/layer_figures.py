@@ -26,7 +26,6 @@ SEEN = 1e-3
 """Share of a step's values from which a power of two is worth its place."""
 FRAMES = 60
 """Steps of the film, at most: the browser holds them all."""
-"""How its buttons and its slider look."""
 _LEAST, _MOST = 1e-4, 1.0
 """Shares from the palest to the full colour of the module tree."""
 _TINTS = (("#dbe9f5", 0.0), ("#f3b562", 0.5), ("#b84a00", 1.0))
