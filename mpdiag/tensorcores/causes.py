@@ -428,11 +428,8 @@ def _another_kernel(o: OperationTime, generation: str | None) -> str:
         return f"{why}a larger batch or wider layers"
     if o.work is not None and o.work.kind == "attention":
         return f"{why}another backend with torch.nn.attention.sdpa_kernel"
-    return (
-        f"{why}PYTORCH_TUNABLEOP_ENABLED=1, or {compiled}"
-        if generation == "cdna"
-        else why + compiled
-    )
+    tuned = "PYTORCH_TUNABLEOP_ENABLED=1, or " if generation == "cdna" else ""
+    return f"{why}{tuned}{compiled}"
 
 
 def _unnamed(o: OperationTime) -> str:

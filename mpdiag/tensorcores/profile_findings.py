@@ -45,16 +45,16 @@ def profile_findings(
         judged: Its operations, and what there is to pad.
         timeline: Its steps and idle time; None where it does not say when its kernels ran.
     """
+    amd = runs_on_amd(device, times)
     found = [
-        *_matrix_findings(times, device),
-        *_kernel_findings(times, native, padded=any(j.faults for j in judged)),
+        *_matrix_findings(times, device, amd=amd),
+        *_kernel_findings(times, native, padded=any(j.faults for j in judged), amd=amd),
         *_contradictions(times, trace.tensor_active),
         *_reading_findings(trace, linked),
         *_device_findings(trace, device),
     ]
     found.sort(key=lambda f: f["severity"] == "info")
     found += [*_padding(judged), *_rates(judged), *_idle(timeline)]
-    amd = runs_on_amd(device, times)
     return tuple(
         {**f, **{field: in_words_of(f[field], amd=amd) for field in ("message", "fix")}}
         for f in found
@@ -132,7 +132,9 @@ def note(severity: str, code: str, message: str, fix: str, **evidence: Any) -> d
     }
 
 
-def _matrix_findings(times: KernelTimes, device: DeviceFacts | None) -> Iterator[dict[str, Any]]:
+def _matrix_findings(
+    times: KernelTimes, device: DeviceFacts | None, *, amd: bool
+) -> Iterator[dict[str, Any]]:
     tensor, cuda = times.fraction("tensor_core"), times.fraction("cuda_core")
     if cuda >= SOME:
         without = " and nothing on Tensor Cores" if not tensor else ""
@@ -140,7 +142,7 @@ def _matrix_findings(times: KernelTimes, device: DeviceFacts | None) -> Iterator
             "warning",
             "matrix-on-cuda-cores",
             f"{percent(cuda)} of kernel time is matrix work on CUDA cores{without}",
-            _off_cuda_cores(device, amd=runs_on_amd(device, times)),
+            _off_cuda_cores(device, amd=amd),
             fraction=cuda,
             amdahl_bound=finite(speedup(cuda)),
         )
@@ -169,12 +171,12 @@ def _off_cuda_cores(device: DeviceFacts | None, *, amd: bool) -> str:
 
 
 def _kernel_findings(
-    times: KernelTimes, native: tuple[str, ...], *, padded: bool
+    times: KernelTimes, native: tuple[str, ...], *, padded: bool, amd: bool
 ) -> Iterator[dict[str, Any]]:
     unknown = times.fraction("unknown", measured=True)
     if unknown >= MUCH:
         largest = next(k.name for k in times.kernels if k.measured_verdict == "unknown")
-        vendor: Vendor = "amd" if runs_on_amd(None, times) else "nvidia"
+        vendor: Vendor = "amd" if amd else "nvidia"
         yield note(
             "warning",
             "unknown-kernels",

@@ -9,6 +9,7 @@ from typing import Any
 from mpdiag.display import wording
 from mpdiag.display.wording import counted
 from mpdiag.files.documents import finite
+from mpdiag.hardware.alignment import is_amd
 from mpdiag.hardware.tables import read_table
 from mpdiag.tensorcores.causes import JudgedOperation, Worth
 from mpdiag.tensorcores.roofline import AchievedRate, speedup
@@ -59,12 +60,17 @@ def in_words_of(words: str, *, amd: bool) -> str:
 
 
 def is_of_amd(profile: Mapping[str, Any]) -> bool:
-    """Whether the profile is of a GPU of AMD's, by its name or by its kernels."""
+    """Whether the profile is of a GPU of AMD's, see ``is_amds``."""
     device, kernels = profile.get("device"), profile.get("kernels")
-    if isinstance(device, dict) and device.get("generation") == "cdna":
-        return True
+    known = device if isinstance(device, dict) else {}
     rows = kernels if isinstance(kernels, list) else []
-    return any(str(k.get("generation")).startswith("gfx") for k in rows if isinstance(k, dict))
+    written_for = (str(k.get("generation")) for k in rows if isinstance(k, dict))
+    return is_amds(str(known.get("name")), known.get("generation"), written_for)
+
+
+def is_amds(name: str, generation: str | None, kernels: Iterable[str]) -> bool:
+    """Whether a GPU is AMD's, by its name, its generation or those that its kernels are written for."""
+    return generation == "cdna" or is_amd(name) or any(k.startswith("gfx") for k in kernels)
 
 
 def percent(share: float) -> str:

@@ -225,8 +225,7 @@ def _native_generations(times: KernelTimes, device: DeviceFacts | None) -> tuple
     """The generations whose kernels use the device's own instructions; () where it is not known."""
     if device is None or device.capability is None or not times.total_us:
         return ()
-    amd = any(k.facts.generation.startswith("gfx") for k in times.kernels)
-    return native_generations(device.capability, amd=amd)
+    return native_generations(device.capability, amd=runs_on_amd(device, times))
 
 
 def _kernel_times(

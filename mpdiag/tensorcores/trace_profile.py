@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from mpdiag.display.wording import percent
-from mpdiag.hardware.alignment import is_amd
 from mpdiag.hardware.devices import DeviceFacts
 from mpdiag.tensorcores import kernel_evidence, summary
 from mpdiag.tensorcores.causes import JudgedOperation, Worth
@@ -297,5 +296,7 @@ class KernelTimes:
 
 def runs_on_amd(device: DeviceFacts | None, times: KernelTimes) -> bool:
     """Whether a GPU is AMD's, by its name or by the kernels that ran on it."""
-    named = device is not None and (device.generation == "cdna" or is_amd(device.name))
-    return named or any(k.facts.generation.startswith("gfx") for k in times.kernels)
+    known = device or DeviceFacts(name="")
+    return summary.is_amds(
+        known.name, known.generation, (k.facts.generation for k in times.kernels)
+    )

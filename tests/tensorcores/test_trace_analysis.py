@@ -39,6 +39,7 @@ NATIVE = "nvjet_tst_128x256_64x4_2x1_v_bz_coopA_TNT"
 TENSILE = "Cijk_Ailk_Bljk_HHS_BH_MT128x128x32_MI32x32x8x1_SN_1LDSB0_ISA90a"
 VALU = "Cijk_Ailk_Bljk_HB_MT64x64x16_SN_ISA90a"
 Z999 = {"id": 0, "name": "NVIDIA Z999", "computeMajor": 8, "computeMinor": 0}
+MI300 = {"id": 0, "name": "AMD Instinct MI300X", "computeMajor": 9, "computeMinor": 4}
 V100 = {"id": 0, "name": "Tesla V100-SXM2-16GB", "computeMajor": 7, "computeMinor": 0}
 CUDA = "matrix-on-cuda-cores"
 FLOAT = [product(256, 256, 256, 0, 10, dtype="float"), launch(1, 5), kernel(SGEMM, 1, 30)]
@@ -119,6 +120,10 @@ DOCUMENTS = {
         {"verdict": "60.0 % of kernel time ran on matrix cores, 40.0 % is matrix work on vector units"},
         {CUDA: "on vector units {'fraction': 0.4, 'amdahl_bound': 1.6666666666666667} "
          "train in mixed precision\n"}, set(),
+    ),
+    "a GPU of AMD's by its name alone is measured with AMD's profiler": (
+        [kernel(OPAQUE, 7, 40)], MI300, {"unknown_fraction": 1.0},
+        {"unknown-kernels": "measure them with rocprofv3 --pmc SQ_INSTS_MFMA"}, set(),
     ),
     "TF32 where there is none": (FLOAT, V100, {}, {CUDA: "train in mixed precision\n"}, set()),
     "TF32 where there is some": (FLOAT, H100, {}, {CUDA: '"high")\n'}, set()),

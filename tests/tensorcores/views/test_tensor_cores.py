@@ -63,7 +63,8 @@ def test_a_cpu_has_units_of_its_own():
 
 
 def test_figures_of_an_amd_gpu_name_its_units():
-    for device, named in (({}, "tensor cores"), ({"generation": "cdna"}, "matrix cores")):
+    devices = ({}, {"generation": "cdna"}, {"name": "AMD Radeon RX 7900 XTX", "generation": None})
+    for device, named in zip(devices, ("tensor cores", *["matrix cores"] * 2), strict=True):
         read = profile_with_use() | {"device": device}
         drawn = [picture.figure.to_json().lower() for picture in use_pictures("runs/a", read)]
         assert any(f"used {named}" in text for text in drawn)
