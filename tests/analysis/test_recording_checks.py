@@ -176,14 +176,22 @@ def test_ranks_that_agree_and_end_or_go_on_are_not_mentioned(fleet, ranks, updat
 
 
 OTHER = [*SAME[:2], [1.0, 2.5], [1.0, 3.0]]
+STOPPED = {
+    "rank": 1,
+    "state": "failed",
+    "steps": 3,
+    "steps_of_ranks": {"0": 4, "1": 3},
+    "updated": OLD,
+}
+MISSING = {"ranks": [1], "world_size": 2}
 DIFFER = {"parameters": ["up.weight"], "first_step": 2, "ranks": [0, 1]}
 
 
 @pytest.mark.parametrize(
     ("second", "code", "evidence", "words"),
     [
-        (("failed", SAME[:3]), "rank-stopped", {"rank": 1}, "failed after 3 steps"),
-        (None, "rank-missing", {"ranks": [1]}, "left no recording"),
+        (("failed", SAME[:3]), "rank-stopped", STOPPED, "failed after 3 steps"),
+        (None, "rank-missing", MISSING, "left no recording"),
         (("complete", OTHER), "ranks-disagree", DIFFER, "different copies of up.weight at step 2"),
     ],
 )
@@ -191,4 +199,4 @@ def test_a_rank_that_is_unlike_the_other_is_named(fleet, second, code, evidence,
     ranks = {0: ("complete", SAME)} | ({} if second is None else {1: second})
     (finding,) = fleet(ranks, world=2)
     assert (finding.code, words in finding.message) == (code, True)
-    assert finding.evidence == finding.evidence | evidence
+    assert finding.evidence == evidence

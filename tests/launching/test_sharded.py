@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from script_processes import SCRIPTS
 from support import NEEDS_GLOO
@@ -32,9 +33,10 @@ def told(request, fork_server, tmp_path_factory):
     return (request.param, plain, both, alone, *runs)
 
 
-def layers(run, kind):
+def layers(run, kind, step=None):
     """By name: the histograms of one kind, merged over the ranks."""
-    found = merge_layers(run.records).of_kind(kind)
+    rows = None if step is None else run.records.step == step
+    found = merge_layers(run.records, rows).of_kind(kind)
     return {name: found.histograms[i] for i, name in enumerate(found.names)}
 
 
@@ -60,6 +62,28 @@ def test_every_element_counts_once(told, kind):
     assert merged.keys() == whole.keys() == sizes.keys()
     for name, histogram in merged.items():
         assert int(histogram.numel) == 30 * sizes[name] == int(whole[name].numel), name
+
+
+def test_the_first_step_is_that_of_one_process(told):
+    """Its weights bin by bin, its gradients but for rounding, and the batch that is split."""
+    name, *_, both, alone = told
+    merged, whole = layers(both, "weight", 0), layers(alone, "weight", 0)
+    for layer, histogram in merged.items():
+        assert np.array_equal(histogram.counts, whole[layer].counts), layer
+        for field in ("zeros", "subnormals", "absmax", "absmin"):
+            assert getattr(histogram, field) == getattr(whole[layer], field), layer
+    merged, whole = layers(both, "weight_grad", 0), layers(alone, "weight_grad", 0)
+    for layer, histogram in merged.items():
+        expected = pytest.approx(float(whole[layer].absmax), rel=1e-4)
+        assert float(histogram.absmax) == expected, layer
+        expected = pytest.approx(float(whole[layer].sums.sum()), rel=1e-2)
+        assert float(histogram.sums.sum()) == expected, layer
+    merged, whole = layers(both, "activation", 0), layers(alone, "activation", 0)
+    assert merged.keys() == whole.keys()
+    if name == "fsdp":
+        assert {n: int(h.numel) for n, h in merged.items()} == {
+            n: int(h.numel) for n, h in whole.items()
+        }
 
 
 def test_operations_of_every_rank(told):

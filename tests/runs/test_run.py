@@ -136,6 +136,13 @@ def test_parts_with_words_of_their_own_share_a_vocabulary(tmp_path):
     assert records.words["name"] == ("b", "a")
     whole = Records.from_table(open_run(tmp_path / "run").table())
     assert list(whole.texts("name")) == ["b", "a", "b"]
+    for column in ("name", "kind"):
+        assert list(records.texts(column)) == list(whole.texts(column))
+    for field in ("step", "absmax", "numel"):
+        assert np.array_equal(getattr(records, field), getattr(whole, field)), field
+    for field in ("first_exponent", "offsets", "counts", "means"):
+        assert np.array_equal(getattr(records.bins, field), getattr(whole.bins, field)), field
+    assert np.array_equal(records.ratio_bins.offsets, whole.ratio_bins.offsets)
 
 
 def test_naming(tmp_path):

@@ -191,6 +191,7 @@ def test_it_goes_on_where_it_stopped(tmp_path):
     assert built == []
     assert (again.answer, again.fp32) == (first.answer, first.fp32)
     assert search(constant(8.0)).to_json() == first.to_json()
+    assert built == []
     # With the last answer lost, only that one is trained again.
     state = json.loads((tmp_path / "search.json").read_text())
     state["probes"].pop()

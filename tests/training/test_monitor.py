@@ -132,7 +132,9 @@ def test_a_loss_that_is_not_finite_counts_while_the_scale_falls():
     model = Steep(1.0)
     mp = wrapped(model, backoff(2.0**16))
     for _ in range(7):
-        assert step(mp, model, float("nan")).at_any_scale
+        result = step(mp, model, float("nan"))
+        assert result.at_any_scale
+        assert result.reason.startswith("NaN in the forward pass: the loss")
     with pytest.raises(TrainingDiverged, match="8 steps in a row had a loss or a forward pass"):
         step(mp, model, float("nan"))
     assert mp.loss_scale == 2.0**8

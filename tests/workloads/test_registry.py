@@ -28,8 +28,14 @@ def test_every_workload_has_a_size_for_a_gpu() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "error", "words"),
     [
-        ("yolo", {}, "UnknownWorkload", "no workload 'yolo': choose one of digits, gpt, language_"),
-        ("ssd", {"width": 3}, "BadOption", "'ssd' has no option 'width': its options are mean_over"),
+        (
+            "yolo", {}, "UnknownWorkload",
+            "there is no workload 'yolo': choose one of digits, gpt, language_model, ssd",
+        ),
+        (
+            "ssd", {"width": 3}, "BadOption",
+            "'ssd' has no option 'width': its options are mean_over, inputs,",
+        ),
         ("gpt", {"size": "huge"}, "BadOption", "'gpt' has no size 'huge': choose one of small, large"),
         ("ssd", {"mean_over": "anchors"}, "BadOption", "choose one of boxes, matched"),
     ],

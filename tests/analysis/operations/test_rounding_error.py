@@ -32,11 +32,17 @@ def test_a_loss_scale_saves_what_is_small():
 
 
 @pytest.mark.parametrize(
-    ("value", "error"), [(65519.0, 2.0**-12), (65520.0, np.inf), (0.0, 0.0), (2.0**-26, 1.0)]
+    ("values", "error"),
+    [
+        ([65519.0], pytest.approx(2.0**-12, rel=0.5)),
+        ([65520.0], np.inf),
+        ([0.0], 0.0),
+        ([2.0**-26, 2.0**-30], pytest.approx(1.0)),
+    ],
 )
-def test_the_error_at_both_ends_of_the_range(value, error):
-    found = rounding_error(stack([ExponentHistogram.of(np.float32([value]))]), FP16)[0]
-    assert found == pytest.approx(error, rel=0.5)
+def test_the_error_at_both_ends_of_the_range(values, error):
+    found = rounding_error(stack([ExponentHistogram.of(np.float32(values))]), FP16)[0]
+    assert found == error
 
 
 def test_recorded_operations_are_ranked_with_their_lines(root):

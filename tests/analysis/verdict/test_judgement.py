@@ -145,12 +145,12 @@ RECORDINGS = {
     "not ended": ({"state": "recording"}, "expected", "^The recording has not ended", ""),
     "an optimizer that was not seen": (
         {"optimizers": [SEEN, MISSED], "steps_seen": 301}, "cannot",
-        r"No step of LBFGS was recorded \(1 step of 301\)", "1 step of LBFGS: none was recorded",
+        r"No step of LBFGS was recorded \(1 step of 301\)", "^1 step of LBFGS: none was recorded$",
     ),
     "an optimizer that searches": (
         {"optimizers": [SEEN, SEARCHING]}, "cannot",
         "LBFGS goes by differences between 61 evaluations",
-        "where the search of LBFGS would end in FP16",
+        "^where the search of LBFGS would end in FP16$",
     ),
     "closures without a search": (
         {"optimizers": [ONCE, ONCE | {"type": "SAM", "evaluations": 60}]}, "expected", "", "",

@@ -103,6 +103,26 @@ def test_a_state_in_fp32_is_loaded_with_all_its_bits(level, dtype):
 
 
 @every_level
+def test_an_average_swapped_in_and_out_in_place_costs_no_bit(level, dtype):
+    model, _, mp = build(level, dtype)
+    take_step(model, mp)
+    before = full(mp, model)
+    kept = [p.data.clone() for p in model.parameters()]
+    for p in model.parameters():
+        p.data.mul_(0.5)
+    halved = mp.fp32_state_dict().values()
+    assert all(torch.equal(a, (b * 0.5).float()) for a, b in zip(halved, kept, strict=True))
+    for p, value in zip(model.parameters(), kept, strict=True):
+        p.data.copy_(value)
+    assert all(map(torch.equal, before, full(mp, model)))
+    take_step(model, mp, 1)
+    twin, _, other = build(level, dtype)
+    take_step(twin, other)
+    take_step(twin, other, 1)
+    assert all(map(torch.equal, full(mp, model), full(other, twin)))
+
+
+@every_level
 def test_an_fp32_average_swapped_in_by_assignment(level, dtype):
     model, _, mp = build(level, dtype)
     take_step(model, mp)
