@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 import time
 
 import numpy as np
@@ -172,7 +173,7 @@ def test_a_worker_that_is_ended_at_once_ends_and_ends_no_training(fork_server, t
 @pytest.mark.parametrize("first", ["rescue", "finish"])
 def test_a_run_is_saved_once_though_both_threads_would(monkeypatch, first):
     """The main thread comes back from its call while the other one begins to save."""
-    saved, died = [], []
+    saved, died, threads = [], [], []
 
     class Run:
         def finish(self, _state):
@@ -181,6 +182,7 @@ def test_a_run_is_saved_once_though_both_threads_would(monkeypatch, first):
                 hear()
 
         def rescue(self):
+            threads.append(threading.current_thread())
             saved.append("rescue")
             if first == "rescue":
                 run._handle(signal.SIGTERM, None)
@@ -203,5 +205,7 @@ def test_a_run_is_saved_once_though_both_threads_would(monkeypatch, first):
         run._handle(signal.SIGTERM, None)
     else:
         hear()
+    for thread in threads:  # one that is left behind would end this process for good
+        thread.join(20)
     assert saved == [first]
     assert set(died) == {signal.SIGTERM}
