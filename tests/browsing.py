@@ -17,7 +17,18 @@ def open_view(page, address, view, **query):
 
 
 def at_rest(page):
-    page.wait_for_function('!document.querySelector(\'[data-testid="stApp"] [data-stale="true"]\')')
+    """Wait until the page's script has ended, its old elements are gone and none fades in or out.
+
+    An element that fades is paler than its colour, and axe-core measures what is shown.
+    """
+    page.wait_for_function("""() => {
+        const app = document.querySelector('[data-testid="stApp"]');
+        const moves = a => a.playState == "running"
+            && a.effect.getComputedTiming().endTime != Infinity;
+        return app.dataset.testScriptState == "notRunning"
+            && !app.querySelector('[data-stale="true"]')
+            && !document.getAnimations().some(moves);
+    }""")
 
 
 @pytest.fixture(scope="module")

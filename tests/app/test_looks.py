@@ -83,10 +83,12 @@ def test_every_page_in_light_in_dark_and_on_a_phone(page, address):
         page.evaluate(axe)
         found += axe_checks.grave_findings(page, foreign=FOREIGN)
         page.emulate_media(color_scheme="dark")
-        page.wait_for_timeout(300)  # Streamlit draws its colours anew
+        page.wait_for_timeout(300)  # Streamlit draws its colours again
+        at_rest(page)
         found += axe_checks.grave_findings(page, "color-contrast", foreign=FOREIGN)
         page.set_viewport_size(PHONE)
-        page.wait_for_timeout(300)  # Plotly lays its figures out anew
+        page.wait_for_timeout(300)  # Plotly lays its figures out again
+        at_rest(page)
         rules = ("scrollable-region-focusable", "button-name", "aria-hidden-focus", "label")
         found += axe_checks.grave_findings(page, *rules, foreign=FOREIGN)
         look_at_words(f"{view} {query} on a phone")
