@@ -338,7 +338,7 @@ class PrecisionPlan:
         version = document.get("schema_version") if isinstance(document, dict) else None
         if type(version) is not int or version < 1:
             raise DamagedPlan(
-                "this is no plan: it states no schema_version; write one with mpdiag analyze -o"
+                "this is not a plan: it has no schema_version; write one with mpdiag analyze -o"
             )
         if version > SCHEMA_VERSION:
             raise NewerSchema(

@@ -125,7 +125,7 @@ def run_demo(
     console.print(f"{workload.title}: {workload.summary}", highlight=False)
     setting = Setting(workload, seed, steps, device)
     with console.status(
-        "Loading the counting kernels; the first time they are compiled, for some 20 s"
+        "Loading the counting kernels (compiling them takes about 20 s the first time)"
     ):
         prepare()
     with training_progress(console) as progress:
@@ -321,11 +321,11 @@ def judge(
     elif hurt:
         first = f"FP16 loses with the plan as well: {metric} {plan} against {full}."
     else:
-        first = f"FP16 trains without a scale, and not by the plan: {plan}."
+        first = f"FP16 trains without a loss scale, but not by the plan: {plan}."
     said = {
-        "needed": "The recording had called a loss scale needed",
-        "advisable": "The recording had called a loss scale advisable, not needed",
-        "not needed": "The recording had said that none is needed",
+        "needed": "The recording said that a loss scale is needed",
+        "advisable": "The recording said that a loss scale is advisable",
+        "not needed": "The recording said that no loss scale is needed",
         "unknown": "The recording could not say whether one is needed",
     }[scale.need]
     right = hurt == (scale.need == "needed")

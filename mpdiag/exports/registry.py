@@ -363,15 +363,15 @@ def _of_format(plan: PrecisionPlan, support: Support) -> Iterator[str]:
     if plan.level != "O0" and plan.target not in support.formats:
         label = format_named(plan.target).label
         yield (
-            f"the plan is for {label}, which is not set here: what follows is FP16 with the "
-            "plan's loss scale, as outside FP8's matrix products."
+            f"the plan is for {label}, which this file does not set. It sets FP16 with the plan's "
+            "loss scale, the format outside FP8's matrix products."
         )
 
 
 def _of_level(plan: PrecisionPlan, support: Support) -> Iterator[str]:
     if plan.level not in support.levels:
         yield (
-            f"the plan's opt level is {plan.level}; what follows is as near as {support.name} comes, "
+            f"the plan's opt level is {plan.level}; the closest that {support.name} has is "
             f"{support.levels[1]}."
         )
     if plan.level == "O2" and not plan.keep_batch_norm_fp32 and "O2" in support.levels:
@@ -399,7 +399,7 @@ def _of_scale(plan: PrecisionPlan, support: Support) -> Iterator[str]:
 def _of_another_scaler(scale: LossScalePlan, support: Support) -> str:
     """What becomes of the scale where the framework lacks the plan's scaler."""
     label = scale.scaler_class().label
-    lacks = f"the plan scales by {label}; {support.name} has no such scaler, so the scale"
+    lacks = f"the plan's loss scaler is {label}; {support.name} has none like it, so the scale"
     if not scale.adaptive and ConstantScale.name not in support.methods:
         return (
             f"the plan's scale is constant, {scale.init_scale:g}; {support.name} never lets it grow "
@@ -429,13 +429,13 @@ def _of_modules(plan: PrecisionPlan, support: Support) -> Iterator[str]:
         return
     names = modules_in_fp32(plan)
     if names and not support.fp32_modules:
-        yield f"the plan keeps in FP32: {listed(names)}. Nothing here sets this; see to it by hand."
+        yield f"the plan keeps in FP32: {listed(names)}. This file does not set that: do it by hand."
     if names and support.fp32_modules:
         parts = [c for c in plan.fp32_operations if c.op[:1].islower() and not _seen_to(c)]
         for choice in parts:
             yield (
                 f"the plan keeps {choice.op} of {choice.module or 'the model itself'} in FP32; "
-                "here the whole module is."
+                "here the whole module stays in FP32."
             )
     automatic = [c.module for c in plan.fp32_operations if _seen_to(c)]
     if automatic and not support.fp32_modules:

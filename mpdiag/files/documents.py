@@ -74,7 +74,7 @@ def _regular(path: str, flags: int) -> int:
 
 
 def _too_large(size: str) -> str:
-    return f"{size} bytes are more than it can have"
+    return f"{size} bytes are more than such a file can have"
 
 
 def converted(value: Any, kind: type[T]) -> T:

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from mpdiag.training.script_trainer import ScriptTrainer
 
 _REPLACED = {
-    "a GradScaler": "its loss scale is replaced by the plan's",
+    "a GradScaler": "the plan's loss scale replaces its own",
     "a compiled function": "it runs eagerly, where operations can be cast",
-    "an autocast": "its casts are replaced by the plan's (autocast(enabled=False) stays)",
+    "an autocast": "the plan's casts replace its own (autocast(enabled=False) stays)",
 }
 
 
@@ -80,8 +80,8 @@ class GradientCalls:
         """Say once that a function sees gradients at the loss scale, for it takes no others."""
         self._tell_once(
             function,
-            f"the backward pass of {function} takes half precision alone, so it sees gradients "
-            "with the loss scale: do not clip or normalise in it",
+            f"the backward pass of {function} runs in half precision, on gradients multiplied by "
+            "the loss scale: do not clip or normalise them there",
         )
 
     def backward(self, plain: Callable[..., None], tensors: Sequence[Tensor], options: Any) -> None:

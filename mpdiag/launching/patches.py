@@ -288,8 +288,8 @@ def _reduce(state: GradientCalls, plain: Any, model: Any, own_state: Any, hook: 
     """Refuse a DDP hook of the script's own: without the scale, sums in FP16 would underflow."""
     if not _is_inside(str(getattr(hook, "__module__", ""))):
         state.refuse(
-            "it reduces gradients by a communication hook of its own, which would see the "
-            "loss scale; use one of torch.distributed.algorithms.ddp_comm_hooks"
+            "its own communication hook would reduce gradients multiplied by the loss scale; use "
+            "one of torch.distributed.algorithms.ddp_comm_hooks"
         )
     return plain(model, own_state, hook)
 

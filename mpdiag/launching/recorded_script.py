@@ -373,7 +373,7 @@ def _tell_steps(recorder: Recorder) -> None:
 def _warn_of_autocast(dtype: str) -> None:
     if announced_ranks()[0] == 0:
         processes.tell(
-            f"the script's own autocast is on ({dtype}), so this is no recording of FP32 "
+            f"the script's own autocast is on ({dtype}), so this does not record FP32 "
             "training; record with --fp32 to switch it off"
         )
 

@@ -432,15 +432,15 @@ def _why_untrainable(model: nn.Module) -> str | None:
     import torch
 
     if any(p.dtype == torch.float64 for p in model.parameters()):
-        return "its model is in float64, which no operation would leave; use FP32"
+        return "its model is in float64, which the plan does not cast; use FP32"
     if any(isinstance(m, torch.jit.ScriptModule) for m in model.modules()):
         return (
-            "its model is a ScriptModule, where nothing can be cast from outside; train the "
-            "eager one, and script it afterwards"
+            "its model is a ScriptModule, and nothing inside one can be cast; train the eager "
+            "model, and script it afterwards"
         )
     if any(getattr(m, "_compiled_call_impl", None) is not None for m in model.modules()):
         return (
-            "its model is compiled in place, where nothing can be cast from outside; use "
+            "its model is compiled in place, and nothing inside can be cast; use "
             "torch.compile(model) with --backend native, or train it eagerly"
         )
     return None

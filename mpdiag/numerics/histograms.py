@@ -196,7 +196,7 @@ class ExponentHistogram:
         if not isinstance(other, ExponentHistogram):
             return NotImplemented
         if self.shifted != other.shifted:
-            raise ValueError("histograms moved by different powers of two cannot be merged")
+            raise ValueError("histograms scaled by different powers of two cannot be merged")
         a, b = _aligned(self, other)
         added = {name: getattr(a, name) + getattr(b, name) for name in _ADDED}
         return replace(
@@ -341,7 +341,7 @@ def stack(histograms: Iterable[ExponentHistogram]) -> ExponentHistogram:
     if not items:
         return ExponentHistogram.empty(0)
     if len({h.shifted for h in items}) > 1:
-        raise ValueError("histograms moved by different powers of two cannot be stacked")
+        raise ValueError("histograms scaled by different powers of two cannot be stacked")
     first = min(h.first for h in items)
     last = max(h.first + h.counts.shape[-1] for h in items)
     items = [_widened(h, first, last) for h in items]

@@ -369,7 +369,7 @@ class Recorder:
 
     def _warn_of_autocast(self, dtype: str) -> None:
         logger.warning(
-            "recording into %s: the training's own autocast is on (%s), so this is no recording of "
+            "recording into %s: the training's own autocast is on (%s), so this does not record "
             "FP32 training; pass fp32=True to switch it off",
             self.folder,
             dtype,

@@ -50,7 +50,7 @@ def refuse_odd_meta(meta: Mapping[str, Any]) -> None:
     """
     for name, kind in _META.items():
         if not _fits(meta.get(name), kind):
-            raise ValueError(f"its field {name!r} holds what is never written there")
+            raise ValueError(f"its field {name!r} holds a value that mpdiag never writes there")
 
 
 def _fits(value: Any, kind: Any) -> bool:
@@ -83,7 +83,7 @@ def refuse_odd_modules(rows: Iterable[Mapping[str, Any]]) -> None:
             if not _is_json(row[name]):
                 wrong = name
         if wrong is not None:
-            raise ValueError(f"the column {wrong!r} holds what is never written there")
+            raise ValueError(f"the column {wrong!r} holds a value that mpdiag never writes there")
 
 
 def _is_json(text: str | None) -> bool:

@@ -92,7 +92,7 @@ class Bins:
         """
         counts, lengths = self.counts, np.diff(self.offsets)
         if counts.dtype != np.uint32 and (counts.min() < 0 or counts.max() > LARGEST):
-            _refuse(f"{kind}counts holds what is no count")
+            _refuse(f"{kind}counts holds a value that is not a count")
         first = self.first_exponent.astype(np.int64)
         if ((lengths > 0) & ((first < low) | (first + lengths - 1 > high))).any():
             _refuse(f"{kind}first_exponent lies outside what FP32 holds")
@@ -413,14 +413,14 @@ def _check(records: Records) -> None:
     counts |= {f"{fact} of {fmt}": values for (fact, fmt), values in records.facts.items()}
     for name, values in counts.items():
         if len(values) and (values.min() < 0 or values.max() > LARGEST):
-            _refuse(f"{name} holds what is no count")
+            _refuse(f"{name} holds a value that is not a count")
     scale, top, low = records.scale, records.absmax, records.absmin
     if not (np.isfinite(scale) & (scale > 0)).all():
-        _refuse("scale holds what is no loss scale")
+        _refuse("scale holds a value that is not a loss scale")
     if not (np.isfinite(top) & (top >= 0)).all():
-        _refuse("absmax holds what is no magnitude")
+        _refuse("absmax holds a value that is not a magnitude")
     if not (low > 0).all():
-        _refuse("absmin holds what is no magnitude")
+        _refuse("absmin holds a value that is not a magnitude")
     if ((top > 0) & (low > top)).any():
         _refuse("absmin is larger than absmax")
     records.bins.check("", MIN_EXPONENT, MAX_EXPONENT)

@@ -343,7 +343,7 @@ class Run:
             )
         if self.meta.get("profile_only"):
             return (
-                f"{self.folder} holds a profile alone, no recorded gradients: the dashboard shows it "
+                f"{self.folder} holds only a profile, no gradients: the dashboard shows it "
                 "under Tensor Cores"
             )
         if state == "recording":
@@ -372,11 +372,11 @@ def open_run(folder: str | os.PathLike[str]) -> Run:
     try:
         meta = read_document(meta_path, parse_constant=_refuse_constant)
     except (OSError, ValueError, RecursionError) as error:
-        remedy = "no run is read without it: restore it, or record again"
+        remedy = "mpdiag cannot read a run without it: restore it, or record again"
         raise DamagedRun(damaged(meta_path, error, remedy)) from error
     version = meta.get("schema_version") if isinstance(meta, dict) else None
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:
-        raise DamagedRun(f"{meta_path} is damaged: it states no schema_version")
+        raise DamagedRun(f"{meta_path} is damaged: it has no schema_version")
     if version > SCHEMA_VERSION:
         raise NewerSchema(
             f"{path} was written by a newer mpdiag (schema {version}, this one reads up to "

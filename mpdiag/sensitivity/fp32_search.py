@@ -172,7 +172,7 @@ def _check(plan: PrecisionPlan, budget: float, seeds: Sequence[int], probe_seeds
     if not budget > 0:
         raise UsageError(f"budget must be a number of minutes above 0, not {budget!r}")
     if len(set(seeds)) != len(seeds) or len(seeds) < 2:
-        message = "seeds must be at least two different numbers: their spread is the yardstick"
+        message = "seeds must be at least two different numbers: their spread sets the limit"
         raise UsageError(message)
     if not 1 <= probe_seeds <= len(seeds):
         raise UsageError(f"probe_seeds must lie between 1 and {len(seeds)}, the number of seeds")

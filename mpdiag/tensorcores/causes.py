@@ -464,7 +464,7 @@ def _other_dtype(o: OperationTime, generation: str | None) -> str:
 def _more_at_once(o: OperationTime, cause: str) -> str:
     kind = o.work.kind if o.work is not None else "matmul"
     if kind == "rnn":
-        return "use a larger batch or wider layers: each step waits for the one before"
+        return "each step waits for the one before: use a larger batch or wider layers"
     if cause == "matrix_vector":
         return "multiply several vectors at once: a larger batch, or concatenated time steps"
     return "merge several products: concatenate gates or time steps, or use a larger batch"

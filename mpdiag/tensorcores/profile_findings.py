@@ -68,8 +68,8 @@ def _padding(judged: Sequence[JudgedOperation]) -> Iterator[dict[str, Any]]:
         yield note(
             "info",
             "padding-not-proved",
-            "a trace shows sizes of single products: that the padded sizes fit together (heads, "
-            "weights with several users, sums, concatenations) is not proved",
+            "a trace shows the sizes of single products, so the padded sizes may not fit together "
+            "(heads, shared weights, sums, concatenations)",
             "record a few steps (mpdiag record) and analyze them: that gives one set of sizes for the "
             "model",
             operations=sorted({j.operation.module or j.operation.op for j in odd}),
@@ -180,7 +180,7 @@ def _kernel_findings(
         yield note(
             "warning",
             "unknown-kernels",
-            f"{percent(unknown)} of kernel time is in kernels whose names do not say what ran",
+            f"{percent(unknown)} of kernel time is in kernels that mpdiag does not know by name",
             f"measure them with {ADVICE[vendor]}",
             fraction=unknown,
             largest=largest[:200],
@@ -270,7 +270,7 @@ def _reading_findings(trace: TraceReader, linked: Linked) -> Iterator[dict[str, 
             "cuda-graphs",
             f"{percent(linked.graph_fraction)} of kernel time was replayed from CUDA graphs, which "
             "hide the operation each kernel belongs to",
-            "record once more without graphs to see operations and modules",
+            "record again without CUDA graphs to see operations and modules",
             fraction=linked.graph_fraction,
         )
     if trace.source == "torch.profiler" and linked.linked_fraction < LINKED:

@@ -189,7 +189,7 @@ def eligible_sentence(e: Eligibility) -> str:
     if e.times["not_used"]:
         parts.append(f"{percent(e.share('not_used'))} did not")
     if e.times["use_unknown"]:
-        parts.append(f"of {percent(e.share('use_unknown'))} the kernels' names do not say")
+        parts.append(f"unknown for {percent(e.share('use_unknown'))}")
     words = (
         f"Eligible for Tensor Cores: {counted(number, 'operation')}, {percent(e.eligible)} "
         f"of kernel time with all their kernels; {', '.join(parts)}"

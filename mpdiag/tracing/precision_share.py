@@ -166,7 +166,7 @@ class PrecisionShare:
             if flops is None:
                 flops = int(formula(*args, **kwargs, out_val=result))
         except Exception as error:  # noqa: BLE001 - a count must never end a training
-            self.unknown = f"no FLOPs are known of {func} ({type(error).__name__})"
+            self.unknown = f"the FLOPs of {func} are not known ({type(error).__name__})"
             return result
         low = any(t.dtype in HALF for t in tensors_of((args, kwargs)))
         self.flops += flops

@@ -200,9 +200,9 @@ class OptimizerWatch:
         self._masters.give_weights(parameters_of(optimizer))
         name = self._names_of([self._masters.master(p) for p in stepped])[0]
         raise UsageError(
-            f"{type(optimizer).__name__} steps weight {name!r} outside its param_groups, where level O2 "
-            "has put the FP32 master weights: the model would not train; choose level O1, or optimizers "
-            "that step what their param_groups hold"
+            f"{type(optimizer).__name__} updates weight {name!r} itself, and not its FP32 master in "
+            "param_groups: at level O2 the model would not train; choose level O1, or an optimizer that "
+            "updates what its param_groups hold"
         )
 
     def _settle(self, optimizer: Optimizer) -> None:
@@ -232,7 +232,7 @@ class OptimizerWatch:
                     "its learning rate and the gradients are not zero"
                 ),
                 evidence={"optimizer": type(optimizer).__name__, "steps": still.steps},
-                fix="make it from the parameters of this model, and look at what its step() does",
+                fix="construct it from this model's parameters, and check what its step() does",
             )
         )
 

@@ -117,8 +117,8 @@ class GradientScaling:
         if self.waiting or self.scaled_by_loop or self.scale == 1.0 or not any_nonzero(gradients):
             return
         raise UsageError(
-            f"these gradients never had the loss scale of {self.scale:g}, by which step() would divide "
-            "them: call mp.step(loss), or mp.backward(loss), in place of loss.backward()"
+            f"these gradients were not multiplied by the loss scale {self.scale:g}, and step() would "
+            "divide them by it: call mp.step(loss), or mp.backward(loss) instead of loss.backward()"
         )
 
     def is_unscaled(self, optimizer: Optimizer) -> bool:

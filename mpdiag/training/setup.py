@@ -235,7 +235,7 @@ def _check_model(
     unknown = [layer for d in differences for layer in d.only_second]
     if unknown:
         message = (
-            "the plan was made without these layers of the model, of which nothing is known: "
+            "the plan was made without these layers of the model and knows nothing about them: "
             f"{some_of(unknown)}"
         )
         if say is not None:

@@ -36,12 +36,12 @@ from mpdiag.training.stepping import (
 NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
 
 _PAST = (
-    "optimizer.step() was called past MixedPrecision: nothing was scaled, checked or logged; put "
-    "mp.step(loss) in place of loss.backward() and optimizer.step()"
+    "optimizer.step() was called without MixedPrecision: nothing was scaled, checked or logged; call "
+    "mp.step(loss) instead of loss.backward() and optimizer.step()"
 )
 _OTHER = (
-    "an optimizer that MixedPrecision does not hold steps on gradients of its backward pass: they were "
-    "not unscaled, checked or logged; give MixedPrecision all optimizers, or call "
+    "an optimizer that MixedPrecision does not know stepped on gradients of its backward pass: they "
+    "were not unscaled, checked or logged; give MixedPrecision all optimizers, or call "
     "mp.add_optimizer(optimizer) at levels O0 and O1"
 )
 

@@ -141,7 +141,7 @@ def _imported(path: Path) -> ModuleType:
         loader.exec_module(module)
     except Exception as error:
         del sys.modules[name]
-        message = f"{path} cannot be imported ({type(error).__name__}: {error}): mend it first"
+        message = f"{path} cannot be imported ({type(error).__name__}: {error}): fix it first"
         raise DamagedWorkload(message) from error
     return module
 

@@ -82,7 +82,7 @@ class Digits(Workload):
     name: ClassVar[str] = "digits"
     title: ClassVar[str] = "Handwritten digits, a residual network"
     summary: ClassVar[str] = (
-        "A small residual network with batch norm learns to tell handwritten digits apart."
+        "A small residual network with batch norm learns to recognise handwritten digits."
     )
     family: ClassVar[str] = "image classification (ILSVRC networks)"
     default_steps: ClassVar[int] = 300

@@ -54,7 +54,7 @@ class Vgg(Digits):
     name: ClassVar[str] = "vgg"
     title: ClassVar[str] = "Handwritten digits, a plain network"
     summary: ClassVar[str] = (
-        "A small VGG without batch norm learns to tell handwritten digits apart."
+        "A small VGG without batch norm learns to recognise handwritten digits."
     )
     family: ClassVar[str] = "image classification (VGG-D)"
     default_steps: ClassVar[int] = 300

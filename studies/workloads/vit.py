@@ -49,7 +49,7 @@ class Vit(Digits):
     name: ClassVar[str] = "vit"
     title: ClassVar[str] = "Handwritten digits, a vision Transformer"
     summary: ClassVar[str] = (
-        "A small Transformer learns to tell handwritten digits apart by patches."
+        "A small Transformer learns to recognise handwritten digits by patches."
     )
     family: ClassVar[str] = "vision Transformers (beyond the paper)"
     default_steps: ClassVar[int] = 300

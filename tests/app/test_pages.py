@@ -14,7 +14,7 @@ from goldens import assert_as_kept
 from mpdiag.hardware.tables import read_table
 
 RUNS = ("ssd", "ssd-fp16-plan", "digits", "denoiser", "gpu-sample")
-SAYS_WHY = {"ssd-fp16-plan": "is a training by a plan", "gpu-sample": "holds a profile alone"}
+SAYS_WHY = {"ssd-fp16-plan": "is a training by a plan", "gpu-sample": "holds only a profile"}
 RECEIPTS = ("gradients", "layers", "updates", "operations", "training")
 REFUSED = ("verdict", "gradients", "layers", "updates", "operations")
 KEPT = Path(__file__).parents[1] / "data" / "pages"

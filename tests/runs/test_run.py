@@ -181,7 +181,7 @@ HARMED = {  # what is done to a good run of two parts
     "foreign types": (foreign_types, "damaged"),
     "contradicting": (contradicting, "counts and means differ"),
     "newer": (with_meta(b'{"schema_version": 99, "state": "complete"}'), "upgrade mpdiag"),
-    "no schema": (with_meta(b'{"state": "complete"}'), "states no schema_version"),
+    "no schema": (with_meta(b'{"state": "complete"}'), "has no schema_version"),
     "half meta": (with_meta(b'{"schema_version": 1, "sta'), "damaged"),
     "binary meta": (with_meta(bytes(range(256))), "damaged"),
     "no meta": (lambda run: (run / "meta.json").unlink(), "has no meta.json"),

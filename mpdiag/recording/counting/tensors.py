@@ -77,7 +77,7 @@ def countable(tensor: torch.Tensor) -> Countable | str:
         local = arrived()
     if type(local) not in _OWN_TYPES:
         if type(local).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
-            return f"a {type(local).__name__}, whose storage is its own affair"
+            return f"a {type(local).__name__}, a tensor class whose values cannot be read"
         local = local.as_subclass(torch.Tensor)
     dense = _dense(local)
     implicit = 0 if local.layout == torch.strided else local.numel() - dense.numel()

@@ -485,7 +485,7 @@ def _of_sizes(judged: Sequence[CpuOperation]) -> Iterator[dict[str, Any]]:
         f"{counted(len(odd), 'product')} ({percent(share)} of matrix time) "
         f"{'has' if len(odd) == 1 else 'have'} sizes that a GPU's Tensor Cores could not read at "
         f"full width: {sizes}{' …' if len(pairs) > _SHOWN else ''}",
-        "to train on a GPU, pad them; mpdiag record and mpdiag analyze prove which fit together",
+        "to train on a GPU, pad them; mpdiag record and mpdiag analyze find sizes that fit together",
         share_of_matrix_time=share,
         sizes=[{"size": size, "padded": wider} for size, wider in pairs],
     )

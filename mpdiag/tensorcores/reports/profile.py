@@ -97,8 +97,8 @@ def cpu_profile_text(profile: CpuProfile) -> RenderableType:
 
 RANKS = ("rank", "length", "own", "computing", "exposed", "overlapped", "idle", "Tensor Cores")
 LEGEND = (
-    "own: outside of exposed collectives; exposed, overlapped: collectives without and with "
-    "computing beside them; Tensor Cores: of the kernel time of the whole trace"
+    "own: time outside exposed collectives; exposed, overlapped: collectives without and with "
+    "computing at the same time; Tensor Cores: share of the whole trace's kernel time"
 )
 MOST = 16
 """Ranks shown; of more, the slowest ones."""

@@ -175,7 +175,7 @@ def _shape(row: Mapping[str, Any]) -> str:
 _SYMBOLS = {"tensor_core": "circle", "cuda_core": "square", "unknown": "diamond"}
 _UNITS = {"tensor": "tensor_core", "cuda": "cuda_core"}
 """The verdict of what ran on each unit."""
-_NONE = "the profile has no matrix operation whose work and time are known"
+_NONE = "the profile has no matrix operation with known FLOPs and time"
 _CLOSE = 1.3
 """Roofs nearer to each other than this are labelled one above and one below its line."""
 
@@ -329,13 +329,13 @@ def roofline(run: str, profile: Mapping[str, Any], names: Mapping[str, str]) -> 
     if roofs:
         title = "Roofline: what each product achieved, and what the device could do"
         caption = (
-            "Under the slope memory limits an operation, under a flat roof the units that multiply; "
-            f"the larger the mark, the more time. {how} its roof. Roofs: {roofs.source}."
+            "Memory limits the operations under the slope, arithmetic those under a flat roof. "
+            f"Larger marks took more time. {how} its roof. Roofs: {roofs.source}."
         )
     else:
         title = "What each product achieved"
         caption = (
-            f"The larger the mark, the more time. {how} what the device can do. No roof is drawn: no "
+            f"Larger marks took more time. {how} what the device can do. No roof is drawn: no "
             "published rates are known for this device."
         )
     return Picture(

@@ -338,8 +338,8 @@ def _step_caption(frame: pd.DataFrame) -> str:
     if len(frame) > 1:
         words += f"; the longest is step {longest['step']} with {milliseconds(longest['wall_us'])}"
     return (
-        f"{words}. On the GPU, from a step's first kernel to the next step's; the last one ends with "
-        "its last kernel. Kernels that ran at the same time count each."
+        f"{words}. A step runs from its first kernel to the next step's first; the last step ends with "
+        "its last kernel. Kernels that ran at the same time count separately."
     )
 
 
@@ -351,7 +351,7 @@ def use_pictures(run: str, profile: Mapping[str, Any]) -> Iterator[Picture]:
             "use",
             in_words_of("Eligible for Tensor Cores, and used", amd=amd),
             f"The {min(MOST, len(used))} longest of {len(used)} operations that are or may be eligible. "
-            "Used is by name, and by the rate where the name does not say.",
+            "The kernel's name says whether it used them, or else its rate.",
             use_figure(used, amd=amd),
             used,
             table_receipt(

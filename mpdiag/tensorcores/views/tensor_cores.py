@@ -251,13 +251,13 @@ def verdicts(run: str, profile: Mapping[str, Any]) -> Picture:
     frame = verdict_frame(profile)
     rows, title = "kernels", "Kernel time by verdict"
     caption = (
-        f"Of {_spent(frame)} in kernels, by their names alone; collectives included, memory copies "
-        "and sets excluded."
+        f"Shares of {_spent(frame)} in kernels, judged by kernel names. Collectives count; memory "
+        "copies and sets do not."
     )
     if is_cpu(profile):
         rows, title = "operations", "Operator time by where it ran"
         caption = (
-            f"Of {_spent(frame)} in operators; where matrix work ran is from oneDNN's own log."
+            f"Shares of {_spent(frame)} in operators. oneDNN's log shows where matrix work ran."
         )
     figure_ = verdict_figure(frame, unit_names(profile))
     lines = tensor_core_use.TEXTS["verdicts"].substitute(rows=rows)

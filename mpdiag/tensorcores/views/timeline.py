@@ -152,7 +152,7 @@ def _hover(row: Mapping[Any, Any]) -> str:
 def timeline_caption(work: StepPieces) -> str:
     """What the figure of a step shows, in figures."""
     step = work.step
-    where = f"Step {step.name}" if step.name else "The whole trace, for nothing marks its steps"
+    where = f"Step {step.name}" if step.name else "The whole trace (nothing in it marks steps)"
     words = f"{where}: {milliseconds(step.wall_us)} from its first kernel on, "
     words += f"{percent(step.idle_fraction)} of it idle"
     longest = max(step.gaps, key=lambda cause: step.gaps[cause], default=None)
@@ -163,7 +163,7 @@ def timeline_caption(work: StepPieces) -> str:
     if work.left_out:
         words += (
             f" {counted(work.left_out, 'shorter piece')} of {milliseconds(work.left_out_us)} together "
-            "are not drawn, and so no idle lane."
+            "are not drawn, and neither is the idle lane."
         )
     return words
 
@@ -240,8 +240,8 @@ def ranks(document: Mapping[str, Any]) -> Picture:
     return Picture(
         "ranks",
         f"Step {step} on each rank" if step else "The traces of each rank",
-        "Computing may run beside collectives; those are exposed that nothing runs beside. A rank that "
-        f"is ready early waits in them for rank {document['slowest']}.",
+        "Collectives may overlap with computing; a collective is exposed while nothing overlaps it. "
+        f"A rank that is ready early waits in it for rank {document['slowest']}.",
         rank_figure(frame),
         frame,
         TEXTS["ranks"].template,  # it runs the command that prints the same

@@ -105,7 +105,7 @@ def test_nothing_to_draw_is_a_sentence(operations):
     document = {**profile_with_work(), "operations": operations}
     assert roofline_frame(document).empty
     assert (
-        "whose work and time are known"
+        "with known FLOPs and time"
         in picture_of("RUN", document).figure.layout.annotations[0].text
     )
 
