@@ -15,7 +15,8 @@ ROOT = Path(__file__).resolve().parents[1]
 SENTENCES = Path(__file__).with_name("sentences")
 WORD = re.compile(r"[A-Za-z][a-z]+")
 CODE = re.compile(
-    r"^\s*(SELECT|WITH|FROM|WHERE|CREATE|import|from \S+ import|def|class|<\w|\(\?|//)|\(\?[:P=!]|[;{]\s*$|=> |::"
+    r"^\s*(SELECT|WITH|FROM|WHERE|CREATE|import|from \S+ import|def|class|<\w|\(\?|//)"
+    r"|\(\?[:P=!]|[;{]\s*$|=> |::"
 )
 """How a query, a page's markup or script, a pattern or a template of code begins or ends."""
 
@@ -50,9 +51,8 @@ def is_sentence(text: str) -> bool:
 
 
 def sentences(source: str) -> list[str]:
-    """The sentences of a module in the order of the code, without its docstrings and raised notes."""
+    """The sentences of a module in the order of the code, without its docstrings."""
     tree = ast.parse(source)
-    skipped: set[int] = set()
     found = []
 
     def visit(node: ast.AST) -> None:

@@ -284,7 +284,9 @@ def _refuse_odd_numbers(operation: Operation) -> None:
         number = type(value) in (int, float)
         too_large = type(value) is int and abs(value) > _LARGEST_SCALAR
         if too_large or (name in operation.facts and not number):
-            raise ValueError(f"an operation's {name[:40]!r} holds a value that mpdiag never writes there")
+            raise ValueError(
+                f"an operation's {name[:40]!r} holds a value that mpdiag never writes there"
+            )
 
 
 def _refuse_broken_links(operations: Iterable[Operation]) -> None:

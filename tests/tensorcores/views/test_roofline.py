@@ -105,8 +105,7 @@ def test_nothing_to_draw_is_a_sentence(operations):
     document = {**profile_with_work(), "operations": operations}
     assert roofline_frame(document).empty
     assert (
-        "with known FLOPs and time"
-        in picture_of("RUN", document).figure.layout.annotations[0].text
+        "with known FLOPs and time" in picture_of("RUN", document).figure.layout.annotations[0].text
     )
 
 
