@@ -33,7 +33,11 @@ def record(
     ] = None,
     operations: Annotated[
         int | None,
-        Option(min=0, metavar="N", help="Steps in which every operation is recorded; default 3."),
+        Option(
+            min=0,
+            metavar="N",
+            help="Record every operation in N steps; default: 3, then more as the budget allows.",
+        ),
     ] = None,
     fp32: Annotated[bool, Option("--fp32", help="Switch the script's own autocast off.")] = False,
     live: Annotated[

@@ -325,7 +325,6 @@ class ScriptRecording:
             )
 
     def _begin(self, models: dict[str, Adopted], found: Discovered) -> None:
-        from mpdiag.recording.operations import DEFAULT
         from mpdiag.recording.recorder import Recorder
         from mpdiag.recording.run_folder import RecordingOptions
         from mpdiag.tracing.names import NameFilter, Subjects
@@ -345,7 +344,7 @@ class ScriptRecording:
                 options.cadence,
                 options.include,
                 options.exclude,
-                operations=DEFAULT if options.operations is None else options.operations,
+                operations=options.operations,
                 script=settings.script,
             ),
             precision=self._precision,

@@ -37,6 +37,7 @@ from mpdiag.runs.operations import encode
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
+    from mpdiag.recording.growth import LayerGrowth
     from mpdiag.recording.ledger import Ledger
     from mpdiag.recording.operations import OperationWatch
     from mpdiag.runs.writer import RunWriter
@@ -50,10 +51,12 @@ STRATA = 50
 BUDGET = 0.02
 ALLOWANCE = 10.0
 """Seconds that a recording may cost after its first step before anything is thinned."""
+OPERATIONS_ALLOWANCE = 5.0
+"""Seconds that steps with operations may take, after the first step, before they must fit the budget."""
 _WINDOW = 8
 _PLAIN_WINDOW = 32
 _LARGEST = 1 << 20
-_FIRST_OPERATIONS, _GROWTH = 10, 10
+_SECOND_OPERATIONS, _THIRD_OPERATIONS = 10, 100
 
 
 @dataclass(frozen=True)
@@ -94,9 +97,11 @@ class Cadence:
             recorded: How many steps were recorded before.
             thin: As for ``records``.
         """
-        if self.every is not None or (self.max_steps is not None and recorded >= self.max_steps):
-            return False
-        return 0 <= rounds <= DENSE_STEPS and rounds % thin == 0
+        return self.may_add(recorded) and 0 <= rounds <= DENSE_STEPS and rounds % thin == 0
+
+    def may_add(self, recorded: int) -> bool:
+        """Whether steps may be recorded beside those of ``records``, after so many recorded ones."""
+        return self.every is None and (self.max_steps is None or recorded < self.max_steps)
 
     def records(self, step: int, recorded: int, thin: int = 1) -> bool:
         """Whether to record this step (0 is the first), after ``recorded`` recorded ones.
@@ -181,6 +186,8 @@ class Governor:
         self._spent_before = 0.0
         self._first = 0.0  # what recording took in the first step
         self._steps = 0
+        self._operations = 0.0  # what steps in which operations were recorded took, as a whole
+        self._dear = {False: 0.0, True: 0.0}  # the last one of these, without and with its effects
         self._plain: deque[float] = deque(maxlen=_PLAIN_WINDOW)
         self._recorded: deque[tuple[float, float]] = deque(maxlen=_WINDOW)
 
@@ -203,7 +210,9 @@ class Governor:
         if self._depth == 0:
             self.spent += max(0.0, self._clock() - self._began)
 
-    def step_ended(self, step: int, *, recorded: bool, ordinary: bool, waits: bool) -> None:
+    def step_ended(
+        self, step: int, *, recorded: bool, ordinary: bool, waits: bool, effects: bool = False
+    ) -> None:
         """Note a step's duration, and thin if need be.
 
         Args:
@@ -212,6 +221,7 @@ class Governor:
             ordinary: Whether that was the usual record, without operations.
             waits: Whether the host waits for what it computes. An accelerator works on after a hook
                 has returned: there, recorded steps are also compared with the others as wholes.
+            effects: Whether it was run again besides, to see what rounding its operations does.
         """
         now = self._clock()
         seconds, own = max(0.0, now - self._step_began), self.spent - self._spent_before
@@ -220,7 +230,11 @@ class Governor:
         self.elapsed += seconds
         if self._steps == 1:  # it compiles, imports and allocates, once
             self._first = own
-        if self._steps == 1 or not ordinary:
+        if self._steps == 1:
+            return
+        if not ordinary:
+            self._operations += seconds
+            self._dear[effects] = seconds
             return
         if not recorded:
             self._plain.append(seconds)
@@ -228,6 +242,21 @@ class Governor:
         self._recorded.append((seconds, own))
         if self._budget is not None and self.spent - self._first > ALLOWANCE:
             self._adjust(step, self._budget, waits)
+
+    def affords_operations(self, *, effects: bool) -> bool:
+        """Whether recording stays inside its budget with one more step of operations.
+
+        It is taken to cost as much as the last one did.
+
+        Args:
+            effects: Whether it is run again besides; that costs several times as much.
+        """
+        cost = self._dear[effects]
+        return (
+            self._budget is None
+            or self._operations + cost <= OPERATIONS_ALLOWANCE
+            or self.spent - self._first + cost <= self._budget * self.elapsed
+        )
 
     def to_json(self) -> dict[str, Any]:
         """For ``meta.json``: what was thinned, all seconds, and those that recording took."""
@@ -277,11 +306,12 @@ class GovernedPace:
         cadence: Which steps to record.
         governor: By which factor to thin them.
         ledger: Knows how many steps were recorded.
-        operations: A step in which these are recorded is no measure of others.
+        operations: A step in which these are recorded is no measure of others. Without ``every``
+            the step from which on they are due is recorded, too.
     """
 
     def __init__(
-        self, cadence: Cadence, governor: Governor, ledger: Ledger, operations: OperationWatch
+        self, cadence: Cadence, governor: Governor, ledger: Ledger, operations: OperationSteps
     ) -> None:
         self._cadence = cadence
         self._governor = governor
@@ -290,7 +320,10 @@ class GovernedPace:
 
     def wants(self, step: int) -> bool:
         """Whether to record the step of this number."""
-        return self._cadence.records(step, self._ledger.steps_closed, self._governor.thin)
+        closed, cadence = self._ledger.steps_closed, self._cadence
+        return cadence.records(step, closed, self._governor.thin) or (
+            cadence.may_add(closed) and self._operations.ask_for(step)
+        )
 
     def wants_in_phase(self, rounds: int) -> bool:
         """Whether to record the step of this number in a phase."""
@@ -301,7 +334,7 @@ class GovernedPace:
     @contextmanager
     def turn(self, ended: Step) -> Iterator[None]:
         """Measure what it costs to end a step and to begin the next one."""
-        ordinary = not self._operations.wanted
+        ordinary, effects = not self._operations.recording, self._operations.with_effects
         with self._governor:
             yield
         self._governor.step_ended(
@@ -309,26 +342,32 @@ class GovernedPace:
             recorded=ended.recorded,
             ordinary=ordinary,
             waits=self._ledger.on_host,
+            effects=effects,
         )
 
 
-def planned(count: int, index: int, step: int) -> bool:
-    """Whether the next operation record is due: at steps 0, 10, 100, 1000 …, ``count`` in all.
+def next_operations(last: int) -> int:
+    """The step from which on operations are recorded again: 0, 10, 100, then a quarter later each time.
 
-    Early steps show what initial weights do, later ones what training has made of them.
+    Early steps show what initial weights do, later ones what training has made of them. Wherever a
+    training of more than 100 steps ends, one of them lies in its last fifth.
 
     Args:
-        count: In how many steps operations are recorded.
-        index: In how many they were.
-        step: The present step.
+        last: The step in which they were recorded last; -1 before the first.
     """
-    return index < count and step >= (
-        0 if index == 0 else _FIRST_OPERATIONS * _GROWTH ** (index - 1)
-    )
+    if last < 0:
+        return 0
+    if last < _SECOND_OPERATIONS:
+        return _SECOND_OPERATIONS
+    return max(_THIRD_OPERATIONS, -(-5 * last // 4))
 
 
 class OperationSteps(StepListener):
     """Picks the steps whose operations are recorded, and writes them.
+
+    They are due at the steps of ``next_operations``, and as soon as a layer has grown beyond what they
+    showed (``growth.py``). From the fourth time on they wait until the budget has room for them, and a
+    step is run again only where it has room for that, too; unless their number was asked for.
 
     Where optimizers step one at a time, as in a GAN, a step of one shows a part of the training: each
     time operations are due, they are recorded until every optimizer has stepped. Those of the first
@@ -336,23 +375,32 @@ class OperationSteps(StepListener):
 
     Args:
         watch: Records them.
-        count: How many times to record so.
+        count: How many times to record so; None: as often as the budget allows.
         writer: Writes them.
         failed: Told what failed.
         optimizers: All of the training; the list may grow.
+        governor: Knows what the budget allows.
+        growth: Knows whether a layer has grown.
+        exact: Ask for the very step from which on they are due. Ranks, which measure their budgets
+            apart, must not: they share the steps that they record.
 
     Attributes:
         steps: Those written.
         reason: Why none, or no more, are recorded; empty if there is no reason.
+        with_effects: Whether the present step is run again at its end, if its operations are recorded.
     """
 
     def __init__(
         self,
         watch: OperationWatch,
-        count: int,
+        count: int | None,
         writer: RunWriter,
         failed: Callable[[str, Exception], None],
         optimizers: Sequence[Optimizer] = (),
+        *,
+        governor: Governor,
+        growth: LayerGrowth,
+        exact: bool = True,
     ) -> None:
         self.steps: list[int] = []
         self.reason = ""
@@ -361,15 +409,49 @@ class OperationSteps(StepListener):
         self._writer = writer
         self._failed = failed
         self._optimizers = optimizers
+        self._governor = governor
+        self._growth = growth
+        self._exact = exact
+        self.with_effects = True
+        self._number = 0  # of the present step, or of the one that begins
+        self._last = -1  # step in which every optimizer had been seen
         self._done = 0  # of ``count``
         self._tries = 0  # steps recorded since then
         self._opening = False  # the first step of a phase is still to be recorded
         self._missing: set[int] = set()  # optimizers that have not stepped since then
-        watch.usable = count > 0
+        watch.usable = count != 0
+
+    @property
+    def recording(self) -> bool:
+        """Whether the present step's operations are recorded."""
+        return self._watch.wanted
+
+    def ask_for(self, step: int) -> bool:
+        """Whether a step should be recorded for its operations' sake, though it need not be.
+
+        Args:
+            step: The number of its round: where several optimizers take turns, no step is asked for.
+        """
+        return self._exact and step == self._number and self._watch.usable and self._due()
+
+    def _due(self) -> bool:
+        """Whether operations are recorded in the present step, if it is."""
+        if self._tries > 0:
+            return True
+        if self._count is not None:
+            return self._done < self._count and self._number >= next_operations(self._last)
+        grown = self._growth.passed and self._last >= _SECOND_OPERATIONS
+        due = grown or self._number >= next_operations(self._last)
+        return due and (self._early or self._governor.affords_operations(effects=False))
+
+    @property
+    def _early(self) -> bool:
+        """Whether the operations of the present step are due whatever they cost."""
+        return self._count is not None or self._last < _THIRD_OPERATIONS
 
     def refuse(self, reason: str) -> None:
         """Record none at all, for this reason."""
-        if self._count > 0:
+        if self._count != 0:
             self.reason, self._watch.usable = reason, False
 
     def forgo(self, reason: str) -> None:
@@ -382,8 +464,10 @@ class OperationSteps(StepListener):
     def step_began(self, step: Step) -> None:
         """Whether this step's operations are recorded."""
         self._opening |= step.opens
-        due = self._opening or self._tries > 0 or planned(self._count, self._done, step.number)
-        self._watch.begin(step.number, step.recorded and due and self._count > 0)
+        self._number = step.number
+        due = step.recorded and self._count != 0 and (self._opening or self._due())
+        self.with_effects = self._early or self._governor.affords_operations(effects=True)
+        self._watch.begin(step.number, due, effects=self.with_effects)
         if self._tries == 0:
             self._missing = {id(o) for o in self._optimizers}
 
@@ -397,6 +481,7 @@ class OperationSteps(StepListener):
 
     def step_ended(self, step: Step) -> None:
         """Write the operations of the step, if they were recorded."""
+        self._number = step.number + 1
         if not self._watch.wanted:
             return
         try:
@@ -404,25 +489,29 @@ class OperationSteps(StepListener):
             if found and (left_alone or any(o.phase == "backward" for o in found)):
                 self._writer.append_operations(encode(found))
                 self.steps.append(step.number)
-                self._note_written()
+                self._growth.operations_recorded(step.number)
+                self._note_written(step.number)
         except Exception as error:  # noqa: BLE001 - training goes on, and so does the recording
             self._failed("writing operations", error)
             self._opening = False  # the next planned step tries again, and none before it
-            self._done, self._tries = self._done + 1, 0
+            self._note_done(step.number)
 
     def optimizer_stepped(self, optimizer: Optimizer) -> None:
         """One optimizer less to wait for."""
         if self._watch.wanted:
             self._missing.discard(id(optimizer))
 
-    def _note_written(self) -> None:
+    def _note_written(self, step: int) -> None:
         """Wait for further optimizers, but not for one that hardly ever steps."""
         if self._opening:
             self._opening = False
             return
         self._tries += 1
         if not self._missing or self._tries >= len(self._optimizers):
-            self._done, self._tries = self._done + 1, 0
+            self._note_done(step)
+
+    def _note_done(self, step: int) -> None:
+        self._last, self._done, self._tries = step, self._done + 1, 0
 
     def stopped(self) -> None:
         """Record no operations any more."""

@@ -25,6 +25,7 @@ from mpdiag.runs.schema import TOTAL, Kind, Placement, Stage, UpdateStack, encod
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from mpdiag.recording.growth import LayerGrowth
     from mpdiag.runs.writer import RunWriter
 
 _DRAIN_ROWS = 1024
@@ -120,13 +121,15 @@ class Ledger:
 
     Args:
         writer: Where parts go.
+        growth: Is told layers' largest outputs as soon as that waits for no device.
 
     Attributes:
         steps_closed: Steps so far that have rows, written or not.
     """
 
-    def __init__(self, writer: RunWriter) -> None:
+    def __init__(self, writer: RunWriter, growth: LayerGrowth | None = None) -> None:
         self.steps_closed = 0
+        self._growth = growth
         self._writer = writer
         self._encoded: list[pa.Table] | None = None  # since they were taken; None if nobody does
         self._rows: dict[torch.device, Rows] = {}
@@ -229,7 +232,19 @@ class Ledger:
         self._books = replace(self._books, closed=(*self._books.closed, *kept))
         self._open = {}
         self.steps_closed += bool(kept)
+        for device, rows in self._rows.items():
+            if device.type == "cpu":
+                self._note_growth(rows.read(), [e for e in kept if e.key.device == device])
         return len(kept)
+
+    def _note_growth(self, raw: RawRows, entries: Iterable[_Entry]) -> None:
+        if self._growth is None:
+            return
+        highest = raw.extremes[:, 0]
+        for entry in entries:
+            if entry.key.kind == "activation":
+                size = max(highest[row] for row in entry.rows)
+                self._growth.note(entry.step, entry.key.name, float(size))
 
     def drop_step(self) -> None:
         """Forget all rows of the open step."""
@@ -282,6 +297,8 @@ class Ledger:
             if not entries:
                 continue
             raw = rows.read()
+            if device.type != "cpu":
+                self._note_growth(raw, entries)
             # Some at a time: what a step of thousands of layers is unpacked into stays in cache.
             tables += [
                 self._table(raw, entries[start : start + _DRAIN_ROWS])

@@ -39,7 +39,6 @@ from mpdiag.tracing.dispatch import by_name, in_backward, is_hidden, written
 from mpdiag.tracing.source_lines import SourceLine, SourceLines
 from mpdiag.tracing.tap import OperationTap
 
-DEFAULT = 3
 _MAX_OPERATIONS = 50_000
 
 # What neither reads nor writes a value worth a record.
@@ -116,8 +115,14 @@ class OperationWatch:
         """Whether a backward pass of the step was left alone."""
         return self._left_at is not None
 
-    def begin(self, step: int, wanted: bool) -> None:
-        """A new step begins; nothing is recorded before ``resume``."""
+    def begin(self, step: int, wanted: bool, *, effects: bool = True) -> None:
+        """A new step begins; nothing is recorded before ``resume``.
+
+        Args:
+            step: Its number.
+            wanted: Whether to record its operations.
+            effects: Whether to run it again at its end, to see what rounding them does.
+        """
         self.wanted = wanted and self.usable
         if not self.wanted and self._holds_nothing:
             return
@@ -130,7 +135,7 @@ class OperationWatch:
             self._passes.detach()
         else:
             self._passes.attach()
-            self._effects.begin(wanted=step > 0)  # weights as they were made say little
+            self._effects.begin(wanted=effects and step > 0)  # weights as they were made say little
             self._lines.take_over(earlier)  # its graph may outlive the step before, if that was one
 
     def resume(self) -> None:

@@ -40,11 +40,12 @@ from mpdiag.recording.cadence import (
 )
 from mpdiag.recording.failures import Failures, HookGuard
 from mpdiag.recording.grad_scaler import ScalerWatch
+from mpdiag.recording.growth import LayerGrowth
 from mpdiag.recording.ledger import Ledger
 from mpdiag.recording.lifecycle import carry_through, live
 from mpdiag.recording.losses import LossLog
 from mpdiag.recording.observer import Observer
-from mpdiag.recording.operations import DEFAULT, OperationWatch
+from mpdiag.recording.operations import OperationWatch
 from mpdiag.recording.run_folder import Audience, Described, RecordingOptions, RunFolder
 from mpdiag.recording.step_clock import StepClock
 from mpdiag.recording.weights import CopiedParameters, WeightCopies, WeightObserver
@@ -70,7 +71,7 @@ def record(
     exclude: str | None = None,
     max_steps: int | None = None,
     budget: float | None = BUDGET,
-    operations: int = DEFAULT,
+    operations: int | None = None,
     overwrite: bool = False,
     fp32: bool = False,
     copy_budget: int | None = None,
@@ -93,10 +94,12 @@ def record(
         budget: Share of step time that recording may take. The recorder measures itself, and once
             it has cost 10 seconds after the first step it records 2, 4, 8 … times fewer steps if it
             takes more. With None, or with ``every``, no step is left out.
-        operations: In so many of the recorded steps (the first ones from steps 0, 10, 100 … on),
-            record every operation too: what it reads and writes, its module, its line of code.
-            Where several optimizers step one at a time, so many of each, and the first step from
-            where one joins. Of a closure, its first evaluation is recorded.
+        operations: In how many steps to record every operation too: what it reads and writes, its
+            module, its line of code. Default: in steps 0, 10 and 100, then in 125, 157 … (each a
+            quarter later), and when a layer's largest output has passed four times what it was, as
+            long as the budget allows it. A number records the first ones of these steps whatever they
+            cost; 0 records none. Where several optimizers step one at a time, so many of each, and
+            the first step from where one joins. Of a closure, its first evaluation is recorded.
         overwrite: Replace a run that lies in the folder already.
         fp32: Switch the training's own ``torch.autocast`` off while it is recorded. With it on, the
             recording is none of FP32 training, and says so.
@@ -110,7 +113,7 @@ def record(
     """
     optimizers = _as_list(optimizer)
     cadence = Cadence(every, max_steps, budget)
-    if type(operations) is not int or operations < 0:
+    if operations is not None and (type(operations) is not int or operations < 0):
         raise UsageError(f"operations must be a number of steps, 0 or more, not {operations!r}")
     return Recorder(
         model,
@@ -207,19 +210,34 @@ class Recorder:
             return
         budget = options.cadence.budget if options.cadence.every is None else None
         governor = Governor(budget, SPARSE_EVERY, clock)
-        steps = OperationSteps(watch, options.operations, writer, failed, optimizers)
+        growth = LayerGrowth()
+        steps = OperationSteps(
+            watch,
+            options.operations,
+            writer,
+            failed,
+            optimizers,
+            governor=governor,
+            growth=growth,
+            exact=world == 1,
+        )
         described = Described(
             options, self._subjects, optimizers, world, governor, steps, precision
         )
-        self._parts = self._assembled(writer, described, watch, copies or WeightCopies())
+        ledger = Ledger(writer, growth)
+        self._parts = self._assembled(writer, described, watch, ledger, copies or WeightCopies())
         self._unstarted = weakref.finalize(self, _warn_of_no_start, folder)
 
     def _assembled(
-        self, writer: RunWriter, described: Described, watch: OperationWatch, copies: WeightCopies
+        self,
+        writer: RunWriter,
+        described: Described,
+        watch: OperationWatch,
+        ledger: Ledger,
+        copies: WeightCopies,
     ) -> _Parts:
         governor, operations = described.governor, described.operations
         about, optimizers, clock = self._subjects, self._optimizers, self._clock
-        ledger = Ledger(writer)
         guard = HookGuard(clock, governor, watch, self._failures)
         copied = CopiedParameters()
         scalers = ScalerWatch(clock, ledger, optimizers)
@@ -230,7 +248,7 @@ class Recorder:
         # which closes the ledger's step, comes last.
         clock.attach(
             (scalers, operations, weights, observer, folder),
-            GovernedPace(described.options.cadence, governor, ledger, watch),
+            GovernedPace(described.options.cadence, governor, ledger, operations),
         )
         return _Parts(
             governor, ledger, watch, operations, scalers, copied, weights, observer, folder

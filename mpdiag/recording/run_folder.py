@@ -80,7 +80,7 @@ class RecordingOptions:
         include: Regular expression of names to record.
         exclude: Regular expression of names to leave out.
         overwrite: Replace a run that lies in the folder already.
-        operations: In how many steps to record operations, too.
+        operations: In how many steps to record operations, too; None: as many as the budget allows.
         script: The script that trains, for ``meta.json``.
     """
 
@@ -88,7 +88,7 @@ class RecordingOptions:
     include: str | None = None
     exclude: str | None = None
     overwrite: bool = False
-    operations: int = 0
+    operations: int | None = 0
     script: str | None = None
 
 

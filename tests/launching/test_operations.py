@@ -14,7 +14,11 @@ LOOP = SCRIPTS / "plain_loop.py"
 
 @pytest.mark.parametrize(
     ("options", "steps"),
-    [((), [0, 10]), (("--operations", "1"), [0]), (("--operations", "0"), [])],
+    [
+        ((), [0, 10, 83]),  # at 83 a layer has grown four times as large
+        (("--operations", "2"), [0, 10]),
+        (("--operations", "0"), []),
+    ],
 )
 def test_operations_of_so_many_steps(fork_server, tmp_path, options, steps):
     plain = fork_server("python", LOOP, cwd=tmp_path)

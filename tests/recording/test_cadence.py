@@ -10,7 +10,14 @@ from support import batch, network
 import mpdiag
 from mpdiag.errors import UsageError
 from mpdiag.numerics.periods import LARGEST_PERIOD
-from mpdiag.recording.cadence import ALLOWANCE, DENSE_STEPS, SPARSE_EVERY, Cadence, Governor
+from mpdiag.recording.cadence import (
+    ALLOWANCE,
+    DENSE_STEPS,
+    OPERATIONS_ALLOWANCE,
+    SPARSE_EVERY,
+    Cadence,
+    Governor,
+)
 from mpdiag.recording.ledger import Ledger
 from mpdiag.recording.recorder import Recorder
 from mpdiag.recording.run_folder import RecordingOptions
@@ -161,6 +168,33 @@ def test_what_thins_nothing_and_an_accelerator_that_works_on_is_seen_in_whole_st
     assert govern(lambda step: 5.0, 200, plain=0.0)[0].thin == 1
     assert govern(lambda step: 0.3, 4_000, waits=False, device=1.0)[0].thin == 4  # 1.3 / 0.02 / 20
     assert govern(lambda step: 0.3, 4_000, waits=True, device=1.0)[0].thin == 1
+
+
+def dear(governor, clock, cost, *, effects):
+    """A step of a second, and ``cost`` more for its operations."""
+    with governor:
+        clock.now += cost
+    clock.now += 1.0
+    governor.step_ended(0, recorded=True, ordinary=False, waits=True, effects=effects)
+
+
+def test_operations_wait_until_the_budget_has_room_for_them():
+    clock = Clock()
+    governor = Governor(0.02, SPARSE_EVERY, clock)
+    dear(governor, clock, 40.0, effects=False)  # the first step compiles, and counts for nothing
+    assert governor.affords_operations(effects=True)
+    dear(governor, clock, 2.0, effects=True)
+    dear(governor, clock, 0.5, effects=False)
+    assert OPERATIONS_ALLOWANCE < 4.5 + 1.5
+    waits = {}
+    for effects in (False, True):
+        while not governor.affords_operations(effects=effects):
+            clock.now += 1.0
+            governor.step_ended(0, recorded=False, ordinary=True, waits=True)
+        waits[effects] = governor.elapsed
+    assert waits[False] == pytest.approx((2.5 + 1.5) / 0.02, abs=1.0)
+    assert waits[True] == pytest.approx((2.5 + 3.0) / 0.02, abs=1.0)
+    assert Governor(None, SPARSE_EVERY, clock).affords_operations(effects=True)
 
 
 # -- in a recording --------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import mpdiag
 from mpdiag.errors import UsageError
 from mpdiag.numerics.histograms import ExponentHistogram
-from mpdiag.recording.cadence import planned
+from mpdiag.recording.cadence import next_operations
 from mpdiag.recording.operations import OperationWatch
 from mpdiag.runs.run import open_run
 from mpdiag.runs.training_log import read_log
@@ -110,10 +110,43 @@ def test_chosen_steps_alone(tmp_path):
     assert run.operations() == []
     assert mpdiag.analyze(run).operations == ()
     assert not (tmp_path / "none" / "operations").exists()
-    steps = [s for s in range(2000) if planned(9, sum(s > t for t in (0, 10, 100, 1000)), s)]
-    assert {0, 10, 100, 1000} <= set(steps)
     with pytest.raises(UsageError, match="operations"):
         mpdiag.record(Net(), None, tmp_path / "x", operations=-1)
+
+
+def test_one_of_the_steps_lies_in_the_last_fifth_of_every_training():
+    due = [0]
+    while due[-1] < 100_000:
+        due.append(next_operations(due[-1]))
+    assert due[:7] == [0, 10, 100, 125, 157, 197, 247]
+    for length in range(126, 100_000, 7):
+        assert max(step for step in due if step < length) >= 0.8 * (length - 1) - 1
+    assert next_operations(-1) == 0
+    assert [next_operations(step) for step in (3, 10, 40, 104)] == [10, 100, 100, 130]
+
+
+@pytest.mark.parametrize(
+    ("options", "steps"),
+    [
+        ({}, [0, 10, 31, 62, 100, 125]),  # the growth shows in steps 30 and 61
+        ({"operations": 4}, [0, 10, 100, 125]),
+        ({"operations": 3}, [0, 10, 100]),
+        ({"every": 30}, [0, 30, 90, 120]),
+        ({"max_steps": 25}, [0, 10, 31, 62]),
+    ],
+)
+def test_a_layer_that_grows_asks_for_operations(tmp_path, options, steps):
+    """Its input is five times as large from step 30 on, and 25 times from step 60 on."""
+    model = nn.Linear(8, 2, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), 0.0)
+    x = torch.randn(4, 8)
+    with mpdiag.record(model, optimizer, tmp_path / "run", budget=None, **options) as recorder:
+        for step in range(130):
+            size = 1.0 + 4.0 * (step >= 30) + 20.0 * (step >= 60)
+            model(x * size).sum().backward()
+            optimizer.step()
+    assert recorder.failures == []
+    assert open_run(tmp_path / "run").meta["operations"]["steps"] == steps
 
 
 def test_a_users_own_mode_is_left_as_it_was(tmp_path):
