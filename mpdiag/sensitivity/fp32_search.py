@@ -54,6 +54,7 @@ Answer = Literal["none", "found", "unfinished", "impossible"]
 OnProgress = Callable[[str, int, int], None]
 """Called with the current activity, the number of trainings so far, and the size of the best set."""
 
+SCHEMA_VERSION = 1
 STATE_FILE = "search.json"
 EVERYTHING_LOW = tuple(sorted(op for op, rule in LISTS.items() if rule == "fp32"))
 
@@ -95,8 +96,9 @@ class SearchResult:
         return sum(len(probe.metrics) for probe in self.probes)
 
     def to_json(self) -> dict[str, Any]:
-        """The search's result as plain values."""
+        """The document of ``mpdiag search --json``."""
         return {
+            "schema_version": SCHEMA_VERSION,
             "answer": self.answer,
             "fp32": [{"module": c.module, "op": c.op} for c in self.fp32],
             "reference": None if self.spread is None else self.spread.to_json(),

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from schemas import assert_described
 from typer.testing import CliRunner
 
 from mpdiag.analysis.analyzer import analyze
@@ -39,6 +40,7 @@ def test_a_file_from_recording_to_plan(tmp_path, root):
     assert (ranked.frame["operation"].iloc[0], ranked.frame["trained"].iloc[0]) == ("pow", MUST)
     again = run(*options, "--json")  # nothing is trained any more: recording and search are kept
     document = json.loads(again.stdout)
+    assert_described("search", document)
     assert document["answer"] == "found"
     assert json.loads((place / "search.json").read_text()) == trained
 
@@ -51,6 +53,7 @@ def test_a_workload_by_a_plan(tmp_path):
     )  # fmt: skip
     assert result.exit_code == ExitCode.OK, result.stderr
     document = json.loads(result.stdout)
+    assert_described("search", document)
     assert document["answer"] == "none"
     assert document["reference"]["higher_is_better"] is True
     assert {c["module"] for c in document["candidates"]} >= {"stem", "classifier"}

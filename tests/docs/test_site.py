@@ -131,8 +131,8 @@ def test_the_overview_lists_every_command_and_no_other():
 
 def test_the_overview_says_which_commands_speak_json():
     speakers = {n for n, c in COMMANDS.items() if any("--json" in p.opts for p in c.params)}
-    (sentence,) = re.findall(r"With `--json` \((.*?)\)", text("docs/commands/index.md"))
-    assert set(re.findall(r"`(\w+)`", sentence)) == speakers
+    linked = re.findall(r"\[`(\w+)`\]\(\.\./schemas/\1\.json\)", text("docs/commands/index.md"))
+    assert set(linked) == speakers
 
 
 def test_shown_output_is_what_the_command_prints(hooks):

@@ -5,6 +5,7 @@ import threading
 
 import pytest
 import torch
+from schemas import assert_described
 from torch import nn
 from torch.nn.modules import module as module_hooks
 
@@ -40,6 +41,7 @@ def test_this_machine_says_what_ran_where(dtype):
         train(5, model=model, bf16=dtype == "bf16")
     assert (p.done, p.seen, p.measured) == (True, 5, 2)
     document = p.result.to_json()
+    assert_described("profile", document)
     assert document["steps"] == 2
     assert document["device"]["has_amx"] == bool(torch.cpu._is_amx_tile_supported())
     operations = {(o["op"], o["module"], o["phase"]): o for o in document["operations"]}

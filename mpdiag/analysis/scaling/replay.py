@@ -23,6 +23,8 @@ from mpdiag.numerics.loss_scalers import Scaler, scaler_class, scaler_named
 from mpdiag.runs.records import Records
 from mpdiag.runs.run import Run, open_run
 
+SCHEMA_VERSION = 1
+
 
 @dataclass(frozen=True, eq=False)
 class Replay:
@@ -50,9 +52,10 @@ class Replay:
         return int(self.overflow.sum())
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values; a maximum that was not finite is null."""
+        """The document of ``mpdiag replay --json``; a maximum that was not finite is null."""
         rows = zip(self.steps, self.scale, self.absmax, self.overflow, self.lost, strict=True)
         return {
+            "schema_version": SCHEMA_VERSION,
             "skips": self.skips,
             "final_scale": self.final_scale,
             "steps": [

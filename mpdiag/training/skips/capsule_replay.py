@@ -20,6 +20,8 @@ from mpdiag.training.skips.capsule import Capsule, load_capsule
 from mpdiag.training.skips.step_start import random_as_before
 from mpdiag.training.trainer import MixedPrecision
 
+SCHEMA_VERSION = 1
+
 Builder = Callable[[], tuple[nn.Module, Callable[[nn.Module, Any], Tensor]]]
 
 
@@ -42,9 +44,10 @@ class Replayed:
     first: Producer | None
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values; a loss that is not finite as text."""
+        """The document of ``mpdiag why CAPSULE --json``; a loss that is not finite is text."""
         finite = abs(self.loss) < float("inf")
         return {
+            "schema_version": SCHEMA_VERSION,
             "step": self.step,
             "scale": self.scale,
             "reason": self.reason,

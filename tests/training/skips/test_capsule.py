@@ -7,6 +7,7 @@ import calls
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from schemas import assert_described
 from support import backoff, wrapped
 from torch import nn
 
@@ -161,6 +162,7 @@ def test_the_command_runs_the_code_that_was_named(module):
     assert done.exit_code == 0, done.output
     assert "Inf first in mul" in " ".join(done.output.split())
     document = json.loads(calls.run(*named, "capsule_model:build", "--json").stdout)
+    assert_described("why", document)
     assert document["first"]["code"] == "h = h * h"
     done = calls.run("why", CAPSULE)
     assert done.exit_code == 2
