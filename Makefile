@@ -64,8 +64,10 @@ studies: $(READY)-bench ## run every study of correctness: hours
 	done
 
 .PHONY: wheel
-wheel: $(READY)-dev ## build the wheel and the source archive into dist/
+wheel: $(READY)-dev ## build the wheel and the source archive into dist/, and check them with twine
+	@rm -rf dist
 	@$(BIN)/python -m build --outdir dist
+	@$(BIN)/twine check --strict dist/*
 
 .PHONY: clean
 clean: ## remove builds and caches; .venv and runs/ stay
