@@ -8,7 +8,8 @@ change of the initial weights by 2^-17 does to FP32 training, or is not finite.
 
 * ``fp16``: as ``torch.autocast`` does (emulated, FP32 weights), without a loss scale and its checks;
   where this fails, with constant scales and a dynamic one. *Needs a scale*: fails without, and holds
-  with one of them.
+  with one of them. The dynamic one is that of ``torch.amp.GradScaler``'s defaults, and trained always:
+  *FP16 by default*. (Truths of before 2026-11-26 lack it where FP16 holds without a scale.)
 * ``bf16``: as ``torch.autocast`` does.
 * ``fp16 weights``: FP32 arithmetic, weights stored in FP16. *Needs masters*: this fails.
 * Where FP16 fails at every scale: each operation that autocast leaves in FP16, alone in FP16 (it reads
@@ -160,6 +161,7 @@ def examine(bench: Bench) -> dict[str, Any]:
     found["scale"] = scale
     found["fp16_trains"] = scale is not None
     found["needs_scale"] = unscaled if scale is not None else None
+    found["default_trains"] = not bench.fails("fp16 dynamic", arithmetic=fp16, scale=dynamic)
     found["bf16_trains"] = not bench.fails("bf16", arithmetic=bf16)
     found["needs_masters"] = bench.fails("fp16 weights", fp16_weights=True)
     found["operations"] = []
