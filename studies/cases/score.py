@@ -1,6 +1,6 @@
 """Holds what an analysis foretells of the cases against their truth.
 
-    python studies/cases/score.py --half tuning|opened|opened_2|unseen_2 [NAME …] [--minutes M] [--docs]
+    python studies/cases/score.py --half HALF [NAME …] [--minutes M] [--docs]
 
 Each case is recorded once in FP32 (seed 0, the recorder's defaults) and analyzed without a probe. For
 each question the analysis' answer is held against ``truth/HALF.json``:
