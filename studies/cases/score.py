@@ -21,6 +21,9 @@ each question the analysis' answer is held against ``truth/HALF.json``:
 * *FP16 fails as it is*, by autocast alone: foretold is ``cannot``, a scale that is needed, or operations
   that must stay in FP32.
 
+* Beside the plan, FP16 by the defaults of autocast and ``GradScaler`` and BF16 by autocast's are counted
+  where all three are known (``side_by_side``).
+
 Whatever else is said counts as a no, so abstaining is a miss. Recordings and trainings of plans are
 kept (``--kept``, by default in ``runs/cases``); what has not been trained when the time is up is trained
 by the next call, and by ``--quick`` not at all. A half that is scored whole leaves
@@ -224,6 +227,7 @@ def _truth(known: dict[str, Any]) -> dict[str, Any]:
         "named_and_needed": None,
         "bf16_fails": not known["bf16_trains"],
         "fp16_fails": known["fp16_fails_without_scale"],
+        "default_fails": not known["default_trains"] if "default_trains" in known else None,
     }
 
 
@@ -271,6 +275,33 @@ def expected_plans(cases: dict[str, Any]) -> dict[str, Any]:
         "failed": sum(expected),
         "share": share(sum(expected), len(expected)),
     }
+
+
+def side_by_side(cases: dict[str, Any]) -> dict[str, Any] | None:
+    """The plan beside FP16 and BF16 by the defaults of autocast and ``GradScaler``.
+
+    Returns:
+        Of the cases that were trained in all three ways how many train as FP32 in each, and those in
+        which a default trains and the plan does not, with the plan's verdict. None: no case was.
+    """
+    known = {
+        name: c
+        for name, c in cases.items()
+        if None not in (c["is_so"]["plan_fails"], c["is_so"]["default_fails"])
+    }
+    if not known:
+        return None
+    ways = {"plan": "plan_fails", "fp16": "default_fails", "bf16": "bf16_fails"}
+    worse = {
+        f"plan worse than {way}": {
+            name: c["said"]["level"]
+            for name, c in known.items()
+            if c["is_so"]["plan_fails"] and not c["is_so"][key]
+        }
+        for way, key in list(ways.items())[1:]
+    }
+    trains = {way: sum(not c["is_so"][key] for c in known.values()) for way, key in ways.items()}
+    return {"cases": len(known), "trains": trains, **worse}
 
 
 def docs_table(results: dict[str, Any]) -> str:
@@ -328,6 +359,7 @@ def score(
         "by_an_older_rule": [n for n, c in known.items() if file.is_old(c)],
         "questions": {q: t.to_json() for q, t in tallies(cases).items()},
         "expected_plans": expected_plans(cases),
+        "side_by_side": side_by_side(cases),
         "cases": cases,
     }
 
@@ -344,6 +376,12 @@ def tell(results: dict[str, Any]) -> None:
             print(f"    {mistake}")
     plans = results["expected_plans"]
     print(f"plans of the verdict 'expected': {plans['failed']} of {plans['trained']} fail")
+    if beside := results["side_by_side"]:
+        trains = ", ".join(f"{way} {count}" for way, count in beside["trains"].items())
+        print(f"of {beside['cases']} cases train as FP32: {trains}")
+        print(
+            *(f"{k}: {v}" for k, v in beside.items() if k.startswith("plan worse") and v), sep="\n"
+        )
     for key, what in (
         ("without_truth", "have no truth"),
         ("unusable", "are no cases: they diverge in FP32"),

@@ -219,6 +219,30 @@ def test_plans_that_are_expected_to_train_are_counted_with_those_that_do_not():
     assert (found["trained"], found["failed"], found["share"]["share"]) == (2, 1, 0.5)
 
 
+def test_the_plan_stands_beside_both_defaults():
+    from cases import score
+
+    def case(plan, fp16, bf16, level="expected"):
+        fails = {"plan_fails": plan, "default_fails": fp16, "bf16_fails": bf16}
+        return {"said": {"level": level}, "is_so": fails}
+
+    cases = {
+        "all train": case(False, False, False),
+        "by the plan alone": case(False, True, True),
+        "in BF16 alone": case(True, True, False, "cannot"),
+        "by default": case(True, False, True),
+        "plan not trained": case(None, False, False),
+        "default not trained": case(True, None, False),
+    }
+    assert score.side_by_side(cases) == {
+        "cases": 4,
+        "trains": {"plan": 2, "fp16": 2, "bf16": 2},
+        "plan worse than fp16": {"by default": "expected"},
+        "plan worse than bf16": {"in BF16 alone": "cannot"},
+    }
+    assert score.side_by_side({"n": cases["plan not trained"]}) is None
+
+
 def test_truths_of_an_older_rule_are_known_and_renewed(tmp_path, monkeypatch):
     from cases import collection, truth
 
