@@ -249,7 +249,8 @@ def _with_operations(
     """
     recorded = run.operations()
     curve = loss_curve(run)
-    found = detection.find_operations(recorded, target, scale.plan.recommended, curve)
+    sizes = statistics.largest_values({op.step for op in recorded})
+    found = detection.find_operations(recorded, target, scale.plan.recommended, curve, sizes)
     wide = frozenset(
         f.module for f in found if f.module and not f.covered and detection.is_low(f.op)
     )
@@ -259,7 +260,8 @@ def _with_operations(
     again = _scale(run, rest, rest.layers(), target)
     if again.void:
         return scale, found
-    return again, detection.find_operations(recorded, target, again.plan.recommended, curve)
+    recommended = again.plan.recommended
+    return again, detection.find_operations(recorded, target, recommended, curve, sizes)
 
 
 def _nothing_concluded(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -185,3 +185,64 @@ def merge_layers(records: Records, rows: NDArray[np.bool_] | None = None) -> Lay
     sums = LayerSums(records.words, keys, steps)
     sums.add(records, keep)
     return sums.result()
+
+
+@dataclass(frozen=True)
+class LargestValue:
+    """The largest |x| of a layer's outputs, or of a parameter, over a recording.
+
+    Attributes:
+        size: The largest of all recorded steps.
+        step: The first step that reaches it.
+        seen: The largest of each step whose operations were recorded, by step.
+    """
+
+    size: float
+    step: int
+    seen: Mapping[int, float]
+
+
+@dataclass(frozen=True)
+class LargestValues:
+    """The largest values of layers' outputs and of parameters, by name."""
+
+    layers: dict[str, LargestValue] = field(default_factory=dict)
+    parameters: dict[str, LargestValue] = field(default_factory=dict)
+
+
+UNKNOWN = LargestValues()
+
+
+def note_largest(
+    records: Records, kind: Kind, steps: Collection[int], known: dict[str, LargestValue]
+) -> None:
+    """Take the largest |x| of the rows of one kind into account, by name.
+
+    Args:
+        records: Rows; further calls may bring others.
+        kind: Activations or weights.
+        steps: The steps of which the largest is kept apart.
+        known: What is known so far; it is changed.
+    """
+    rows = np.flatnonzero(records.of_kind(kind))
+    rows = rows[np.lexsort((records.step[rows], -records.absmax[rows], records.name[rows]))]
+    names, first = np.unique(records.name[rows], return_index=True)
+    held = rows[np.isin(records.step[rows], list(steps))]
+    seen: dict[int, dict[int, float]] = {}
+    for name, step, size in zip(
+        records.name[held].tolist(),
+        records.step[held].tolist(),
+        records.absmax[held].tolist(),
+        strict=True,
+    ):
+        of_name = seen.setdefault(name, {})
+        of_name[step] = max(size, of_name.get(step, 0.0))
+    for code, row in zip(names.tolist(), rows[first].tolist(), strict=True):
+        name = records.words["name"][code]
+        size, step = float(records.absmax[row]), int(records.step[row])
+        before = known.get(name, LargestValue(0.0, step, {}))
+        merged = {**before.seen}
+        for at, top in seen.get(code, {}).items():
+            merged[at] = max(top, merged.get(at, 0.0))
+        larger = (size, step) if size > before.size else (before.size, before.step)
+        known[name] = LargestValue(*larger, merged)

@@ -20,7 +20,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mpdiag.analysis.layers import Counting, Layers, LayerSums, countable_rows, keys_of
+from mpdiag.analysis.layers import (
+    Counting,
+    LargestValues,
+    Layers,
+    LayerSums,
+    countable_rows,
+    keys_of,
+    note_largest,
+)
 from mpdiag.analysis.scaling.windows import Window, late_windows, step_maxima
 from mpdiag.numerics.formats import FP16, HALVES
 from mpdiag.numerics.histograms import ExponentHistogram
@@ -139,6 +147,17 @@ class RunStatistics:
                 own = keep & (piece.name == piece.code("name", layer))
                 merger.add(piece, np.where(own, at, -1))
         return [merger.result() for merger in mergers]
+
+    def largest_values(self, steps: Collection[int]) -> LargestValues:
+        """The largest values of layers' outputs and of parameters, and those of some steps.
+
+        Nothing is read where there are no such steps.
+        """
+        found = LargestValues({}, {})
+        for piece in self._pieces(histograms=False) if steps else ():
+            note_largest(piece, "activation", steps, found.layers)
+            note_largest(piece, "weight", steps, found.parameters)
+        return found
 
     def activations_per_step(self) -> int:
         """How many values the modules that keep their outputs put out in one step of one rank.

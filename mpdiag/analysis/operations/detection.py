@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from mpdiag.analysis.findings import Finding
+from mpdiag.analysis.layers import UNKNOWN, LargestValues
 from mpdiag.analysis.operations.gradient_rules import (
     SUSPICIONS,
     Site,
@@ -29,6 +30,7 @@ from mpdiag.analysis.operations.graph import (
     split,
     store,
 )
+from mpdiag.analysis.operations.growth import grown
 from mpdiag.analysis.operations.loss_change import NO_CURVE, LossCurve
 from mpdiag.analysis.operations.precision_rules import PERSISTENT
 from mpdiag.analysis.operations.precision_rules import RULES as PRECISION_RULES
@@ -58,6 +60,7 @@ def find_operations(
     target: FloatFormat,
     scale: float = 1.0,
     curve: LossCurve = NO_CURVE,
+    sizes: LargestValues = UNKNOWN,
 ) -> tuple[OperationFinding, ...]:
     """The operations that cannot be stored in a format; those the policy does not cover come first.
 
@@ -66,6 +69,8 @@ def find_operations(
         target: The format tensors are stored in.
         scale: The loss scale that gradients will carry.
         curve: The losses of the training, where they were recorded.
+        sizes: The largest values of layers and parameters in all recorded steps: an operation whose
+            values leave the range once these are as large is found, too.
     """
     graphs = split(operations, curve)
     sites = [{site(op) for op in graph.operations if not op.node} for graph in graphs]
@@ -74,6 +79,8 @@ def find_operations(
     for number, graph in enumerate(graphs):
         for found in _judged(graph, target, scale, spared):
             seen[found.code, found.op, found.module, found.where].append((number, found))
+    for number, found in _later(graphs, sites, target, scale, spared, sizes):
+        seen.setdefault((found.code, found.op, found.module, found.where), [(number, found)])
     merged = []
     for (code, *place), entries in seen.items():
         steps = sum(tuple(place) in one for one in sites) if code in PERSISTENT else 1
@@ -104,6 +111,26 @@ def _judged(
             flops_share=flops,
             bytes_share=moved,
         )
+
+
+def _later(
+    graphs: Sequence[StepGraph],
+    sites: Sequence[set[Site]],
+    target: FloatFormat,
+    scale: float,
+    spared: frozenset[Site],
+    sizes: LargestValues,
+) -> Iterator[tuple[int, OperationFinding]]:
+    """What leaves the range once layers have grown, by the last recorded step of each operation."""
+    last = {place: number for number, places in enumerate(sites) for place in places}
+    for number in sorted(set(last.values())):
+        graph = grown(graphs[number], sizes, target)
+        if graph is None:
+            continue
+        for found in _judged(graph, target, scale, spared):
+            place = found.op, found.module, found.where
+            if found.code == "overflow" and last.get(place) == number:
+                yield number, found
 
 
 def _by_gradients(

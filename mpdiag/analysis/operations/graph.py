@@ -35,6 +35,21 @@ FP32_LIMIT = 3.4028e38
 """A larger number is FP32's own limit: ``torch.finfo(x.dtype).min`` in the recording."""
 
 
+@dataclass(frozen=True)
+class Growth:
+    """How much larger a tensor is in another step than it was when operations were recorded.
+
+    Attributes:
+        factor: That of its largest value.
+        name: The layer or the parameter that has grown.
+        step: The step.
+    """
+
+    factor: float
+    name: str
+    step: int
+
+
 @dataclass(frozen=True, eq=False)
 class StepGraph:
     """The operations of one step.
@@ -42,10 +57,12 @@ class StepGraph:
     Attributes:
         operations: In order; ``operations[i].index == i``.
         curve: The losses of the training, where they were recorded.
+        growth: Of tensors that are taken to be larger than they were, by number; see ``growth.py``.
     """
 
     operations: Sequence[Operation]
     curve: LossCurve = NO_CURVE
+    growth: Mapping[int, Growth] = field(default_factory=dict)
     _figures: dict[tuple[str, int, str], int] = field(default_factory=dict, repr=False)
 
     @cached_property
@@ -96,7 +113,16 @@ class StepGraph:
 
     def overflow(self, tensor: TensorRecord, target: FloatFormat) -> int:
         """How many of a tensor's values leave a format's range, at least."""
+        if tensor.counted and tensor.tensor in self.growth:
+            octaves = math.floor(math.log2(self.growth[tensor.tensor].factor))
+            certain = int(tensor.histogram.overflow(target, octaves).lower)
+            return max(certain, int(target.overflows(self.largest(tensor))))
         return self._figure("overflow", tensor, target)
+
+    def largest(self, tensor: TensorRecord) -> float:
+        """The largest |x| of a tensor."""
+        growth = self.growth.get(tensor.tensor)
+        return tensor.absmax * (1.0 if growth is None else growth.factor)
 
     def lost(self, tensor: TensorRecord, target: FloatFormat) -> int:
         """How many of a tensor's non-zero values a format makes 0, at least."""

@@ -134,8 +134,7 @@ def overflows(step: StoredStep) -> Iterator[IndexedFinding]:
             continue
         if read or wrote:
             t = (wrote or read)[0]
-            count = graph.overflow(t, target)
-            yield op.index, _overflow(op, t, count, target, read_only=not wrote)
+            yield op.index, _overflow(graph, op, t, target, read_only=not wrote)
 
 
 def _fill(op: Operation, target: FloatFormat) -> float | None:
@@ -158,27 +157,32 @@ def _instead_of_product(op: Operation, target: FloatFormat) -> str:
 
 
 def _overflow(
-    op: Operation, t: TensorRecord, count: int, target: FloatFormat, *, read_only: bool
+    graph: StepGraph, op: Operation, t: TensorRecord, target: FloatFormat, *, read_only: bool
 ) -> OperationFinding:
-    """The finding for an operation of which ``count`` result or input values leave the range."""
+    """The finding for an operation of which some result or input values leave the range."""
+    count, largest = graph.overflow(t, target), graph.largest(t)
     evidence: dict[str, Any] = {
-        "absmax": t.absmax,
+        "absmax": largest,
         "overflow": count,
         "of": t.numel,
         "largest": target.max,
     }
-    told = f"its {'input' if read_only else 'result'} reaches {t.absmax:.3g}"
+    told = f"its {'input' if read_only else 'result'} reaches {largest:.3g}"
     fix = f"{op.op} in FP32, or BF16"
-    if "highest" in op.facts and op.op.startswith("exp"):
+    growth = graph.growth.get(t.tensor)
+    if growth is not None:
+        evidence |= {"grown": growth.name, "growth": growth.factor, "grown_step": growth.step}
+        told += f" by step {growth.step} (estimated from how {growth.name or 'the model'} grows)"
+    elif "highest" in op.facts and op.op.startswith("exp"):
         evidence["highest"] = op.facts["highest"]
-        told = f"the exponent reaches {op.facts['highest']:.3g} and its result {t.absmax:.3g}"
+        told = f"the exponent reaches {op.facts['highest']:.3g} and its result {largest:.3g}"
         fix = "subtract the maximum before exp (torch.softmax, torch.logsumexp do), or FP32"
     elif op.reduction > 1:
         source = op.inputs[0]
         mean = float(source.histogram.abs_sum().value) / max(1, source.numel)
         evidence |= {"reduction": op.reduction, "mean_magnitude": mean}
         if op.op == "sum":
-            told = f"a sum of {op.reduction} values of about {mean:.3g} reaches {t.absmax:.3g}"
+            told = f"a sum of {op.reduction} values of about {mean:.3g} reaches {largest:.3g}"
             fix = "sum in FP32, or take the mean"
     elif op.op in ("pow", "mul", "square", "pow_", "mul_"):
         fix = _instead_of_product(op, target)

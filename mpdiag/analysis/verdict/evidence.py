@@ -121,8 +121,11 @@ def not_examined_in(case: Case) -> Iterator[str]:
     if case.scale.void:
         return
     yield from _not_trained(case)
-    if not (run.meta.get("operations") or {}).get("steps"):
+    operations = (run.meta.get("operations") or {}).get("steps") or []
+    if not operations:
         yield "the values inside operations: none were recorded"
+    elif (last := max(operations)) < extent.last:
+        yield f"the values inside operations after step {last:,}, where they were last recorded"
     precision = run.meta.get("precision")
     if not isinstance(precision, dict):
         yield "whether the script's own autocast was on"
@@ -152,6 +155,8 @@ def _not_run_again(steps: tuple[int, ...] | None) -> Iterator[str]:
     """In which steps nobody looked at what rounding does to gradients; nothing without operations."""
     if steps:
         known = " and ".join(f"{step:,}" for step in steps)
+        if len(steps) > _FEW:
+            known = f"{counted(len(steps), 'step')} from {steps[0]:,} to {steps[-1]:,}"
         yield f"what rounding does to the gradients of other steps than {known}"
     elif steps is not None:
         yield "what rounding an operation does to the gradients: no recorded step was run again"
@@ -192,6 +197,8 @@ def narrowed(run: Run) -> str:
 
 
 _SHOWN_REASONS = 2
+_FEW = 3
+"""Steps that are named one by one."""
 
 
 @dataclass(frozen=True)
