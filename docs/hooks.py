@@ -1,28 +1,19 @@
-"""What the site computes as it is built: options of commands, and output of examples.
+"""What the site computes as it is built: options of commands, and the pages of findings.
 
 ``<!-- options: NAME -->`` becomes the table of a command's options, taken from the command itself.
-``<!-- output -->`` after a shell block becomes what its commands print. ``<!-- findings -->`` becomes
-the table of all findings, and each of them gets a page, the one that ``mpdiag explain`` prints.
+``<!-- findings -->`` becomes the table of all findings, and each of them gets a page, the one that
+``mpdiag explain`` prints. What commands print stands in the pages: ``outputs.py`` writes it.
 """
 
 from __future__ import annotations
 
-import os
 import re
-import shlex
-import warnings
-from contextlib import contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-ROOT = Path(__file__).parent.parent
 _OPTIONS = re.compile(r"^<!-- options: (\w+) -->$", re.MULTILINE)
 _FINDINGS = "<!-- findings -->"
 _POWER = re.compile(r"\b([0-9a-z])\^(?:\((.+?)\)|([-−]?\w+(?:\.\d+)?))")
-_OUTPUT = re.compile(r"^```shell\n((?:.*\n)+?)```\n<!-- output -->$", re.MULTILINE)
+_OUTPUT = re.compile(r"^<!-- output.*-->\n```text$", re.MULTILINE)
 
 
 def on_files(files: Any, config: Any) -> Any:
@@ -75,7 +66,7 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
     if _FINDINGS in markdown:
         markdown = markdown.replace(_FINDINGS, findings_table())
     markdown = _OPTIONS.sub(lambda match: options_table(match[1]), markdown)
-    return _OUTPUT.sub(lambda match: with_output(match[1]), markdown)
+    return _OUTPUT.sub("\n```{.text .output}", markdown)
 
 
 def on_page_content(html: str, **_: Any) -> str:
@@ -120,35 +111,3 @@ def _row(parameter: Any, context: Any) -> str:
     if parameter.required:
         shown = "required"
     return f"| `{name}` | {text} | {shown} |".replace("\\|", "|")
-
-
-def with_output(block: str) -> str:
-    """A shell block, and below it what its commands print when they run in the checkout."""
-    printed = "".join(output(line) for line in block.splitlines() if line.startswith("mpdiag "))
-    return f"```shell\n{block}```\n\n```{{.text .output}}\n{printed.rstrip()}\n```"
-
-
-def output(line: str) -> str:
-    """What one ``mpdiag`` command prints, on stdout and stderr, as on a terminal of 90 columns."""
-    from typer.testing import CliRunner
-
-    from mpdiag.cli import app
-
-    words = shlex.split(line, comments=True)[1:]
-    with _in_the_checkout(), warnings.catch_warnings():
-        warnings.simplefilter("error")
-        result = CliRunner().invoke(app, words, env={"COLUMNS": "90", "NO_COLOR": "1"})
-    if result.exit_code:
-        message = f"`{line}` in the documentation fails:\n{result.output}"
-        raise RuntimeError(message)
-    return result.output
-
-
-@contextmanager
-def _in_the_checkout() -> Iterator[None]:
-    before = Path.cwd()
-    os.chdir(ROOT)
-    try:
-        yield
-    finally:
-        os.chdir(before)

@@ -1,5 +1,6 @@
 """The pages of the documentation, and what their code blocks leave behind."""
 
+import importlib.util
 import re
 import shlex
 import warnings
@@ -35,6 +36,14 @@ class Ran:
     printed: list[tuple[Any, ...]]
 
 
+def script(name: str) -> Any:
+    """A script of the documentation's."""
+    spec = importlib.util.spec_from_file_location(f"docs_{name}", ROOT / "docs" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 def text(page: str) -> str:
     return (ROOT / page).read_text(encoding="utf-8")
 
@@ -55,8 +64,6 @@ def ran(page: str) -> Ran:
         patch.chdir(folder)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            # The blocks share one model: the FP32 loop is run while a trainer holds it.
-            warnings.filterwarnings("ignore", message=r"optimizer\.step\(\) was called past")
             if not recorded:
                 with mpdiag.record(names["model"], names["optimizer"], "runs/mine"):
                     names["train"]()
@@ -74,12 +81,19 @@ def ran(page: str) -> Ran:
 
 def training() -> tuple[dict[str, Any], list[tuple[Any, ...]]]:
     """A small training under the names that the blocks use."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(8, 14), nn.Tanh(), nn.Linear(14, 2))
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    built = []
+
+    def build():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 14), nn.Tanh(), nn.Linear(14, 2))
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        built.append(model)
+        return model, optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 2)
+
+    model, optimizer, scheduler = build()
     pushes = torch.logspace(-34, -20, 128, base=2).view(64, 2)  # around FP16's lower end
 
-    def train():
+    def train(model=model, optimizer=optimizer, scheduler=None):
         for _ in range(5):
             optimizer.zero_grad()
             (model(torch.randn(64, 8)) * pushes).sum().backward()
@@ -90,12 +104,14 @@ def training() -> tuple[dict[str, Any], list[tuple[Any, ...]]]:
     return {
         "model": model,
         "optimizer": optimizer,
+        "build": build,
+        "built": built,
         "train": train,
         "loader": batches,
         "x": batches[0][0],
         "y": batches[0][1],
         "loss_fn": lambda output, _: (output * pushes).sum(),  # as recorded
-        "scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 2),
+        "scheduler": scheduler,
         "print": lambda *words: printed.append(words),
     }, printed
 

@@ -65,7 +65,8 @@ def check_mentioned(line):
         targets = set(re.findall(r"^([\w-]+):", pages.text("Makefile"), flags=re.MULTILINE))
         assert {word for word in rest if "=" not in word} <= targets, line
     elif program == "python":
-        scripts = [word for word in rest if word.startswith(("benchmarks/", "studies/", "docs/"))]
+        folders = ("benchmarks/", "studies/", "docs/", "examples/")
+        scripts = [word for word in rest if word.startswith(folders)]
         for script in scripts:
             assert (ROOT / script).is_file(), line
             source = (ROOT / script).read_text(encoding="utf-8")

@@ -1,12 +1,11 @@
 """The site: public names, pictures, links, the guide's promises, commands, the run folder."""
 
-import importlib.util
 import re
 
 import numpy as np
 import pytest
 from calls import COMMANDS
-from doc_pages import PAGES, ROOT, blocks, ran, text
+from doc_pages import PAGES, ROOT, blocks, ran, script, text
 
 import mpdiag
 from mpdiag.analysis.layers import merge_layers
@@ -19,14 +18,6 @@ from mpdiag.runs.training_log import read_log
 def test_the_api_page_has_every_public_name_and_no_other():
     documented = re.findall(r"^::: mpdiag\.(\w+)$", text("docs/api.md"), flags=re.MULTILINE)
     assert set(documented) == set(mpdiag.__all__) - {"__version__"}
-
-
-def script(name):
-    """A script of the documentation's."""
-    spec = importlib.util.spec_from_file_location(f"docs_{name}", ROOT / "docs" / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_pictures_are_what_their_script_draws():
@@ -75,6 +66,15 @@ def test_the_training_by_the_plan():
         assert len(read_log(left.folder / "runs" / "mine-fp16").steps) == 4 * loops
 
 
+@pytest.mark.parametrize("page", ["README.md", "docs/quickstart.md"])
+def test_the_plan_trains_a_new_model(page):
+    names = ran(page).names
+    recorded, trained = names["built"][-2:]  # the first one is of pages that build none
+    assert len(names["built"]) == 3
+    assert recorded is not trained
+    assert names["model"] is trained
+
+
 def test_shapes():
     left = ran("docs/analysis.md")
     advice = mpdiag.analyze(left.folder / "runs" / "mine").plan.shapes
@@ -90,6 +90,16 @@ def test_what_ran_where():
 def test_the_search_leaves_a_plan():
     left = ran("docs/sensitivity.md")
     assert mpdiag.PrecisionPlan.load(left.folder / "plan.json") == left.names["found"].plan
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
+def test_the_results_are_those_of_the_sample_runs(page):
+    rows = re.findall(r"^\| (FP\w+[^|]*) \| ([\d.]+) \| ([\d.]+) \|$", text(page), re.MULTILINE)
+    logs = [
+        read_log(ROOT / "sample_runs" / f"ssd{end}") for end in ("", "-fp16-no-scale", "-fp16-plan")
+    ]
+    shown = [(f"{log.metric('mAP@0.5').value:.3f}", f"{log.steps[-1].loss:.3f}") for log in logs]
+    assert [(metric, loss) for _, metric, loss in rows] == shown
 
 
 def test_the_readme_is_short_and_its_table_has_every_command_and_no_other():
@@ -114,7 +124,7 @@ def test_each_command_has_a_page_and_each_page_a_command():
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_page_lists_every_option(name, hooks):
-    page = hooks.on_page_markdown(re.sub("<!-- output -->", "", text(f"docs/commands/{name}.md")))
+    page = hooks.on_page_markdown(text(f"docs/commands/{name}.md"))
     assert page.startswith(f"# mpdiag {name}\n")
     for parameter in COMMANDS[name].params:
         for option in (*parameter.opts, *parameter.secondary_opts):
@@ -135,16 +145,10 @@ def test_the_overview_says_which_commands_speak_json():
     assert set(linked) == speakers
 
 
-def test_shown_output_is_what_the_command_prints(hooks):
-    page = hooks.on_page_markdown(
-        "```shell\nmpdiag why sample_runs/ssd trunk.1\n```\n<!-- output -->"
-    )
-    assert "trunk.1" in page.partition("```{.text .output}")[2]
-
-
-def test_a_command_that_fails_stops_the_build(hooks):
-    with pytest.raises(RuntimeError, match="fails"):
-        hooks.output("mpdiag analyze no/such/run")
+def test_output_gets_its_style(hooks):
+    page = "```shell\nmpdiag runs\n```\n<!-- output: 3 -->\n```text\nrun  state\n```\n"
+    styled = "```shell\nmpdiag runs\n```\n\n```{.text .output}\nrun  state\n```\n"
+    assert hooks.on_page_markdown(page) == styled
 
 
 def test_powers_are_raised_in_sentences_alone(hooks):
