@@ -183,7 +183,7 @@ def analyze(
     )
     exponent = int(np.log2(scale.plan.recommended))
     world = int(opened.meta.get("world_size") or 1)
-    effects = layer_evidence(recorded, operations if recorded else (), curve)
+    effects = layer_evidence(recorded, operations if recorded else (), curve, proven)
     plan = PrecisionPlan(
         run=opened.name,
         target=fmt.name,

@@ -24,6 +24,7 @@ SPARE = 1
 """Bits that the largest recorded value leaves free: steps that were not recorded may go further."""
 TOGETHER = 0.1
 """Rounding error that all layers' formats of a kind may add up to (root of the sum of squares)."""
+_NOT_MEASURED = "what it does to a step late in the training was not measured"
 _NAMES = (*(fmt.name for fmt in CANDIDATES), FP32.name)
 
 
@@ -199,7 +200,7 @@ class _Effects:
         """
         label = (*CANDIDATES, FP32)[narrowest].label
         if keeper := self._evidence.keeper(name):
-            return f"the plan keeps {keeper} in FP32 there"
+            return keeper
         text = (
             "keeps 99 % of Σ|x|, holds twice the largest value, and leaves the rounding of all layers' "
             f"formats together at {together:.2g} of the values or less"
@@ -208,13 +209,11 @@ class _Effects:
         if measured:
             text += f"; step {step}, run again, bears it together with the other formats measured"
         else:
-            text += "; what it does to a step was not measured"
+            text += f"; {_NOT_MEASURED}"
         if row == narrowest:
             return f"the narrowest format that {text}"
         if self.of(name, narrowest) is None:
-            return (
-                f"{label} holds the range, but what it does to a step was not measured; this {text}"
-            )
+            return f"{label} holds the range, but {_NOT_MEASURED}; this {text}"
         return f"{label} holds the range, but is too coarse with the other formats; this {text}"
 
 

@@ -17,9 +17,9 @@ from functools import cached_property
 from typing import NamedTuple
 
 from mpdiag.analysis.operations.gradient_rules import GRADIENT, MOVES, effect, matters
-from mpdiag.analysis.operations.graph import StepGraph, split
+from mpdiag.analysis.operations.graph import StepGraph, split, stored_low
 from mpdiag.analysis.operations.loss_change import NO_CURVE, LossCurve
-from mpdiag.analysis.operations.rules import called
+from mpdiag.analysis.operations.rules import OperationFinding, called
 from mpdiag.numerics.autocast_lists import MOVES as MOVERS
 from mpdiag.numerics.formats import FP8_E4M3, HALVES, FloatFormat
 from mpdiag.numerics.histograms import ExponentHistogram
@@ -32,6 +32,8 @@ OF_END = 0.25
 For FP8 by itself, for 16 bits where gradients and steps feel it, too. Set by the open sets: see
 studies/cases/README.md.
 """
+STILL_FALLS = 0.25
+"""Share of the loss's fall that may follow the step in which FP8 was measured."""
 _DEPTH = 6
 """Operations without an effect of their own that are looked through, one after another."""
 
@@ -169,7 +171,8 @@ class LayerEvidence:
 
     Attributes:
         effects: By the format's name.
-        kept: What the plan keeps in FP32, as (operation, module); a whole module has the operation "".
+        kept: What the plan keeps in FP32, and what findings are about, as (operation, module); a whole
+            module has the operation "".
         curve: The losses of the training.
         last: The last recorded step with operations; None where none was.
     """
@@ -197,18 +200,55 @@ class LayerEvidence:
         return LayerEffects(self.last)
 
     def of(self, name: str, target: FloatFormat) -> Effects | None:
-        """As ``LayerEffects.of_layer``; None of a format that was not measured."""
+        """As ``LayerEffects.of_layer``; None of a format that was not measured.
+
+        FP8 counts as measured only where most of what the loss falls by it had fallen by then: a step in
+        the middle does not show what a fine fit at the end bears.
+        """
         effects = self.effects.get(target.name)
-        return None if effects is None else effects.of_layer(name, target)
+        if effects is None or (target.needs_tensor_scale and not self._fell_before(effects.graph)):
+            return None
+        return effects.of_layer(name, target)
+
+    def _fell_before(self, graph: StepGraph | None) -> bool:
+        after = None if graph is None else self.curve.fall_after(graph.operations[0].step)
+        return after is None or after <= STILL_FALLS
 
     def keeper(self, name: str) -> str:
-        """The operation by which the plan keeps a layer's output in FP32; "" where none does."""
-        for effects in self.effects.values():
-            for op in effects.makers(name):
-                whole = any(not o and within(op.module, m) for o, m in self.kept)
-                if whole or (called(op), op.module or "") in self.kept:
-                    return called(op)
+        """Why the plan keeps a layer's output in FP32, as a clause; "" where it does not.
+
+        It keeps an operation that computes the output, or one whose result the output is as wide as.
+        """
+        for layers, widened in self._kept_tensors:
+            for op in layers.makers(name):
+                if self._is_kept(op):
+                    return f"the plan keeps {called(op)} in FP32 there"
+            outputs = (t.tensor for op in layers.made(name) for t in op.outputs)
+            if not widened.isdisjoint(outputs):
+                return "it is FP32 because of what the plan keeps in FP32 before it"
         return ""
+
+    def _is_kept(self, op: Operation) -> bool:
+        whole = any(not o and within(op.module, m) for o, m in self.kept)
+        return whole or (called(op), op.module or "") in self.kept
+
+    @cached_property
+    def _kept_tensors(self) -> list[tuple[LayerEffects, frozenset[int]]]:
+        """Recorded steps, and the tensors of each that are FP32 by the plan's choices alone."""
+        steps = {e.graph.operations[0].step: e for e in self.effects.values() if e.graph}
+        if self.last is not None:
+            steps[self.last.operations[0].step] = self._seen
+        found = []
+        for layers in steps.values():
+            graph = layers.graph
+            assert graph is not None
+            fp32 = frozenset(o.index for o in graph.operations if not o.node and self._is_kept(o))
+            low = stored_low(graph, policy=True)
+            kept = stored_low(graph, policy=True, fp32=fp32)
+            found.append(
+                (layers, frozenset(t for t, is_low in low.items() if is_low and not kept[t]))
+            )
+        return found
 
     def step(self) -> int | None:
         """The step that was run again; None where none was."""
@@ -240,13 +280,21 @@ class LayerEvidence:
 
 
 def layer_evidence(
-    recorded: Sequence[Operation], kept: Iterable[Fp32Choice], curve: LossCurve
+    recorded: Sequence[Operation],
+    kept: Iterable[Fp32Choice],
+    curve: LossCurve,
+    findings: Iterable[OperationFinding] = (),
 ) -> LayerEvidence:
-    """From the operations of a recording, and the plan's choices."""
+    """From the operations of a recording, the plan's choices and all findings about operations.
+
+    A finding that the plan need not act on, as the operation reads FP32 there, still says that a format
+    does not hold its result.
+    """
     graphs = sorted(split(recorded, curve), key=lambda g: g.operations[0].step)
+    choices = {("" if c.evidence.get("type") else c.op, c.module) for c in kept}
     return LayerEvidence(
         {fmt.name: LayerEffects.of(graphs, fmt) for fmt in (*HALVES, FP8_E4M3)},
-        frozenset(("" if c.evidence.get("type") else c.op, c.module) for c in kept),
+        frozenset(choices.union((f.op, f.module or "") for f in findings)),
         curve,
         graphs[-1] if graphs else None,
     )

@@ -17,6 +17,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from statistics import median
 from typing import Protocol
 
 import numpy as np
@@ -72,6 +73,20 @@ class LossCurve:
         """Median |loss| of the first steps; None without one, or where it is 0."""
         first = sorted(abs(self.losses[k]) for k in sorted(self.losses)[:_FIRST])
         return (first[len(first) // 2] or None) if first else None
+
+    def fall_after(self, step: int) -> float | None:
+        """Share of the whole fall of the loss that follows a step; None where it does not fall.
+
+        The loss of a step is the median of those nearby, as those of the start and the end are.
+        """
+        steps = sorted(self.losses)
+        near = [k for k in steps if abs(k - step) <= _LAST // 2]
+        if not near:
+            return None
+        first, now, last = (
+            median(self.losses[k] for k in some) for some in (steps[:_FIRST], near, steps[-_LAST:])
+        )
+        return (now - last) / (first - last) if first > last else None
 
     @cached_property
     def end(self) -> float | None:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from recorded_steps import Layers, record_steps
 from torch import nn
+from torch.nn import functional as F
 
 import mpdiag
 from mpdiag.analysis.operations.layer_effects import LayerEvidence, Rounded, layer_evidence
@@ -93,7 +94,7 @@ def test_a_result_that_is_only_seen_in_another_shape_has_the_effect_of_its_produ
     assert not any(fact.startswith("loss_change") for op in views for fact in op.facts)
     named = Fp32Choice("mm", "", "a test's", {})
     evidence = layer_evidence(run.operations(), (named,), loss_curve(run))
-    assert evidence.keeper("") == "mm"
+    assert evidence.keeper("") == "the plan keeps mm in FP32 there"
     assert loss(evidence, "") > 0
     before = [  # recorders that took the view for an operation of its own
         replace(op, facts={**op.facts, "gradient_error_fp8_e4m3": 0.0, "loss_change_fp8_e4m3": 0.0})
@@ -110,6 +111,62 @@ def test_a_module_that_the_plan_keeps_whole_is_kept_with_all_that_it_holds(run):
     assert evidence.keeper("body.0")
     assert evidence.keeper("body")
     assert not evidence.keeper("angles")
+
+
+def cast_probabilities(model, x):
+    z = model.body(x)
+    p = F.softmax(z.float() * 20, -1)
+    return p.to(z.dtype)
+
+
+def test_a_layer_that_is_as_wide_as_what_the_plan_keeps_is_kept_too(tmp_path):
+    """Of ``log(softmax(z).to(z.dtype))`` the plan keeps what computes z; the model puts out the cast."""
+    torch.manual_seed(0)
+    model = Layers(
+        cast_probabilities,
+        body=nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 10)),
+    )
+    x, y = torch.randn(64, 16), torch.randint(0, 10, (64, 1))
+
+    def loss(model, _step):
+        return -model(x).log().clamp_min(-1000).gather(1, y).mean()
+
+    run = record_steps(tmp_path / "run", model, loss, 14, torch.optim.Adam, 1e-3)
+    plan = mpdiag.analyze(run).plan
+    assert ("addmm", "body.2") in [(c.op, c.module) for c in plan.fp32_operations]
+    formats = {(a.kind, a.name): a for a in plan.layer_formats}
+    lost = run.operations()[6].outputs[0]  # the cast
+    assert lost.absmin < 2.0**-25
+    for kind in ("activation", "activation_grad"):
+        assert formats[kind, ""].format == "fp32"
+        assert formats[kind, ""].reason.startswith("it is FP32 because of")
+        assert formats[kind, "body.2"].format == "fp32"
+    assert formats["activation", "body.0"].format != "fp32"  # before it nothing is wide
+    evidence = layer_evidence(run.operations(), (), loss_curve(run))
+    assert not evidence.keeper("")
+    covered = replace(mpdiag.analyze(run).operations[0], module="body.0", covered=True)
+    told = layer_evidence(run.operations(), (), loss_curve(run), [covered])
+    assert told.keeper("body.0") == "the plan keeps addmm in FP32 there"
+
+
+@pytest.mark.parametrize(
+    ("losses", "measured"),
+    [
+        ({k: 1.0 - 0.01 * k for k in range(14)}, True),
+        ({k: -0.2 * k for k in range(60)}, False),  # most of its fall comes later, below 0
+        (
+            {k: 2.0 * 0.5**k for k in range(60)},
+            True,
+        ),  # it has fallen; what is left counts by itself
+        ({k: 1.0 + 0.01 * k for k in range(60)}, True),  # it does not fall
+        ({}, True),
+    ],
+)
+def test_fp8_is_known_where_most_of_the_fall_came_before(run, losses, measured):
+    evidence = layer_evidence(run.operations(), (), LossCurve(losses))
+    assert evidence.step() == 10
+    assert (evidence.of("out", FP8_E4M3) is not None) == measured
+    assert evidence.of("out", FP16) is not None
 
 
 FINE = LossCurve({k: 4.0 * 0.7**k for k in range(40)})  # ends near 4e-6

@@ -125,3 +125,12 @@ def test_a_curve_of_a_run_without_a_log_is_empty(tmp_path):
     assert len(loss_curve(run).losses) == 1
     (run.folder / "training.jsonl").unlink()
     assert loss_curve(mpdiag.open_run(run.folder)) == NO_CURVE
+
+
+def test_the_share_of_the_fall_that_follows_a_step():
+    curve = LossCurve({k: 10.0 - 0.1 * k for k in range(101)})
+    assert curve.fall_after(2) == pytest.approx((100 - 4.5 - 3.5) / (100 - 4.5 - 2))
+    assert curve.fall_after(50) == pytest.approx(45.5 / 93.5)
+    assert curve.fall_after(500) is None
+    assert LossCurve({0: 1.0, 1: 1.0}).fall_after(0) is None
+    assert NO_CURVE.fall_after(0) is None
