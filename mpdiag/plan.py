@@ -26,6 +26,7 @@ from mpdiag.files.documents import read_document
 from mpdiag.files.recognition import named_instead
 from mpdiag.numerics.formats import FP16, FP32, TRAINABLE
 from mpdiag.numerics.loss_scalers import SCALERS, ConstantScale, Scaler
+from mpdiag.tracing.conditions import TrainingConditions
 from mpdiag.tracing.fingerprint import ModelFingerprint
 
 SCHEMA_VERSION = 1
@@ -246,6 +247,7 @@ class PrecisionPlan:
         keep_batch_norm_fp32: Whether batch normalisation stays in FP32.
         levels: What each level would cost, in the order to try them.
         model: The model that was recorded; None in plans of versions that did not write it.
+        conditions: Optimizers, learning rates, input and torch of the recording; None in the same.
     """
 
     run: str = ""
@@ -262,6 +264,7 @@ class PrecisionPlan:
     shapes: tuple[ShapeAdvice, ...] = ()
     layer_formats: tuple[LayerFormat, ...] = ()
     model: ModelFingerprint | None = None
+    conditions: TrainingConditions | None = None
     schema_version: int = SCHEMA_VERSION
 
     def __repr__(self) -> str:

@@ -193,6 +193,7 @@ def analyze(
         reduction=choose_reduction(layers, scale.plan.recommended, world),
         levels=advise_levels(opened, statistics, masters),
         model=opened.model_fingerprint(),
+        conditions=opened.conditions(),
         fp32_operations=operations,
         fp32_modules=named,
         shapes=shapes,
@@ -279,6 +280,7 @@ def _nothing_concluded(
         loss_scale=scale.plan,
         master_weights=MasterWeightsPlan(reason=f"FP32 masters are kept: {scale.void}"),
         model=run.model_fingerprint(),
+        conditions=run.conditions(),
     )
     case = _case(run, target, scale, findings, statistics, plan)
     return Analysis(

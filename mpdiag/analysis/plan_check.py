@@ -10,6 +10,7 @@ from mpdiag.display.wording import scale_text
 from mpdiag.errors import InputError, UsageError
 from mpdiag.numerics.formats import FORMATS
 from mpdiag.plan import NO_SCALE, Fp32Choice, LossScalePlan, PrecisionPlan
+from mpdiag.tracing.conditions import changes
 from mpdiag.tracing.fingerprint import compare_models, other_model
 
 
@@ -71,6 +72,7 @@ def check_plan(plan: PrecisionPlan, now: PrecisionPlan, unanswered: str = "") ->
         *_operations(plan, now),
         *_masters(plan, now),
         *_model(plan, now),
+        *_conditions(plan, now),
     ]
     known = None if plan.model is None or now.model is None else True
     return PlanCheck(by_severity(found), known)
@@ -114,6 +116,20 @@ def _model(plan: PrecisionPlan, now: PrecisionPlan) -> Iterator[Finding]:
         },
         fix="the check is of this run and holds for its layers; a new plan would name them too",
     )
+
+
+def _conditions(plan: PrecisionPlan, now: PrecisionPlan) -> Iterator[Finding]:
+    """What is not as it was recorded for the plan; each is a note, for this run answers anew."""
+    if plan.conditions is None or now.conditions is None:
+        return
+    for change in changes(plan.conditions, now.conditions):
+        yield Finding(
+            severity="info",
+            code="plan-training-differs",
+            message=str(change),
+            evidence=vars(change),
+            fix=f"compare with a new plan of this run: {change.touches}",
+        )
 
 
 def _unanswered(now: PrecisionPlan, why: str) -> Iterator[Finding]:

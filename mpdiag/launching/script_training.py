@@ -19,8 +19,10 @@ from mpdiag.errors import MpdiagError
 from mpdiag.files.paths import AnyPath
 from mpdiag.launching import processes
 from mpdiag.launching.gradient_calls import GradientCalls
+from mpdiag.launching.plan_age import PlanAge
 from mpdiag.launching.termination import Termination
 from mpdiag.recording.lifecycle import carry_through
+from mpdiag.runs.provenance import announced_ranks
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -77,6 +79,8 @@ class ScriptTraining:
         self._attached = ExitStack()  # what undoes ``attach``
         self._over = False
         self._termination = Termination(self)
+        first = announced_ranks()[0] == 0
+        self._age = PlanAge(settings.plan.conditions if first else None, processes.tell)
 
     # -- life --------------------------------------------------------------------------------------
 
@@ -203,6 +207,8 @@ class ScriptTraining:
             return None
         if in_backward() and torch.is_autocast_enabled(trainer.context.ranks.device.type):
             return None  # checkpointing calls a part of a model again, and has restored its casts
+        if self._age.wants_input and torch.is_grad_enabled() and self._is_whole_model(module):
+            self._age.called(args)
         late, self._late = self._late, []
         stack = ExitStack()
 
@@ -220,6 +226,10 @@ class ScriptTraining:
             if changed is not None:
                 args = changed[0] if with_kwargs else changed
         return args if late else None
+
+    def _is_whole_model(self, module: nn.Module) -> bool:
+        """Whether a module is all that trains: a recording knows the input of such a one."""
+        return [module] == [m for t in self.trainers for m in t.context.wrapped.models]
 
     @contextmanager
     def _casts(self, trainer: ScriptTrainer, module: nn.Module) -> Iterator[None]:
@@ -397,6 +407,7 @@ class ScriptTraining:
                 "its gradients do not come from backward(), so the loss was never scaled; use "
                 "mpdiag.MixedPrecision in it"
             )
+        self._age.stepping(optimizer)
         # Where trainers of one script take turns, they write one log.
         trainer.context.monitor.steps = max(other.steps for other in self.trainers)
         off = self._products.off() if self._products and closure is None else nullcontext()

@@ -23,6 +23,7 @@ from mpdiag.recording.failures import WRITING, Failures
 from mpdiag.recording.step_clock import Step, StepClock, StepListener
 from mpdiag.runs import provenance
 from mpdiag.runs.run import META, now
+from mpdiag.tracing.conditions import FIRST_RATE
 from mpdiag.tracing.names import Subjects, type_name
 
 if TYPE_CHECKING:
@@ -145,9 +146,15 @@ class RunFolder(StepListener):
         self._written_at = time.monotonic()
         self._retries, self._retry_at = 0, 0.0
         self._ended: Step | None = None
+        self._first_rates: dict[int, float | None] = {}  # by id of an optimizer
         self._table: list[dict[str, Any]] | None = None  # of modules, as it was written last
 
     # -- steps -------------------------------------------------------------------------------------
+
+    def optimizer_stepped(self, optimizer: Optimizer) -> None:
+        """Note the learning rate of its first step: a schedule changes it later."""
+        if id(optimizer) not in self._first_rates:
+            self._first_rates[id(optimizer)] = describe_optimizer(optimizer).get("lr")
 
     def step_ended(self, step: Step) -> None:
         """Close the step's rows, and note its loss."""
@@ -305,6 +312,7 @@ class RunFolder(StepListener):
         steps = self._clock.steps_of(optimizer)
         return {
             **describe_optimizer(optimizer),
+            FIRST_RATE: self._first_rates.get(id(optimizer)),
             "steps_taken": steps.taken,
             "steps_recorded": steps.recorded,
             "evaluations": steps.evaluations,

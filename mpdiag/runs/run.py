@@ -34,6 +34,7 @@ from mpdiag.files.recognition import named_instead
 from mpdiag.files.secrets import HIDDEN
 from mpdiag.runs.meta_validation import refuse_odd_meta, refuse_odd_modules
 from mpdiag.runs.reader import damaged, part_of, records_of, tables_of
+from mpdiag.tracing.conditions import TrainingConditions
 from mpdiag.tracing.fingerprint import ModelFingerprint, fingerprint
 
 if TYPE_CHECKING:
@@ -321,6 +322,14 @@ class Run:
             return ModelFingerprint.from_json(read_document(self.folder / "plan.json")["model"])
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return None
+
+    def conditions(self) -> TrainingConditions:
+        """How the training that was recorded was set up.
+
+        Raises:
+            DamagedRun: If the table of modules cannot be read.
+        """
+        return TrainingConditions.from_run(self.meta, self.modules())
 
     def rank_metas(self) -> dict[int, Mapping[str, Any]]:
         """The ``meta.json`` of each rank; ranks whose file is missing or damaged are left out."""

@@ -233,11 +233,14 @@ def _check_model(
     if live and (another or not shared):
         raise UsageError(other_model(differences[0], plan.model, live[0], "training"))
     unknown = [layer for d in differences for layer in d.only_second]
-    if unknown:
-        message = (
-            "the plan was made without these layers of the model and knows nothing about them: "
-            f"{some_of(unknown)}"
-        )
+    resized = [layer for d in differences for layer in d.changed]
+    messages = {
+        "the plan was made without these layers of the model and knows nothing about them: "
+        f"{some_of(unknown)}": unknown,
+        f"layers of the model have other sizes than in the plan's recording ({some_of(resized)}): "
+        "the loss scale and the sizes to pad may no longer fit": resized,
+    }
+    for message in (message for message, layers in messages.items() if layers):
         if say is not None:
             say(message)
         else:

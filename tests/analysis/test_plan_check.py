@@ -11,6 +11,7 @@ from mpdiag.analysis.analyzer import analyze
 from mpdiag.analysis.plan_check import check_plan
 from mpdiag.errors import InputError, UsageError
 from mpdiag.plan import Fp32Choice, LossScalePlan, MasterWeightsPlan, PrecisionPlan
+from mpdiag.tracing.conditions import OptimizerSettings, TrainingConditions
 from mpdiag.tracing.fingerprint import fingerprint
 
 MODEL = fingerprint([("attention.weight", (8, 8)), ("head.weight", (2, 8))])
@@ -125,6 +126,24 @@ def test_the_plan_of_another_model_is_refused_in_one_sentence(trained, tmp_path)
     done = run("analyze", trained / "first run", "--strict", "--against", tmp_path / "plan.json")
     assert (done.exit_code, done.stdout) == (3, "")
     assert done.stderr.startswith("error: the plan is of another model")
+
+
+def test_what_changed_since_the_recording_is_a_note_and_names_the_answers():
+    before = TrainingConditions((OptimizerSettings("SGD", 0.1),), (32, 8), "2.13.0")
+    later = replace(before, optimizers=(OptimizerSettings("SGD", 0.2),), torch="2.14.0")
+    plan, now = (replace(scaled(), conditions=c) for c in (before, later))
+    assert not check_plan(plan, plan).findings
+    assert not check_plan(scaled(), now).findings  # an earlier plan does not say
+    check = check_plan(plan, now)
+    assert check.holds
+    assert [f.code for f in check.findings] == ["plan-training-differs"] * 2
+    rate, torch = check.findings
+    assert rate.message == "the learning rate is 0.2 and was 0.1 in the plan's recording"
+    assert rate.fix.endswith("the loss scale and the answer on master weights")
+    assert torch.evidence == {
+        "what": "torch", "before": "2.13.0", "now": "2.14.0",
+        "touches": "the operations that stay in FP32",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("known", [True, False])

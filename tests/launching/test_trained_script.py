@@ -10,6 +10,7 @@ from support import backoff, constant
 from mpdiag.numerics.loss_scalers import LogNormal
 from mpdiag.plan import Fp32Choice, LossScalePlan, PrecisionPlan
 from mpdiag.runs.training_log import read_log
+from mpdiag.tracing.conditions import OptimizerSettings, TrainingConditions
 from mpdiag.tracing.fingerprint import fingerprint
 
 HEAD = """
@@ -531,6 +532,11 @@ OTHER = "error: this script cannot be trained by a plan: the plan is of another 
         ([(name, tuple(2 * size for size in shape)) for name, shape in OWN], 3, OTHER),
         ([(f"m.{i}.{n}", (*s[:-1], s[-1] + i)) for i in (1, 2) for n, s in OWN], 3, OTHER),
         (OWN[:2], 0, "the plan was made without these layers of the model"),
+        (
+            [*OWN[:2], ("2.weight", (1, 16)), OWN[3]],
+            0,
+            "other sizes than in the plan's recording (2): the loss scale",
+        ),
     ],
 )
 def test_whose_plan_it_is(fork_server, tmp_path, model, code, sentence):
@@ -541,6 +547,49 @@ def test_whose_plan_it_is(fork_server, tmp_path, model, code, sentence):
     assert done.code == code, done.err
     assert (sentence or "") in done.err
     assert ("model" in done.err) == (sentence is not None)
+
+
+# -- a plan that is too old --------------------------------------------------------------------------
+
+RECORDED = TrainingConditions((OptimizerSettings("SGD", 0.1, {"weight_decay": 0.0}),), (32, 8))
+DECAYING = """
+    if {evaluates}:
+        with torch.no_grad():
+            model(x[:5])
+    for step in range(4):
+        for group in optimizer.param_groups:
+            group["lr"] = {rate} / (step + 1)
+        optimizer.zero_grad()
+        F.mse_loss(model(x[:{batch}]), y[:{batch}]).backward()
+        optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("evaluates", [False, True])
+@pytest.mark.parametrize(
+    ("rate", "batch", "said"),
+    [(0.1, 32, []), (0.2, 32, ["the learning rate is 0.2 and was 0.1"]),
+     (0.1, 16, ["the model's input is 16×8 and was 32×8"])],
+)  # fmt: skip
+def test_what_has_changed_since_the_recording_is_said_once(train, rate, batch, said, evaluates):
+    plan = replace(constant(8.0), conditions=RECORDED)
+    done = train(DECAYING.format(rate=rate, batch=batch, evaluates=evaluates), plan)
+    assert done.code == 0, done.err
+    lines = [line for line in done.err.splitlines() if "in the plan's recording" in line]
+    assert len(lines) == len(said)
+    for line, words in zip(lines, said, strict=True):
+        assert line.startswith(f"mpdiag: {words} in the plan's recording: the loss scale")
+        assert line.endswith("may no longer fit")
+
+
+def test_another_optimizer_and_another_torch_are_said(train):
+    adam = replace(RECORDED, optimizers=(OptimizerSettings("Adam"),), torch="2.6.0")
+    done = train(
+        DECAYING.format(rate=0.1, batch=32, evaluates=False),
+        replace(constant(8.0), conditions=adam),
+    )
+    assert "the optimizer is SGD and was Adam in the plan's recording" in done.err
+    assert "and was 2.6.0 in the plan's recording: the operations that stay in FP32" in done.err
 
 
 def test_an_optimizer_that_moves_nothing_is_said_once_and_one_that_adds_up_itself_is_not(train):

@@ -16,6 +16,7 @@ from mpdiag.files.documents import read_document
 from mpdiag.files.paths import AnyPath, is_remote, place
 from mpdiag.runs.run import META, Run, list_runs, open_run
 from mpdiag.runs.training_log import FILE, TrainingLog, read_log
+from mpdiag.tracing.conditions import FIRST_RATE
 from mpdiag.tracing.fingerprint import ModelFingerprint
 
 BASELINE_VERSION = 1
@@ -24,7 +25,7 @@ FINAL_LOSS = "final loss"
 """The mean loss of the last twentieth of the steps, a metric that every log has."""
 _CURVE = 200
 _MOST_SEEDS = 30
-_COUNTS = ("steps_taken", "steps_recorded", "evaluations")
+_COUNTS = ("steps_taken", "steps_recorded", "evaluations", FIRST_RATE)
 _UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError)
 
 
