@@ -129,7 +129,7 @@ ROWS = {
     "scales of 2^-128 and below do not make weights infinite": (
         holds(loss_scale.a_scale_that_falls_without_end)
     ),
-    "weights are cast anew when an optimizer steps inside autocast": (
+    "weights are cast again when an optimizer steps inside autocast": (
         holds(forward.a_step_inside_the_context)
     ),
     "a skip says which parameter or layer, Inf or NaN, forward or backward, on which rank": says_what,

@@ -122,7 +122,7 @@ def overflows(step: StoredStep) -> Iterator[IndexedFinding]:
                 op,
                 "mask-fill",
                 f"it fills in {fill:g}, which {target.label} cannot hold (±{target.max:g})",
-                f"fill with float('-inf') or torch.finfo(x.dtype).min; or {op.op} in FP32",
+                f"fill with torch.finfo(x.dtype).min; or {op.op} in FP32",
                 "PyTorch refuses to convert the number, or a masked row becomes NaN",
                 {"value": fill},
             )
@@ -150,7 +150,9 @@ def _instead_of_product(op: Operation, target: FloatFormat) -> str:
     """What to do about a product or a power that leaves the range."""
     factors = [v for v in op.scalars.values() if type(v) in (int, float)]
     if "mul" in op.op and any(abs(v) > target.max for v in factors):
-        return f"{op.op} in FP32, or, if it is a mask, masked_fill(mask, -inf) instead"
+        # Not -inf: a row that is masked everywhere, as here, is then NaN in FP32, too.
+        mask = "masked_fill(mask, torch.finfo(x.dtype).min)"
+        return f"{op.op} in FP32, or, if it is a mask, {mask} instead"
     if "mul" in op.op and len({t.tensor for t in op.inputs}) > 1:
         return f"{op.op} in FP32, or divide a factor first"
     return f"{op.op} in FP32, or divide before it is squared"
