@@ -1,6 +1,7 @@
 """What the pages show is what is printed, and what the notebook holds is what it displays."""
 
 import re
+from importlib.util import find_spec
 
 import pytest
 from doc_pages import PAGES, ROOT, script, text
@@ -32,7 +33,10 @@ def filled(fork_server):
 @pytest.mark.parametrize("page", SHOWN)
 def test_outputs_are_what_is_printed(page, filled):
     """After a change: python docs/outputs.py, or MPDIAG_WRITE_GOLDENS=1."""
-    printed, kept = filled(page), text(page)
+    kept = text(page)
+    if "next: mpdiag dashboard" in kept and find_spec("streamlit") is None:
+        pytest.skip("without Streamlit another command is the next one")
+    printed = filled(page)
     if "examples/" in kept and comparable(printed) == comparable(kept):
         printed = kept  # these pages train: the last digits are of the machine
     assert_as_kept(ROOT / page, printed)
