@@ -187,11 +187,19 @@ def worst_words(so_far: SoFar) -> str:
     return f"most lost to 0 without a scale: {each}"
 
 
-def verdict_words(so_far: SoFar | None) -> str:
-    """The verdict so far, with what it rests on."""
+def verdict_words(so_far: SoFar | None, seen: int, *, ended: bool = False) -> str:
+    """The verdict, with the steps it rests on.
+
+    Args:
+        so_far: What the recorded steps show; None without any.
+        seen: Steps of the training.
+        ended: Whether no more will come.
+    """
     if so_far is None:
-        return "so far nothing: no step was recorded yet"
-    return f"so far, {counted(so_far.steps, 'step')}: {so_far.words}"
+        none = "no step was recorded" if ended else "no step was recorded yet"
+        return f"so far nothing: {none}"
+    steps = f"{so_far.steps:,} of {counted(seen, 'step')}"
+    return f"{'' if ended else 'so far, '}{steps} recorded: {so_far.words}"
 
 
 # -- where it says it ------------------------------------------------------------------------------
@@ -325,6 +333,7 @@ class LiveView:
         self._so_far: SoFar | None = None
         self._draw_at = self._judge_at = 0.0
         self._pending: Progress | None = None
+        self._seen = 0
         self._shown = self._failed = False
 
     def due(self) -> bool:
@@ -332,7 +341,9 @@ class LiveView:
         return not self._failed and self._pending is None and self._clock() >= self._draw_at
 
     def show(self, progress: Progress) -> None:
-        """Take what is known now, to be drawn by ``draw``."""
+        """Take what is known now, to be drawn by ``draw``, or to be judged by ``close``."""
+        if self._pending is not None:
+            self._state.add(self._pending.tables, self._pending.losses)
         self._pending = progress
 
     def draw(self) -> None:
@@ -352,6 +363,7 @@ class LiveView:
     def _draw(self, progress: Progress) -> None:
         begin = self._clock()
         self._state.add(progress.tables, progress.losses)
+        self._seen = progress.step
         judged = 0.0
         if self._state.changed and begin >= self._judge_at:
             self._so_far = self._state.so_far()
@@ -364,13 +376,29 @@ class LiveView:
         self._draw_at = begin + judged + max(self._surface.seconds, drawn / SHARE)
 
     def _lines(self) -> list[str]:
-        lines = [self._state.loss_words(), verdict_words(self._so_far)]
+        lines = [self._state.loss_words(), verdict_words(self._so_far, self._seen)]
         if self._so_far is not None:
             lines.append(worst_words(self._so_far))
         return [*lines, "operations, weight updates and later steps may change it"]
 
     def close(self) -> None:
-        """Leave the terminal as it was; the last word stays. Doing so twice does no harm."""
+        """Judge what came last, and leave the terminal as it was; the verdict stays.
+
+        Doing so twice does no harm.
+        """
         shown, self._shown = self._shown, False
+        words: list[str] = []
         with suppress(Exception):
-            self._surface.close([verdict_words(self._so_far)] if shown else [])
+            if shown:
+                self._take_the_last()
+                words = [verdict_words(self._so_far, self._seen, ended=True)]
+        with suppress(Exception):
+            self._surface.close(words)
+
+    def _take_the_last(self) -> None:
+        last, self._pending = self._pending, None
+        if last is not None:
+            self._seen = last.step
+            self._state.add(last.tables, last.losses)
+        if self._state.changed:
+            self._so_far = self._state.so_far()

@@ -236,6 +236,8 @@ class RunFolder(StepListener):
         try:
             self._check_ownership()
             self._ledger.flush()
+            if self.audience is not None:  # which judges the whole of it, whenever it last looked
+                self._show(self.audience)
             self._losses.close()
         except Exception as error:  # noqa: BLE001 - Ctrl-C may have interrupted a count
             self._failures.note(f"{WRITING} the last statistics", error)

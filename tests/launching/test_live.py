@@ -47,7 +47,9 @@ def test_the_verdict_so_far_is_that_of_the_analysis(root, name, need):
     assert found.words == scale_words(expected)
     assert need in found.words
     assert found.steps == len(set(run.records.step.tolist()))
-    assert verdict_words(found).startswith(f"so far, {found.steps} steps: FP16 {need}")
+    told = verdict_words(found, 999)
+    assert told.startswith(f"so far, {found.steps} of 999 steps recorded: FP16 {need}")
+    assert verdict_words(found, 999, ended=True) == told.removeprefix("so far, ")
     shares = dict(found.worst)
     assert list(shares.values()) == sorted(shares.values(), reverse=True)
     layers = {r["name"]: r for r in run_layers(run).of_kind("activation_grad").to_json()}
@@ -71,7 +73,7 @@ def test_rows_are_bounded_and_losses_are_told_with_their_course(root, monkeypatc
     state.add([], steps[:2])
     state.add([], steps)  # some of them again
     assert state.loss_words() == "loss 1 at step 3  █▄×▁  began at 8"
-    assert verdict_words(LiveState().so_far()) == "so far nothing: no step was recorded yet"
+    assert verdict_words(LiveState().so_far(), 3) == "so far nothing: no step was recorded yet"
 
 
 # -- where it says it ------------------------------------------------------------------------------
@@ -173,7 +175,21 @@ def test_at_most_two_a_second_and_a_hundredth_of_the_time():
     assert len(surface.drawn) * slow[0] <= 0.02 * 20
     view.close()
     view.close()
-    assert surface.closed == [["so far nothing: no step was recorded yet"], []]
+    assert surface.closed == [["so far nothing: no step was recorded"], []]
+
+
+def test_the_last_word_is_of_all_steps_whatever_was_drawn(root):
+    """What came after the last drawing is judged, and nothing that was taken before it is dropped."""
+    table = open_run(root / "sample_runs" / "ssd").table()
+    half, surface = table.num_rows // 2, Surface()
+    view = LiveView("run", surface, lambda: 0.0)
+    view.show(Progress(20, 1, [table.slice(0, 300)], []))
+    view.draw()
+    view.show(Progress(200, 20, [table.slice(300, half - 300)], []))
+    view.show(Progress(400, 39, [table.slice(half)], []))
+    view.close()
+    ((words,),) = surface.closed
+    assert words.startswith("39 of 400 steps recorded: FP16 needs a loss scale")
 
 
 def test_what_fails_while_drawing_ends_the_drawing_alone(capsys):
@@ -216,7 +232,10 @@ def test_a_training_that_is_shown_is_the_same_bit_for_bit(tmp_path, capsys, monk
         made = loops.dcgan(turns=8)
     told = capsys.readouterr().err
     assert re.search(r"mpdiag: mpdiag · live · \d+ steps, \d+ recorded; loss ", told)
-    assert "so far, " in told.splitlines()[-1] or "so far, " in told
+    recorded = open_run(tmp_path / "live").meta
+    counts = recorded["steps_recorded"], recorded["steps_seen"]
+    last = "mpdiag: {} of {} steps recorded: ".format(*counts)
+    assert any(line.startswith(last) for line in told.splitlines()[-3:])
     with loops.recording(tmp_path / "plain", every=2):
         plain = loops.dcgan(turns=8)
     assert all(map(torch.equal, loops.weights(made), loops.weights(plain)))
