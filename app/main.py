@@ -23,10 +23,6 @@ from mpdiag.reports.registry import VIEWS  # noqa: E402
 
 STYLE = """<style>
 .stMainBlockContainer { padding: 3rem 2.5rem 3rem; }
-.st-key-findings summary p {  /* a line each; unfolded, a finding says it all */
-    white-space: nowrap; overflow: hidden; text-overflow: ellipsis;
-}
-.st-key-findings summary [data-testid="stMarkdownContainer"] { min-width: 0; }
 [data-testid="stAlertContainer"] { padding: 0.6rem 0.9rem; }
 [data-testid="stCaptionContainer"] { color: inherit; opacity: 0.78; }
 .stMainBlockContainer h1 { padding: 0; font-size: 2.1rem; }

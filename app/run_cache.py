@@ -9,18 +9,22 @@ import run_folder
 import streamlit as st
 
 from mpdiag.analysis.analyzer import Analysis, analyze
+from mpdiag.analysis.comparison.compare import compare_groups
+from mpdiag.analysis.comparison.groups import SeedGroup, read_group
 from mpdiag.analysis.comparison.models import KnownModel
-from mpdiag.errors import InputError, RunNotFound
+from mpdiag.errors import InputError, MpdiagError, RunNotFound
 from mpdiag.numerics.formats import FP16
 from mpdiag.reports.contents import RunContents, read_contents
 from mpdiag.reports.glance import Glance, PlanGlance, read_glance
 from mpdiag.reports.views.gradients.frame import in_model_order
 from mpdiag.runs.results import read_profile
+from mpdiag.runs.run import META
 from mpdiag.runs.stamps import stamp_of_run
 from mpdiag.runs.training_log import TrainingLog, read_log
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from pathlib import Path
 
     from mpdiag.analysis.layers import Layers
     from mpdiag.runs.run import Listing
@@ -116,6 +120,42 @@ def _model(run: str, moment: str, _listing: Listing) -> KnownModel:
 def model(listing: Listing) -> KnownModel:
     """What a run knows of its model; nothing, if its files are damaged."""
     return _model(str(listing.folder), str(stamp_of_run(listing.folder)), listing)
+
+
+@st.cache_resource(max_entries=64, show_spinner="Reading the trainings …")
+def _group(place: str, moment: str) -> SeedGroup | str:
+    try:
+        return read_group(place)
+    except MpdiagError as error:
+        return str(error)
+
+
+def group(place: Path) -> SeedGroup | str:
+    """Trainings to compare, read once for each state of their files, or why they cannot be read.
+
+    Args:
+        place: A run, or a folder of them.
+    """
+    runs = [place] if (place / META).is_file() else sorted(place.glob(f"*/{META}"))
+    moment = [stamp_of_run(run if run.is_dir() else run.parent) for run in runs]
+    return _group(str(place), str(moment))
+
+
+def answer(recording: Listing, training: Listing) -> str:
+    """What ``mpdiag compare`` would say of a training beside its recording; "" where it cannot."""
+
+    def judged() -> str:
+        a, b = group(recording.folder), group(training.folder)
+        if isinstance(a, str) or isinstance(b, str):
+            return ""
+        try:
+            return compare_groups(a, b).answer
+        except MpdiagError:
+            return ""
+
+    moment = str(stamp_of_run(training.folder))
+    found: str = once(recording, "answer", str(training.folder), moment, make=judged)
+    return found
 
 
 def contents(listing: Listing) -> RunContents:

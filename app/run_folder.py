@@ -14,6 +14,7 @@ import streamlit as st
 from mpdiag.display.wording import duration, in_markdown
 from mpdiag.errors import MpdiagError, RunNotFound
 from mpdiag.installation.bundled import sample_runs
+from mpdiag.reports.views import runs
 from mpdiag.reports.views.runs import format_of, kind_of
 from mpdiag.runs.run import META, Listing, Run, list_runs, open_run
 from mpdiag.runs.stamps import stamp_of_list
@@ -22,6 +23,8 @@ from mpdiag.runs.training_log import FILE
 SAMPLES = "samples"
 """The switch that shows the sample runs beside one's own: its key, and its name in a link."""
 LIVE = ("recording", "training")
+SHOWCASE = "ssd"
+"""The sample run that shows most: without a loss scale its training fails, by the plan it does not."""
 SILENT = 120
 """Seconds without a write after which a run that says it is recording may have been killed."""
 
@@ -37,14 +40,17 @@ def samples() -> Path | None:
     return _samples_beside(folder())
 
 
-@cache
 def _samples_beside(shown: Path) -> Path | None:
+    bundled, own = _bundled(), shown.resolve()
+    return None if own == bundled or bundled is None or bundled in own.parents else bundled
+
+
+@cache
+def _bundled() -> Path | None:
     try:
-        bundled = sample_runs().resolve()
+        return sample_runs().resolve()
     except RunNotFound:
         return None
-    own = shown.resolve()
-    return None if own == bundled or bundled in own.parents else bundled
 
 
 def listings() -> list[Listing]:
@@ -116,7 +122,25 @@ def current() -> Listing:
     if not known:
         message = f"there are no runs in {folder()}: record one with mpdiag demo"
         raise RunNotFound(message)
-    return known.get(st.session_state.get("run", ""), next(iter(known.values())))
+    return known.get(st.session_state.get("run", "")) or first(list(known.values()))
+
+
+def first(items: list[Listing]) -> Listing:
+    """The run to open unasked: the newest recording of a step, of the sample runs ``SHOWCASE``.
+
+    A training by a plan has no gradients to look at, and a recording without a step has nothing.
+    """
+    recordings = [item for item in items if is_recording(item)]
+    if folder().resolve() == _bundled():
+        recordings.sort(key=lambda item: item.folder.name != SHOWCASE)
+    with_steps = (item for item in recordings if item.run and item.run.meta.get("steps_recorded"))
+    return next(with_steps, recordings[0] if recordings else items[0])
+
+
+def places(listing: Listing) -> dict[str, int]:
+    """The place of each run beside this one, which its colour goes by, by its folder's name."""
+    root = place_of(listing)
+    return runs.places(item for item in listings() if place_of(item) == root)
 
 
 def recorded() -> list[Listing]:

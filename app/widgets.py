@@ -29,7 +29,7 @@ from mpdiag.reports.views.training import root_of
 from mpdiag.runs.stamps import stamp_of_run
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     import pandas as pd
 
@@ -68,10 +68,7 @@ def choose_run(place: Any, label: str = "Run", key: str = "run") -> Listing | No
     known = {run_folder.run_name(item): item for item in run_folder.listings()}
     if not known:
         return None
-    # The newest recording of one's own first: a training by a plan has no gradients to look at.
-    first = next(
-        (name for name, item in known.items() if run_folder.is_recording(item)), next(iter(known))
-    )
+    first = run_folder.run_name(run_folder.first(list(known.values())))
     names = [first, *(name for name in known if name != first)]
     asked = st.query_params.get(key)
     if asked and asked not in known:
@@ -206,8 +203,19 @@ def explain(code: str) -> None:
         meaning_of(code)
 
 
-def verdict_box(analysis: Analysis) -> None:
-    """The verdict, in a box whose colour repeats it."""
+def remarks(found: Iterable[tuple[str, bool]]) -> None:
+    """What trainings noted: warnings in boxes, all else in small print."""
+    for words, warns in found:
+        if warns:
+            st.warning(in_markdown(words), icon=":material/warning:")
+        else:
+            st.caption(in_markdown(words))
+
+
+def verdict_box(analysis: Analysis, listing: Listing) -> None:
+    """The verdict, in a box whose colour repeats it; of a live run ``follow`` has said it."""
+    if run_folder.live(listing):
+        return
     worst = {finding.severity for finding in analysis.findings}
     bad = "error" in worst or analysis.verdict.level == "cannot"
     sure = st.success if analysis.verdict.level == "shown" else st.info
@@ -233,9 +241,7 @@ def findings(found: Sequence[Finding], most: int, page: str, label: str) -> None
             st.markdown("No findings.")
         for finding in found[:most]:
             icon = {"error": "error", "warning": "warning"}.get(finding.severity, "info")
-            words = in_markdown(sentence(finding.message))
-            with st.expander(words, icon=f":material/{icon}:"):
-                st.markdown(f"**{finding.severity.capitalize()}.** {words}")
+            with st.expander(in_markdown(sentence(finding.message)), icon=f":material/{icon}:"):
                 if finding.fix:
                     st.markdown(f"→ {in_markdown(sentence(finding.fix))}")
                 meaning_of(finding.code)

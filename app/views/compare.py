@@ -17,7 +17,7 @@ from mpdiag.analysis.comparison.compare import (
     compare_groups,
     refuse_unused_precision,
 )
-from mpdiag.analysis.comparison.groups import SeedGroup, read_group
+from mpdiag.analysis.comparison.groups import SeedGroup
 from mpdiag.analysis.comparison.models import KnownModel, relate_models, same_model
 from mpdiag.display.wording import KIND_NAMES, in_markdown, sentence
 from mpdiag.errors import MpdiagError
@@ -37,7 +37,6 @@ from mpdiag.reports.views.compare import (
 from mpdiag.reports.views.overview import command_text
 from mpdiag.reports.views.training import family
 from mpdiag.runs.run import META, Listing, list_runs, open_run
-from mpdiag.runs.stamps import stamp_of_run
 from mpdiag.runs.training_log import FILE
 
 if TYPE_CHECKING:
@@ -89,6 +88,15 @@ def default_pair(places: Mapping[str, Path]) -> tuple[str, str | None]:
     return name, next(iter(related(name, places)), None)
 
 
+def colour_places(shown: Mapping[str, Path]) -> dict[str, int]:
+    """The place of each run of the page, by its name here, as on every other page."""
+    by_folder = {item.folder: item for item in run_folder.listings()}
+    items = {name: by_folder[path] for name, path in shown.items() if path in by_folder}
+    return {
+        name: run_folder.places(item)[item.folder.resolve().name] for name, item in items.items()
+    }
+
+
 def related(name: str, places: Mapping[str, Path]) -> list[str]:
     """What belongs with a run: trainings by its plan, then other runs of its model."""
     kin = [other for other in family(name, places) if other != name]
@@ -118,7 +126,7 @@ def recorded(name: str) -> Listing | None:
 
 def different_models(a: Path, b: Path) -> str:
     """How two runs' models differ, where they are two different ones; else ""."""
-    groups = [_group(place) for place in (a, b)]
+    groups = [run_cache.group(place) for place in (a, b)]
     models = [
         _model(place) if group is None or isinstance(group, str) else group.model
         for place, group in zip((a, b), groups, strict=True)
@@ -127,24 +135,9 @@ def different_models(a: Path, b: Path) -> str:
     return relation.words if relation is not None and relation.different else ""
 
 
-@st.cache_resource(max_entries=64, show_spinner="Reading the trainings …")
-def _read(place: str, moment: str) -> SeedGroup | str:
-    try:
-        return read_group(place)
-    except MpdiagError as error:
-        return str(error)
-
-
-def _group(place: Path) -> SeedGroup | str:
-    """A side's trainings, read once for each state of its files, or why they cannot be read."""
-    runs = [place] if (place / META).is_file() else sorted(place.glob(f"*/{META}"))
-    moment = [stamp_of_run(run if run.is_dir() else run.parent) for run in runs]
-    return _read(str(place), str(moment))
-
-
 def side(name: str, place: Path) -> Side | None:
     """One side with the words on how it was trained; None where it has no trainings to compare."""
-    group = _group(place)
+    group = run_cache.group(place)
     if isinstance(group, str):
         return None
     one = [open_run(place)] if (place / META).is_file() else [i.run for i in list_runs(place)]
@@ -154,7 +147,7 @@ def side(name: str, place: Path) -> Side | None:
 
 def comparison(a: str, b: str, places: Mapping[str, Path]) -> Comparison | str:
     """What ``mpdiag compare A B`` says, or the sentence that says why it cannot."""
-    groups = [_group(places[name]) for name in (a, b)]
+    groups = [run_cache.group(places[name]) for name in (a, b)]
     for group in groups:
         if isinstance(group, str):
             return group
@@ -220,7 +213,7 @@ if chosen is not None and not isinstance(chosen, str):
     upper, lower = st.columns([3, 2])
     with upper:
         paths = {each.name: str(known[each.name]) for each in sides}
-        widgets.show(side_losses(sides, paths, chosen))
+        widgets.show(side_losses(sides, paths, chosen, colour_places(known)))
     with lower:
         widgets.show(intervals(str(known[a]), str(known[b]), chosen))
 else:
@@ -270,5 +263,10 @@ if only_a or only_b:
     st.caption(
         f"{only_a} layers are in {in_markdown(a)} alone, {only_b} in {in_markdown(b)} alone."
     )
-widgets.show(side_by_side(str(known[a]), str(known[b]), layers, (a, b), kind, measure or "absmax"))
+widgets.show(
+    side_by_side(
+        *(str(known[a]), str(known[b]), layers, (a, b), kind, measure or "absmax"),
+        colour_places(known),
+    )
+)
 widgets.table(comparison_frame(layers[0].of_kind(kind), layers[1].of_kind(kind)))

@@ -12,8 +12,11 @@ import streamlit as st
 import widgets
 
 from mpdiag.analysis.comparison.compare import unused_precision
+from mpdiag.analysis.verdict.trained import followed_decisions
 from mpdiag.display.wording import in_markdown, percent, sentence
+from mpdiag.errors import MpdiagError
 from mpdiag.numerics.formats import FP16
+from mpdiag.plan import PrecisionPlan
 from mpdiag.profiler import is_installed, part
 from mpdiag.reports.views import overview, training
 from mpdiag.reports.views.gradients.frame import in_model_order
@@ -34,15 +37,16 @@ MOST_CURVES = 4
 
 
 def recording(listing: Listing) -> None:
-    """The verdict with its picture, the losses, the findings, the next commands, the coverage."""
+    """The verdict, how the trainings ended, the gradients before and after the scale, the rest."""
     analysis = run_cache.analysis(listing)
-    widgets.verdict_box(analysis)
-    maps = run_cache.once(listing, "before and after", make=lambda: heat_maps(analysis))
+    widgets.verdict_box(analysis, listing)
     logs = logs_of_family(listing)
-    curves = curves_of(listing, logs, overview.CURVES if len(maps) > 1 else overview.HEIGHT)
-    point = side_by_side(
-        [*maps, *curves] if len(maps) < 2 else maps, clickable=[picture.key for picture in maps]
-    )
+    tiles(listing, logs)
+    worst, maps = run_cache.once(listing, "before and after", make=lambda: pictures_of(analysis))
+    if not maps:
+        st.info("No gradients were recorded, so there is nothing to draw.")
+    side_by_side(worst)
+    point = side_by_side(maps, clickable=[picture.key for picture in maps])
     if point is not None:
         place, name = point
         kinds: tuple[Kind, ...] = ("activation_grad", "weight_grad")
@@ -51,15 +55,47 @@ def recording(listing: Listing) -> None:
         layer_links.open_layer(name, kind, FP16, round(math.log2(scale)))
     left, right = st.columns(2, gap="medium")
     with left:
-        for picture in curves if len(maps) > 1 else []:
+        for picture in curves_of(listing, logs, overview.CURVES):
             widgets.show(picture)
-        if len(maps) < 2:
-            widgets.findings(analysis.findings, overview.FINDINGS, "verdict", "Why")
         coverage(analysis)
     with right:
-        if len(maps) > 1:
-            widgets.findings(analysis.findings, overview.FINDINGS, "verdict", "Why")
+        widgets.findings(analysis.findings, overview.FINDINGS, "verdict", "Why")
         commands(next_steps(listing, analysis, logs))
+
+
+def tiles(recording: Listing, logs: Mapping[str, TrainingLog]) -> None:
+    """How a recording and its trainings ended, beside each other."""
+    beside = run_folder.logged_beside(recording)
+    trained, answers = {}, {}
+    planned = by_its_plan(recording, logs)
+    for name, log in logs.items():
+        if kind_of(beside[name]) == "training":
+            fmt = format_of(run_folder.opened(beside[name]).meta).partition(",")[0]
+            trained[name] = overview.how_trained(fmt, log, by_the_plan=name in planned)
+            answers[name] = run_cache.answer(recording, beside[name])
+    found = overview.tiles(logs, trained, answers)
+    if not found:
+        return
+    for cell, tile in zip(st.columns(len(found), gap="medium"), found, strict=True):
+        cell.metric(
+            in_markdown(tile.label),
+            tile.value,
+            tile.note,
+            delta_color=tile.tone,
+            delta_arrow="off",
+            border=True,
+            help=in_markdown(tile.run),
+        )
+
+
+def by_its_plan(recording: Listing, logs: Mapping[str, TrainingLog]) -> list[str]:
+    """Which trainings follow the plan in a recording's folder; none where it holds none."""
+    try:
+        decisions = PrecisionPlan.load(recording.folder / overview.PLAN).digest()
+    except (MpdiagError, OSError):
+        return []
+    beside = run_folder.logged_beside(recording)
+    return [n for n in logs if followed_decisions(run_folder.opened(beside[n])) == decisions]
 
 
 def coverage(analysis: Analysis) -> None:
@@ -70,8 +106,11 @@ def coverage(analysis: Analysis) -> None:
             st.markdown(in_markdown(words))
 
 
-def heat_maps(analysis: Analysis) -> tuple[Picture, ...]:
-    """The gradients before and after the scale; weight gradients where those are all there is."""
+def pictures_of(analysis: Analysis) -> tuple[tuple[Picture, ...], tuple[Picture, ...]]:
+    """The worst layer's gradients and all layers', before and after the scale.
+
+    They are weight gradients where those are all there is.
+    """
     run, modules = str(analysis.run.folder), analysis.run.modules()
     late = in_model_order(analysis.loss_scale.late, modules)
     every_step = in_model_order(analysis.layers.of_kind("activation_grad"), modules)
@@ -80,8 +119,9 @@ def heat_maps(analysis: Analysis) -> tuple[Picture, ...]:
     if not len(late):
         own = in_model_order(analysis.layers.of_kind("weight_grad"), modules)
         shown = Gradients(run, "weight_grad", own)
-    scale = analysis.plan.loss_scale.recommended
-    return overview.before_and_after(shown, scale, clickable=True)
+    plan = analysis.plan.loss_scale
+    maps = overview.before_and_after(shown, plan.recommended, clickable=True)
+    return overview.worst_layer(shown, plan), maps
 
 
 def side_by_side(
@@ -97,7 +137,6 @@ def side_by_side(
         The place of the clickable picture that was clicked, and the layer of the row.
     """
     if not pictures:
-        st.info("No gradients were recorded, so there is nothing to draw.")
         return None
     found = None
     columns = st.columns(len(pictures), gap="medium")
@@ -122,7 +161,8 @@ def curves_of(
 ) -> list[Picture]:
     """The losses in one picture; none where nothing was logged."""
     folder = str(run_folder.place_of(listing))
-    return [overview.losses(folder, logs, height)] if logs else []
+    places = run_folder.places(listing)
+    return [overview.losses(folder, logs, height, places)] if logs else []
 
 
 def next_steps(
@@ -130,8 +170,7 @@ def next_steps(
 ) -> tuple[overview.Step, ...]:
     """The commands to run after a look at a recording."""
     beside = run_folder.logged_beside(listing)
-    trained = [beside[name].folder for name in logs if kind_of(beside[name]) == "training"]
-    trained.sort(key=lambda folder: not folder.name.endswith("-plan"))  # the demo's own comes first
+    trained = [beside[name].folder for name in by_its_plan(listing, logs)]
     planned = (listing.folder / overview.PLAN).is_file()
     # It reads the logs of both sides whole, to know whether they can be compared.
     found: tuple[overview.Step, ...] = run_cache.once(
@@ -166,17 +205,17 @@ def by_a_plan(listing: Listing) -> None:
     beside = None if root is None else logs.get(root.folder.resolve().name)
     words = overview.training_words(meta, own, format_of(meta), beside)
     st.info(f"**{in_markdown(words)}**", icon=":material/model_training:")
-    compared(listing)
+    if root is not None:
+        tiles(root, logs_of_family(root))
     pictures = curves_of(listing, logs)
     if own is not None:
         folder = str(run_folder.place_of(listing))
-        pictures.append(overview.scale_picture(folder, name, logs))
+        pictures.append(overview.scale_picture(folder, name, own, run_folder.places(listing)))
     if pictures:
         side_by_side(pictures)
     left, right = st.columns(2, gap="medium")
     with left:
-        for remark in training.Trainings("", {} if own is None else {name: own}).remarks():
-            st.warning(in_markdown(remark), icon=":material/warning:")
+        widgets.remarks(training.Trainings("", {} if own is None else {name: own}).remarks())
         with st.container(horizontal=True, vertical_alignment="center"):
             if root is not None:
                 recorded = run_folder.run_name(root)
@@ -194,25 +233,6 @@ def recording_of(listing: Listing) -> Listing | None:
         if item.folder.name == root and run_folder.place_of(item) == place:
             return item if run_folder.is_recording(item) else None
     return None
-
-
-def compared(listing: Listing) -> None:
-    """What ``mpdiag compare`` said of a training, if its recording keeps it."""
-    root = recording_of(listing)
-    kept = None if root is None else run_cache.glance(root).compared
-    if kept is None or kept[0] != listing.folder.resolve().name:
-        return
-    words, show = {
-        "equivalent": ("mpdiag compare: equivalent to FP32 within the margins.", st.success),
-        "different": ("mpdiag compare: different from FP32.", st.error),
-        "as FP32 (one seed)": ("mpdiag compare: as FP32 (one seed).", st.success),
-        "better (one seed)": ("mpdiag compare: better than FP32 (one seed).", st.success),
-        "worse (one seed)": ("mpdiag compare: worse than FP32 (one seed).", st.error),
-        "undecided (one seed)": ("mpdiag compare: one seed cannot decide.", st.info),
-    }.get(
-        kept[1], ("mpdiag compare: inconclusive, neither shown equivalent nor different.", st.info)
-    )
-    show(in_markdown(words), icon=":material/balance:")
 
 
 def profile_alone(listing: Listing) -> None:

@@ -12,6 +12,7 @@ import widgets
 
 from mpdiag.display.wording import counted, in_markdown
 from mpdiag.reports.views import runs as views
+from mpdiag.reports.views.training import root_of
 
 if TYPE_CHECKING:
     from mpdiag.runs.run import Listing
@@ -80,32 +81,37 @@ def choose(names: list[str]) -> None:
         st.session_state[OPENS] = True
 
 
-def columns(runs: list[views.Listed]) -> dict[str, Any]:
+def wide(values: pd.Series[Any], least: int) -> int:
+    """Pixels that the longest of some words takes: no cell is cut."""
+    return max(least, int(20 + 6.2 * values.astype(str).str.len().max()))
+
+
+def columns(frame: pd.DataFrame, badges: list[views.Badge]) -> dict[str, Any]:
     """How each column is shown."""
     column = st.column_config
-    colours = {badge.words: views.TONES[badge.tone] for badge in views.badges(runs)}
+    colours = {badge.words: views.TONES[badge.tone] for badge in badges}
     return {
         views.MARK: column.TextColumn(views.BELOW, pinned=True, width=34),
-        "run": column.TextColumn("run", pinned=True, width=160),
+        "run": column.TextColumn("run", pinned=True, width=wide(frame["run"], 120)),
         "verdict": column.MultiselectColumn(
             "verdict",
             options=list(colours),
             color=list(colours.values()),
-            width=140,
+            width=156,
             help="Of the plan that analyze kept in the run's folder. Of a training: how it ended, and "
             "what mpdiag compare said of it.",
         ),
-        "losses": column.LineChartColumn("loss", width=90, help="Medians over the training."),
+        "losses": column.LineChartColumn("loss", width=72, help="Medians over the training."),
         "last_loss": column.NumberColumn("last loss", format="%.4g", width=80),
-        "metric": column.TextColumn("last metric", width=152),
+        "metric": column.TextColumn("last metric", width=wide(frame["metric"], 110)),
         "skipped": column.NumberColumn("skipped", format="localized", width=64),
-        "format": column.TextColumn("format, level", width=140),
+        "format": column.TextColumn("format, level", width=128),
         "steps": column.NumberColumn("steps", format="localized", width=70),
         "recorded": column.NumberColumn("recorded", format="localized", width=75),
         "model": column.TextColumn("model", width=120),
         "device": column.TextColumn("device", width=60),
         "size": column.NumberColumn("size", format="bytes", width=70),
-        "created": column.DatetimeColumn("age", format="distance", width=86),
+        "created": column.DatetimeColumn("age", format="distance", width=104),
         "state": column.TextColumn("state", width=180),
     }
 
@@ -122,6 +128,17 @@ def listed(items: list[Listing]) -> list[views.Listed]:
         )
         for item in items
     ]
+
+
+def answers(items: list[Listing]) -> dict[str, str]:
+    """What ``mpdiag compare`` says of each training whose recording lies beside it."""
+    recordings = {item.folder: item for item in items if run_folder.is_recording(item)}
+    found = {}
+    for item in items:
+        root = item.folder.with_name(root_of(item.folder.name))
+        if views.kind_of(item) == "training" and root in recordings:
+            found[run_folder.run_name(item)] = run_cache.answer(recordings[root], item)
+    return found
 
 
 def kept(frame: pd.DataFrame, text: str, kinds: list[views.Kind]) -> list[bool]:
@@ -149,7 +166,8 @@ def table(text: str, kinds: list[views.Kind], group: bool) -> None:
     """The list, read anew each time."""
     items = run_folder.listings()
     runs = listed(items)
-    frame = views.runs_frame(runs)
+    badges = views.badges(runs, answers(items))
+    frame = views.runs_frame(runs, badges)
     keep = kept(frame, text, kinds)
     samples = [run_folder.is_sample(item) for item, one in zip(items, keep, strict=True) if one]
     chosen = arranged(frame[keep], samples, group=group)
@@ -166,7 +184,7 @@ def table(text: str, kinds: list[views.Kind], group: bool) -> None:
         key="chosen_row",
         on_select=lambda: choose(names),
         selection_mode="single-cell",
-        column_config=columns(runs),
+        column_config=columns(chosen, badges),
         placeholder="",
         alt="The runs of the folder, a row for each. The select box in the sidebar opens them, too.",
     )

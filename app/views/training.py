@@ -41,7 +41,7 @@ with curves:
             "Running median over steps", 1, 50, 15, key="smooth", bind="query-params"
         )
         log = right.toggle("Log scale", value=True, key="loss_log", bind="query-params")
-        shown = training.Trainings(folder, logs)
+        shown = training.Trainings(folder, logs, run_folder.places(chosen))
         widgets.show(shown.losses(log=log, window=window))
         widgets.table(shown.outcomes())
         widgets.show(shown.scales())
@@ -60,8 +60,7 @@ with curves:
             widgets.table(training.spoken_predictions(expected))
         for words in others:
             st.caption(in_markdown(words))
-        for remark in shown.remarks():
-            st.warning(in_markdown(remark))
+        widgets.remarks(shown.remarks())
     else:
         st.info("Select trainings that kept a log: `MixedPrecision(…, run=…)` writes one.")
 

@@ -18,7 +18,7 @@ chosen = run_folder.current()
 widgets.heading("Verdict", chosen)
 analysis = run_cache.analysis(chosen)
 plan = analysis.plan
-widgets.verdict_box(analysis)
+widgets.verdict_box(analysis, chosen)
 for title, clauses in grounds(analysis.verdict):
     st.markdown(f"**{title}.** {in_markdown(sentence(clauses))}")
 

@@ -18,11 +18,13 @@ SERIES = (BLUE, ORANGE, GREEN, PURPLE, VERMILION, SKY, YELLOW, GREY)
 FATE_COLORS = {
     "zero": GREY,
     "lost": VERMILION,
-    "subnormal": ORANGE,
+    "rounded": ORANGE,
     "kept": BLUE,
     "overflow": PURPLE,
 }
-"""What a format makes of a value: it was 0 already, becomes 0, loses bits, is kept, becomes ∞."""
+"""What a format makes of a value: it was 0, becomes 0, is rounded with and without harm, becomes ∞."""
+PALE = {"kept": 0.55}
+"""Opacity of what is harmless; all else is opaque."""
 
 VERDICT_COLORS = {
     "tensor_core": GREEN,
@@ -32,3 +34,14 @@ VERDICT_COLORS = {
     "other": GREY,
     "unknown": PURPLE,
 }
+
+
+def rgba(colour: str, opacity: float) -> str:
+    """A colour as CSS writes it with an opacity.
+
+    Args:
+        colour: As ``#rrggbb``.
+        opacity: From 0 to 1.
+    """
+    red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+    return f"rgba({red}, {green}, {blue}, {opacity:g})"

@@ -9,22 +9,26 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from mpdiag.display.colors import BLUE, FATE_COLORS, GREEN, GREY
+from mpdiag.display.colors import BLUE, FATE_COLORS, GREEN, GREY, PALE
 from mpdiag.display.wording import percent, shortened, superscript
 
 FATES = {
     "lost": "becomes 0",
-    "subnormal": "loses bits",
-    "kept": "kept",
+    "rounded": "rounded, harmful",
+    "kept": "rounded, harmless",
     "overflow": "becomes ∞",
 }
 """What a format makes of a value, in the order of the values."""
+HARMFUL = 0.01
+"""Rounding is harmless that moves a row by at most this share of its norm ‖x‖: it is drawn pale."""
 WIDTH = 900
 NAMES, GAP, TOP, ROW, AXIS = 172, 22, 66, 15, 34
 """Columns for names, between maps, and rows above, of a layer and below, all in pixels."""
 LEVELS = 6
 DECADES = 6
 """Powers of ten from a full colour to the palest."""
+_SQUARE = 7 / 3
+"""Mean of x² over [1, 2]."""
 _FOREIGN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _FONT = "font-family='system-ui, sans-serif' font-size='12'"
 
@@ -36,7 +40,7 @@ class Range:
     Attributes:
         label: What stands above its map.
         zero: Up to 2^zero values become 0.
-        normal: From 2^normal on they keep all bits.
+        normal: From 2^normal on they keep all bits of the format.
         top: From 2^top on they become ∞.
     """
 
@@ -49,13 +53,41 @@ class Range:
         """What becomes of values in (2^exponent, 2^(exponent+1)]; of most, where a limit is inside.
 
         Returns:
-            A key of ``FATES``.
+            A key of ``FATES``; ``kept`` for all that are rounded, for harm depends on the others.
         """
         if exponent + 1 <= self.zero:
             return "lost"
-        if exponent + 0.5 > self.top:
-            return "overflow"
-        return "subnormal" if exponent + 1 <= self.normal else "kept"
+        return "overflow" if exponent + 0.5 > self.top else "kept"
+
+    def fates(self, counts: Sequence[int], first: int) -> list[str]:
+        """What becomes of the values of one row, bin by bin.
+
+        The bins whose rounding moves the row most are ``rounded``, so many that all others together
+        move it by at most ``HARMFUL``. So one limit judges the formats, whatever bits each keeps.
+
+        Args:
+            counts: Values in each power of two.
+            first: The exponent of the first bin.
+
+        Returns:
+            A key of ``FATES`` for each bin.
+        """
+        found = [self.fate(first + i) for i in range(len(counts))]
+        bits = self.normal - self.zero - 1
+        energy, moved = 0.0, []
+        for i, count in enumerate(counts):
+            exponent = first + i
+            if count and found[i] != "overflow":
+                energy += count * _SQUARE * 4.0**exponent
+            if count and found[i] == "kept":
+                # A rounding error is uniform over the format's spacing: its mean square is 1/12.
+                moved.append((count * 4.0 ** (max(exponent, self.normal) - bits) / 12, i))
+        allowed = HARMFUL**2 * energy
+        for error, i in sorted(moved):
+            allowed -= error
+            if allowed < 0:
+                found[i] = "rounded"
+        return found
 
 
 def heat_maps(
@@ -197,13 +229,15 @@ def _cells(counts: Sequence[Sequence[int]], first: int, held: Range) -> str:
     paths: dict[tuple[str, int], list[str]] = {}
     for row, values in enumerate(counts):
         whole = sum(values) or 1
+        fates = held.fates(values, first)
         for column, count in enumerate(values):
             if count > 0:
                 depth = min(1.0, max(0.0, 1 + math.log10(count / whole) / DECADES))
-                key = held.fate(first + column), max(1, round(LEVELS * depth))
+                key = fates[column], max(1, round(LEVELS * depth))
                 paths.setdefault(key, []).append(f"M{column} {row}h.9v.88h-.9z")
     return "".join(
-        f"<path fill='{FATE_COLORS[fate]}' fill-opacity='{level / LEVELS:.2f}' d='{''.join(cells)}'/>"
+        f"<path fill='{FATE_COLORS[fate]}' "
+        f"fill-opacity='{PALE.get(fate, 1.0) * level / LEVELS:.2f}' d='{''.join(cells)}'/>"
         for (fate, level), cells in paths.items()
     )
 
@@ -211,18 +245,19 @@ def _cells(counts: Sequence[Sequence[int]], first: int, held: Range) -> str:
 def _legend(ranges: Sequence[Range], counts: Sequence[Sequence[int]], first: int) -> str:
     """What the colours mean that occur in any of the maps."""
     used = {
-        held.fate(first + i)
+        fate
         for held in ranges
         for row in counts
-        for i, count in enumerate(row)
+        for count, fate in zip(row, held.fates(row, first), strict=True)
         if count > 0
     }
     parts, x = [], float(NAMES)
     for fate, words in FATES.items():
         if fate in used:
-            parts.append(f"<rect x='{x}' y='8' width='10' height='10' fill='{FATE_COLORS[fate]}'/>")
+            fill = f"fill='{FATE_COLORS[fate]}' fill-opacity='{PALE.get(fate, 1.0)}'"
+            parts.append(f"<rect x='{x}' y='8' width='10' height='10' {fill}/>")
             parts.append(_text(x + 15, 17, words, "start"))
-            x += 112
+            x += 132
     return "".join(parts)
 
 
@@ -232,7 +267,7 @@ def _marks(
     """The ends of a range: a line each, its words above."""
     ends = (
         (held.zero, "0 ←", "end", FATE_COLORS["lost"], ""),
-        (held.normal, "", "end", FATE_COLORS["subnormal"], " stroke-dasharray='2 3'"),
+        (held.normal, "", "end", GREY, " stroke-dasharray='2 3'"),
         (held.top, "→ ∞", "start", FATE_COLORS["overflow"], ""),
     )
     for exponent, words, anchor, colour, dash in ends:

@@ -8,13 +8,15 @@ is transparent, so that light and dark pages show through.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
 
+from mpdiag.display.colors import SERIES
 from mpdiag.display.wording import in_figure
 
 FILM = Path(__file__).with_name("film.json").read_text(encoding="utf-8")
@@ -128,6 +130,12 @@ class Drawing:
             marker["opacity"] = opacity
         return self.add_scatter(x=[None], y=[None], mode="markers", marker=marker, name=words)
 
+    def line_above(self, words: str) -> Drawing:
+        """A line of words at the top edge, above two lines of marks."""
+        title = {"text": in_figure(words), "font": {"size": 13}, "x": 0, "xref": "container"}
+        title |= {"y": 1, "yref": "container", "yanchor": "top", "pad": {"t": 2, "l": 8}}
+        return self.update_layout(title=title, margin={"t": 12 + 3 * MARK})
+
     def add_shape(self, **shape: Any) -> Drawing:
         """A line or a rectangle anywhere."""
         self.layout.setdefault("shapes", []).append(shape)
@@ -228,6 +236,34 @@ def figure(height: int = 380, **layout: Any) -> Drawing:
         }
     )
     return fig.update_layout(**layout)
+
+
+_DASHES = ("solid", "dash", "dot", "dashdot")
+
+
+def run_styles(
+    names: Iterable[str], places: Mapping[str, int] = MappingProxyType({})
+) -> dict[str, dict[str, str]]:
+    """The colour and the dash of each run of a figure, alike in all figures.
+
+    Args:
+        names: The runs, in the order of the figure.
+        places: Each run's place among all runs, as ``views.runs.places`` gives it; a run without one,
+            or whose place is taken by an earlier run of the figure, takes the next that is free.
+    """
+    found: dict[int, str] = {}
+    for name in names:
+        place = places.get(name, 0)
+        while place in found:
+            place += 1
+        found[place] = name
+    return {
+        name: {
+            "colour": SERIES[place % len(SERIES)],
+            "dash": _DASHES[(place + place // len(SERIES)) % len(_DASHES)],
+        }
+        for place, name in found.items()
+    }
 
 
 def empty(sentence: str) -> go.Figure:

@@ -6,6 +6,7 @@ from xml.etree import ElementTree as ET
 
 from goldens import assert_as_kept
 
+from mpdiag.analysis.scaling.necessity import MATTERS
 from mpdiag.display import svg
 
 EVIL = "<script>alert('x')</script>&\"'\x00\x1b\ud800"
@@ -33,6 +34,10 @@ def test_pictures_are_kept():
     for picture in drawn:
         read(picture)
     assert_as_kept(Path(__file__).with_name("pictures.txt"), "\n".join(map(str, drawn)))
+
+
+def test_harm_is_what_the_analysis_calls_lost_beyond_what_can_be_spared():
+    assert svg.HARMFUL == MATTERS
 
 
 def test_names_are_text():

@@ -33,6 +33,17 @@ def keep_comparison(
     Raises:
         OSError: If a folder cannot be written.
     """
+    stored = stored_comparison(comparison, b)
+    if stored is None:
+        return ()
+    kept = tuple(run.folder for run in _runs(place(a)) if _takes_it(run))
+    for folder in kept:
+        write_comparison(folder, stored)
+    return kept
+
+
+def stored_comparison(comparison: Comparison, b: str | os.PathLike[str]) -> StoredComparison | None:
+    """What a recording keeps of a comparison with side B; None where it keeps nothing of it."""
     trained = list(_runs(place(b)))
     decisions = {followed_decisions(run) for run in trained}
     if (
@@ -41,8 +52,8 @@ def keep_comparison(
         or None in decisions
         or any(run.meta.get("half_precision_flops") == 0 for run in trained)
     ):
-        return ()
-    stored = StoredComparison(
+        return None
+    return StoredComparison(
         against=place(b).resolve().name,
         decisions=str(decisions.pop()),
         verdict=comparison.verdict,
@@ -53,10 +64,6 @@ def keep_comparison(
         seeds=len(trained),
         answer=comparison.answer,
     )
-    kept = tuple(run.folder for run in _runs(place(a)) if _takes_it(run))
-    for folder in kept:
-        write_comparison(folder, stored)
-    return kept
 
 
 def _takes_it(run: Run) -> bool:

@@ -55,7 +55,7 @@ def run_page(contents: RunContents) -> str:
         analysis.run.name,
         [p for p in reported_pictures(contents) if switched is None or p.key != KEY],
         counts=_counts(severities),
-        tone=next((s for s in ("error", "warning") if s in severities), "fine"),
+        tone=next((s for s in ("error", "warning") if s in severities), _tone(analysis)),
         verdict=analysis.verdict.text,
         command=next_command(analysis),
         before_after=switched,
@@ -69,6 +69,11 @@ def run_page(contents: RunContents) -> str:
         formats_note=formats_note(analysis),
         provenance=list(_provenance(analysis)),
     )
+
+
+def _tone(analysis: Analysis) -> str:
+    """Of a verdict without warnings: green is for what a training has shown."""
+    return "fine" if analysis.verdict.level == "shown" else "info"
 
 
 def next_command(analysis: Analysis) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from mpdiag.analysis.comparison.compare import Comparison
 from mpdiag.analysis.comparison.comparison_findings import MetricComparison, mean_of_finite
 from mpdiag.analysis.comparison.groups import SeedGroup
 from mpdiag.analysis.layers import Layers
-from mpdiag.display.colors import BLUE, GREEN, GREY, ORANGE, SERIES, VERMILION
+from mpdiag.display.colors import GREEN, GREY, ORANGE, VERMILION
 from mpdiag.display.wording import KIND_NAMES, counted, in_figure, sentence
 from mpdiag.reports import plotting, receipts
 from mpdiag.reports.picture import Picture, View
@@ -289,24 +290,20 @@ def loss_frame(sides: Sequence[Side]) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)
 
 
-_DASHES = ("solid", "dash", "dot", "dashdot")
-
-
-def loss_figure(frame: pd.DataFrame) -> go.Figure:
+def loss_figure(frame: pd.DataFrame, places: Mapping[str, int]) -> go.Figure:
     """Loss curves (``loss_frame``), a colour for each side, a line for each seed; log if it can be."""
     known = frame[np.isfinite(frame["loss"].astype(float))]
     if known.empty:
         return plotting.empty("no training log holds a finite loss")
     fig = plotting.figure(360, hovermode="x unified")
-    for i, (side, of_side) in enumerate(known.groupby("side", sort=False)):
-        name, colour = in_figure(str(side)), SERIES[i % len(SERIES)]
+    styles = plotting.run_styles(known["side"].unique(), places)
+    for side, of_side in known.groupby("side", sort=False):
+        name, style = in_figure(str(side)), styles[str(side)]
         for j, (run, part) in enumerate(of_side.groupby("run", sort=False)):
             smooth = part["loss"].rolling(_SMOOTHED, min_periods=1, center=True).median()
             hover = "%{y:.4g}<extra>" + in_figure(str(run)) + "</extra>"
             group: dict[str, Any] = {"legendgroup": name, "showlegend": j == 0}
-            fig.line(
-                part["step"], smooth, name, colour, hover, width=2.2, dash=_DASHES[i % 4], **group
-            )
+            fig.line(part["step"], smooth, name, hover=hover, width=2.2, **style, **group)
     fig.update_xaxes(title="step")
     log = bool((known["loss"] > 0).all())
     if log:
@@ -315,7 +312,10 @@ def loss_figure(frame: pd.DataFrame) -> go.Figure:
 
 
 def side_losses(
-    sides: Sequence[Side], paths: Mapping[str, str], comparison: Comparison | None
+    sides: Sequence[Side],
+    paths: Mapping[str, str],
+    comparison: Comparison | None,
+    places: Mapping[str, int] = MappingProxyType({}),
 ) -> Picture:
     """Loss curves of all sides.
 
@@ -323,6 +323,7 @@ def side_losses(
         sides: The reference first.
         paths: Each side's place on disk, by name.
         comparison: Of the first two.
+        places: Each run's place, which its colour goes by.
     """
     frame = loss_frame(sides)
     caption = f"A running median over {_SMOOTHED} steps, skipped steps left out."
@@ -335,7 +336,7 @@ def side_losses(
             f" Of the {curve.steps:,} steps that the first two share, the largest gap is "
             f"{signed(curve.departure)} at step {curve.worst_step}{spread}."
         )
-    drawn, receipt = loss_figure(frame), receipts.compared_losses(paths)
+    drawn, receipt = loss_figure(frame, places), receipts.compared_losses(paths)
     return Picture("compared-losses", "Losses", caption, drawn, frame, receipt)
 
 
@@ -368,7 +369,12 @@ def apart(a: Layers, b: Layers) -> tuple[int, int]:
 
 
 def side_by_side_figure(
-    frame: pd.DataFrame, a: str, b: str, measure: str = "absmax", most: int = 40
+    frame: pd.DataFrame,
+    a: str,
+    b: str,
+    measure: str = "absmax",
+    most: int = 40,
+    places: Mapping[str, int] = MappingProxyType({}),
 ) -> go.Figure:
     """Layers of two runs (``comparison_frame``): a dot for each run, a line between them.
 
@@ -378,6 +384,7 @@ def side_by_side_figure(
         b: What to call the second.
         measure: ``absmax`` (log2), ``underflow`` or ``overflow`` (shares).
         most: Layers shown, the first of the table.
+        places: Each run's place, which its colour goes by.
     """
     if frame.empty:
         return plotting.empty("the two runs have no layer of this kind in common")
@@ -385,22 +392,24 @@ def side_by_side_figure(
     names = [str(name) for name in part["name"]]
     left, right = (_values(part[f"{measure}_{side}"], measure) for side in "ab")
     fig = plotting.figure(plotting.row_height(len(names)))
-    places = np.arange(len(names))
+    rows = np.arange(len(names))
     gaps = np.full(len(names), np.nan)
     fig.add_scatter(
         x=np.stack([left, right, gaps], 1).ravel(),
-        y=np.stack([places, places, gaps], 1).ravel(),
+        y=np.stack([rows, rows, gaps], 1).ravel(),
         mode="lines",
         line={"color": GREY, "width": 2},
         showlegend=False,
         hoverinfo="skip",
     )
     value = "2^%{x:.1f}" if measure == "absmax" else "%{x:.2%}"
-    for values, name, colour, symbol in ((left, a, BLUE, "circle"), (right, b, ORANGE, "diamond")):
+    styles = plotting.run_styles((a, b), places)
+    for values, name, symbol in ((left, a, "circle"), (right, b, "diamond")):
         label = in_figure(name)
         hover = "%{customdata}: " + value + "<extra>" + label + "</extra>"
         said = [in_figure(n) for n in names]
-        fig.marks(values, places, label, colour, hover, mark=(symbol, 9), customdata=said)
+        colour = styles[name]["colour"]
+        fig.marks(values, rows, label, colour, hover, mark=(symbol, 9), customdata=said)
     plotting.layer_axis(fig, names)
     if measure == "absmax":
         known = np.concatenate([left, right])
@@ -420,16 +429,22 @@ def _values(column: pd.Series[float], measure: str) -> np.ndarray:
 
 
 def side_by_side(
-    a: str, b: str, sides: tuple[Layers, Layers], names: tuple[str, str], kind: Kind, measure: str
+    a: str,
+    b: str,
+    sides: tuple[Layers, Layers],
+    names: tuple[str, str],
+    kind: Kind,
+    measure: str,
+    places: Mapping[str, int] = MappingProxyType({}),
 ) -> Picture:
-    """Two runs, layer by layer."""
+    """Two runs, layer by layer; ``places`` as for ``side_losses``."""
     frame = comparison_frame(sides[0].of_kind(kind), sides[1].of_kind(kind))
     title = {"absmax": "Largest |x|", "underflow": "Lost to 0", "overflow": "Overflow"}[measure]
     return Picture(
         "side-by-side",
         f"{title}: {KIND_NAMES[kind]} of {names[0]} and {names[1]}",
         "Most moved first, over all recorded steps. Shares are FP16's without a loss scale.",
-        side_by_side_figure(frame, *names, measure),
+        side_by_side_figure(frame, *names, measure, places=places),
         frame,
         receipts.largest_values(a, b, kind),
     )

@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Sequence
 from string import Template
 from typing import Any
 
@@ -10,7 +11,17 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from mpdiag.display import svg
-from mpdiag.display.colors import BLUE, FATE_COLORS, GREEN, GREY, ORANGE, PURPLE, VERMILION
+from mpdiag.display.colors import (
+    BLUE,
+    FATE_COLORS,
+    GREEN,
+    GREY,
+    ORANGE,
+    PALE,
+    PURPLE,
+    VERMILION,
+    rgba,
+)
 from mpdiag.display.wording import in_figure, layer_name, magnitude, percent
 from mpdiag.numerics.formats import FloatFormat
 from mpdiag.reports import plotting
@@ -244,7 +255,8 @@ def over_time(frame: pd.DataFrame, held: svg.Range, *, log: bool) -> go.Figure:
     fig = plotting.figure(440, hovermode="closest")
     hover = "step %{text}<br>from 2^%{y:.0f}: %{customdata:,} values"
     cells = {"y": np.arange(low, high) + 0.5, "customdata": counts.T, "text": labels}
-    for name, part in figure.shades(counts, low, held, log=log):
+    fates = figure.fates_of(counts, low, held)
+    for name, part in figure.shades(counts, fates, log=log):
         said = f"{hover}<extra>{figure.FATE_WORDS[name]}</extra>"
         figure.add_cells(fig, name, counts, part, z=part.T, hovertemplate=said, **cells)
     places = list(range(0, len(steps), max(1, len(steps) // 10)))
@@ -260,7 +272,7 @@ def over_time(frame: pd.DataFrame, held: svg.Range, *, log: bool) -> go.Figure:
     }
     for place, words, colour in (
         (held.zero, "↓ 0", VERMILION),
-        (held.normal, "↓ bits lost", VERMILION),
+        (held.normal, "↓ subnormal", GREY),
         (held.top, "↑ ∞", PURPLE),
     ):
         if low < place < high:
@@ -283,7 +295,6 @@ def ridges(frame: pd.DataFrame, held: svg.Range) -> go.Figure:
     shares = {step: _shares(frame, step, low, high) for step in steps}
     lift = 3.6 / max(float(part.max()) for part in shares.values())
     x = np.arange(low, high) + 0.5
-    red, green, blue = (int(BLUE[i : i + 2], 16) for i in (1, 3, 5))
     # The first step is farthest away, at the top; each is drawn before what stands in front of it.
     for place, step in enumerate(steps):
         base = float(len(steps) - 1 - place)
@@ -293,7 +304,7 @@ def ridges(frame: pd.DataFrame, held: svg.Range) -> go.Figure:
             y=np.concatenate([base + lift * shares[step], np.full(len(x), base)]),
             mode="lines",
             fill="toself",
-            fillcolor=f"rgba({red}, {green}, {blue}, {strength:.2f})",
+            fillcolor=rgba(BLUE, round(strength, 2)),
             line={"color": plotting.LINE, "width": 1},
             name=f"step {step}",
             hoveron="fills",
@@ -339,26 +350,26 @@ def film(frame: pd.DataFrame, held: svg.Range) -> go.Figure:
         return plotting.empty(_NOTHING)
     steps = evenly(sorted(int(s) for s in frame["step"].unique()), FRAMES)
     low, high = _exponents(frame)
-    fates = np.array([held.fate(e) for e in range(low, high)])
-    shown = [name for name in svg.FATES if (fates == name).any()]
-    shares = {step: _shares(frame, step, low, high) for step in steps}
+    shares = np.array([_shares(frame, step, low, high) for step in steps])
+    fates = _fates(frame, steps, held, low, high)
+    shown = [name for name in svg.FATES if ((fates == name) & (shares > 0)).any()]
+    parts = {name: np.where(fates == name, shares, 0.0) for name in shown}
     fig = plotting.figure(430, barmode="overlay")
-    x = np.arange(low, high) + 0.5
     for name in shown:
         fig.add_bar(
-            x=x[fates == name],
-            y=shares[steps[-1]][fates == name],
+            x=np.arange(low, high) + 0.5,
+            y=parts[name][-1],
             width=0.94,
             name=figure.FATE_WORDS[name],
-            marker={"color": FATE_COLORS[name]},
-            customdata=np.flatnonzero(fates == name) + low,
+            marker={"color": rgba(FATE_COLORS[name], PALE.get(name, 1.0))},
+            customdata=np.arange(low, high),
             hovertemplate="2^%{customdata}: %{y:.2%}<extra>" + figure.FATE_WORDS[name] + "</extra>",
         )
     frames = [
-        {"name": str(step), "data": [{"y": shares[step][fates == name]} for name in shown]}
-        for step in steps
+        {"name": str(step), "data": [{"y": parts[name][i]} for name in shown]}
+        for i, step in enumerate(steps)
     ]
-    top = max(float(part.max()) for part in shares.values())
+    top = float(shares.max())
     plotting.exponent_axis(fig, low, high, figure.VALUES)
     fig.update_yaxes(
         title="share of the values", tickformat=".0%", range=[0, 1.05 * top], fixedrange=True
@@ -372,6 +383,16 @@ def film(frame: pd.DataFrame, held: svg.Range) -> go.Figure:
         **_controls(words),
     )
     return fig.figure(frames)
+
+
+def _fates(
+    frame: pd.DataFrame, steps: Sequence[int], held: svg.Range, low: int, high: int
+) -> np.ndarray:
+    """What becomes of the values of each step from ``low`` to ``high``, judged by all of them."""
+    first = min(low, int(frame["exponent"].min()))
+    end = max(high, int(frame["exponent"].max()) + 1)
+    counts = figure.matrix(frame, "step", steps, first, end)
+    return figure.fates_of(counts, first, held)[:, low - first : high - first]
 
 
 def _film_words(frame: pd.DataFrame, held: svg.Range) -> dict[int, str]:

@@ -1,7 +1,7 @@
 """One run on one screen.
 
-What FP16 makes of its gradients before and after the loss scale, its loss beside those of its
-trainings, what to run next, and what was not recorded.
+How its trainings ended, what FP16 makes of its gradients before and after the loss scale, its loss
+beside those of its trainings, what to run next, and what was not recorded.
 """
 
 import math
@@ -9,24 +9,34 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Literal
 
 import numpy as np
 
 from mpdiag.analysis.analyzer import Analysis
 from mpdiag.analysis.findings import Finding
 from mpdiag.analysis.layers import Layers
-from mpdiag.display.wording import counted, percent, scale_text, sentence, spoken_layer
-from mpdiag.numerics.formats import FP16
+from mpdiag.display.wording import (
+    counted,
+    layer_name,
+    percent,
+    scale_text,
+    sentence,
+    spoken_layer,
+)
+from mpdiag.numerics.formats import FP16, FP32
 from mpdiag.plan import FILE as PLAN
+from mpdiag.plan import LossScalePlan
 from mpdiag.reports import next_commands
 from mpdiag.reports.contents import compared_with
 from mpdiag.reports.picture import Picture, View
 from mpdiag.reports.plotting import MARK
 from mpdiag.reports.text.analysis import after_analysis, can_be_settled, settling_command
 from mpdiag.reports.views import training
-from mpdiag.reports.views.gradients.frame import scale_frame, some_layers, summary
+from mpdiag.reports.views.gradients.frame import one_layer, scale_frame, some_layers, summary
 from mpdiag.reports.views.gradients.pictures import Gradients, share_axis
+from mpdiag.reports.views.gradients.scales import room_words
 from mpdiag.runs.coverage import coverage_of
 from mpdiag.runs.run import Run
 from mpdiag.runs.training_log import TrainingLog
@@ -34,11 +44,13 @@ from mpdiag.runs.training_log import TrainingLog
 MOST_LAYERS = 28
 """Rows of a small heat map."""
 HEIGHT = 228
-"""Pixels of a small heat map."""
-MAP_HEIGHT = HEIGHT + MARK
-"""Of a heat map, whose marks have two lines of words."""
-LABEL_HEIGHT = 12
-"""Pixels of a row's name in it."""
+"""Pixels of a small figure."""
+WORST_HEIGHT = 330
+"""Pixels of a figure of the worst layer."""
+LABEL_HEIGHT = 13
+"""Pixels of a row of a small heat map: each has its name."""
+ABOVE, BELOW = 12 + 3 * MARK, 92
+"""Pixels above a figure's plot, for a line of words and two of marks, and below, for its legend."""
 CURVES = 170
 """Pixels of a small figure of curves."""
 FINDINGS = 3
@@ -48,7 +60,137 @@ WINDOW = 15
 """Steps of the running median of a loss."""
 
 
+# -- how the trainings ended -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Tile:
+    """How one training ended: its metric beside what it was trained in; no markup.
+
+    Attributes:
+        run: Its name.
+        label: The metric, and how it was trained.
+        value: The metric's value, with a mark that says whether it is as FP32's.
+        note: What ``mpdiag compare`` says of it, or that it is the reference.
+        tone: The colour of the note.
+    """
+
+    run: str
+    label: str
+    value: str
+    note: str
+    tone: Literal["green", "red", "gray"] = "gray"
+
+
+_ENDED: Mapping[str, tuple[str, Literal["green", "red", "gray"]]] = {
+    "equivalent": ("✓", "green"),
+    "as FP32 (one seed)": ("✓", "green"),
+    "better (one seed)": ("✓", "green"),
+    "different": ("✗", "red"),
+    "worse (one seed)": ("✗", "red"),
+}
+
+
+def tiles(
+    logs: Mapping[str, TrainingLog], trained: Mapping[str, str], answers: Mapping[str, str]
+) -> tuple[Tile, ...]:
+    """How a recording and the trainings that belong with it ended, as far as they share a metric.
+
+    Args:
+        logs: By name, the recording first.
+        trained: Of each training how it was trained, as ``how_trained`` says it.
+        answers: What a comparison with the recording says of each; may lack some.
+
+    Returns:
+        A tile each; none where no training has the recording's last metric.
+    """
+    recording = next(iter(logs.values()), None)
+    if recording is None or not recording.metrics:
+        return ()
+    metric = recording.metrics[-1].metric
+    found = []
+    for name, log in logs.items():
+        end = log.metric(metric)
+        if end is None:
+            continue
+        how, answer = trained.get(name, FP32.label), answers.get(name, "")
+        mark, tone = _ENDED.get(answer, ("", "gray"))
+        note = answer or ("not compared" if name in trained else "reference")
+        found.append(
+            Tile(name, f"{metric} in {how}", f"{end.value:.3g} {mark}".strip(), note, tone)
+        )
+    return tuple(found) if len(found) > 1 else ()
+
+
+def how_trained(fmt: str, log: TrainingLog, *, by_the_plan: bool) -> str:
+    """How a training was trained, in a phrase.
+
+    Args:
+        fmt: The label of its format.
+        log: Its log.
+        by_the_plan: Whether it follows the recording's present plan.
+    """
+    if by_the_plan:
+        return f"{fmt} by the plan"
+    scales = {step.scale for step in log.steps}
+    if scales == {1.0}:
+        return f"{fmt} without a scale"
+    return f"{fmt} at a scale of {scale_text(scales.pop())}" if len(scales) == 1 else fmt
+
+
 # -- before and after the scale --------------------------------------------------------------------
+
+
+def worst_layer(gradients: Gradients, plan: LossScalePlan) -> tuple[Picture, ...]:
+    """The gradients of the layer that loses most without a scale, before and after the scale.
+
+    Args:
+        gradients: In the steps that decide.
+        plan: The recommended scale; if it is 1 there is one picture, not two.
+    """
+    if not len(gradients.layers):
+        return ()
+    worst = summary(scale_frame(gradients.layers, gradients.fmt, 0)).worst_layer
+    own = replace(gradients, layers=one_layer(gradients.layers, worst))
+    made = tuple(
+        _small_histogram(own, worst, key, exponent, plan)
+        for key, exponent in _exponents(plan.recommended).items()
+    )
+    share_axis(made, title=None)
+    return made
+
+
+def _small_histogram(
+    own: Gradients, name: str, key: str, exponent: int, plan: LossScalePlan
+) -> Picture:
+    line = own.rounding_words(exponent)
+    picture = own.histogram(exponent, layer=name, log=False, words=line)
+    margin = {"l": 46, "r": 24, "t": ABOVE, "b": BELOW, "autoexpand": False}
+    picture.figure.update_layout(height=WORST_HEIGHT, margin=margin).update_yaxes(title=None)
+    row = scale_frame(own.layers, own.fmt, exponent).iloc[0]
+    words = sentence(
+        f"{own.when}, {percent(row['lost_share'])} of its values become 0, which are "
+        f"{percent(row['sum_share'])} of its gradient"
+    )
+    if exponent:
+        words = " ".join(filter(None, (words, room_words(plan, own.fmt))))
+    return replace(
+        picture,
+        key=f"{key}-the-worst",
+        title=f"{layer_name(name)} {_at(exponent)}",
+        caption=words,
+    )
+
+
+def _at(exponent: int) -> str:
+    """A loss scale of 2^exponent as a heading ends with it."""
+    return f"at scale {scale_text(2.0**exponent)}" if exponent else "without a loss scale"
+
+
+def _exponents(scale: float) -> dict[str, int]:
+    """log2 of no scale and of the recommended one, each with its name; of one alone where it is 1."""
+    exponent = round(math.log2(scale))
+    return {"before": 0} if exponent == 0 else {"before": 0, "after": exponent}
 
 
 def before_and_after(
@@ -66,8 +208,7 @@ def before_and_after(
     """
     if not len(gradients.layers):
         return ()
-    exponent = round(math.log2(scale))
-    exponents = {"before": 0} if exponent == 0 else {"before": 0, "after": exponent}
+    exponents = _exponents(scale)
     made = tuple(_heat_map(gradients, key, e, clickable) for key, e in exponents.items())
     share_axis(made, title=None)
     return made
@@ -75,26 +216,15 @@ def before_and_after(
 
 def _heat_map(gradients: Gradients, key: str, exponent: int, clickable: bool) -> Picture:
     few = notable(gradients.layers, MOST_LAYERS)
-    picture = replace(gradients, layers=few).heat_map(exponent, clickable=clickable)
-    fig = picture.figure.update_layout(
-        # Two lines of words above, a mark's words beside: the plots of both have the same width.
-        height=MAP_HEIGHT,
-        margin={"l": 4, "r": 24, "t": 4 + 2 * MARK, "b": 44},
-    )
-    every = -(-len(few) * LABEL_HEIGHT // (HEIGHT - 70))
-    labels = fig.layout.yaxis
-    if labels.tickvals is not None:
-        places, names = labels.tickvals[::every], labels.ticktext[::every]
-        fig.update_yaxes(tickfont={"size": 10}, tickvals=places, ticktext=names)
-    title = (
-        "Without a loss scale"
-        if exponent == 0
-        else f"With a loss scale of {scale_text(2.0**exponent)}"
-    )
+    height = ABOVE + LABEL_HEIGHT * len(few) + BELOW
+    drawn = replace(gradients, layers=few)
+    picture = drawn.heat_map(exponent, height=height, clickable=clickable)
+    # The words of a mark stand beside: the plots of both have the same width.
+    picture.figure.update_layout(margin={"r": 24, "b": BELOW}).update_yaxes(tickfont={"size": 10})
     return replace(
         picture,
         key=f"{key}-the-scale",
-        title=title,
+        title=f"All layers {_at(exponent)}",
         caption=lost_words(gradients, exponent, few=len(few)),
         frame=gradients.exponents,
     )
@@ -107,7 +237,7 @@ def lost_words(gradients: Gradients, exponent: int, *, few: int) -> str:
     words = f"{percent(lost.lost_share)} of the values become 0"
     if lost.worst_sum_share > 0:
         share, worst = percent(lost.worst_sum_share), spoken_layer(lost.worst_layer)
-        words += f", and {share} of the sum in {worst}, the most of any layer"
+        words += f"; {worst} loses most, {share} of its gradient"
     elif lost.lost_share == 0:
         words = "no value becomes 0"
     words += (
@@ -119,7 +249,7 @@ def lost_words(gradients: Gradients, exponent: int, *, few: int) -> str:
 
 
 def notable(layers: Layers, most: int) -> Layers:
-    """At most so many layers in their order: those with the largest loss without a scale, and values."""
+    """At most so many layers in their order: those that lose most without a scale, or are largest."""
     if len(layers) <= most:
         return layers
     frame = scale_frame(layers, FP16, 0)
@@ -129,18 +259,24 @@ def notable(layers: Layers, most: int) -> Layers:
     return some_layers(layers, np.sort(np.array(chosen, np.int64)))
 
 
-def losses(folder: str, logs: Mapping[str, TrainingLog], height: int = CURVES) -> Picture:
+def losses(
+    folder: str,
+    logs: Mapping[str, TrainingLog],
+    height: int = CURVES,
+    places: Mapping[str, int] = MappingProxyType({}),
+) -> Picture:
     """The loss of a run beside those of the trainings that belong with it.
 
     Args:
         folder: The folder that holds the runs.
         logs: By name, the recording first.
         height: In pixels.
+        places: Each run's place, which its colour goes by.
     """
     known = [s.loss for log in logs.values() for s in log.steps if s.loss is not None]
     finite = [loss for loss in known if math.isfinite(loss)]
     wide = bool(finite) and min(finite) > 0 and max(finite) > 10 * min(finite)
-    picture = training.Trainings(folder, logs).losses(log=wide, window=WINDOW)
+    picture = training.Trainings(folder, logs, places).losses(log=wide, window=WINDOW)
     _small(picture, height)
     return replace(picture, caption=" ".join(outcome_words(logs)))
 
@@ -321,9 +457,11 @@ def training_words(
     return f"{told} {metric.metric} {metric.value:.4g}{against}."
 
 
-def scale_picture(folder: str, name: str, logs: Mapping[str, TrainingLog]) -> Picture:
-    """The loss scale of a training, as high as the losses of all ``logs`` beside it."""
-    picture = training.Trainings(folder, {name: logs[name]}, list(logs)).scales()
+def scale_picture(
+    folder: str, name: str, log: TrainingLog, places: Mapping[str, int] = MappingProxyType({})
+) -> Picture:
+    """The loss scale of a training, as high as the losses beside it; arguments as ``losses``."""
+    picture = training.Trainings(folder, {name: log}, places).scales()
     _small(picture, HEIGHT)
     return picture
 

@@ -1,8 +1,9 @@
 """The list of runs as a table: what each is, how it ended, what is known of it without an analysis."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Literal
 
 import pandas as pd
@@ -64,8 +65,8 @@ _COMPARED = {
     "different": Badge("different from FP32", "bad"),
     "inconclusive": Badge("compared: inconclusive", "plain"),
     "as FP32 (one seed)": Badge("as FP32 (one seed)", "good"),
-    "better (one seed)": Badge("better than FP32 (one seed)", "good"),
-    "worse (one seed)": Badge("worse than FP32 (one seed)", "bad"),
+    "better (one seed)": Badge("better (one seed)", "good"),
+    "worse (one seed)": Badge("worse (one seed)", "bad"),
     "undecided (one seed)": Badge("undecided (one seed)", "plain"),
 }
 
@@ -137,9 +138,16 @@ def _training_badge(glance: Glance, compared: str | None) -> Badge:
     return _COMPARED.get(compared or "", Badge("not compared"))
 
 
-def badges(runs: Sequence[Listed]) -> list[Badge]:
-    """The badge of each run; what a recording keeps of a comparison is told of the other run."""
-    compared = {}
+def badges(
+    runs: Sequence[Listed], answers: Mapping[str, str] = MappingProxyType({})
+) -> list[Badge]:
+    """The badge of each run; what a recording keeps of a comparison is told of the other run.
+
+    Args:
+        runs: The runs.
+        answers: What a comparison with its recording says of a training, by name, where none is kept.
+    """
+    compared = dict(answers)
     for run in runs:
         if run.glance.compared is not None:
             before, slash, _ = run.name.rpartition("/")  # sample runs are listed as sample/NAME
@@ -148,11 +156,17 @@ def badges(runs: Sequence[Listed]) -> list[Badge]:
     return [run.badge(compared.get(run.name)) for run in runs]
 
 
-def runs_frame(runs: Sequence[Listed]) -> pd.DataFrame:
-    """A row for each run; what its files do not say, or say otherwise, is empty."""
+def runs_frame(runs: Sequence[Listed], shown: Sequence[Badge] | None = None) -> pd.DataFrame:
+    """A row for each run; what its files do not say, or say otherwise, is empty.
+
+    Args:
+        runs: The runs.
+        shown: Their badges; None for those of what their files say.
+    """
+    told = badges(runs) if shown is None else shown
     rows = [
         {"run": run.name, "state": run.state, "verdict": badge.words} | _row(run)
-        for run, badge in zip(runs, badges(runs), strict=True)
+        for run, badge in zip(runs, told, strict=True)
     ]
     frame = pd.DataFrame(rows, columns=list(COLUMNS))
     frame["created"] = pd.to_datetime(frame["created"], errors="coerce", utc=True)
@@ -160,6 +174,20 @@ def runs_frame(runs: Sequence[Listed]) -> pd.DataFrame:
         frame[name] = pd.to_numeric(frame[name], errors="coerce").astype("Int64")
     frame["last_loss"] = pd.to_numeric(frame["last_loss"], errors="coerce").astype(float)
     return frame
+
+
+def places(listings: Iterable[Listing]) -> dict[str, int]:
+    """The place of each run among those of its model, by its folder's name.
+
+    A run's colour goes by it, so that it is the same in every figure: a recording comes first, its
+    trainings follow, then the next recording of the same model.
+    """
+    models: dict[str, list[str]] = {}
+    for item in listings:
+        model = "" if item.run is None else _inside(item.run.meta, "model", "type")
+        models.setdefault(model, []).append(item.folder.resolve().name)
+    order = [sorted(names, key=lambda n: (root_of(n), len(n), n)) for names in models.values()]
+    return {name: i for names in order for i, name in enumerate(names)}
 
 
 def grouped(names: Sequence[str]) -> list[int]:

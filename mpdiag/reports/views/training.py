@@ -1,7 +1,7 @@
 """Trainings: losses, scales and skips, drift, a scaler's replay, predicted against observed."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -10,20 +10,19 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from mpdiag.analysis.scaling.replay import Replay
-from mpdiag.display.colors import GREEN, PURPLE, SERIES, VERMILION
+from mpdiag.display.colors import GREEN, PURPLE, VERMILION
 from mpdiag.display.wording import beginning, counted, in_figure, percent, scale_text
 from mpdiag.numerics.formats import FP16
 from mpdiag.plan import PrecisionPlan
 from mpdiag.reports import receipts
 from mpdiag.reports.contents import RunContents
 from mpdiag.reports.picture import Picture, View
-from mpdiag.reports.plotting import Drawing, empty, figure, log2_axis, log10_axis
+from mpdiag.reports.plotting import Drawing, empty, figure, log2_axis, log10_axis, run_styles
 from mpdiag.runs.training_log import RECORDED, TrainingLog
 
 _COLUMNS = ("step", "loss", "scale", "skipped", "reason", "gradient_norm", "seconds")
 LONGEST = 120
 """Characters of a reason or a message under the pointer."""
-_DASHES = ("solid", "dash", "dot", "dashdot")
 
 
 def steps_frame(log: TrainingLog) -> pd.DataFrame:
@@ -42,13 +41,12 @@ class Trainings:
     Attributes:
         folder: Where the runs are.
         logs: Their logs, by name.
-        beside: All runs of the figures beside these, in their order, so that each keeps its colour;
-            () for those of the logs.
+        places: Each run's place, which its colour goes by.
     """
 
     folder: str
     logs: Mapping[str, TrainingLog]
-    beside: Sequence[str] = ()
+    places: Mapping[str, int] = field(default_factory=dict)
 
     @cached_property
     def steps(self) -> pd.DataFrame:
@@ -88,10 +86,14 @@ class Trainings:
             rows.append(row | {"skipped": len(log.skipped), "last_scale": last_scale})
         return pd.DataFrame(rows)
 
-    def remarks(self) -> list[str]:
-        """What else the logs say, a sentence each, such as why a training stopped."""
+    def remarks(self) -> list[tuple[str, bool]]:
+        """What else the logs say, such as why a training stopped.
+
+        Returns:
+            Sentences, each with whether it is a warning.
+        """
         return [
-            f"{name}: {note.get('stopped') or note.get('message') or _words(note)}"
+            (f"{name}: {note.get('stopped') or note.get('message') or _words(note)}", _warns(note))
             for name, log in self.logs.items()
             for note in log.notes
             if "alarm" not in note and note != RECORDED  # which only says who wrote the log
@@ -144,11 +146,9 @@ class Trainings:
 
     def _curves(self, frame: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame, dict[str, Any]]]:
         """Of each run in a table its name, its rows, and how its line is drawn in every figure."""
-        order = list(self.beside or self.logs)
+        styles = run_styles(self.logs, self.places)
         for run, part in frame.groupby("run", sort=False):
-            i = order.index(str(run))
-            style = {"colour": SERIES[i % len(SERIES)], "dash": _DASHES[i % len(_DASHES)]}
-            yield in_figure(str(run)), part, style
+            yield in_figure(str(run)), part, styles[str(run)]
 
     def scales(self) -> Picture:
         """The loss scales, and each skip with its cause."""
@@ -244,6 +244,12 @@ def _no_rows(columns: Sequence[str]) -> pd.DataFrame:
     return pd.DataFrame({name: pd.Series(dtype=float) for name in columns}).astype(
         {"skipped": bool}
     )
+
+
+def _warns(note: Mapping[str, Any]) -> bool:
+    """Whether a note is bad news: what ran in half precision is, if nothing did."""
+    share = note.get("half_precision_flops", note)
+    return not share if share is not note else note.get("severity") != "info"
 
 
 def _words(note: Mapping[str, Any]) -> str:

@@ -12,8 +12,9 @@ from mpdiag.analysis.layers import merge_layers
 from mpdiag.analysis.operations.rounding_error import rounding_error
 from mpdiag.analysis.scaling.necessity import MATTERS, NEGLIGIBLE, lost_by_scale
 from mpdiag.analysis.scaling.windows import late_windows
+from mpdiag.display.svg import HARMFUL
 from mpdiag.display.wording import percent
-from mpdiag.numerics.formats import FP8_E4M3, FP8_E5M2, FP16
+from mpdiag.numerics.formats import BF16, FP8_E4M3, FP8_E5M2, FP16
 from mpdiag.reports.views.gradients import frame as gradients
 from mpdiag.reports.views.gradients.figure import window
 from mpdiag.reports.views.gradients.pictures import Gradients
@@ -131,7 +132,7 @@ def test_why_this_scale_is_said_in_figures_of_the_plan(root):
     assert "At the selected" not in said
     lost = analysis.figures.find("layer-sum")
     other = scales_words(frame, FP16, 0, plan, "late")
-    assert f"At the selected 1 {lost.layer} loses {percent(lost.value)} of its sum" in other
+    assert f"At the selected 1 {lost.layer} loses {percent(lost.value)} of its gradient" in other
     # A plan without an upper end says nothing of one.
     open_end = scales_words(frame, FP16, exponent, replace(plan, upper=None), "late")
     assert "times" not in open_end
@@ -154,8 +155,37 @@ def test_the_window_moves_with_the_scale():
         held = window(FP16, exponent)
         ends = (held.zero + exponent, held.normal + exponent, held.top + exponent)
         assert ends == (-25, -14, np.log2(65520))
-    fates = "lost subnormal subnormal kept kept overflow".split()
+    fates = "lost kept kept kept kept overflow".split()
     assert [window(FP16, 0).fate(e) for e in (-26, -25, -15, -14, 15, 16)] == fates
+
+
+@pytest.mark.parametrize(
+    ("fmt", "exponent", "harms"),
+    [
+        *((FP16, 0, True), (FP16, 6, False), (BF16, 0, False), (BF16, 6, False)),
+        *((FP8_E4M3, 12, True), (FP8_E4M3, 20, True), (FP8_E5M2, 6, True), (FP8_E5M2, 20, True)),
+    ],
+)
+def test_harmful_are_the_bins_whose_rounding_moves_the_values_most(fmt, exponent, harms):
+    """Against the values themselves, rounded."""
+    octaves = np.arange(-36, -17)
+    octaves = np.repeat(
+        octaves, 2000 + (40_000 * np.exp2(-(((octaves + 24) / 3) ** 2))).astype(int)
+    )
+    within = np.random.default_rng(0).uniform(1, 2, octaves.size)
+    values = np.ldexp(within, octaves).astype(np.float32)
+    bins = ((values.view(np.int32) - 1) >> 23) - 127
+    first, counts = int(bins.min()), np.bincount(bins - bins.min())
+    fates = np.array(window(fmt, exponent).fates(counts.tolist(), first))
+    scaled = values.astype(float) * 2.0**exponent
+    squares = (fmt.round(scaled) - scaled) ** 2
+    moved = np.bincount(bins - first, squares) / (scaled**2).sum()  # by bin
+    some = counts > 0
+    harmless = moved[some & (fates == "kept")]
+    assert np.sqrt(harmless.sum()) <= 1.02 * HARMFUL
+    harmful = moved[some & (fates == "rounded")]
+    assert not harmful.size or np.sqrt(harmless.sum() + harmful.min()) >= 0.98 * HARMFUL
+    assert (harmful.size > 0) == harms
 
 
 def test_layers_are_found_by_a_part_of_their_name(analysis):

@@ -8,7 +8,10 @@ import numpy as np
 import pytest
 
 from mpdiag.analysis.analyzer import analyze
+from mpdiag.analysis.operations.rounding_error import rounding_error
+from mpdiag.display.wording import percent
 from mpdiag.numerics.formats import FP16
+from mpdiag.numerics.histograms import stack
 from mpdiag.reports.views import overview
 from mpdiag.reports.views.gradients.frame import in_model_order, scale_frame
 from mpdiag.reports.views.gradients.pictures import Gradients
@@ -35,9 +38,59 @@ def log(losses, metrics=(), **facts):
 def test_before_and_after_say_what_is_lost(gradients):
     before, after = overview.before_and_after(gradients, 64.0)
     assert before.figure.layout.xaxis.range == after.figure.layout.xaxis.range
-    assert before.figure.layout.height == after.figure.layout.height == overview.MAP_HEIGHT
+    assert before.figure.layout.height == after.figure.layout.height
+    assert before.figure.layout.margin == after.figure.layout.margin  # rows stand level
+    labels = before.figure.layout.yaxis.ticktext
+    assert [name or "(the model)" for name in gradients.names] == list(labels)  # all of them
     assert len(overview.before_and_after(gradients, 1.0)) == 1
     assert "layers overflow" in overview.lost_words(gradients, 34, few=26)
+
+
+def test_the_worst_layer_before_and_after(gradients, ssd):
+    before, after = overview.worst_layer(gradients, ssd.plan.loss_scale)
+    worst = ssd.figures.find("layer-sum")
+    rows = scale_frame(gradients.layers, FP16, 0).set_index("layer").loc[worst.layer]
+    assert before.title == f"{worst.layer} without a loss scale"
+    assert f"{percent(rows['lost_share'])} of its values become 0" in before.caption
+    assert f"{percent(worst.value)} of its gradient" in before.caption
+    assert before.figure.layout.xaxis.range == after.figure.layout.xaxis.range
+    for picture, exponent in ((before, 0), (after, 6)):
+        h = gradients.layers.histograms[gradients.names.index(worst.layer)]
+        error = percent(float(rounding_error(stack([h]), FP16, exponent)[0]))
+        assert picture.figure.layout.title.text == f"Rounding moves {worst.layer} by {error}."
+        assert sum(sum(bar.y) for bar in picture.figure.data) == pytest.approx(1)
+    assert "At 64 gradients may grow 2,048 times before FP16 overflows; at 131,072" in after.caption
+    no_scale = replace(ssd.plan.loss_scale, recommended=1.0)
+    assert len(overview.worst_layer(gradients, no_scale)) == 1
+
+
+def test_a_tile_says_how_a_training_ended():
+    accuracy = [Metric("accuracy", 0.875)]
+    logs = {"a": log([1.0], accuracy), "a-fp16-plan": log([1.0], [Metric("accuracy", 0.25)])}
+    logs["other"] = log([1.0], [Metric("loss of the test", 1.0)])
+    trained = {"a-fp16-plan": "FP16 by the plan", "other": "FP16"}
+    for answer, value, note, tone in (
+        ("as FP32 (one seed)", "0.25 ✓", "as FP32 (one seed)", "green"),
+        ("worse (one seed)", "0.25 ✗", "worse (one seed)", "red"),
+        ("undecided (one seed)", "0.25", "undecided (one seed)", "gray"),
+        ("", "0.25", "not compared", "gray"),
+    ):
+        first, second = overview.tiles(logs, trained, {"a-fp16-plan": answer})
+        assert first == overview.Tile("a", "accuracy in FP32", "0.875", "reference")
+        label = "accuracy in FP16 by the plan"
+        assert second == overview.Tile("a-fp16-plan", label, value, note, tone)
+    assert overview.tiles({"a": logs["a"], "other": logs["other"]}, trained, {}) == ()
+    assert overview.tiles({"a": log([1.0])}, trained, {}) == ()
+
+
+def test_how_a_training_was_trained():
+    said = overview.how_trained
+    assert said("FP16", log([1.0]), by_the_plan=True) == "FP16 by the plan"
+    assert said("FP16", log([1.0]), by_the_plan=False) == "FP16 without a scale"
+    scaled = TrainingLog((TrainingStep(0, 1.0, 128.0),), ())
+    assert said("FP16", scaled, by_the_plan=False) == "FP16 at a scale of 128"
+    backoff = TrainingLog((TrainingStep(0, 1.0, 128.0), TrainingStep(1, 1.0, 64.0)), ())
+    assert said("FP16", backoff, by_the_plan=False) == "FP16"
 
 
 def test_a_click_on_a_row_selects_its_layer_whole_names_included(gradients):

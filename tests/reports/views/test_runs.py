@@ -14,6 +14,7 @@ from mpdiag.reports.views.runs import (
     grouped,
     marks,
     matches,
+    places,
     runs_frame,
 )
 from mpdiag.runs.run import Listing, Run
@@ -70,6 +71,24 @@ def test_what_a_comparison_said_stands_beside_the_training(tmp_path):
         ]
         assert list(runs_frame(runs)["verdict"]) == ["not analyzed", "equivalent to FP32"]
         assert [badge.tone for badge in badges(runs)] == ["plain", "good"]
+
+
+def test_an_answer_counts_where_no_comparison_is_kept(tmp_path):
+    kept = Glance(compared=("a-fp16-plan", "different"))
+    runs = [
+        listed(tmp_path, "a", glance=kept),
+        *(listed(tmp_path, f"a-fp16-{way}", training={"level": "O1"}) for way in ("plan", "x")),
+    ]
+    answers = dict.fromkeys(("a-fp16-plan", "a-fp16-x"), "as FP32 (one seed)")
+    said = [badge.words for badge in badges(runs, answers)]
+    assert said == ["not analyzed", "different from FP32", "as FP32 (one seed)"]
+
+
+def test_a_run_has_one_place_among_those_of_its_model(tmp_path):
+    names = ["b-fp16-plan", "a-2", "b", "a-fp16-no-scale", "a", "a-fp16-plan"]
+    runs = [listed(tmp_path, name, model={"type": name[0]}).listing for name in names]
+    expected = {"a": 0, "a-fp16-plan": 1, "a-fp16-no-scale": 2, "a-2": 3}
+    assert places(runs) == expected | {"b": 0, "b-fp16-plan": 1}
 
 
 def test_what_a_meta_json_does_not_say_is_empty(tmp_path):

@@ -30,10 +30,14 @@ def test_a_run_keeps_its_colour_in_figures_of_fewer_runs(root, logs):
     folder = str(root / "sample_runs")
     names = list(logs)
     assert len(names) > 1
+    places = {name: i for i, name in enumerate(names)}
     line = next(
-        t for t in training.Trainings(folder, logs).losses().figure.data if t.name == names[-1]
+        t
+        for t in training.Trainings(folder, logs, places).losses().figure.data
+        if t.name == names[-1]
     )
-    alone = training.Trainings(folder, {names[-1]: logs[names[-1]]}, names).scales().figure.data[0]
+    alone = training.Trainings(folder, {names[-1]: logs[names[-1]]}, places)
+    alone = alone.scales().figure.data[0]
     assert (alone.line.color, alone.line.dash) == (line.line.color, line.line.dash)
     first = training.Trainings(folder, {names[-1]: logs[names[-1]]}).scales().figure.data[0]
     assert first.line.color != alone.line.color
@@ -71,15 +75,23 @@ def test_drift_is_drawn_where_it_was_alarmed(tmp_path):
     assert (list(mark.x), mark.name) == ([2], "alarms (1)")
     assert mark.y[0] in (0.5, 0.125)  # at its neighbour's height
     assert "&lt;i&gt;0" in mark.customdata[0]
-    assert training.Trainings("", logs).remarks() == ["<b>run: it diverged"]
+    assert training.Trainings("", logs).remarks() == [("<b>run: it diverged", True)]
     none = training.Trainings(str(tmp_path), {}).drift()
     assert none.figure.layout.annotations[0].text == "no norm of gradients was logged"
 
 
-def test_that_a_recording_wrote_the_log_is_no_remark(tmp_path):
-    lines = [{"source": "recording"}, {"step": 0, "loss": 1.0, "scale": 1.0}, {"stopped": "why"}]
+def test_what_a_log_notes_is_a_warning_or_good_news(tmp_path):
+    lines = [
+        *({"source": "recording"}, {"step": 0, "loss": 1.0, "scale": 1.0}, {"stopped": "why"}),
+        *({"half_precision_flops": share, "message": f"{share}"} for share in (1.0, 0.5, 0.0)),
+        *({"severity": severity, "message": severity} for severity in ("info", "warning")),
+    ]
     hand.write_log(tmp_path, *lines)
-    assert training.Trainings("", {"run": read_log(tmp_path)}).remarks() == ["run: why"]
+    told = training.Trainings("", {"run": read_log(tmp_path)}).remarks()
+    assert told == [  # and not that a recording wrote the log
+        *(("run: why", True), ("run: 1.0", False), ("run: 0.5", False), ("run: 0.0", True)),
+        *(("run: info", False), ("run: warning", True)),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from mpdiag.display import svg
-from mpdiag.display.colors import BLUE, FATE_COLORS
+from mpdiag.display.colors import BLUE, FATE_COLORS, GREY, PALE, rgba
 from mpdiag.display.wording import in_figure, percent, shortened
 from mpdiag.numerics.formats import FloatFormat
 from mpdiag.reports import plotting
@@ -38,12 +38,24 @@ def heat_map(
     log: bool,
     height: int | None,
     clickable: bool,
+    words: str = "",
 ) -> go.Figure:
-    """Layers × exponents (``exponent_frame``), shaded by share of a layer's values, and the window."""
+    """Layers × exponents (``exponent_frame``), shaded by share of a layer's values, and the window.
+
+    Args:
+        frame: The table.
+        layers: Order of the rows, top first.
+        held: What a format holds.
+        log: Shade by the logarithm of the share.
+        height: In pixels; None for as many as the rows ask for.
+        clickable: Whether a click on a row selects its layer.
+        words: A line above the rows.
+    """
     if frame.empty:
         return plotting.empty("no non-zero values")
     low, high = exponents_shown(frame, held)
     counts = matrix(frame, "layer", layers, low, high)
+    fates = fates_of(counts, low, held)
     fig = plotting.figure(height or plotting.row_height(len(layers)), hovermode="closest")
     # Under rows that are clicked no cell is pointed at: what it would say need not be sent.
     pointed: dict[str, Any] = {"hoverinfo": "skip"}
@@ -51,14 +63,16 @@ def heat_map(
         labels = np.repeat(np.array([[in_figure(n)] for n in layers]), counts.shape[1], axis=1)
         pointed = {"customdata": counts, "text": labels}
     hover = "%{text}<br>from 2^%{x:.0f}: %{customdata:,} values"
-    for name, part in shades(counts, low, held, log=log):
+    for name, part in shades(counts, fates, log=log):
         said = {} if clickable else {"hovertemplate": f"{hover}<extra>{FATE_WORDS[name]}</extra>"}
         add_cells(fig, name, counts, part, x=np.arange(low, high) + 0.5, z=part, **said, **pointed)
     plotting.layer_axis(fig, layers)
     add_window(fig, held, low, high)
     plotting.exponent_axis(fig, low, high, VALUES)
     if clickable:
-        _add_rows(fig, layers, counts, low, held)
+        _add_rows(fig, layers, counts, fates, low)
+    if words:
+        fig.line_above(words)
     if height is not None:
         fixed_rows(fig, layers)
     return fig.figure()
@@ -69,7 +83,7 @@ def fixed_rows(
     layers: Sequence[str],
     *,
     labels: bool = True,
-    top: int = 12 + 2 * plotting.MARK,
+    top: int = 12 + 3 * plotting.MARK,
 ) -> None:
     """Margins that no legend and no label moves: rows of two figures side by side stay level.
 
@@ -79,28 +93,27 @@ def fixed_rows(
         fig: To lay out.
         layers: Of its rows.
         labels: Whether rows are labelled.
-        top: Pixels above the rows; by default two lines of words.
+        top: Pixels above the rows; by default a line of words, and two of marks.
     """
     longest = max((len(shortened(name, plotting.LABEL)) for name in layers), default=0)
     left = 16 + 7 * longest if labels else 8
     margin = {"l": left, "r": fig.layout["margin"]["r"], "t": top, "b": 118, "autoexpand": False}
     # Two columns of words fit under the narrowest figure: one column would reach the axis's words.
-    words = {"entrywidth": 118, "entrywidthmode": "pixels"}
+    words = {"entrywidth": 165, "entrywidthmode": "pixels"}
     fig.update_layout(margin=margin, legend=words)
 
 
 def _add_rows(
-    fig: plotting.Drawing, layers: Sequence[str], counts: np.ndarray, low: int, held: svg.Range
+    fig: plotting.Drawing, layers: Sequence[str], counts: np.ndarray, fates: np.ndarray, low: int
 ) -> None:
     """An invisible bar over each row, which is what a click selects: cells report no selection.
 
     Its words under the pointer are those of the whole row.
     """
-    fates = np.array([held.fate(low + i) for i in range(counts.shape[1])])
     whole = np.maximum(counts.sum(axis=1), 1)
     words = [in_figure(name) for name in layers]
     for name, spoken in FATE_WORDS.items():
-        part = counts[:, fates == name].sum(axis=1)
+        part = np.where(fates == name, counts, 0).sum(axis=1)
         said = [f"<br>{spoken}: {percent(float(p))}" if p else "" for p in part / whole]
         words = [before + more for before, more in zip(words, said, strict=True)]
     unseen = {"marker": {"opacity": 0}}
@@ -123,42 +136,47 @@ def _add_rows(
     fig.update_xaxes(fixedrange=True).update_yaxes(fixedrange=True)
 
 
-def histogram(frame: pd.DataFrame, zeros: int, held: svg.Range, *, log: bool) -> go.Figure:
+def histogram(
+    frame: pd.DataFrame, zeros: int, held: svg.Range, *, log: bool, words: str = ""
+) -> go.Figure:
     """One histogram, each bar coloured by its fate; the values that are 0 stand apart at the left.
 
     Args:
         frame: ``exponent`` and ``count``.
         zeros: How many values are 0.
         held: What a format holds.
-        log: Counts on a log scale.
+        log: Counts on a log scale; else shares of the values.
+        words: A line above the bars.
     """
     if frame.empty:
         return plotting.empty("no non-zero values")
     low, high = exponents_shown(frame, held)
     fig = plotting.figure(360, barmode="overlay")
+    whole = int(frame["count"].sum())
     if zeros:
         fig.add_bar(
             x=[low - 1.5],
-            y=[zeros],
+            y=[zeros if log else zeros / whole],
             width=1.6,
             marker={"color": FATE_COLORS["zero"]},
             name=FATE_WORDS["zero"],
             hovertemplate=f"{zeros:,} values are 0<extra></extra>",
         )
-    fates = frame["exponent"].map(held.fate)
-    whole = int(frame["count"].sum())
-    for name, words in svg.FATES.items():
+    whole_row = matrix(frame.assign(row=0), "row", [0], low, high)
+    fates = fates_of(whole_row, low, held)[0][frame["exponent"].to_numpy() - low]
+    for name, spoken in svg.FATES.items():
         part = frame[fates == name]
         if part.empty:
             continue
         fig.add_bar(
             x=part["exponent"] + 0.5,
-            y=part["count"],
+            y=part["count"] if log else part["count"] / whole,
             width=0.94,
-            marker={"color": FATE_COLORS[name]},
-            name=f"{words}: {percent(int(part['count'].sum()) / whole)}",
-            customdata=part["exponent"],
-            hovertemplate="2^%{customdata}: %{y:,} values<extra>" + words + "</extra>",
+            marker={"color": rgba(FATE_COLORS[name], PALE.get(name, 1.0))},
+            name=f"{spoken}: {percent(int(part['count'].sum()) / whole)}",
+            customdata=part[["exponent", "count"]],
+            hovertemplate="2^%{customdata[0]}: %{customdata[1]:,} values<extra>"
+            f"{spoken}</extra>",
         )
     add_window(fig, held, low, high)
     plotting.exponent_axis(fig, low, high, VALUES)
@@ -170,7 +188,12 @@ def histogram(frame: pd.DataFrame, zeros: int, held: svg.Range, *, log: bool) ->
             tickvals=[low - 1.5, *(axis["tickvals"][i] for i in some)],
             ticktext=["0", *(axis["ticktext"][i] for i in some)],
         )
-    fig.update_yaxes(type="log" if log else "linear", title="values", exponentformat="power")
+    if words:
+        fig.line_above(words)
+    if log:
+        fig.update_yaxes(type="log", title="values", exponentformat="power")
+    else:
+        fig.update_yaxes(tickformat=".0%", title="share of the values")
     return fig.figure()
 
 
@@ -196,19 +219,22 @@ def matrix(
     return counts
 
 
-def shades(
-    counts: np.ndarray, low: int, held: svg.Range, *, log: bool
-) -> Iterator[tuple[str, np.ndarray]]:
+def fates_of(counts: np.ndarray, low: int, held: svg.Range) -> np.ndarray:
+    """What becomes of each cell's values, row by row (``Range.fates``)."""
+    found = [held.fates(row, low) for row in counts.tolist()]
+    return np.array(found, object).reshape(counts.shape)
+
+
+def shades(counts: np.ndarray, fates: np.ndarray, *, log: bool) -> Iterator[tuple[str, np.ndarray]]:
     """For each fate that occurs, how strongly to colour each cell: 0.12 to 1, NaN elsewhere."""
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     some = np.where(counts > 0, shares, np.nan)
     largest = float(shares.max(initial=0.0)) or 1.0
     depth = np.clip(1 + np.log10(some) / DECADES, 0, 1) if log else some / largest
-    fates = np.array([held.fate(low + i) for i in range(counts.shape[1])])
     for name in svg.FATES:
-        mine = (fates == name)[None, :] & (counts > 0)
+        mine = (fates == name) & (counts > 0)
         if mine.any():
-            yield name, np.where(mine, 0.12 + 0.88 * depth, np.nan)
+            yield name, np.where(mine, 0.12 + (PALE.get(name, 1.0) - 0.12) * depth, np.nan)
 
 
 def add_cells(
@@ -219,10 +245,9 @@ def add_cells(
     The colour scale runs from nearly transparent to the fate's full colour.
     """
     colour = FATE_COLORS[name]
-    rgb = ", ".join(str(int(colour[i : i + 2], 16)) for i in (1, 3, 5))
     fig.add_heatmap(
         name=name,
-        colorscale=[[0.0, f"rgba({rgb}, 0)"], [1.0, f"rgba({rgb}, 1)"]],
+        colorscale=[[0.0, rgba(colour, 0)], [1.0, rgba(colour, 1)]],
         zmin=0,
         zmax=1,
         showscale=False,
@@ -232,14 +257,14 @@ def add_cells(
         **trace,
     )
     here = percent(int(counts[np.isfinite(part)].sum()) / max(1, int(counts.sum())))
-    fig.key(f"{FATE_WORDS[name]}: {here}", colour)
+    fig.key(f"{FATE_WORDS[name]}: {here}", colour, PALE.get(name))
 
 
 def add_window(fig: plotting.Drawing, held: svg.Range, low: int, high: int) -> None:
     """The ends of a format's range, as far as they lie between two exponents."""
     marks = (
         (held.zero, "0 ←", FATE_COLORS["lost"], "solid", "right", 0),
-        (held.normal, "bits lost ←", FATE_COLORS["subnormal"], "dot", "right", 1),
+        (held.normal, "subnormal ←", GREY, "dot", "right", 1),
         (held.top, "→ ∞", FATE_COLORS["overflow"], "solid", "left", 0),
     )
     for place, words, colour, dash, anchor, line in marks:

@@ -1,5 +1,6 @@
 """Where values lie among the powers of two, and what a format and a loss scale do to them."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -9,7 +10,9 @@ import pandas as pd
 
 from mpdiag.analysis.figures import at_scale
 from mpdiag.analysis.layers import Layers
+from mpdiag.analysis.operations.rounding_error import rounding_error
 from mpdiag.analysis.scaling.windows import Window
+from mpdiag.display.svg import HARMFUL
 from mpdiag.display.wording import (
     KIND_NAMES,
     counted,
@@ -17,9 +20,10 @@ from mpdiag.display.wording import (
     percent,
     scale_text,
     sentence,
+    shortened,
     spoken_layer,
 )
-from mpdiag.numerics.formats import FP16, FloatFormat
+from mpdiag.numerics.formats import FP16, FP32, FloatFormat
 from mpdiag.plan import LossScalePlan
 from mpdiag.reports.contents import RunContents
 from mpdiag.reports.picture import Picture, View
@@ -113,7 +117,13 @@ class Gradients:
             f"Where the {KIND_NAMES[self.kind]} lie, layer by layer",
             self.heat_map_words(exponent),
             figure.heat_map(
-                self.exponents, self.names, window, log=log, height=height, clickable=clickable
+                self.exponents,
+                self.names,
+                window,
+                log=log,
+                height=height,
+                clickable=clickable,
+                words=self.rounding_words(exponent),
             ),
             self.exponents,
             self.rows.bins("name", "exponent"),
@@ -124,18 +134,30 @@ class Gradients:
         h, label = self.layers.histograms.merged(), self.fmt.label
         nonzero = max(1, int(h.nonzero))
         lost = int(h.lost_to_zero(self.fmt, exponent).value)
-        fewer = int(h.below_normal(self.fmt, exponent).value) - lost
         text = (
-            f"Each cell is a power of two of one layer {self.when}; the stronger its colour, the more "
+            f"Each cell is a power of two of one layer {self.when}. The stronger its colour, the more "
             f"values. {sentence(_at(exponent))[:-1]} {label} makes {percent(lost / nonzero)} of the "
-            "non-zero values 0"
+            "non-zero values 0. Rounding is harmful that moves a layer by more than "
+            f"{100 * HARMFUL:g} %."
         )
-        if fewer > 0:
-            text += (
-                f" and keeps fewer than {self.fmt.mantissa_bits + 1} significant bits of up to "
-                f"{percent(fewer / nonzero)}, which lose bits"
-            )
-        return f"{text}. A larger scale moves {label}'s range left."
+        # BF16 has FP32's range: no scale that is used brings it near.
+        moves = self.kind in SCALED and self.fmt.min_exponent > FP32.min_exponent
+        return f"{text} A larger scale moves {label}'s range left." if moves else text
+
+    def rounding_words(self, exponent: int) -> str:
+        """How far the format's rounding moves a layer at most, as ‖rounded − x‖ / ‖x‖; "" for none."""
+        errors = rounding_error(self.layers.histograms, self.fmt, exponent)
+        if not errors.size:
+            return ""
+        worst = int(errors.argmax())
+        error, name = float(errors[worst]), shortened(self.names[worst], 20)
+        if math.isinf(error):
+            return f"{name} overflows {self.fmt.label}."
+        if len(self.names) == 1:
+            return f"Rounding moves {name} by {percent(error)}."
+        if error <= HARMFUL:
+            return f"Rounding moves no layer by more than {percent(error)}."
+        return f"Rounding moves {name} most, by {percent(error)}."
 
     def facts(self, exponent: int) -> str:
         """What a loss scale does beyond what ``heat_map_words`` says, in one line."""
@@ -175,25 +197,34 @@ class Gradients:
             caption = scales.scales_words(frame, self.fmt, exponent, plan, self.when)
         return Picture(
             "layer-scales",
-            "Loss by scale",
+            "Underflow by scale",
             caption,
             scales.layer_scales(frame, self.names, exponent, plan, height=height, labels=labels),
             frame,
             self.rows.every_scale(self.fmt, tables.SCALES, by_layer=True),
         )
 
-    def histogram(self, exponent: int, *, layer: str | None = None, log: bool = True) -> Picture:
-        """One layer's histogram, or all layers' together, each bar by its fate."""
+    def histogram(
+        self, exponent: int, *, layer: str | None = None, log: bool = True, words: str = ""
+    ) -> Picture:
+        """One layer's histogram, or all layers' together, each bar by its fate.
+
+        Args:
+            exponent: log2 of the loss scale.
+            layer: Its name; None for all together.
+            log: Counts on a log scale; else shares of the values, without those that are 0.
+            words: A line above the bars.
+        """
         layers = self.layers if layer is None else tables.one_layer(self.layers, layer)
         frame = tables.total_frame(layers)
-        zeros = int(layers.histograms.zeros.sum())
+        zeros = int(layers.histograms.zeros.sum()) if log else 0
         whose = "all layers together" if layer is None else layer_name(layer)
         return Picture(
             "histogram",
             f"{KIND_NAMES[self.kind].capitalize()} of {whose}",
             f"Counts per power of two {self.when}, coloured by what {self.fmt.label} makes of them "
             f"{_at(exponent)}; values that are exactly 0 are drawn apart at the left.",
-            figure.histogram(frame, zeros, figure.window(self.fmt, exponent), log=log),
+            figure.histogram(frame, zeros, figure.window(self.fmt, exponent), log=log, words=words),
             frame,
             replace(self.rows, layer=layer).bins("exponent"),
         )
@@ -202,9 +233,9 @@ class Gradients:
         """What each layer loses at a loss scale."""
         frame = tables.scale_frame(self.layers, self.fmt, exponent)
         drawn = (
-            f"{counted(len(frame), 'layer')}, the largest loss first."
+            f"{counted(len(frame), 'layer')}, the one that loses most first."
             if len(frame) <= scales.MOST
-            else f"The {scales.MOST} layers of {len(frame):,} with the largest loss."
+            else f"The {scales.MOST} layers of {len(frame):,} that lose most."
         )
         return Picture(
             "consequences",
@@ -225,6 +256,8 @@ class Gradients:
         """
         recommended = int(np.log2(scale.recommended))
         solid = f"Solid line: the selected scale, {scale_text(2.0**exponent)}"
+        crosses = (self.by_scale["overflow_layers"] > 0).any()
+        cross = " A cross: a layer overflows in a recorded step." if crosses else ""
         lines = (
             f"{solid}, which is the recommended one"  # and lies on its line
             if exponent == recommended
@@ -233,9 +266,8 @@ class Gradients:
         return Picture(
             "every-scale",
             "Every loss scale at once",
-            f"Losses {self.when}; crosses: a layer overflows in a recorded step. {lines}; shaded: "
-            "the interval that is sufficient in each late part of the training and admissible in "
-            "every recorded step.",
+            f"Shares that become 0 {self.when}.{cross} {lines}. Shaded: the scales that are large "
+            "enough in each late part of the training and overflow in no recorded step.",
             scales.every_scale(self.by_scale, exponent, scale),
             self.by_scale,
             self.rows.every_scale(self.fmt, tables.SCALES, by_layer=False),

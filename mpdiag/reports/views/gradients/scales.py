@@ -7,7 +7,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from mpdiag.analysis.scaling.necessity import LARGEST_EXPONENT, MATTERS, NEGLIGIBLE
-from mpdiag.display.colors import BLUE, FATE_COLORS, GREEN, ORANGE, PURPLE, VERMILION
+from mpdiag.display.colors import BLUE, FATE_COLORS, GREEN, ORANGE, PURPLE, VERMILION, rgba
 from mpdiag.display.wording import in_figure, percent, scale_text, spoken_layer, superscript
 from mpdiag.numerics.formats import FloatFormat
 from mpdiag.plan import LossScalePlan
@@ -91,8 +91,7 @@ def _steps() -> list[list[object]]:
     """A colour scale of one step for each class."""
     found: list[list[object]] = []
     for i, (_, _, colour, opacity) in enumerate(_CLASSES):
-        red, green, blue = (int(colour[at : at + 2], 16) for at in (1, 3, 5))
-        tint = f"rgba({red}, {green}, {blue}, {opacity})"
+        tint = rgba(colour, opacity)
         found += [[i / len(_CLASSES), tint], [(i + 1) / len(_CLASSES), tint]]
     return found
 
@@ -228,33 +227,33 @@ def scales_words(
     recommended = int(np.log2(scale.recommended))
     worst, lost, rounding = _worst(frame, recommended)
     text = (
-        f"The losses are {when}. At {scale_text(scale.recommended)}, which the plan takes, "
-        f"{spoken_layer(worst)} loses most, {percent(lost)} of its sum"
+        f"At the plan's scale, {scale_text(scale.recommended)}, {spoken_layer(worst)} loses most: "
+        f"{percent(lost)} of its gradient {when}."
     )
     if np.isfinite(rounding):
         text += (
-            f"; rounding, bits lost included, moves no layer's gradients by more than "
-            f"{percent(rounding)} of their norm (estimated)"
+            f" Rounding moves no layer by more than {percent(rounding)} of its norm (estimated)."
         )
-    text += "."
-    _, high = recommended_interval(scale)
-    if np.isfinite(high) and recommended < high <= SCALES[-1]:
-        top = int(high)
-        _, least, finest = _worst(frame, top)
-        finer = f" and {percent(finest)}" if np.isfinite(rounding) and np.isfinite(finest) else ""
-        text += (
-            f" At {scale_text(2.0**top)}, the largest scale without overflow, these are "
-            f"{percent(least)}{finer}, and gradients may grow less than 2 times before "
-            f"{fmt.label} overflows; at {scale_text(scale.recommended)} they may grow "
-            f"{2 ** (top - recommended):,} times."
-        )
+    text = " ".join(filter(None, (text, room_words(scale, fmt))))
     if exponent != recommended:
         worst, lost, _ = _worst(frame, exponent)
         text += (
             f" At the selected {scale_text(2.0**exponent)} {spoken_layer(worst)} loses "
-            f"{percent(lost)} of its sum."
+            f"{percent(lost)} of its gradient."
         )
     return text
+
+
+def room_words(scale: LossScalePlan, fmt: FloatFormat) -> str:
+    """Why the plan takes its scale and not the largest without overflow; "" where that is the same."""
+    recommended, (_, high) = int(np.log2(scale.recommended)), recommended_interval(scale)
+    if not recommended < high <= SCALES[-1]:
+        return ""
+    return (
+        f"At {scale_text(scale.recommended)} gradients may grow {2 ** (int(high) - recommended):,} "
+        f"times before {fmt.label} overflows; at {scale_text(2.0 ** int(high))}, the largest scale "
+        "without overflow, less than 2 times."
+    )
 
 
 def _worst(frame: pd.DataFrame, exponent: int) -> tuple[str, float, float]:
