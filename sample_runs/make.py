@@ -8,7 +8,8 @@
 The first trains each workload from seed 0 in FP32, recorded, in FP16 without a loss scale and in FP16
 by the plan, as ``studies/families.py --seeds 1`` does; what that command left in --folder is taken as it
 is. Statistics of the FP16 trainings stay behind, for size. The second analyzes every recording in
-``sample_runs`` again and writes its ``plan.json``. The third trains each workload in FP32 once more
+``sample_runs`` again and writes its ``plan.json``, and its ``comparison.json`` where the training by
+the plan beside it was by this plan. The third trains each workload in FP32 once more
 and measures, with the weights it ends with, how sensitive each operation is (``sensitivity.json``).
 The fourth writes the trace of a GPU that no GPU recorded, by ``studies/gpu_sample.py``.
 """
@@ -26,10 +27,12 @@ from rich.console import Console
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from mpdiag import analyze, measure_sensitivity, workloads
+from mpdiag import analyze, compare, measure_sensitivity, workloads
+from mpdiag.analysis.verdict.trained import stored_comparison
 from mpdiag.demo import workflow
 from mpdiag.files.atomic import write_json
 from mpdiag.plan import PrecisionPlan
+from mpdiag.runs.results import COMPARISON, write_comparison
 from mpdiag.workloads.protocol import start
 from studies import families, gpu_sample
 
@@ -64,7 +67,13 @@ def main() -> None:
 
 
 def judge(run: Path) -> None:
-    """The analysis of a recording, as its plan."""
+    """The analysis of a recording, as its plan, after how the training by this plan compares."""
+    decisions, trained = analyze(run).plan.digest(), run.with_name(f"{run.name}-fp16-plan")
+    (run / COMPARISON).unlink(missing_ok=True)
+    if trained.is_dir():
+        stored = stored_comparison(compare(run, trained), trained)
+        if stored is not None and stored.decisions == decisions:
+            write_comparison(run, stored)
     analyze(run).plan.save(run / "plan.json")
 
 
