@@ -12,12 +12,10 @@ import streamlit as st
 import widgets
 
 from mpdiag.analysis.comparison.compare import unused_precision
-from mpdiag.analysis.verdict.trained import followed_decisions
 from mpdiag.display.wording import in_markdown, percent, sentence
-from mpdiag.errors import MpdiagError
 from mpdiag.numerics.formats import FP16
-from mpdiag.plan import PrecisionPlan
 from mpdiag.profiler import is_installed, part
+from mpdiag.reports.contents import trained_by_plan
 from mpdiag.reports.views import overview, training
 from mpdiag.reports.views.gradients.frame import in_model_order
 from mpdiag.reports.views.gradients.pictures import Gradients
@@ -90,12 +88,8 @@ def tiles(recording: Listing, logs: Mapping[str, TrainingLog]) -> None:
 
 def by_its_plan(recording: Listing, logs: Mapping[str, TrainingLog]) -> list[str]:
     """Which trainings follow the plan in a recording's folder; none where it holds none."""
-    try:
-        decisions = PrecisionPlan.load(recording.folder / overview.PLAN).digest()
-    except (MpdiagError, OSError):
-        return []
     beside = run_folder.logged_beside(recording)
-    return [n for n in logs if followed_decisions(run_folder.opened(beside[n])) == decisions]
+    return trained_by_plan(recording.folder, {n: run_folder.opened(beside[n]) for n in logs})
 
 
 def coverage(analysis: Analysis) -> None:

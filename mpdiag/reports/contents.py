@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from mpdiag.analysis.analyzer import Analysis
-from mpdiag.errors import RunNotFound
+from mpdiag.analysis.verdict.trained import followed_decisions
+from mpdiag.errors import MpdiagError, RunNotFound
 from mpdiag.files.paths import AnyPath
+from mpdiag.plan import FILE as PLAN
 from mpdiag.plan import PrecisionPlan
 from mpdiag.runs import results
 from mpdiag.runs.operations import Operation
-from mpdiag.runs.run import open_run
+from mpdiag.runs.run import Run, open_run
 from mpdiag.runs.training_log import FILE, TrainingLog, read_log
 
 
@@ -83,6 +85,18 @@ def read_plans(folders: Mapping[str, Path]) -> dict[str, PrecisionPlan]:
         for name, folder in folders.items()
         if (folder / "plan.json").is_file() and open_run(folder).meta.get("training")
     }
+
+
+def trained_by_plan(recording: AnyPath, runs: Mapping[str, Run]) -> list[str]:
+    """Which runs were trained by what the plan in a recording's folder decides, by name.
+
+    None where it holds no plan that can be read.
+    """
+    try:
+        decisions = PrecisionPlan.load(recording / PLAN).digest()
+    except (MpdiagError, OSError):
+        return []
+    return [name for name, run in runs.items() if followed_decisions(run) == decisions]
 
 
 def compared_with(recording: AnyPath) -> str:

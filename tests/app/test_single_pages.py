@@ -26,10 +26,12 @@ def test_the_list_says_what_lies_in_each_folder(opened, root, tmp_path):
     (tmp_path / "gpt" / "plan.json").unlink()
     test = opened(tmp_path)
     rows = table_of(test).set_index("run")
-    assert list(rows.index) == ["gpu-sample", "gpt", "ssd", "ssd-fp16-plan"]
+    assert list(rows.index) == ["ssd", "ssd-fp16-plan", "gpu-sample", "gpt"]
     assert ", 4 shown" not in words(test)
     verdicts = rows["verdict"].map(lambda words: words[0])
-    assert list(verdicts) == ["86 % Tensor Cores", "not analyzed", "needs scale 64", "not compared"]
+    assert list(verdicts) == [
+        *("needs scale 64", "as FP32 (one seed)", "86 % Tensor Cores", "not analyzed"),
+    ]
     assert rows["mark"]["ssd-fp16-plan"] == "↳"
     assert rows["format"]["ssd-fp16-plan"] == "FP16, O1, emulated"
     assert rows["metric"]["ssd"] == "0.8453 mAP@0.5"

@@ -24,7 +24,7 @@ from mpdiag.tensorcores.causes import CauseCode
 from mpdiag.tensorcores.kernels.rules import KernelVerdict
 
 WHOLE = [
-    ("analyze", "analyze digits --against ssd-fp16-plan"),
+    ("analyze", "analyze ssd --against ssd-fp16-plan"),
     ("why", "why ssd"),
     ("replay", "replay digits"),
     ("compare", "compare ssd ssd-fp16-plan"),

@@ -61,7 +61,7 @@ def evidence_of(case: Case) -> Iterator[str]:
     trained, extent, scale = case.trained, case.extent, case.scale
     if trained is not None:
         metrics = ", ".join(trained.metrics)
-        yield f"{trained.against}, trained by this plan, against FP32: {trained.verdict} ({metrics})"
+        yield f"a training by this plan, {trained.against}, ended {trained.answer} ({metrics})"
     where = f", from step {extent.first} to step {extent.last}" if extent.recorded else ""
     yield f"{extent.steps()} recorded{where}"
     if scale.limiting_layer is not None:

@@ -38,7 +38,7 @@ def judge(case: Case) -> Verdict:
         return Verdict("cannot", _failed_first(case, reason), evidence, open_questions)
     text = f"Expected from the recording of {case.extent.steps()}{_few(case)}{_how(case)}{_bound(case)}."
     if trained is not None:
-        text += f" A training by this plan was compared: {_ended(trained)}: {trained.answer}."
+        text += f" {_outcome(trained)}."
     return Verdict("expected", _failed_first(case, text), evidence, open_questions)
 
 
@@ -190,6 +190,13 @@ def _bound(case: Case) -> str:
     """What part of the model the verdict speaks of; empty where it is all of it."""
     seen = case.extent.seen_of_the_model()
     return f". Seen were only {seen}" if seen else ""
+
+
+def _outcome(trained: StoredComparison) -> str:
+    """How trainings by the plan ended beside FP32, by the metric that the script logs first."""
+    one = trained.seeds == 1
+    whose = "A training by this plan" if one else f"{trained.seeds} trainings by this plan"
+    return f"{whose} ended {trained.answer}" + "".join(f": {m}" for m in trained.metrics[:1])
 
 
 def _ended(trained: StoredComparison) -> str:

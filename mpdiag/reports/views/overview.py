@@ -338,7 +338,7 @@ def next_steps(
         found.append(words)
     seen = compared_with(run)
     found += [next_commands.compare_them(run, other) for other in trained if other.name != seen]
-    if analysis.concluded and can_be_settled(analysis):
+    if analysis.concluded and can_be_settled(analysis) and not seen:
         found.append(settling_command(analysis.run))
     if plan is not None:
         found.append(("mpdiag", "export", plan, "--to", "torch"))

@@ -53,7 +53,7 @@ def test_a_recording_alone_gives_an_expectation_with_what_was_not_looked_at(tmp_
     ("found", "level", "words"),
     [
         ("equivalent", "shown", "Shown by training: "),
-        ("inconclusive", "expected", "beside .98: inconclusive."),
+        ("inconclusive", "expected", "ended inconclusive: accuracy .99 beside .98."),
         ("different", "cannot", "cannot train in FP16 by this plan"),
     ],
 )

@@ -1,6 +1,7 @@
 """The overview of a run: what its pictures and sentences say."""
 
 import math
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from mpdiag.numerics.histograms import stack
 from mpdiag.reports.views import overview
 from mpdiag.reports.views.gradients.frame import in_model_order, scale_frame
 from mpdiag.reports.views.gradients.pictures import Gradients
+from mpdiag.runs.results import COMPARISON
 from mpdiag.runs.training_log import Metric, TrainingLog, TrainingStep
 
 
@@ -130,8 +132,11 @@ def test_losses_beside_each_other(gradients):
     assert overview.losses("runs", {}).caption == ""
 
 
-def test_the_next_commands_can_be_run(ssd):
-    first = overview.next_steps(ssd, planned=False)
+def test_the_next_commands_can_be_run(ssd, tmp_path):
+    compared = overview.next_steps(ssd, planned=False)
+    assert [step.command.split()[1] for step in compared] == ["analyze"]
+    shutil.copytree(ssd.run.folder, tmp_path / "ssd", ignore=shutil.ignore_patterns(COMPARISON))
+    first = overview.next_steps(analyze(tmp_path / "ssd"), planned=False)
     assert [step.command.split()[1] for step in first] == ["analyze", "why"]
     assert all(step.reason != "Next" for step in first)
     settle = ("mpdiag", "analyze", "a b", "--probe", "--", "train.py")
