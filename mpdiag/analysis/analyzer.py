@@ -35,7 +35,7 @@ from mpdiag.analysis.verdict.evidence import Case, extent_of, narrowed
 from mpdiag.analysis.verdict.judgement import judge, unanswered
 from mpdiag.analysis.verdict.probe import Probe, probe_findings, with_probe
 from mpdiag.analysis.weight_updates import advise_levels, analyze_weight_updates
-from mpdiag.numerics.formats import FP16, FloatFormat, format_named, half_of
+from mpdiag.numerics.formats import BF16, FP16, FloatFormat, format_named, half_of
 from mpdiag.plan import Fp32Choice, MasterWeightsPlan, PrecisionPlan, Verdict
 from mpdiag.runs.results import read_comparison
 from mpdiag.runs.run import Run, open_run
@@ -172,11 +172,13 @@ def analyze(
     curve = loss_curve(opened)
     wanted = Wanted(fmt.name, recorded_generation(opened.meta), shards)
     shapes, shape_findings = advise_shapes(opened, wanted)
+    narrow = list(detection.bf16_findings(recorded, fmt, curve))
+    bf16 = fmt != BF16 and not narrow
     findings = by_severity(
         [
-            *_findings(opened, fmt, layers, scale, modules, proven),
+            *_findings(opened, fmt, layers, scale, modules, proven, bf16=bf16),
             *shape_findings,
-            *detection.bf16_findings(recorded, fmt, curve),
+            *narrow,
             *detection.refused_findings(recorded),
             *recording_checks.period_findings(opened, statistics.steps().tolist()),
         ]
@@ -273,7 +275,7 @@ def _nothing_concluded(
     statistics: RunStatistics,
 ) -> Analysis:
     """The analysis of a run that bears no conclusion: what was counted, and why it ends there."""
-    findings = _findings(run, target, layers, scale, (), ())
+    findings = _findings(run, target, layers, scale, (), (), bf16=False)
     plan = PrecisionPlan(
         run=run.name,
         target=target.name,
@@ -303,12 +305,15 @@ def _findings(
     scale: LossScaleAnalysis,
     modules: tuple[Fp32Choice, ...],
     operations: tuple[OperationFinding, ...],
+    *,
+    bf16: bool,
 ) -> tuple[Finding, ...]:
+    """What is found; BF16 is offered where its own rules find nothing."""
     return by_severity(
         [
             *gradient_findings(layers, target, scale),
-            *choice.activation_findings(layers, target, modules),
-            *detection.operation_findings(operations),
+            *choice.activation_findings(layers, target, modules, bf16=bf16),
+            *detection.operation_findings(operations, bf16=bf16),
             *recording_checks.rank_findings(run),
             *recording_checks.recording_findings(run, layers),
             *recording_checks.training_findings(run, layers),

@@ -151,7 +151,7 @@ def proven_operations(findings: Sequence[OperationFinding]) -> tuple[Fp32Choice,
             "bytes_share": f.bytes_share,
             "policy": f.covered,
         }
-        choices.setdefault((op, module), Fp32Choice(op, module, f.reason, evidence))
+        choices.setdefault((op, module), Fp32Choice(op, module, f.told, evidence))
     return tuple(choices.values())
 
 
@@ -169,7 +169,7 @@ def _can_be_kept(f: OperationFinding) -> bool:
 
 
 def activation_findings(
-    layers: Layers, target: FloatFormat, modules: Sequence[Fp32Choice]
+    layers: Layers, target: FloatFormat, modules: Sequence[Fp32Choice], *, bf16: bool = True
 ) -> Iterator[Finding]:
     """Modules whose outputs leave a format's range, or come close to its end.
 
@@ -177,6 +177,7 @@ def activation_findings(
         layers: Merged histograms.
         target: The format to train in.
         modules: The plan's choices by module.
+        bf16: Whether BF16's own rules find nothing.
     """
     activations = layers.of_kind("activation")
     named = {c.module: c for c in modules if c.evidence.get("overflow")}
@@ -189,7 +190,8 @@ def activation_findings(
             f"range; the largest is {worst.evidence['absmax']:.3g} in "
             f"{worst.module or 'the model'}",
             evidence={"modules": sorted(named), "absmax": worst.evidence["absmax"]},
-            fix="keep them in FP32 (the plan does), or train in BF16; a loss scale does not help",
+            fix=f"keep them in FP32 (the plan does){', or train in BF16' if bf16 else ''}; a loss "
+            "scale does not help",
         )
     close = [
         (str(name), float(top))
@@ -204,5 +206,6 @@ def activation_findings(
             message=f"the output of {name or 'the model'} reaches {top:.3g}, within {CLOSE:g}× "
             f"of {target.label}'s largest value",
             evidence={"modules": [n for n, _ in close], "absmax": top},
-            fix="a longer training may overflow there; keeping it in FP32 or BF16 is safe",
+            fix=f"keep it in FP32{', or train in BF16,' if bf16 else ''} if you train longer: it may "
+            "overflow there",
         )

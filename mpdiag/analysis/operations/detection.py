@@ -38,8 +38,8 @@ from mpdiag.analysis.operations.rules import (
     RULES,
     CoveredBy,
     OperationFinding,
-    called,
     finding_of,
+    fix_of,
     gradients,
 )
 from mpdiag.analysis.operations.sources import without_followers, written_in_place
@@ -183,7 +183,7 @@ def _at_the_source(
         if made is None:
             result.setdefault(index, finding)
             continue
-        told = f"{finding.reason} ({finding.where or finding.place} takes its dtype)"
+        about = graph.operations[index] if finding.about is None else finding.about
         waiting, seen = [made], set[int]()
         while waiting:
             op = waiting.pop()
@@ -191,10 +191,7 @@ def _at_the_source(
             if op.index in seen or op.index in found or op.node or not narrow:
                 continue
             seen.add(op.index)
-            moved = finding_of(
-                op, finding.code, told, f"{called(op)} in FP32", finding.without, finding.evidence
-            )
-            result.setdefault(op.index, moved)
+            result.setdefault(op.index, _moved(op, finding, about, ""))
             if op.index in graph.followed and graph.followed[op.index] in graph.written:
                 waiting.append(graph.written[graph.followed[op.index]])
             elif LISTS.get(policy_name(op.op)) != "low" and not low_composite(op):
@@ -214,39 +211,52 @@ def _not_in_place(
     """
     result: dict[int, OperationFinding] = {}
     for index, finding in new.items():
-        makers = [] if finding.module else written_in_place(step, step.graph.operations[index])
+        op = step.graph.operations[index]
+        makers = [] if finding.module else written_in_place(step, op)
+        instead = f"{finding.op.rstrip('_')} into a new tensor"
         for one in makers:
-            result.setdefault(one.index, _in_place(one, finding))
+            result.setdefault(one.index, _moved(one, finding, finding.about or op, instead))
         if not makers:
             result.setdefault(index, finding)
     return result
 
 
-def _in_place(op: Operation, finding: OperationFinding) -> OperationFinding:
-    """A finding about a write in place, as one about what made the tensor."""
-    told = f"it makes what {finding.op} at {finding.where} writes to in place: {finding.reason}"
-    fix = f"{called(op)} in FP32, or {finding.op.rstrip('_')} into a new tensor"
-    return finding_of(op, finding.code, told, fix, finding.without, finding.evidence)
+def _moved(
+    op: Operation, finding: OperationFinding, about: Operation, instead: str
+) -> OperationFinding:
+    """A finding, moved to an operation that makes FP32 what it is about."""
+    return finding_of(
+        op, finding.code, finding.reason, instead, finding.without, finding.evidence, about
+    )
 
 
-def operation_findings(operations: Iterable[OperationFinding]) -> list[Finding]:
-    """One finding for each rule and line of code that the operation policy does not cover."""
-    found: dict[tuple[str, str, str], Finding] = {}
+def operation_findings(
+    operations: Iterable[OperationFinding], *, bf16: bool = False
+) -> list[Finding]:
+    """One finding for each rule and value that the operation policy does not cover.
+
+    Args:
+        operations: What was found.
+        bf16: Whether BF16's own rules find nothing.
+    """
+    found: dict[tuple[str, ...], list[OperationFinding]] = defaultdict(list)
     for f in operations:
-        if f.covered:
-            continue
-        at = f" at {f.where}" if f.where and f.where != f.place else ""
-        found.setdefault(
-            (f.code, str(f.evidence.get("subtraction") or f.where), f.reason),
-            Finding(
-                severity="warning" if f.code in _WARNINGS else "error",
-                code=f"operation-{f.code}",
-                message=f"{f.op} in {f.place}{at}: {f.reason}",
-                evidence={**f.evidence, "line": f.where, "code": f.text},
-                fix=f"{f.fix}; otherwise {f.without}",
-            ),
-        )
-    return list(found.values())
+        if not f.covered:
+            read_by = (str(f.evidence.get(name) or "") for name in ("consumer", "consumer_line"))
+            found[(f.code, f.subject, *read_by)].append(f)
+    return [_finding(group, bf16=bf16) for group in found.values()]
+
+
+def _finding(group: Sequence[OperationFinding], *, bf16: bool) -> Finding:
+    f = group[0]
+    other = ", or train in BF16" if bf16 and f.code == "overflow" else ""
+    return Finding(
+        severity="warning" if f.code in _WARNINGS else "error",
+        code=f"operation-{f.code}",
+        message=f"{f.subject}: {f.reason}",
+        evidence={**f.evidence, "line": f.where, "code": f.text},
+        fix=f"{fix_of(group)}{other}; otherwise {f.without}",
+    )
 
 
 def bf16_findings(
@@ -262,8 +272,8 @@ def bf16_findings(
     yield Finding(
         severity="info",
         code="bf16-precision",
-        message=f"BF16 would need FP32 in {counted(len(found), 'operation')}, too: {first.op} in "
-        f"{first.place}: {first.reason}",
+        message=f"BF16 would need FP32 in {counted(len(found), 'operation')}, too: "
+        f"{first.subject}: {first.reason}",
         evidence={
             "operations": [
                 {"op": f.op, "module": f.module, "line": f.where, "rule": f.code} for f in found

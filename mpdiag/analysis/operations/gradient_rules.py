@@ -9,7 +9,9 @@ is raised to powers all show.
   more than twice what a step does, and by more than a fiftieth of the loss at the start. The last tells
   what matters from what is left of a loss that has already become small. The gradients' error times the
   loss's counts, too: an error of a direction matters as far as what it leads to.
-  Or that the loss or a gradient is no longer finite, where the operation is a product.
+  Or that the loss or a gradient is no longer finite, where the operation is a product. Of a layer before
+  a difference of nearly equal numbers the share of the first loss does not count: it is what is left to
+  round once the difference is in FP32, and such a training never comes to rest.
 * ``harmless``: what another rule suspects hardly changes the gradients, and the loss by less than a step
   does: the suspicion is dropped. Gradients alone do not show it: one of many parameters, with a large
   gradient, hides the others'.
@@ -22,8 +24,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from mpdiag.analysis.operations import rules
 from mpdiag.analysis.operations.graph import StepGraph, StoredStep
+from mpdiag.analysis.operations.loss_change import rounding_step
 from mpdiag.analysis.operations.sources import is_product
-from mpdiag.display.wording import counted, percent
+from mpdiag.display.wording import percent
 from mpdiag.numerics.formats import FloatFormat
 from mpdiag.runs.operations import Operation
 
@@ -40,6 +43,8 @@ OF_START = 0.02
 Trainings in FP16, each against its FP32 twin (``studies/cases``, all open sets): see
 studies/cases/README.md. Between a hundredth and a twentieth all answer alike.
 """
+BLOWN_UP = 100
+"""How many times of anything are still told apart."""
 TOGETHER = 0.1
 """The change of the gradients, as a share of them, times that of the loss, as a share of its start."""
 HARMLESS = 0.1
@@ -66,14 +71,15 @@ def gradient_errors(step: StoredStep) -> Iterator[rules.IndexedFinding]:
         if moves is None or start is None:
             continue
         beside, of_start = change / moves, change / start
-        if not matters(error, beside, of_start):
+        felt = error >= GRADIENT and beside >= MOVES
+        if not (matters(error, beside, of_start) or (felt and _is_cancelled(step, op))):
             continue
         yield rules.indexed(
             op,
             "gradient-error",
-            f"rounding what it reads and stores to {target.label} changes the gradients by "
-            f"{_times(error)} and the loss by {beside:.2g} times what a step does",
-            f"{op.op} in FP32",
+            f"rounding it to {target.label} changes the gradients by {_times(error)}; the loss changes "
+            f"{_number(beside)} times as much as in a step",
+            "",
             "the training follows rounding errors",
             {"gradient_error": error, "loss_moves": beside, "of_first_loss": of_start},
         )
@@ -91,13 +97,44 @@ def matters(error: float, beside: float, of_start: float) -> bool:
     return felt and error * of_start >= TOGETHER
 
 
+def _is_cancelled(step: StoredStep, op: Operation) -> bool:
+    """Whether a result, rounded, is coarse beside its distance from its own mean, which is taken later.
+
+    ``x - x.mean()``, or a variance as ``(x * x).mean() - x.mean() ** 2``. What is subtracted from itself
+    without a sum between is rounded alike on both sides.
+    """
+    if not op.outputs or not op.outputs[0].counted:
+        return False
+    coarse = rounding_step(op.outputs[0].histogram, step.target)
+    reached: dict[int, tuple[int, bool]] = {
+        op.index: (1, False)
+    }  # its power, and whether it is summed
+    for reader in step.forward:
+        if reader.index <= op.index:
+            continue
+        from_it = [reached[t.producer] for t in reader.inputs if t.producer in reached]
+        if not from_it:
+            continue
+        power, summed = max(p for p, _ in from_it), any(s for _, s in from_it)
+        if rules.cancels(reader) and summed and reader.outputs[0].counted:
+            if coarse >= rules.WRONG * rules.rms(reader.outputs[0]) ** (1 / power):
+                return True
+        elif reader.op in ("mean", "sum"):
+            reached[reader.index] = power, True
+        elif reader.op in ("square", "pow") or (reader.op == "mul" and len(from_it) == 2):
+            reached[reader.index] = 2 * power, summed
+        elif reader.op in ("add", "sub", "div", "mul", "clone", "_to_copy", "_unsafe_view"):
+            reached[reader.index] = power, summed
+    return False
+
+
 def _breaking(op: Operation, target: FloatFormat) -> rules.OperationFinding:
     return rules.finding_of(
         op,
         "gradient-error",
-        f"rounding what it reads and stores to {target.label} makes the loss or a gradient infinite or "
-        "NaN, though nothing leaves the range",
-        f"{op.op} in FP32",
+        f"rounding it to {target.label} makes the loss or a gradient infinite or NaN; none of its "
+        "values leaves the range",
+        "",
         "the training ends, or skips such steps",
         {"breaks": True},
     )
@@ -162,4 +199,8 @@ def _is_rounded(op: Operation, low: Mapping[int, bool]) -> bool:
 
 
 def _times(error: float) -> str:
-    return percent(error, 0) if error < 2 else counted(round(error), "time")
+    return percent(error, 0) if error < 2 else f"{_number(error)} times their size"
+
+
+def _number(times: float) -> str:
+    return f"{times:.2g}" if times < BLOWN_UP else f"more than {BLOWN_UP:,}"

@@ -19,6 +19,7 @@ the format, and which operations made it so?
 from collections.abc import Iterator, Mapping
 
 from mpdiag.analysis.operations import rules
+from mpdiag.analysis.operations.consequences import fate
 from mpdiag.analysis.operations.graph import StepGraph, StoredStep, low_composite
 from mpdiag.analysis.operations.sources import is_product
 from mpdiag.display.wording import percent
@@ -102,7 +103,7 @@ def indistinct(step: StoredStep) -> Iterator[rules.IndexedFinding]:
                     op,
                     "indistinct",
                     f"it reads {told}",
-                    f"subtract the mean and divide by the spread first, or {op.op} in FP32",
+                    "subtract the mean and divide by the spread first",
                     without,
                     evidence,
                 )
@@ -146,7 +147,7 @@ def diverging(step: StoredStep) -> Iterator[rules.IndexedFinding]:
                 op,
                 "diverging",
                 f"{told}, and {op.op} follows",
-                f"{op.op} gives Inf or NaN where FP32 gave a finite number",
+                fate(step, op, read=True).of_values(f"{op.op} gives Inf or NaN"),
                 {"diverged": count, "of": t.numel, "absmax": t.absmax, "bound": bound},
             )
 
@@ -159,17 +160,19 @@ def hollow(step: StoredStep) -> Iterator[rules.IndexedFinding]:
             count = int(_effect(op, "zeroed", t, target))
             if not low[t.tensor] or not count:
                 continue
-            consumer = _singular_reader(step, op)
+            consumer, epsilon = _singular_reader(step, op)
             if consumer is None:
                 continue
+            follows = f"{count:,} results of {op.op} 0, and {consumer.op} follows"
             yield from _blamed(
                 step,
                 t,
                 op,
                 "vanishing",
-                f"rounded to {target.label}, its values make {count:,} results of {op.op} 0, and "
-                f"{consumer.op} follows",
-                f"{consumer.op} of 0 gives Inf or NaN where FP32 gave a finite number",
+                f"rounded to {target.label}, its values make {follows}",
+                rules.of_zero(step, consumer)
+                if epsilon is None
+                else f"{consumer.op} reads {epsilon:g} instead: its result and slope are wrong",
                 {
                     "lost": count,
                     "of": op.outputs[0].numel if op.outputs else 0,
@@ -178,6 +181,7 @@ def hollow(step: StoredStep) -> Iterator[rules.IndexedFinding]:
                     "consumer_line": consumer.where,
                 },
                 itself=op,
+                own=f"rounding what it reads to {target.label} makes {follows}",
             )
 
 
@@ -199,8 +203,8 @@ def underflow(step: StoredStep) -> Iterator[rules.IndexedFinding]:
             made = f"its values are read by {op.op}, and {makes} of their sum 0"
             evidence = {"lost_sum": lost, "absmax": t.absmax}
             without = "what they contribute is lost in every step"
-            fix = f"measure in another unit, or {op.op} in FP32"
-            yield op.index, rules.finding_of(op, "underflow", told, fix, without, evidence)
+            instead = "measure in another unit"
+            yield op.index, rules.finding_of(op, "underflow", told, instead, without, evidence)
             if low[t.tensor]:
                 yield from _blamed(step, t, op, "underflow", made, without, evidence)
 
@@ -220,12 +224,11 @@ def without_kernel(step: StoredStep) -> Iterator[rules.IndexedFinding]:
         missing = _missing_kernel(op, target) or _other_dtype(op, low)
         if not missing:
             continue
-        name = op.function if op.function in NO_HALF_FUNCTIONS else op.op
         yield rules.indexed(
             op,
             "no-half-kernel",
             missing,
-            f"{name} in FP32: call .float() on its input",
+            "call .float() on its input",
             f"the training raises an error{'' if op.op in ONE_DTYPE else ' on a GPU'}",
             {"absmax": max((t.absmax for t in op.inputs), default=0.0)},
         )
@@ -285,11 +288,16 @@ def _bound_that_becomes_one(graph: StepGraph, t: TensorRecord, target: FloatForm
     return float(bound) if near and _rounded(float(bound), target) == 1.0 else None
 
 
-def _singular_reader(step: StoredStep, op: Operation) -> Operation | None:
-    """The operation that diverges where a result of this one is 0, past what keeps zeros."""
-    seen, waiting = {op.index}, [op]
+def _singular_reader(step: StoredStep, op: Operation) -> tuple[Operation | None, float | None]:
+    """The operation that diverges where a result of this one is 0, past what keeps zeros.
+
+    With it an epsilon that it reads in place of 0. Where no gradient goes through it, that one gives a
+    finite number, and is no such operation.
+    """
+    seen: set[int] = {op.index}
+    waiting: list[tuple[Operation, float | None]] = [(op, None)]
     while waiting and len(seen) < 4 * _DEPTH:
-        made = waiting.pop(0)
+        made, epsilon = waiting.pop(0)
         for reader in step.graph.readers.get(made.index, []):
             if reader.index in seen:
                 continue
@@ -297,24 +305,30 @@ def _singular_reader(step: StoredStep, op: Operation) -> Operation | None:
             name = rules.singular_argument(reader)
             t = reader.input(name) if name else None
             if t is not None and t.producer == made.index:
-                root = reader.op.startswith("sqrt")
-                if not root or step.graph.backward.get(reader.index):
-                    return reader
-            if reader.op in _PASSING_ZEROS or _passes_epsilon(step, reader):
-                waiting.append(reader)
-    return None
+                finite = reader.op.startswith("sqrt") or epsilon is not None
+                if not finite or step.graph.backward.get(reader.index):
+                    return reader, epsilon
+            if reader.op in _PASSING_ZEROS:
+                waiting.append((reader, epsilon))
+            elif (added := _small_epsilon(step, reader)) is not None:
+                waiting.append((reader, added or epsilon))
+    return None, None
 
 
-def _passes_epsilon(step: StoredStep, op: Operation) -> bool:
-    """Whether a constant added, or a lower bound, is too small to stand in for what was lost."""
+def _small_epsilon(step: StoredStep, op: Operation) -> float | None:
+    """A constant added, or a lower bound, that is too small to stand in for what was lost.
+
+    0 where the format loses it; None where there is none.
+    """
     value = op.scalars.get("other", op.scalars.get("min"))
     if op.op.rstrip("_") not in ("add", "clamp", "clamp_min") or not isinstance(value, float):
-        return False
+        return None
     out = op.outputs[0] if op.outputs else None
     if out is None or value < 0:
-        return False
-    vanishes = step.low[out.tensor] and value <= 2.0**step.target.zero_exponent
-    return vanishes or value * 8 <= out.absmin
+        return None
+    if step.low[out.tensor] and value <= 2.0**step.target.zero_exponent:
+        return 0.0
+    return value if value * 8 <= out.absmin else None
 
 
 def _blamed(
@@ -326,10 +340,12 @@ def _blamed(
     without: str,
     evidence: Mapping[str, object],
     itself: Operation | None = None,
+    own: str = "",
 ) -> Iterator[rules.IndexedFinding]:
     """A finding for each operation that stores a tensor's values in the format, back to a product.
 
-    A function that saturates ends the way back: what it reads may be rounded.
+    A function that saturates ends the way back: what it reads may be rounded. ``itself`` is kept, too,
+    where it is one of them, for the reason ``own``.
     """
     found: dict[int, Operation] = {} if itself is None else {itself.index: itself}
     waiting = [tensor]
@@ -346,10 +362,11 @@ def _blamed(
         yield rules.indexed(
             op,
             code,
-            reason,
-            f"{op.op} in FP32",
+            own if op is itself else reason,
+            "",
             without,
             {**evidence, "consumer": reader.op, "consumer_line": reader.where},
+            None if op is itself else step.graph.producer(tensor),
         )
 
 

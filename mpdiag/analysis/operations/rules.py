@@ -10,8 +10,8 @@ be.
 * ``vanishing``: values become 0 that are divided by, or whose logarithm or root is taken: an
   epsilon of 1e-8, a variance of 1e-9.
 * ``cancellation``: a difference of nearly equal numbers is mostly rounding error.
-* ``swallowed``: small numbers are added to one so large that it does not change: in a running sum, or
-  before a logarithm.
+* ``swallowed``: small numbers are added to one so large that it does not change: in a running sum,
+  before a logarithm, or in ``1 - p`` before a product of many or a logarithm.
 * ``gradient-overflow``: a backward operation leaves the range at the plan's loss scale.
 """
 
@@ -21,6 +21,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from mpdiag.analysis.operations.consequences import SINGULAR, Fate, fate
 from mpdiag.analysis.operations.graph import FP32_LIMIT, StepGraph, StoredStep, low_composite
 from mpdiag.analysis.operations.sources import before_difference
 from mpdiag.display.wording import percent
@@ -54,16 +55,22 @@ PART_FELT = 0.5
 """The same of one operation among several: the errors of four that do half make a whole."""
 SWALLOWED = 0.5
 """Share of additions without effect from which a running sum counts as stuck."""
+COARSE = 0.25
+"""Rounding error of ``1 - p`` beside p from which the product of many, or a logarithm, is wrong.
+
+That of a p as large as the format's spacing there is 0.29; from half of it down all of p is lost.
+"""
 RUNNING = 8
 """Number of consecutive additions that make a running sum."""
 _DEPTH = 8
 
-_SINGULAR = {
-    "div": "other", "div_": "other", "reciprocal": "self", "rsqrt": "self", "rsqrt_": "self",
-    "log": "self", "log2": "self", "log10": "self", "sqrt": "self", "sqrt_": "self",
-}  # fmt: skip
 _SUMS = frozenset({"add", "add_", "sub", "sub_", "rsub"})
 _LOGARITHMS = frozenset({"log", "log2", "log10"})
+_PRODUCTS = frozenset({"cumprod", "prod"})
+_KEEPING = frozenset(
+    "add cat clamp clamp_max clamp_min clone constant_pad_nd gather index stack _to_copy".split()
+)
+"""Operations behind which a value near 1 still is one, by and large."""
 _FILLS = frozenset({"masked_fill", "masked_fill_", "fill", "fill_"})
 
 
@@ -77,9 +84,11 @@ class OperationFinding:
         aten: ATen's own name.
         module: Name of the module it is called in, None outside the models.
         where, text: The user's line.
-        reason: One sentence with the recorded numbers.
-        fix: What to do.
+        reason: One sentence with the recorded numbers, about the operation's values or ``about``'s.
         without: What happens without it.
+        about: The operation whose values the reason is about, where keeping ``op`` in FP32 makes them
+            FP32; None where these are its own.
+        instead: What to do in place of keeping it in FP32, as an imperative; empty if nothing is known.
         covered: It is harmless under the operation policy, and harmful only if everything is low.
         covered_by: ``lists``: the policy computes it, or what it reads, in FP32; ``neighbours``: it
             is on no list, but what it reads comes from outside in FP32, or what reads it is FP32;
@@ -95,8 +104,9 @@ class OperationFinding:
     where: str
     text: str
     reason: str
-    fix: str
     without: str
+    about: Operation | None = None
+    instead: str = ""
     covered: bool = False
     covered_by: CoveredBy = ""
     flops_share: float = 0.0
@@ -107,6 +117,49 @@ class OperationFinding:
     def place(self) -> str:
         """The module, or the line if there is none."""
         return self.module or self.where or "(the training loop)"
+
+    @property
+    def subject(self) -> str:
+        """What the reason is about: ``mul in head at model.py:12``."""
+        op = self.about
+        return (
+            located(self.op, self.module, self.where)
+            if op is None
+            else located(called(op), op.module, op.where)
+        )
+
+    @property
+    def told(self) -> str:
+        """The reason, beside the operation's own name."""
+        return (
+            self.reason
+            if self.about is None
+            else f"so that {self.subject} is in FP32: {self.reason}"
+        )
+
+    @property
+    def fix(self) -> str:
+        """What to do, as an imperative."""
+        return fix_of([self])
+
+
+def located(op: str, module: str | None, where: str) -> str:
+    """An operation's name and place, as a sentence has them."""
+    name = "the conversion" if op == "_to_copy" else op
+    inside = f" in {module}" if module else ""
+    return f"{name}{inside}{f' at {where}' if where and where != module else ''}"
+
+
+def fix_of(findings: Sequence[OperationFinding]) -> str:
+    """What to do about findings that share a reason, as an imperative."""
+    first = findings[0]
+    if first.op == "_to_copy":
+        return f"convert to FP32 there{f', or {first.instead}' if first.instead else ''}"
+    kept = [f.op if f.about is None or not f.module else f"{f.op} in {f.module}" for f in findings]
+    told = f"keep {', '.join(dict.fromkeys(kept))} in FP32"
+    if first.about is not None:
+        told += f", so that {located(called(first.about), None, '')} is in FP32"
+    return f"{told}, or {first.instead}" if first.instead else told
 
 
 IndexedFinding = tuple[int, OperationFinding]
@@ -122,7 +175,7 @@ def overflows(step: StoredStep) -> Iterator[IndexedFinding]:
                 op,
                 "mask-fill",
                 f"it fills in {fill:g}, which {target.label} cannot hold (±{target.max:g})",
-                f"fill with torch.finfo(x.dtype).min; or {op.op} in FP32",
+                "fill with torch.finfo(x.dtype).min",
                 "PyTorch refuses to convert the number, or a masked row becomes NaN",
                 {"value": fill},
             )
@@ -133,8 +186,10 @@ def overflows(step: StoredStep) -> Iterator[IndexedFinding]:
         if wrote and all(graph.masked_softmax(t) for t in wrote):
             continue
         if read or wrote:
-            t = (wrote or read)[0]
-            yield op.index, _overflow(graph, op, t, target, read_only=not wrote)
+            leads_to = fate(step, op, read=not wrote)
+            if not wrote or leads_to.reaches != "alike":
+                t = (wrote or read)[0]
+                yield op.index, _overflow(graph, op, t, target, leads_to, read_only=not wrote)
 
 
 def _fill(op: Operation, target: FloatFormat) -> float | None:
@@ -151,15 +206,20 @@ def _instead_of_product(op: Operation, target: FloatFormat) -> str:
     factors = [v for v in op.scalars.values() if type(v) in (int, float)]
     if "mul" in op.op and any(abs(v) > target.max for v in factors):
         # Not -inf: a row that is masked everywhere, as here, is then NaN in FP32, too.
-        mask = "masked_fill(mask, torch.finfo(x.dtype).min)"
-        return f"{op.op} in FP32, or, if it is a mask, {mask} instead"
+        return "use masked_fill(mask, torch.finfo(x.dtype).min) if it is a mask"
     if "mul" in op.op and len({t.tensor for t in op.inputs}) > 1:
-        return f"{op.op} in FP32, or divide a factor first"
-    return f"{op.op} in FP32, or divide before it is squared"
+        return "divide a factor first"
+    return "divide before it is squared"
 
 
 def _overflow(
-    graph: StepGraph, op: Operation, t: TensorRecord, target: FloatFormat, *, read_only: bool
+    graph: StepGraph,
+    op: Operation,
+    t: TensorRecord,
+    target: FloatFormat,
+    leads_to: Fate,
+    *,
+    read_only: bool,
 ) -> OperationFinding:
     """The finding for an operation of which some result or input values leave the range."""
     count, largest = graph.overflow(t, target), graph.largest(t)
@@ -170,7 +230,7 @@ def _overflow(
         "largest": target.max,
     }
     told = f"its {'input' if read_only else 'result'} reaches {largest:.3g}"
-    fix = f"{op.op} in FP32, or BF16"
+    instead = ""
     growth = graph.growth.get(t.tensor)
     if growth is not None:
         evidence |= {"grown": growth.name, "growth": growth.factor, "grown_step": growth.step}
@@ -178,22 +238,22 @@ def _overflow(
     elif "highest" in op.facts and op.op.startswith("exp"):
         evidence["highest"] = op.facts["highest"]
         told = f"the exponent reaches {op.facts['highest']:.3g} and its result {largest:.3g}"
-        fix = "subtract the maximum before exp (torch.softmax, torch.logsumexp do), or FP32"
+        instead = "subtract the maximum before exp (torch.softmax, torch.logsumexp do)"
     elif op.reduction > 1:
         source = op.inputs[0]
         mean = float(source.histogram.abs_sum().value) / max(1, source.numel)
         evidence |= {"reduction": op.reduction, "mean_magnitude": mean}
         if op.op == "sum":
             told = f"a sum of {op.reduction} values of about {mean:.3g} reaches {largest:.3g}"
-            fix = "sum in FP32, or take the mean"
+            instead = "take the mean"
     elif op.op in ("pow", "mul", "square", "pow_", "mul_"):
-        fix = _instead_of_product(op, target)
+        instead = _instead_of_product(op, target)
     return finding_of(
         op,
         "overflow",
         f"{told}, beyond {target.label}'s largest value {target.max:g}",
-        fix,
-        f"{count:,} of {t.numel:,} values become infinite, and the loss becomes NaN or Inf",
+        instead,
+        leads_to.of_values(f"{count:,} of {t.numel:,} values become infinite"),
         evidence,
     )
 
@@ -232,10 +292,18 @@ def vanishing(step: StoredStep) -> Iterator[IndexedFinding]:
                 one,
                 "vanishing",
                 f"{told}, and {op.op} follows",
-                f"{one.op} in FP32, or an epsilon of at least {smallest:.2g}",
-                f"{op.op} of 0 gives Inf or NaN where FP32 gave a finite number",
+                f"use an epsilon of at least {smallest:.2g}",
+                of_zero(step, op),
                 evidence,
+                origin,
             )
+
+
+def of_zero(step: StoredStep, op: Operation) -> str:
+    """What follows where an operation reads 0 and must not, as a clause."""
+    if op.op.startswith("sqrt"):
+        return "the slope of sqrt at 0 is infinite, and the gradients become NaN or Inf"
+    return fate(step, op, read=True).of_values(f"{op.op} of 0 gives Inf or NaN")
 
 
 def singular_argument(op: Operation) -> str | None:
@@ -243,7 +311,7 @@ def singular_argument(op: Operation) -> str | None:
     if op.op in ("pow", "pow_"):
         exponent = op.scalars.get("exponent")
         return "self" if isinstance(exponent, (int, float)) and exponent < 0 else None
-    return _SINGULAR.get(op.op)
+    return SINGULAR.get(op.op)
 
 
 def _epsilon(op: Operation, target: FloatFormat) -> float | None:
@@ -297,19 +365,23 @@ def differences(step: StoredStep) -> Iterator[IndexedFinding]:
                 one,
                 "cancellation",
                 reason,
-                f"{one.op} in FP32, or a form without the subtraction (torch.var, centre first)",
+                "use a form without the subtraction (torch.var, centre first)",
                 "the result is noise; a variance computed this way may be 0 or negative",
                 {**evidence, "subtraction": op.where},
+                op,
             )
 
 
 def _mostly_error(step: StoredStep, op: Operation) -> bool:
     """Whether an operation is a difference whose result is far off if its operands are stored."""
     error = op.facts.get(f"error_{step.target.name}", 0.0)
-    difference = not op.node and op.op in _SUMS and op.facts.get("result_over_operand", 1.0) <= 0.5
-    return (
-        difference and error >= WRONG and any(step.low[t.tensor] and t.counted for t in op.inputs)
-    )
+    wrong = not op.node and cancels(op) and error >= WRONG
+    return wrong and any(step.low[t.tensor] and t.counted for t in op.inputs)
+
+
+def cancels(op: Operation) -> bool:
+    """Whether an operation is a difference that leaves less than half of what it reads."""
+    return op.op in _SUMS and op.facts.get("result_over_operand", 1.0) <= 0.5
 
 
 def _is_felt(graph: StepGraph, op: Operation, target: FloatFormat) -> bool | None:
@@ -327,7 +399,7 @@ def _felt(
     """
     found: dict[tuple[str | None, str], float] = {}
     for op in differences:
-        size = op.facts[f"error_{target.name}"] * _rms(op.outputs[0])
+        size = op.facts[f"error_{target.name}"] * rms(op.outputs[0])
         changes = graph.loss_change.of_error(op, size)
         if changes is not None:
             place = op.module, op.where
@@ -356,14 +428,14 @@ def running_sums(step: StoredStep) -> Iterator[IndexedFinding]:
                 f"{percent(share, 0)} of the added values are lost beside the larger operand, and with "
                 f"them {percent(min(1.0, lost), 0)} of the logarithm that follows"
             )
-            fix = "torch.log1p(x) instead of log(1 + x), or FP32"
+            instead = "write torch.log1p(x) for log(1 + x)"
             without = "the logarithm is 0 where it was small"
         elif length[op.index] >= RUNNING:
             told = (
                 f"the running sum (addition {length[op.index]} in a row) no longer changes in "
                 f"{percent(share, 0)} of its elements"
             )
-            fix = "keep the running sum in FP32, or add in pairs"
+            instead = "add in pairs"
             without = "the sum stops growing"
         else:
             continue
@@ -372,7 +444,7 @@ def running_sums(step: StoredStep) -> Iterator[IndexedFinding]:
             op,
             "swallowed",
             f"{told}: it reaches {large:.3g}, {target.label} has {target.mantissa_bits + 1} bits",
-            fix,
+            instead,
             without,
             {
                 "swallowed": share,
@@ -384,19 +456,83 @@ def running_sums(step: StoredStep) -> Iterator[IndexedFinding]:
         )
 
 
+def complements(step: StoredStep) -> Iterator[IndexedFinding]:
+    """Find ``1 - p`` of a p that the format's spacing at 1 rounds away, where all that counts is p.
+
+    The product of many and a logarithm go by how far a factor is from 1: a chance of 2e-4 a day. What is
+    only multiplied by ``1 - p`` is right to the format's digits.
+    """
+    graph, target = step.graph, step.target
+    for op in step.forward:
+        small = _beside_one(op)
+        if small is None or not any(step.low[t.tensor] for t in op.outputs):
+            continue
+        error = op.facts.get(f"error_{target.name}", 0.0) * rms(op.outputs[0])
+        if error < COARSE * rms(small):
+            continue
+        reader = _by_distance_from_one(graph, op)
+        felt = None if reader is None else graph.loss_change.of_error(op, error)
+        if reader is None or (felt is not None and min(felt) < FELT):
+            continue
+        share = min(1.0, error / rms(small))
+        yield indexed(
+            op,
+            "swallowed",
+            f"rounding its result to {target.label} loses {percent(share, 0)} of values of about "
+            f"{rms(small):.2g} beside 1, and {reader.op} follows",
+            "",
+            f"{reader.op} sees 1, or a multiple of {2.0 ** (-target.mantissa_bits - 1):.2g} less",
+            {"swallowed": share, "added": small.absmax, "consumer": reader.op},
+        )
+
+
+def _beside_one(op: Operation) -> TensorRecord | None:
+    """What an operation adds to 1 or subtracts from it; None where it does not."""
+    if op.op not in _SUMS or op.scalars.get("alpha", 1) != 1:
+        return None
+    terms = [t for t in op.inputs if t.counted]
+    ones = [t for t in terms if t.absmin == t.absmax == 1.0 and not t.zeros]
+    rest = [t for t in terms if t not in ones]
+    one = len(ones) == 1 or (not ones and op.scalars.get("other") == 1)
+    return rest[0] if one and len(rest) == 1 and rms(rest[0]) > 0 else None
+
+
+def _by_distance_from_one(graph: StepGraph, op: Operation) -> Operation | None:
+    """A logarithm, or a product of many, that goes by how far a result is from 1; None without one.
+
+    Of a product that holds where a logarithm or a difference of nearly equal numbers follows: what is
+    multiplied by it is right all the same.
+    """
+    seen = {op.index}
+    waiting: list[tuple[Operation, Operation | None]] = [(op, None)]
+    while waiting and len(seen) < 4 * _DEPTH:
+        made, product = waiting.pop(0)
+        for reader in graph.readers.get(made.index, []):
+            if reader.index in seen:
+                continue
+            seen.add(reader.index)
+            if reader.op in _LOGARITHMS or (cancels(reader) and product is not None):
+                return product or reader
+            if reader.op in _PRODUCTS:
+                waiting.append((reader, product or reader))
+            elif reader.op.rstrip("_") in _KEEPING:
+                waiting.append((reader, product))
+    return None
+
+
 def _share_of_logarithm(op: Operation, logarithm: Operation) -> float:
     """The smaller operand's share of a sum, relative to the logarithm of that sum.
 
     log(s + b) − log(s) is about b / s: all of log(1 + x) at small x, almost nothing of log(20).
     """
-    sizes = [_rms(t) for t in op.inputs if t.counted]
+    sizes = [rms(t) for t in op.inputs if t.counted]
     numbers = (op.scalars.get("other"), op.scalars.get("self"))
     sizes += [abs(float(n)) for n in numbers if isinstance(n, (int, float))]
-    total, result = _rms(op.outputs[0]), _rms(logarithm.outputs[0])
+    total, result = rms(op.outputs[0]), rms(logarithm.outputs[0])
     return min(sizes, default=0.0) / total / result if total and result else 0.0
 
 
-def _rms(t: TensorRecord) -> float:
+def rms(t: TensorRecord) -> float:
     """Root mean square of a tensor's values, by its histogram."""
     return float(np.sqrt(float(t.histogram.energy().value) / max(1, t.numel)))
 
@@ -421,7 +557,7 @@ def gradients(step: StoredStep, scale: float) -> Iterator[IndexedFinding]:
             reaches = f"reaches {t.absmax:.3g}"
             reaches += f" times the loss scale {factor:g}" if factor != 1 else ""
             evidence = {"absmax": t.absmax, "scale": factor, "backward": op.op}
-            without = "every such step is skipped, and the loss scale falls"
+            without = fate(step, op, factor).of_gradient(factor)
             if low[t.tensor]:
                 blamed = [forward]
                 reason = f"its backward pass ({op.op}) {reaches}"
@@ -430,8 +566,7 @@ def gradients(step: StoredStep, scale: float) -> Iterator[IndexedFinding]:
                 blamed = [g for g in given if any(low[o.tensor] for o in g.outputs)]
                 reason = f"the gradient that {forward.op} passes on to it {reaches}"
             for one in blamed:
-                fix = f"{one.op} in FP32"
-                found = finding_of(one, "gradient-overflow", reason, fix, without, evidence)
+                found = finding_of(one, "gradient-overflow", reason, "", without, evidence)
                 yield one.index, found
             if blamed:
                 break
@@ -449,7 +584,13 @@ def called(op: Operation) -> str:
 
 
 def finding_of(
-    op: Operation, code: Code, reason: str, fix: str, without: str, evidence: Mapping[str, Any]
+    op: Operation,
+    code: Code,
+    reason: str,
+    instead: str,
+    without: str,
+    evidence: Mapping[str, Any],
+    about: Operation | None = None,
 ) -> OperationFinding:
     """A finding about an operation, with its place in the code."""
     return OperationFinding(
@@ -460,18 +601,25 @@ def finding_of(
         where=op.where,
         text=op.code,
         reason=reason,
-        fix=fix,
         without=without,
+        about=None if about is op else about,
+        instead=instead,
         evidence={"step": op.step, **evidence},
     )
 
 
 def indexed(
-    op: Operation, code: Code, reason: str, fix: str, without: str, evidence: Mapping[str, Any]
+    op: Operation,
+    code: Code,
+    reason: str,
+    instead: str,
+    without: str,
+    evidence: Mapping[str, Any],
+    about: Operation | None = None,
 ) -> IndexedFinding:
     """A finding about an operation, with the operation's index."""
-    return op.index, finding_of(op, code, reason, fix, without, evidence)
+    return op.index, finding_of(op, code, reason, instead, without, evidence, about)
 
 
-RULES = (overflows, vanishing, differences, running_sums)
+RULES = (overflows, vanishing, differences, running_sums, complements)
 """The rules of the forward pass, which do not depend on the loss scale; ``gradients`` does."""

@@ -37,6 +37,8 @@ def judge(case: Case) -> Verdict:
     if reason is not None:
         return Verdict("cannot", _failed_first(case, reason), evidence, open_questions)
     text = f"Expected from the recording of {case.extent.steps()}{_few(case)}{_how(case)}{_bound(case)}."
+    if case.run_again == () and trained is None:
+        text += " No recorded step was run again, so the effect of rounding on the gradients is unknown."
     if trained is not None:
         text += f" {_outcome(trained)}."
     return Verdict("expected", _failed_first(case, text), evidence, open_questions)
@@ -75,8 +77,8 @@ def _why_not(case: Case) -> Iterator[str]:
         yield f"This cannot train in {fmt} with any loss scale{'; try BF16' if suits else ''}."
     for f in case.unmended[:1]:
         yield (
-            f"This cannot train in {fmt} as it is written, and no plan can change that: {f.op} at "
-            f"{f.where or f.place}: {f.reason}. {f.fix[:1].upper()}{f.fix[1:]}."
+            f"This cannot train in {fmt} as it is written, and no plan can change that: "
+            f"{f.subject}: {f.reason}. {f.fix[:1].upper()}{f.fix[1:]}."
         )
     for optimizer in stepped_in(case.run):
         if optimizer.searches:

@@ -402,7 +402,7 @@ def _proven(analysis: Analysis) -> RenderableType:
         table.add_row(
             f.op,
             f"{f.module or '(outside)'}\n{f.where}",
-            f"{f.reason}; {f.without}{covered}\n→ {f.fix}",
+            f"{f.told}; {f.without}{covered}\n→ {f.fix}",
             percent(f.bytes_share),
             percent(f.flops_share),
         )

@@ -77,7 +77,7 @@ def proven_frame(analysis: Analysis) -> pd.DataFrame:
             "module": layer_name(found.module),
             "line": found.where,
             "code": found.text,
-            "why": found.reason,
+            "why": found.told,
             "without it": found.without,
             "fix": found.fix,
             "already so by the policy": found.covered,

@@ -106,6 +106,26 @@ def clamped(p):
     return p.clamp(-1 + 1e-6, 1 - 1e-6)
 
 
+def chances_of(bias):
+    """Chances of e^bias, and a network's."""
+    return lambda x: torch.sigmoid(x * 0.1 + bias)
+
+
+def by_log_of_difference(p):
+    """The chance of each day's event after none before, by the difference of products."""
+    left = torch.cumprod(1 - p, -1)
+    return torch.log(left[:, :-1] - left[:, 1:] + 1e-9)
+
+
+def by_weights(p):
+    """What is seen through layers, of which each hides a little."""
+    return p * 1e3 * torch.cumprod(1 - p + 1e-10, -1)
+
+
+def any_of(p):
+    return (1 - torch.prod(1 - p, -1)) * 1e3
+
+
 @dataclasses.dataclass(frozen=True)
 class Case:
     """A function behind a linear layer, and the code that the policy does not cover."""
@@ -153,6 +173,13 @@ CASES = {
     "running sum": Case(running, "swallowed"),
     "log(1 + x)": Case(lambda x: torch.log(1 + x.abs()), "swallowed", gain=1e-4, bias=1e-5),
     "log(20 + x), x lost": Case(lambda x: torch.log((x.abs() + 20) + 1e-3)),
+    "1 - p, a product of many, a difference": Case(
+        lambda x: by_log_of_difference(chances_of(-8.5)(x)), "swallowed"
+    ),
+    "the same of ordinary chances": Case(lambda x: by_log_of_difference(chances_of(-1.0)(x))),
+    "1 - p, and 1 less their product": Case(lambda x: any_of(chances_of(-9.0)(x)), "swallowed"),
+    "1 - p, and a product that weighs": Case(lambda x: by_weights(chances_of(-8.5)(x))),
+    "1 - p as a factor": Case(lambda x: x * (1 - chances_of(-8.5)(x))),
     "log1p": Case(lambda x: torch.log1p(x.abs()), gain=1e-4, bias=1e-5),
     "layer norm": Case(lambda x: F.layer_norm(x, (16,))),
     "unit vectors": Case(lambda x: F.normalize(x, dim=-1)),

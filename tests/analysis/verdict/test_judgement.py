@@ -70,7 +70,7 @@ def test_only_a_comparison_of_this_plan_shows_anything(tmp_path, found, level, w
 
 def test_what_no_plan_can_keep_in_fp32_is_said(tmp_path, monkeypatch):
     places = {"op": "mul_", "aten": "mul_", "where": "train.py:7", "text": "x *= y"}
-    told = {"reason": "its result reaches 1e+06", "fix": "multiply in FP32", "without": "NaN"}
+    told = {"reason": "its result reaches 1e+06", "instead": "multiply x and y", "without": "NaN"}
     found = OperationFinding("overflow", module=None, **places, **told)
     find = "mpdiag.analysis.operations.detection.find_operations"
     monkeypatch.setattr(find, lambda *_, **__: (found,))
@@ -78,7 +78,7 @@ def test_what_no_plan_can_keep_in_fp32_is_said(tmp_path, monkeypatch):
     assert verdict.level == "cannot"
     assert verdict.text == (
         "This cannot train in FP16 as it is written, and no plan can change that: mul_ at train.py:7: "
-        "its result reaches 1e+06. Multiply in FP32."
+        "its result reaches 1e+06. Keep mul_ in FP32, or multiply x and y."
     )
     in_a_module = replace(found, module="body")
     monkeypatch.setattr(find, lambda *_, **__: (in_a_module,))

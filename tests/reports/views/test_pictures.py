@@ -218,7 +218,7 @@ def test_operations_with_their_line(analysis):
         where="model.py:12",
         text="x.exp()",
         reason="it reaches 1e5",
-        fix="keep it in FP32",
+        instead="subtract",
         without="infinite",
     )
     (row,) = operations.proven_frame(replace(analysis, operations=(found,))).to_dict("records")

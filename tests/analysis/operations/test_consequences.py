@@ -1,0 +1,70 @@
+"""What infinite values lead to, as the emulation of FP16 shows it: a loss, gradients, or neither."""
+
+import pytest
+import torch
+from recorded_steps import Net, batch, record_steps, weighed
+from torch.nn import functional as F
+
+import mpdiag
+from mpdiag.analysis.operations.consequences import fate
+from mpdiag.analysis.operations.graph import split, store
+from mpdiag.numerics.formats import FP16
+from mpdiag.plan import PrecisionPlan
+
+
+def rms_norm(x):
+    return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-6)
+
+
+# name: a function of values up to some thousands, what its first overflow leads to, and the words
+CASES = {
+    "a square, brought back": (lambda x: x * x * 1e-6, "end", "the loss becomes NaN or Inf"),
+    "a square, and a layer norm": (lambda x: F.layer_norm(x * x, (16,)), "end", "NaN or Inf"),
+    "the logits of a softmax": (lambda x: F.softmax(x * 1000, -1), "end", "NaN or Inf"),
+    "RMS norm": (rms_norm, "zeros", "rsqrt makes 0 of them: the result is wrong, no step is skipped"),
+    "a divisor": (lambda x: 1e4 / (x * x + 1e4), "zeros", "reciprocal makes 0 of them"),
+    "a divisor that is squared": (
+        lambda x: 1 / (1 + (x * x) * (x * x) * 1e-6), "gradients", "the gradients become NaN",
+    ),
+    "a bounded function": (lambda x: torch.tanh(x * 1000), "alike", ""),
+    "a clamp": (lambda x: (x * 1000).clamp(-5, 5), "alike", ""),
+    "a branch that is not taken": (
+        lambda x: torch.where(x.abs() < 50, x * x, x.sign()), "alike", "",
+    ),
+    "an operation of its own kind": (
+        lambda x: torch.special.entr((x * 1000).abs()) * 0, "unknown", "the result is wrong or NaN",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_an_infinity_is_followed_to_the_loss(case, tmp_path):
+    function, reaches, words = CASES[case]
+    run = record_steps(tmp_path / "run", Net(function, gain=1500.0), operations=1)
+    (graph,) = split(run.operations())
+    step = store(graph, FP16, fp32=frozenset())
+    first = next(op for op in step.forward if graph.overflow(op.outputs[0], FP16))
+    found = fate(step, first)
+    assert found.reaches == reaches
+    assert words in found.of_values("values become infinite")
+
+    findings = [f for f in mpdiag.analyze(run).findings if f.code == "operation-overflow"]
+    assert [words in f.fix for f in findings] == [True] * (reaches != "alike")
+    model = Net(function, gain=1500.0)
+    with mpdiag.MixedPrecision(
+        model, torch.optim.SGD(model.parameters(), 0.0), PrecisionPlan()
+    ) as mp:
+        with mp.autocast():
+            loss = weighed(model(batch()))
+        mp.backward(loss)
+        gradient = model.body.weight.grad
+    truth = "end" if not loss.isfinite() else "" if gradient.isfinite().all() else "gradients"
+    assert reaches in (truth, "unknown") or (not truth and reaches in ("zeros", "alike"))
+
+
+def test_a_gradient_that_a_mask_may_drop_is_not_said_to_skip_steps(tmp_path):
+    run = record_steps(
+        tmp_path / "run", Net(lambda x: torch.atan2(x, x + 1e-4), gain=1e-4, bias=0.0), operations=1
+    )
+    (found,) = (f for f in mpdiag.analyze(run).findings if f.code == "operation-gradient-overflow")
+    assert "the gradient is wrong, or such steps are skipped" in found.fix
