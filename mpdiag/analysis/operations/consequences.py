@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Literal, TypeGuard, get_args
 
 from mpdiag.analysis.operations.graph import StoredStep
-from mpdiag.numerics.autocast_lists import LISTS, policy_name
+from mpdiag.numerics.autocast_lists import LISTS, OPERATIONS, policy_name
 from mpdiag.runs.operations import Operation
 
 SINGULAR = {
@@ -22,34 +22,10 @@ SINGULAR = {
 }  # fmt: skip
 """The argument of an operation that must not be 0."""
 _INVERTING = frozenset({"div", "div_", "reciprocal", "rsqrt", "rsqrt_"})
-_SATURATING = frozenset(
-    "tanh sigmoid erf atan sgn sign hardtanh hardsigmoid eq ge gt le lt ne".split()
-)
-_SELECTING = frozenset(
-    """
-    relu elu softplus leaky_relu amax amin max min maximum minimum clamp clamp_min clamp_max gather index
-    index_select topk sort max_pool2d_with_indices threshold_backward hardtanh_backward where masked_fill
-    """.split()
-)
-"""Pass on some of the values: an infinity where what was recorded of their results is too large, too."""
+_BOUNDED, _SELECTING = OPERATIONS["bounded"], OPERATIONS["selecting"]
 _MASKED = frozenset({"where", "masked_fill"})
-"""In a backward pass their mask may be another one in the format: of what has become 0 there."""
-_SPREADING = frozenset(
-    """
-    abs add alias_copy avg_pool2d binary_cross_entropy_with_logits cat clone contiguous copy cumsum
-    expand_copy huber_loss l1_loss linalg_vector_norm log log10 log1p log2 logsumexp mean mse_loss mul
-    native_dropout neg nll_loss norm rsub slice_backward smooth_l1_loss sqrt square stack sub sum
-    _to_copy _unsafe_view
-    """.split()
-)
-"""Give an infinity or NaN wherever they read one, and a reduction wherever it reads any."""
-_MIXING = frozenset(
-    """
-    cos sin var var_mean std std_mean layer_norm native_layer_norm group_norm rms_norm native_batch_norm
-    _log_softmax_backward_data _softmax_backward_data
-    """.split()
-)
-"""Give NaN of an infinity, or both signs, as products do."""
+"""Select by a mask. A backward pass may have another one in the format: of what became 0 there."""
+_SPREADING, _MIXING = OPERATIONS["spreading"], OPERATIONS["mixing"]
 
 Reaches = Literal["end", "gradients", "zeros", "alike", "unknown"]
 
@@ -152,7 +128,7 @@ def _passed(
     if op.op in _INVERTING or (name == "pow" and (not _is_number(exponent) or exponent < 0)):
         alone = read == {SINGULAR.get(op.op, "self")} and _is_number(exponent)
         return "zeros" if alone and states == {"recorded"} else "unknown" if alone else "mixed"
-    if name in _SATURATING:
+    if name in _BOUNDED:
         return "alike" if states == {"recorded"} else "unknown"
     if name in _SELECTING or "lowest_row_maximum" in op.facts:
         if "mixed" in states:

@@ -77,7 +77,7 @@ def gradient_errors(step: StoredStep) -> Iterator[rules.IndexedFinding]:
         yield rules.indexed(
             op,
             "gradient-error",
-            f"rounding it to {target.label} changes the gradients by {_times(error)}; the loss changes "
+            f"rounded to {target.label}, it changes the gradients by {_times(error)}; the loss changes "
             f"{_number(beside)} times as much as in a step",
             "",
             "the training follows rounding errors",
@@ -132,8 +132,8 @@ def _breaking(op: Operation, target: FloatFormat) -> rules.OperationFinding:
     return rules.finding_of(
         op,
         "gradient-error",
-        f"rounding it to {target.label} makes the loss or a gradient infinite or NaN; none of its "
-        "values leaves the range",
+        f"rounded to {target.label}, it makes the loss or a gradient infinite or NaN; its values stay "
+        "in the range",
         "",
         "the training ends, or skips such steps",
         {"breaks": True},

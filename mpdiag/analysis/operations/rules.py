@@ -25,7 +25,7 @@ from mpdiag.analysis.operations.consequences import SINGULAR, Fate, fate
 from mpdiag.analysis.operations.graph import FP32_LIMIT, StepGraph, StoredStep, low_composite
 from mpdiag.analysis.operations.sources import before_difference
 from mpdiag.display.wording import percent
-from mpdiag.numerics.autocast_lists import LISTS, NO_HALF_FUNCTIONS, policy_name
+from mpdiag.numerics.autocast_lists import LISTS, NO_HALF_FUNCTIONS, OPERATIONS, policy_name
 from mpdiag.numerics.formats import FloatFormat
 from mpdiag.runs.operations import Operation, TensorRecord
 
@@ -67,10 +67,6 @@ _DEPTH = 8
 _SUMS = frozenset({"add", "add_", "sub", "sub_", "rsub"})
 _LOGARITHMS = frozenset({"log", "log2", "log10"})
 _PRODUCTS = frozenset({"cumprod", "prod"})
-_KEEPING = frozenset(
-    "add cat clamp clamp_max clamp_min clone constant_pad_nd gather index stack _to_copy".split()
-)
-"""Operations behind which a value near 1 still is one, by and large."""
 _FILLS = frozenset({"masked_fill", "masked_fill_", "fill", "fill_"})
 
 
@@ -155,8 +151,14 @@ def fix_of(findings: Sequence[OperationFinding]) -> str:
     first = findings[0]
     if first.op == "_to_copy":
         return f"convert to FP32 there{f', or {first.instead}' if first.instead else ''}"
-    kept = [f.op if f.about is None or not f.module else f"{f.op} in {f.module}" for f in findings]
-    told = f"keep {', '.join(dict.fromkeys(kept))} in FP32"
+    kept: dict[str, list[str]] = {}
+    for f in findings:
+        kept.setdefault((f.module or "") if f.about else "", []).append(f.op)
+    names = [
+        " and ".join(dict.fromkeys(ops)) + (f" of {module}" if module else "")
+        for module, ops in kept.items()
+    ]
+    told = f"keep {', '.join(names)} in FP32"
     if first.about is not None:
         told += f", so that {located(called(first.about), None, '')} is in FP32"
     return f"{told}, or {first.instead}" if first.instead else told
@@ -480,7 +482,7 @@ def complements(step: StoredStep) -> Iterator[IndexedFinding]:
             "swallowed",
             f"rounding its result to {target.label} loses {percent(share, 0)} of values of about "
             f"{rms(small):.2g} beside 1, and {reader.op} follows",
-            "",
+            f"{'write' if reader.op in _LOGARITHMS else 'sum'} torch.log1p(-p)",
             f"{reader.op} sees 1, or a multiple of {2.0 ** (-target.mantissa_bits - 1):.2g} less",
             {"swallowed": share, "added": small.absmax, "consumer": reader.op},
         )
@@ -515,7 +517,7 @@ def _by_distance_from_one(graph: StepGraph, op: Operation) -> Operation | None:
                 return product or reader
             if reader.op in _PRODUCTS:
                 waiting.append((reader, product or reader))
-            elif reader.op.rstrip("_") in _KEEPING:
+            elif reader.op.rstrip("_") in OPERATIONS["near_one"]:
                 waiting.append((reader, product))
     return None
 
