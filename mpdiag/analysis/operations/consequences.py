@@ -122,7 +122,8 @@ def _passed(
     name, known, target = op.op.rstrip("_"), policy_name(op.op), step.target
     read = {t.argument for t in op.inputs if t.producer in infinite}
     states = {infinite[t.producer] for t in op.inputs if t.producer in infinite}
-    beyond = any(t.counted and target.overflows(t.absmax * scale) for t in op.outputs)
+    graph = step.graph
+    beyond = any(t.counted and target.overflows(graph.largest(t) * scale) for t in op.outputs)
     passed: State = "recorded" if beyond and states == {"recorded"} else "other"
     exponent = op.scalars.get("exponent", 1)
     if op.op in _INVERTING or (name == "pow" and (not _is_number(exponent) or exponent < 0)):
@@ -137,9 +138,11 @@ def _passed(
             return "unknown"
         if name in _SELECTING:
             return "recorded" if beyond else "alike"
-        if target.overflows(max(0.0, op.facts.get("highest", math.inf))):
+        growth = graph.growth.get(op.inputs[0].tensor)
+        larger = 1.0 if growth is None else growth.factor
+        if target.overflows(max(0.0, op.facts.get("highest", math.inf)) * larger):
             return "mixed"
-        hidden = known == "softmax" and op.facts["lowest_row_maximum"] > -target.max
+        hidden = known == "softmax" and op.facts["lowest_row_maximum"] * larger > -target.max
         return "alike" if hidden else "unknown"
     if LISTS.get(known) == "low" or known in _MIXING:
         return "mixed"
