@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal, TypeGuard, get_args
 
-from mpdiag.analysis.operations.graph import StoredStep
+from mpdiag.analysis.operations.graph import FP32_LIMIT, StoredStep
 from mpdiag.numerics.autocast_lists import LISTS, OPERATIONS, policy_name
 from mpdiag.runs.operations import Operation
 
@@ -125,6 +125,8 @@ def _passed(
     graph = step.graph
     beyond = any(t.counted and target.overflows(graph.largest(t) * scale) for t in op.outputs)
     passed: State = "recorded" if beyond and states == {"recorded"} else "other"
+    if "mixed" in states:
+        passed = "mixed"
     exponent = op.scalars.get("exponent", 1)
     if op.op in _INVERTING or (name == "pow" and (not _is_number(exponent) or exponent < 0)):
         alone = read == {SINGULAR.get(op.op, "self")} and _is_number(exponent)
@@ -140,10 +142,11 @@ def _passed(
             return "recorded" if beyond else "alike"
         growth = graph.growth.get(op.inputs[0].tensor)
         larger = 1.0 if growth is None else growth.factor
-        if target.overflows(max(0.0, op.facts.get("highest", math.inf)) * larger):
+        lowest = op.facts["lowest_row_maximum"] * larger
+        nothing_left = lowest > -FP32_LIMIT and target.overflows(max(0.0, -lowest))  # in some row
+        if target.overflows(max(0.0, op.facts.get("highest", math.inf)) * larger) or nothing_left:
             return "mixed"
-        hidden = known == "softmax" and op.facts["lowest_row_maximum"] * larger > -target.max
-        return "alike" if hidden else "unknown"
+        return "alike" if known == "softmax" else "unknown"
     if LISTS.get(known) == "low" or known in _MIXING:
         return "mixed"
     return passed if name == "pow" or known in _SPREADING else "unknown"

@@ -22,6 +22,7 @@ _FLOATS = frozenset({"float16", "bfloat16", "float32"})
 _PASSING = frozenset(
     "clone _unsafe_view alias_copy copy_ contiguous constant_pad_nd add add_ cat dropout".split()
 )
+_COPIES = frozenset({"_unsafe_view", "alias_copy", "clone", "contiguous", "expand_copy"})
 _SELECTING = frozenset(
     "threshold_backward hardtanh_backward where masked_fill masked_fill_".split()
 )
@@ -105,6 +106,16 @@ class StepGraph:
     def producer(self, tensor: TensorRecord) -> Operation | None:
         """The operation that wrote a tensor, None where it came from outside the step."""
         return None if tensor.producer == NONE else self.operations[tensor.producer]
+
+    def computing(self, tensor: TensorRecord) -> Operation | None:
+        """The operation that computed a tensor's values: copies are looked through."""
+        op = self.producer(tensor)
+        while op is not None and op.op in _COPIES and op.inputs:
+            before = self.producer(op.inputs[0])
+            if before is None or before.node:
+                break
+            op = before
+        return op
 
     @cached_property
     def written(self) -> dict[int, Operation]:

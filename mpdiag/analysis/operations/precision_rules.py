@@ -366,7 +366,7 @@ def _blamed(
             "",
             without,
             {**evidence, "consumer": reader.op, "consumer_line": reader.where},
-            None if op is itself else step.graph.producer(tensor),
+            None if op is itself else step.graph.computing(tensor),
         )
 
 
