@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 PAGES = {
-    "overview.png": ("overview?run=ssd", 3, 900),
+    "overview.png": ("overview?run=ssd", 2, 800),
     "runs.png": ("runs", 0, 620),
     "dashboard.png": ("gradients?run=ssd", 4, 1560),
     "operations.png": ("operations?run=digits", 2, 1560),
