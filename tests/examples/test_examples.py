@@ -60,9 +60,9 @@ def test_the_notebook_is_stored_with_what_it_displays(root, tmp_path):
 
 
 def words(cell):
-    """What a cell displays, but for pictures and numbers: these are of the machine and of the day."""
+    """What a cell displays, in words: its numbers are of the machine and of the day."""
     html = [o.data.get("text/html", o.data["text/plain"]) for o in cell.get("outputs", ())]
-    return re.sub(r"(?s)<svg.*?</svg>|\d[\d.,:T+-]*", "", "".join(html)).split()
+    return re.sub(r"<[^>]*>|[-−]?\d[\d.,:T+-]*", " ", "".join(html)).split()
 
 
 def environment(root):
