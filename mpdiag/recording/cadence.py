@@ -13,6 +13,9 @@ is c / (n p), so a budget b asks for n ≥ c / (b p). The cadence is thinned by 
 of two neighbouring strata one is left out, which one is hashed, too. A thinner cadence records some of
 the steps that a denser one records, never others, so that ranks which thin at different moments still
 share their steps.
+
+A training's dense beginning lasts longer where recording is cheap: up to step ``CHEAP_STEPS``, and no
+longer than recording takes less than its budget.
 """
 
 from __future__ import annotations
@@ -45,6 +48,8 @@ if TYPE_CHECKING:
 
 Seconds = Callable[[], float]
 DENSE_STEPS = 20
+CHEAP_STEPS = 200
+"""The dense beginning ends here at the latest."""
 SPARSE_EVERY = 20
 STRATA = 50
 """Strata of a block, whose offsets are hashed together: 1,000 steps."""
@@ -65,11 +70,12 @@ class Cadence:
 
     Attributes:
         every: Record exactly the steps divisible by this. None: the first ``DENSE_STEPS`` steps,
-            where training changes most, then one in each stratum of ``SPARSE_EVERY`` steps; and the
-            first of each phase that begins later.
+            where training changes most, or more of them (see ``budget``), then one in each stratum of
+            ``SPARSE_EVERY`` steps; and the first of each phase that begins later.
         max_steps: Stop after so many recorded steps; None: never.
-        budget: Share of step time that recording may take before steps are left out; None: any.
-            With ``every`` it does not apply.
+        budget: Share of step time that recording may take. Below it the first ``CHEAP_STEPS`` steps
+            are all recorded, above it steps are left out. None: neither. With ``every`` it does not
+            apply.
     """
 
     every: int | None = None
@@ -103,13 +109,14 @@ class Cadence:
         """Whether steps may be recorded beside those of ``records``, after so many recorded ones."""
         return self.every is None and (self.max_steps is None or recorded < self.max_steps)
 
-    def records(self, step: int, recorded: int, thin: int = 1) -> bool:
+    def records(self, step: int, recorded: int, thin: int = 1, *, dense: bool = False) -> bool:
         """Whether to record this step (0 is the first), after ``recorded`` recorded ones.
 
         Args:
             step: Its number.
             recorded: How many were recorded before.
             thin: Record this many times fewer steps; an explicit ``every`` is not thinned.
+            dense: Whether the dense beginning goes on with this step.
         """
         if self.max_steps is not None and recorded >= self.max_steps:
             return False
@@ -117,6 +124,8 @@ class Cadence:
             return step % self.every == 0
         if step < DENSE_STEPS:
             return step % thin == 0
+        if dense:
+            return True
         stratum, offset = divmod(step, SPARSE_EVERY)
         return offset == hashed_offset(stratum) and _survives(stratum, thin)
 
@@ -155,10 +164,10 @@ def _hash(what: str, *numbers: int) -> bytes:
 
 
 class Governor:
-    """Measures recording, and says by which factor its cadence must be thinned.
+    """Measures recording; says how long its cadence is dense, and by which factor it must be thinned.
 
     Args:
-        budget: Share of step time that recording may take; None measures and never thins.
+        budget: Share of step time that recording may take; None measures and changes nothing.
         every: Of so many steps one is recorded, unthinned.
         clock: Seconds, monotonic.
 
@@ -168,6 +177,8 @@ class Governor:
         elapsed: Seconds of all steps so far, recording included.
         changes: When the factor changed: dicts of ``step`` (from which on), ``every`` (of so many
             steps one is recorded) and ``cost`` (a recorded step's own time over an ordinary step's).
+        dense_until: The step with which the dense beginning ended; None while it lasts. On an
+            accelerator it pauses from ``DENSE_STEPS`` on, until plain steps have shown the cost.
     """
 
     def __init__(
@@ -177,6 +188,11 @@ class Governor:
         self.spent = 0.0
         self.elapsed = 0.0
         self.changes: list[dict[str, Any]] = []
+        self.dense_until: int | None = None
+        self._dense_reason = f"the first {DENSE_STEPS} steps are always recorded"
+        self._judged, self._is_dense = 0, False
+        self._ordinary, self._ordinary_spent = 0.0, 0.0  # seconds of ordinary steps but the first
+        self._waits = True
         self._budget = budget
         self._every = every
         self._clock = clock
@@ -228,6 +244,7 @@ class Governor:
         self._step_began, self._spent_before = now, self.spent
         self._steps += 1
         self.elapsed += seconds
+        self._waits = waits
         if self._steps == 1:  # it compiles, imports and allocates, once
             self._first = own
         if self._steps == 1:
@@ -236,6 +253,8 @@ class Governor:
             self._operations += seconds
             self._dear[effects] = seconds
             return
+        self._ordinary += seconds
+        self._ordinary_spent += own
         if not recorded:
             self._plain.append(seconds)
             return
@@ -258,10 +277,24 @@ class Governor:
             or self.spent - self._first + cost <= self._budget * self.elapsed
         )
 
+    def is_dense(self, step: int) -> bool:
+        """Whether the dense beginning goes on with this step, at or after ``DENSE_STEPS``.
+
+        It goes on while recording takes less than the budget, and never again once it has ended. Asked
+        about the same step again, as a round of several optimizers does, the answer stays.
+        """
+        if self._budget is None or step < DENSE_STEPS:
+            return False
+        if self.dense_until is None and step != self._judged:
+            self._judged, self._is_dense = step, self._goes_on(step, self._budget)
+        return self._is_dense
+
     def to_json(self) -> dict[str, Any]:
         """For ``meta.json``: what was thinned, all seconds, and those that recording took."""
+        dense = {"until": self.dense_until, "reason": self._dense_reason}
         return {
             "budget": self._budget,
+            "dense": None if self._budget is None else dense,
             "thinned": self.changes,
             "seconds": round(self.elapsed, 3),
             "seconds_recording": round(self.spent, 3),
@@ -279,6 +312,33 @@ class Governor:
         )
 
     # -- deciding ----------------------------------------------------------------------------------
+
+    def _goes_on(self, step: int, budget: float) -> bool:
+        share = self._share()
+        if share is None:
+            self._dense_reason = "it is not known yet what recording costs"
+            return False
+        cheap = share < budget
+        self._dense_reason = (
+            f"recording took {percent(share, 1)} of the time of usual steps, "
+            f"{'within' if cheap else 'over'} its budget of {percent(budget, 0)}"
+        )
+        if cheap and step < CHEAP_STEPS:
+            return True
+        self.dense_until = step if self._is_dense else DENSE_STEPS
+        return False
+
+    def _share(self) -> float | None:
+        """Recording's share of the time of ordinary steps so far; None while it is unknown."""
+        if self._ordinary <= 0.0:
+            return None
+        share = self._ordinary_spent / self._ordinary
+        if self._waits:
+            return share
+        if len(self._plain) < _WINDOW or not self._recorded:
+            return None
+        whole = median(seconds for seconds, _ in self._recorded)
+        return max(share, (whole - median(self._plain)) / whole) if whole > 0.0 else None
 
     def _adjust(self, step: int, budget: float, waits: bool) -> None:
         plain = median(self._plain or [seconds - own for seconds, own in self._recorded])
@@ -320,8 +380,8 @@ class GovernedPace:
 
     def wants(self, step: int) -> bool:
         """Whether to record the step of this number."""
-        closed, cadence = self._ledger.steps_closed, self._cadence
-        return cadence.records(step, closed, self._governor.thin) or (
+        closed, cadence, governor = self._ledger.steps_closed, self._cadence, self._governor
+        return cadence.records(step, closed, governor.thin, dense=governor.is_dense(step)) or (
             cadence.may_add(closed) and self._operations.ask_for(step)
         )
 

@@ -86,14 +86,16 @@ def record(
         model: A module, a list of modules, or a mapping of names to modules.
         optimizer: The optimizer, a list of them, or None where there is none.
         run: The run folder to write, a path or a URL that fsspec knows.
-        every: Record each step divisible by this; default: the first 20, then one in each 20, and
-            20 more from where an optimizer joins, steps first or is given parameters.
+        every: Record each step divisible by this; default: the first 20 to 200 (see ``budget``),
+            then one in each 20, and 20 more from where an optimizer joins, steps first or is given
+            parameters.
         include: Regular expression: record only modules and parameters whose name it matches.
         exclude: Regular expression: leave out those whose name it matches.
         max_steps: Record so many steps, then let training go on alone.
-        budget: Share of step time that recording may take. The recorder measures itself, and once
-            it has cost 10 seconds after the first step it records 2, 4, 8 … times fewer steps if it
-            takes more. With None, or with ``every``, no step is left out.
+        budget: Share of step time that recording may take. The recorder measures itself. It records
+            all of the first 200 steps while it takes less. Once it has cost 10 seconds after the
+            first step it records 2, 4, 8 … times fewer steps if it takes more. With None, or with
+            ``every``, it does neither.
         operations: In how many steps to record every operation too: what it reads and writes, its
             module, its line of code. Default: in steps 0, 10 and 100, then in 125, 157 … (each a
             quarter later), and when a layer's largest output has passed four times what it was, as

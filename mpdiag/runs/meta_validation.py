@@ -28,7 +28,10 @@ _META: dict[str, Any] = {
     "optimizers": [
         {"type": str, **dict.fromkeys(("steps_taken", "steps_recorded", "evaluations"), COUNT)}
     ],
-    "cadence": {"every": COUNT, "max_steps": COUNT, "include": str, "exclude": str},
+    "cadence": {
+        **{"every": COUNT, "max_steps": COUNT, "include": str, "exclude": str},
+        "dense": {"until": COUNT, "reason": str},
+    },
     "operations": {"steps": [COUNT], "reason": str},
     "coverage": {"not_recorded": [{}], "seen": dict.fromkeys(_SEEN, COUNT)},
     "precision": {

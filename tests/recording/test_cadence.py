@@ -41,7 +41,8 @@ def govern(cost, steps, budget=0.02, plain=1.0, waits=True, device=0.0):
     governor, cadence = Governor(budget, SPARSE_EVERY, clock), Cadence(budget=budget)
     recorded = []
     for step in range(steps):
-        wanted = cadence.records(step, len(recorded), governor.thin)
+        dense = governor.is_dense(step)
+        wanted = cadence.records(step, len(recorded), governor.thin, dense=dense)
         clock.now += plain
         if wanted:
             recorded.append(step)
@@ -116,6 +117,63 @@ def test_the_first_steps_of_a_phase_are_recorded_as_those_of_the_training_are():
     assert [n for n in range(DENSE_STEPS) if free.records_in_phase(n, 25, 8)] == [0, 8, 16]
     assert not any(every.records_in_phase(n, 25) for n in range(DENSE_STEPS))  # it is exact
     assert not few.records_in_phase(0, 30)
+
+
+@pytest.mark.parametrize(
+    ("cost", "options", "until", "words"),
+    [
+        (lambda step: 0.019, {}, 200, "took 1.9 % of the time of usual steps, within its budget"),
+        (lambda step: 5.0 if step == 0 else 0.019, {}, 200, "1.9 %"),  # the first one compiles
+        (lambda step: 0.021, {}, 20, "took 2.1 % of the time of usual steps, over its budget of 2 %"),
+        (lambda step: 0.01 if step < 50 else 0.1, {}, 57, "over its budget"),
+        (lambda step: 0.021, {"budget": 0.03}, 200, "within its budget of 3 %"),
+        (lambda step: 0.001, {"waits": False, "device": 0.1}, 20, "9.2 %"),
+        (lambda step: 0.001, {"plain": 0.0}, 20, "took 100 %"),
+    ],
+)
+def test_the_beginning_is_dense_for_as_long_as_recording_is_cheap(cost, options, until, words):
+    governor, recorded = govern(cost, 260, **options)
+    told = governor.to_json()["dense"]
+    assert told["until"] == until
+    assert words in told["reason"]
+    assert recorded == sorted({*range(until), *usual(260)})
+
+
+def test_on_an_accelerator_the_beginning_goes_on_once_plain_steps_have_shown_what_recording_costs():
+    governor, recorded = govern(lambda step: 0.001, 260, waits=False, device=0.01)
+    assert governor.dense_until == 200
+    resumed = next(step for step in range(DENSE_STEPS, 260) if {step, step + 1} <= set(recorded))
+    assert sum(step not in recorded for step in range(DENSE_STEPS, resumed)) == 8
+    assert recorded == sorted({*range(resumed, 200), *usual(260)})
+
+
+@pytest.mark.parametrize("budget", [0.02, None])
+def test_what_a_short_recording_says_of_its_dense_beginning(budget):
+    governor, recorded = govern(lambda step: 0.0, 12, budget=budget)
+    assert recorded == list(range(12))
+    always = {"until": None, "reason": "the first 20 steps are always recorded"}
+    assert governor.to_json()["dense"] == (None if budget is None else always)
+    unlimited = govern(lambda step: 0.0, 260, budget=budget)[1]
+    assert unlimited == (usual(260) if budget is None else sorted({*range(200), *usual(260)}))
+
+
+def test_a_round_of_several_optimizers_is_judged_once():
+    clock = Clock()
+    governor = Governor(0.02, SPARSE_EVERY, clock)
+
+    def end(recording):
+        clock.now += 1.0
+        with governor:
+            clock.now += recording
+        governor.step_ended(1, recorded=True, ordinary=True, waits=True)
+
+    end(0.0)
+    end(0.01)
+    assert governor.is_dense(20)
+    end(0.2)
+    assert governor.is_dense(20)  # its second step too
+    assert not governor.is_dense(21)
+    assert governor.dense_until == 21
 
 
 def test_a_cheap_recording_is_not_thinned():
