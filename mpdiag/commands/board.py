@@ -12,7 +12,9 @@ def board(
     to: Annotated[Board, Option("--to", help="Which board.")] = "tensorboard",
     output: Annotated[
         str | None,
-        Option("--output", "-o", metavar="WHERE", help="TensorBoard's folder, W&B's project."),
+        Option(
+            "--output", "-o", metavar="WHERE", help="TensorBoard's folder of runs, W&B's project."
+        ),
     ] = None,
 ) -> None:
     """Put a run on TensorBoard or W&B. Histograms, shares lost, loss and scale."""

@@ -22,4 +22,4 @@ def doctor(
         terminal.show_json(environment.to_json())
     else:
         terminal.show(environment_text(environment, verbose=verbose))
-        terminal.name_next(*next_commands.try_it())
+        terminal.name_next(*next_commands.after_examination())

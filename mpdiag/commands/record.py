@@ -7,7 +7,7 @@ import typer
 from typer import Option
 
 from mpdiag.commands.shared.options import ScriptWords, refuse_file, shortest_path
-from mpdiag.files.paths import place
+from mpdiag.files.paths import AnyPath, is_remote, place
 
 
 def record(
@@ -54,7 +54,23 @@ def record(
     code, run = record_command(script or [], out, options)
     if run is not None:
         analysis = next_commands.analyze_it(shortest_path(run))
-        if not analysis:
+        if analysis:
+            terminal.remark(_written(shortest_path(run)))
+        else:
             terminal.remark(f"no step was recorded: there is nothing to analyze in {run}")
         terminal.name_next(*analysis)
     raise typer.Exit(code)
+
+
+def _written(run: AnyPath) -> str:
+    """What a recording wrote, in a line; of a URL the size would take a transfer for each file."""
+    from mpdiag.display.wording import counted
+    from mpdiag.runs.run import open_run
+
+    meta = open_run(run).meta
+    steps = counted(meta.get("steps_seen") or 0, "step")
+    line = f"{meta.get('steps_recorded') or 0:,} of {steps} recorded into {run}"
+    if is_remote(run):
+        return line
+    size = sum(f.stat().st_size for f in run.rglob("*") if f.is_file())
+    return f"{line} ({size / 1e6:.1f} MB)" if size >= 1e5 else f"{line} ({size / 1e3:.0f} kB)"

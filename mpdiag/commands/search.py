@@ -1,16 +1,39 @@
 """``mpdiag search``: the smallest set of operations that must stay in FP32."""
 
+from __future__ import annotations
+
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-from typer import Option
+from typer import Argument, Option
 
-from mpdiag.commands.shared.options import JsonOption, WorkloadArgument, refuse_file
+from mpdiag.commands.shared.examples import WORKLOADS
+from mpdiag.commands.shared.options import JsonOption, refuse_file
+from mpdiag.errors import UsageError
 from mpdiag.files.paths import place
+
+if TYPE_CHECKING:
+    from mpdiag.sensitivity.fp32_search import SearchResult
+
+_HIGHER = "--higher-is-better"
 
 
 def search(
-    workload: WorkloadArgument,
+    words: Annotated[
+        list[str],
+        Argument(
+            metavar="WORKLOAD|FILE.py|-- SCRIPT ARGS…",
+            autocompletion=lambda: list(WORKLOADS),
+            help="A built-in workload, a file that defines one, or a script, with --metric.",
+        ),
+    ],
+    metric: Annotated[
+        str | None,
+        Option(metavar="NAME", help="What a script logs with `log_metric`; `loss`: its loss."),
+    ] = None,
+    higher_is_better: Annotated[
+        bool, Option(_HIGHER, help="More of the metric is better; default: as it was logged.")
+    ] = False,
     run: Annotated[
         Path | None,
         Option(
@@ -21,26 +44,102 @@ def search(
         Path | None, Option(metavar="PLAN", help="Level and loss scale; default: recorded.")
     ] = None,
     budget: Annotated[float, Option(min=0.01, metavar="MINUTES", help="Time it may take.")] = 30.0,
-    seeds: Annotated[int, Option(min=2, metavar="N", help="FP32 seeds; their spread decides.")] = 5,
-    steps: Annotated[int | None, Option(min=1, metavar="N", help="Steps of each training.")] = None,
+    seeds: Annotated[
+        int | None,
+        Option(
+            min=2,
+            metavar="N",
+            help="FP32 seeds; their spread decides. Default 5; 2 of a script without {seed}.",
+        ),
+    ] = None,
+    steps: Annotated[
+        int | None, Option(min=1, metavar="N", help="Steps of each training of a workload.")
+    ] = None,
     no_lists: Annotated[
-        bool, Option("--no-lists", help="Everything in FP16 but what is found.")
+        bool, Option("--no-lists", help="Everything in FP16 but what is found, in a workload.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Find, by training, what must stay in FP32."""
     from mpdiag.demo.search import run_search, show_search
     from mpdiag.reports import next_commands, terminal
+    from mpdiag.workloads import DamagedWorkload
 
     refuse_file(run or Path("runs"), "--run")
-    folder = run or Path("runs") / f"search-{Path(workload).stem}"
-    result = run_search(
-        workload, folder, plan=plan, budget=budget, seeds=seeds, steps=steps, lists=not no_lists
-    )
-    show_search(result, as_json=as_json)
-    again: list[object] = ["mpdiag", "search", workload, "--run", folder, "--budget", budget]
+    if metric is None:
+        words, metric, last = _trailing(words)
+        higher_is_better |= last
+    again: list[object] = ["--budget", budget]
     for option, value in (("--plan", plan), ("--seeds", seeds), ("--steps", steps)):
         again += [] if value is None else [option, value]
-    again += ["--no-lists"] if no_lists else []
+    if metric is None:
+        if len(words) > 1:
+            raise UsageError(
+                "--metric NAME is missing: name what the script logs with mpdiag.log_metric, or loss"
+            )
+        folder = run or Path("runs") / f"search-{Path(words[0]).stem}"
+        try:
+            result = run_search(
+                words[0],
+                folder,
+                plan=plan,
+                budget=budget,
+                seeds=5 if seeds is None else seeds,
+                steps=steps,
+                lists=not no_lists,
+            )
+        except DamagedWorkload as error:
+            message = f"{error}; add --metric NAME to search a training script"
+            raise DamagedWorkload(message) from error
+        again = [*words, "--run", folder, *again, *(["--no-lists"] if no_lists else [])]
+        script: tuple[str, ...] = ()
+    else:
+        if steps is not None or no_lists:
+            raise UsageError("--steps and --no-lists need a workload: leave them out for a script")
+        folder, result = _of_script(words, metric, run, higher_is_better, plan, budget, seeds)
+        more = [_HIGHER] if higher_is_better else []
+        again = ["--metric", metric, *more, "--run", folder, *again, "--", *words]
+        script = tuple(words)
+    show_search(result, as_json=as_json)
     if not as_json:
-        terminal.name_next(*next_commands.after_search(result.answer, tuple(again), folder))
+        continued = ("mpdiag", "search", *again)
+        terminal.name_next(*next_commands.after_search(result.answer, continued, folder, script))
+
+
+def _of_script(
+    words: list[str],
+    metric: str,
+    run: Path | None,
+    higher_is_better: bool,
+    plan: Path | None,
+    budget: float,
+    seeds: int | None,
+) -> tuple[Path, SearchResult]:
+    """Search a script, and where."""
+    from mpdiag.demo.script_search import search_script
+    from mpdiag.launching.script import parse
+
+    folder = run or Path("runs") / f"search-{parse(words).name}"
+    found = search_script(
+        words,
+        metric,
+        folder,
+        higher_is_better=higher_is_better,
+        plan=plan,
+        budget=budget,
+        seeds=seeds,
+    )
+    return folder, found
+
+
+def _trailing(words: list[str]) -> tuple[list[str], str | None, bool]:
+    """The words of a script without ``--metric NAME`` and ``--higher-is-better`` at their end."""
+    rest, metric, higher = list(words), None, False
+    while len(rest) > 1:
+        if rest[-1] == _HIGHER:
+            higher, rest = True, rest[:-1]
+        elif rest[-2] == "--metric" and metric is None and len(rest) > 2:
+            metric, rest = rest[-1], rest[:-2]
+        else:
+            break
+    return (list(words), None, False) if metric is None else (rest, metric, higher)

@@ -1,7 +1,8 @@
 """``mpdiag search``: the smallest FP32 set of a workload, with a progress line."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from mpdiag.recording.recorder import record
 from mpdiag.reports import terminal
 from mpdiag.reports.text.tables import Fitted
 from mpdiag.runs.run import META
-from mpdiag.sensitivity.fp32_search import SearchResult, Train, search_fp32
+from mpdiag.sensitivity.fp32_search import OnProgress, SearchResult, Train, search_fp32
 from mpdiag.sensitivity.measurement import measure_sensitivity
 from mpdiag.training.trainer import MixedPrecision
 from mpdiag.workloads.protocol import Workload, mixed_step, start
@@ -54,16 +55,7 @@ def run_search(
     """
     subject = _Subject(workloads.load(name), steps)
     given = PrecisionPlan.load(plan) if plan is not None else _recorded(subject, run)
-    console = Console(stderr=True)
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=console) as progress:
-        task = progress.add_task("searching", total=None)
-
-        def tell(what: str, probes: int, best: int) -> None:
-            progress.update(
-                task, description=f"{what}; {probes} sets tried, best so far {best} in FP32"
-            )
-
+    with progress_line() as tell:
         result = search_fp32(
             subject.build,
             given,
@@ -75,9 +67,29 @@ def run_search(
             lists=lists,
             on_progress=tell,
         )
+    keep_plan(result, run)
+    return result
+
+
+@contextmanager
+def progress_line() -> Iterator[OnProgress]:
+    """A line on stderr that says what is being trained; what shows it is told so."""
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        task = progress.add_task("searching", total=None)
+
+        def tell(what: str, probes: int, best: int) -> None:
+            progress.update(
+                task, description=f"{what}; {probes} sets tried, best so far {best} in FP32"
+            )
+
+        yield tell
+
+
+def keep_plan(result: SearchResult, run: Path) -> None:
+    """Write a search's plan into its run."""
     with atomic_path(run / "plan.json") as path:
         result.plan.save(path)
-    return result
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,8 @@ from rich.text import Text
 
 from mpdiag import workloads
 from mpdiag.analysis.analyzer import Analysis, analyze
-from mpdiag.analysis.comparison.compare import DEFAULT_MARGIN
+from mpdiag.analysis.comparison.comparison_findings import Answer, one_seed_answer
+from mpdiag.analysis.comparison.margins import default_margin, known_margin
 from mpdiag.errors import TrainingDiverged, UsageError
 from mpdiag.plan import PrecisionPlan
 from mpdiag.recording.counting.host import prepare
@@ -309,11 +310,15 @@ def judge(
 ) -> tuple[str, str]:
     """The verdict from one seed in a few sentences, and its style."""
     fp32, bare, planned = outcomes[:3]
-    hurt, kept = (not _as_good(o, fp32, higher_is_better) for o in (bare, planned))
-    kept = not kept
+    own = (analysis.run.meta.get("margins") or {}).get(metric)
+    without, with_plan = (_answer(o, fp32, metric, higher_is_better, own) for o in (bare, planned))
     scale = analysis.plan.loss_scale
     full, plan = _figure(fp32.metric), _figure(planned.metric)
     figures = f"{metric} {_figure(bare.metric)} against {full}"
+    if "undecided (one seed)" in (without, with_plan):
+        first = f"One seed does not decide: {figures} without a loss scale, {plan} by the plan."
+        return f"{first} Train several, then mpdiag compare.", "bold yellow"
+    hurt, kept = without == "worse (one seed)", with_plan != "worse (one seed)"
     if hurt and kept:
         first = f"FP16 without a loss scale loses: {figures}. The plan restores it: {plan}."
     elif not hurt and kept:
@@ -334,12 +339,17 @@ def judge(
     return f"{first} {second} {third}", "bold green" if kept and right else "bold yellow"
 
 
-def _as_good(one: Outcome, reference: Outcome, higher_is_better: bool) -> bool:
+def _answer(
+    one: Outcome, reference: Outcome, metric: str, higher_is_better: bool, own: object
+) -> Answer:
+    """What ``mpdiag compare`` would answer, with the margin ``own`` of the run or the metric's kind."""
     if one.metric is None or reference.metric is None or not math.isfinite(one.metric):
-        return False
-    margin = DEFAULT_MARGIN * abs(reference.metric)
+        return "worse (one seed)"
+    margin = known_margin(own, ()) or default_margin(
+        metric, [reference.metric], [one.metric], higher_is_better=higher_is_better
+    )
     worse = reference.metric - one.metric if higher_is_better else one.metric - reference.metric
-    return worse <= margin
+    return one_seed_answer(worse / margin.width)
 
 
 def _figure(value: float | None) -> str:

@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -203,17 +204,18 @@ def write_board(run: Run, kind: str, where: str | None = None) -> tuple[int, str
     Args:
         run: The run.
         kind: ``tensorboard`` or ``wandb``.
-        where: The board's folder, or the project; default: ``boards/NAME`` and ``mpdiag``.
+        where: TensorBoard's folder, in which the run gets a folder of its name, or W&B's project;
+            default: ``boards`` and ``mpdiag``.
 
     Returns:
-        How much was written, and where: the board's folder, or W&B's address and project.
+        How much was written, and where: the run's folder on the board, or W&B's project.
 
     Raises:
         UsageError: If there is no such board.
     """
     safe = re.sub(r"[^\w.-]", "_", run.name) or "run"
     if kind == "tensorboard":
-        folder = where or f"boards/{safe}"
+        folder = str(Path(where or "boards") / safe)
         return to_tensorboard(run, folder), folder
     if kind == "wandb":
         project = where or "mpdiag"

@@ -6,6 +6,7 @@ writes itself, it writes twice.
 """
 
 import contextlib
+import math
 import os
 import signal
 import subprocess
@@ -75,13 +76,48 @@ def _train(
 ) -> _Side:
     """Train in a child process until its log holds so many steps."""
     place.mkdir()
-    plan.save(place / "plan.json")
     run = place / "run"
-    command = [sys.executable, "-m", "mpdiag", "train", "--plan", str(place / "plan.json")]
-    command += ["--out", str(run), "--backend", "emulated", "--", *words]
-    with (place / "output").open("w+b") as output:
+    failure = train_apart(plan, words, run, steps, seconds)
+    if failure and not _logged(run / FILE):
+        raise InputError(f"the probe's script failed: {failure}")
+    try:
+        return _Side(read_log(run).steps[:steps], failure)
+    except MpdiagError as error:
+        raise InputError(f"the probe logged nothing within {seconds:g} seconds ({error})") from None
+
+
+def train_apart(
+    plan: PrecisionPlan,
+    words: Sequence[str],
+    run: Path,
+    steps: float = math.inf,
+    seconds: float = math.inf,
+) -> str:
+    """Train a script by a plan, its rounding emulated, in a process of its own.
+
+    Args:
+        plan: The plan.
+        words: The script and its arguments, as after ``--``.
+        run: The run folder to write; its parent is there.
+        steps: The training is ended once its log holds so many of them.
+        seconds: And after so long.
+
+    Returns:
+        The last line of a script that failed; empty for any other.
+    """
+    file = run.with_name(f"{run.name}-plan.json")
+    plan.save(file)
+    command = ["train", "--plan", str(file), "--out", str(run), "--backend", "emulated"]
+    return run_apart([*command, "--", *words], run, steps, seconds)
+
+
+def run_apart(
+    command: Sequence[str], run: Path, steps: float = math.inf, seconds: float = math.inf
+) -> str:
+    """Run a command of ours around a script in a process of its own; see ``train_apart``."""
+    with tempfile.TemporaryFile() as output:
         child = subprocess.Popen(
-            command,
+            [sys.executable, "-m", "mpdiag", *command],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -91,19 +127,13 @@ def _train(
             code = _wait(child, run / FILE, steps, seconds)
         finally:
             _end(child)
-        failure = ""
-        if code not in (None, 0):
-            output.seek(0)
-            failure = _last_word(output.read().decode(errors="replace")) or f"exit code {code}"
-            if not _logged(run / FILE):
-                raise InputError(f"the probe's script failed: {failure}")
-    try:
-        return _Side(read_log(run).steps[:steps], failure)
-    except MpdiagError as error:
-        raise InputError(f"the probe logged nothing within {seconds:g} seconds ({error})") from None
+        if code in (None, 0):
+            return ""
+        output.seek(0)
+        return _last_word(output.read().decode(errors="replace")) or f"exit code {code}"
 
 
-def _wait(child: subprocess.Popen[bytes], log: Path, steps: int, seconds: float) -> int | None:
+def _wait(child: subprocess.Popen[bytes], log: Path, steps: float, seconds: float) -> int | None:
     """Wait until the log holds so many steps or the time is over (None), or for the exit code."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:

@@ -36,6 +36,14 @@ def try_it() -> Words:
     return ("mpdiag", "demo", *(("gpt",) if EXTRAS["demo"].missing() else ()))
 
 
+def after_examination() -> Words:
+    """What follows for the newest recording in ``runs``; the demo where there is none."""
+    try:
+        return after_listing(list_runs("runs"))
+    except (MpdiagError, OSError):
+        return try_it()
+
+
 def look_at(folder: AnyPath) -> Words:
     """A folder of runs, or one run, in the dashboard; as a list where that cannot be shown."""
     if is_remote(folder) or EXTRAS["app"].missing():
@@ -173,19 +181,23 @@ def after_report(trace: AnyPath) -> Words:
     return ("mpdiag", "profile", trace) if near is None else look_at(near)
 
 
-def after_search(answer: str, again: Words, folder: AnyPath) -> Words:
+def after_search(answer: str, again: Words, folder: AnyPath, script: tuple[str, ...] = ()) -> Words:
     """What a search leads to.
 
     Args:
         answer: Of ``SearchResult``.
         again: The words of the same search.
         folder: Where it lies, with its plan.
+        script: The words of the script that was searched; none for a workload.
     """
     if answer == "unfinished":
         return again
     if answer == "impossible":
         words = ("mpdiag", "analyze", folder, "--target", BF16.name)
         return words if _has_rows(folder) else NOTHING
+    if script:
+        words = (word.replace("{seed}", "0") for word in script)
+        return ("mpdiag", "train", "--plan", folder / PLAN, "--", *words)
     return ("mpdiag", "export", folder / PLAN, "--to", "torch")
 
 
@@ -210,10 +222,13 @@ def after_skip(capsule: Path) -> Words:
 
 
 def after_board(kind: str, where: str) -> Words:
-    """TensorBoard's own command, if its program is there; W&B is looked at in a browser."""
+    """TensorBoard's own command, if its program is there; W&B is looked at in a browser.
+
+    It is given the folder around the run's: TensorBoard calls a run by its place below that.
+    """
     if kind != "tensorboard" or shutil.which("tensorboard") is None:
         return NOTHING
-    return ("tensorboard", "--logdir", where)
+    return ("tensorboard", "--logdir", Path(where).parent)
 
 
 def compare_them(a: AnyPath, b: AnyPath) -> Words:

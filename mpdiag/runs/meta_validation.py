@@ -29,7 +29,10 @@ _META: dict[str, Any] = {
         {"type": str, **dict.fromkeys(("steps_taken", "steps_recorded", "evaluations"), COUNT)}
     ],
     "cadence": {
-        **{"every": COUNT, "max_steps": COUNT, "include": str, "exclude": str},
+        "every": COUNT,
+        "max_steps": COUNT,
+        "include": str,
+        "exclude": str,
         "dense": {"until": COUNT, "reason": str},
     },
     "operations": {"steps": [COUNT], "reason": str},

@@ -29,9 +29,9 @@ import math
 import os
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from torch import nn
 from torch.optim import Optimizer
@@ -118,6 +118,32 @@ class SearchResult:
         }
 
 
+class Trainings(Protocol):
+    """How a search trains: in this process, or a script in processes of its own."""
+
+    def reference(self, seed: int, *, ranks: bool) -> Reference:
+        """Train in FP32; with ``ranks`` the operations are ranked, too."""
+
+    def by_plan(self, seed: int, plan: PrecisionPlan) -> float:
+        """The metric of a training by a plan; NaN if it diverged."""
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A training in FP32.
+
+    Attributes:
+        metric: What it reached.
+        seconds: Wall time.
+        candidates: Operations that may have to stay in FP32 and their weights, largest first; empty
+            where they were not ranked.
+    """
+
+    metric: float
+    seconds: float
+    candidates: tuple[tuple[Fp32Candidate, float], ...] = ()
+
+
 class _OutOfBudget(Exception):
     """The budget does not allow another training."""
 
@@ -157,16 +183,42 @@ def search_fp32(
         UsageError: If an argument makes no sense, or FP32 itself diverges.
         StateMismatch: If the folder holds another search.
     """
+    return search_trainings(
+        _Built(build, _bare(plan), lists, backend),
+        plan,
+        {"lists": lists},
+        budget=budget,
+        run=run,
+        seeds=seeds,
+        probe_seeds=probe_seeds,
+        higher_is_better=higher_is_better,
+        on_progress=on_progress,
+    )
+
+
+def search_trainings(
+    trainings: Trainings,
+    plan: PrecisionPlan,
+    key: Mapping[str, Any],
+    *,
+    budget: float,
+    run: str | os.PathLike[str] | None,
+    seeds: Sequence[int],
+    probe_seeds: int,
+    higher_is_better: bool,
+    on_progress: OnProgress | None,
+) -> SearchResult:
+    """The search of ``search_fp32``, whatever trains; ``key`` tells it from others of the same plan."""
     _check(plan, budget, seeds, probe_seeds)
-    key = {
+    known = {
         "plan": _bare(plan).digest(),
         "seeds": list(seeds),
         "probe_seeds": probe_seeds,
         "higher_is_better": higher_is_better,
-        "lists": lists,
+        **key,
     }
-    state = load_state(None if run is None else place(run) / STATE_FILE, key)
-    search = _Search(build, plan, state, budget, probe_seeds, lists, backend, on_progress)
+    state = load_state(None if run is None else place(run) / STATE_FILE, known)
+    search = _Search(trainings, plan, state, budget, probe_seeds, on_progress)
     return search.run(seeds, higher_is_better=higher_is_better)
 
 
@@ -187,26 +239,57 @@ def _bare(plan: PrecisionPlan) -> PrecisionPlan:
     return replace(plan, fp32_operations=(), fp32_modules=())
 
 
+@dataclass(frozen=True)
+class _Built:
+    """Trainings in this process, as ``search_fp32`` takes them; the plan has no choices of its own."""
+
+    build: Build
+    plan: PrecisionPlan
+    lists: bool
+    backend: Backend
+
+    def reference(self, seed: int, *, ranks: bool) -> Reference:
+        """See ``Trainings``."""
+        began = time.monotonic()
+        model, optimizer, train = self.build(seed)
+        if not ranks:
+            with MixedPrecision(model, optimizer, self.plan, level="O0") as trainer:
+                metric = _finish(train, trainer)
+            return Reference(metric, time.monotonic() - began)
+        scale = self.plan.loss_scale
+        ranking = RankingTrainer(
+            model, optimizer, self.plan, scale.init_scale if scale.method != "none" else 1.0
+        )
+        with ranking:
+            metric = _finish(train, ranking)
+        whole_modules = self.lists and self.plan.level in ("O2", "O3")
+        found = candidates_of(ranking.weights, lists=self.lists, whole_modules=whole_modules)
+        return Reference(metric, time.monotonic() - began, tuple(found))
+
+    def by_plan(self, seed: int, plan: PrecisionPlan) -> float:
+        """See ``Trainings``."""
+        model, optimizer, train = self.build(seed)
+        options = narrow_options(plan, lists=self.lists)
+        with MixedPrecision(model, optimizer, plan, backend=self.backend, **options) as trainer:
+            return _finish(train, trainer)
+
+
 class _Search:
     def __init__(
         self,
-        build: Build,
+        trainings: Trainings,
         plan: PrecisionPlan,
         state: SearchState,
         budget: float,
         probe_seeds: int,
-        lists: bool,
-        backend: Backend,
         on_progress: OnProgress | None,
     ) -> None:
-        self._build = build
+        self._trainings = trainings
         self._given = plan
         self._plan = _bare(plan)
         self._state = state
         self._until = time.monotonic() + 60 * budget
         self._probe_seeds = probe_seeds
-        self._lists = lists
-        self._backend = backend
         self._tell = on_progress or (lambda *_: None)
         self._known = {p.fp32: p for p in state.probes}
         self._best: frozenset[Fp32Candidate] | None = None
@@ -236,19 +319,10 @@ class _Search:
                 continue
             self._need_time([t for _, t in state.reference.values()])
             self._say(f"FP32, seed {seed}")
-            began = time.monotonic()
-            model, optimizer, train = self._build(seed)
+            trained = self._trainings.reference(seed, ranks=seed == seeds[0])
             if seed == seeds[0]:
-                ranking = RankingTrainer(model, optimizer, self._plan, self._scale)
-                with ranking:
-                    metric = _finish(train, ranking)
-                state.candidates = candidates_of(
-                    ranking.weights, lists=self._lists, whole_modules=self._whole_modules
-                )
-            else:
-                with MixedPrecision(model, optimizer, self._plan, level="O0") as trainer:
-                    metric = _finish(train, trainer)
-            state.reference[seed] = (metric, time.monotonic() - began)
+                state.candidates = list(trained.candidates)
+            state.reference[seed] = (trained.metric, trained.seconds)
             state.save()
 
     def _good(self, fp32: frozenset[Fp32Candidate]) -> bool:
@@ -275,25 +349,12 @@ class _Search:
         return good
 
     def _train(self, seed: int, fp32: frozenset[Fp32Candidate]) -> float:
-        model, optimizer, train = self._build(seed)
         plan = replace(
             self._plan,
             fp32_operations=tuple(Fp32Choice(c.op, c.module) for c in sorted(fp32) if c.op),
             fp32_modules=tuple(Fp32Choice("", c.module) for c in sorted(fp32) if not c.op),
         )
-        with MixedPrecision(
-            model, optimizer, plan, backend=self._backend, **narrow_options(plan, lists=self._lists)
-        ) as trainer:
-            return _finish(train, trainer)
-
-    @property
-    def _scale(self) -> float:
-        scale = self._plan.loss_scale
-        return scale.init_scale if scale.method != "none" else 1.0
-
-    @property
-    def _whole_modules(self) -> bool:
-        return self._lists and self._plan.level in ("O2", "O3")
+        return self._trainings.by_plan(seed, plan)
 
     def _need_time(self, took: Sequence[float]) -> None:
         """Stop unless a training as long as the longest so far would end in time."""

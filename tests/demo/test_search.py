@@ -1,6 +1,8 @@
 """``mpdiag search``: from a name to a plan."""
 
 import json
+import math
+import textwrap
 
 import pytest
 from schemas import assert_described
@@ -8,8 +10,10 @@ from typer.testing import CliRunner
 
 from mpdiag.analysis.analyzer import analyze
 from mpdiag.cli import app
+from mpdiag.demo.script_search import ScriptTrainings
 from mpdiag.demo.search import answer_sentence, show_search
-from mpdiag.errors import ExitCode
+from mpdiag.errors import ExitCode, InputError
+from mpdiag.launching import probe
 from mpdiag.plan import PrecisionPlan
 from mpdiag.reports.contents import read_contents
 from mpdiag.reports.views.operations import ranking
@@ -65,6 +69,135 @@ def test_no_time_is_an_answer_too(tmp_path):
     result = run("digits", *words)
     assert result.exit_code == ExitCode.OK, result.stderr
     assert "to continue" in result.stdout or "Nothing needs" in result.stdout
+
+
+SQUARES = """
+    import sys, torch, mpdiag
+    from torch import nn
+
+    torch.manual_seed(int(sys.argv[1]))
+
+    class Squares(nn.Module):
+        def forward(self, x):
+            squares = x * x
+            centred = squares - squares.sum(-1, keepdim=True) / 8
+            return centred / (centred.abs().sum(-1, keepdim=True) + 1)
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.squares, self.last = nn.Linear(4, 8), Squares(), nn.Linear(8, 2)
+
+        def forward(self, x):
+            return self.last(self.squares(self.first(x) * SIZE))
+
+    model = Net()
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+    for _ in range(12):
+        x = torch.randn(16, 4)
+        loss = (model(x) - x[:, :2]).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    mpdiag.log_metric("goodness", -loss.item())
+"""
+
+
+@pytest.fixture
+def scripts(tmp_path, monkeypatch, fork_server):
+    """Writes a script; the processes of its trainings are forks, and their commands are kept."""
+    monkeypatch.chdir(tmp_path)
+    commands = []
+
+    def apart(command, *_limits):
+        commands.append(list(command))
+        done = fork_server("mpdiag", *command, cwd=tmp_path, timeout=600)
+        return "" if done.code == 0 else done.err.splitlines()[-1]
+
+    monkeypatch.setattr(probe, "run_apart", apart)
+
+    def write(text):
+        (tmp_path / "train.py").write_text(textwrap.dedent(text))
+        return commands
+
+    return write
+
+
+def test_a_script_of_ones_own_from_recording_to_plan(scripts, tmp_path):
+    commands = scripts(SQUARES.replace("SIZE", "2000.0"))
+    words = ("--seeds", 2, "--", "train.py", "{seed}", "--metric", "goodness")
+    result = run(*words)
+    assert result.exit_code == ExitCode.OK, result.stderr
+    assert "must stay in FP32." in result.stdout
+    place = tmp_path / "runs" / "search-train"
+    plan = PrecisionPlan.load(place / "plan.json")
+    assert [(c.module, c.op) for c in plan.fp32_operations] == [("squares", "mul")]
+    last = result.stderr.splitlines()[-1]
+    assert last == "next: mpdiag train --plan runs/search-train/plan.json -- train.py 0"
+    assert [c[0] for c in commands] == ["record", *["train"] * (len(commands) - 1)]
+    # The recording, FP32 with the other seed, nothing in FP32, the square with both seeds.
+    assert [c[-1] for c in commands] == ["0", "1", "0", "0", "1"]
+    again = run("--higher-is-better", "--json", *words)
+    document = json.loads(again.stdout)
+    assert_described("search", document)
+    assert document["reference"]["higher_is_better"]  # as the script logs it
+    assert document["fp32"] == [{"module": "squares", "op": "mul"}]
+    assert len(commands) == 5  # nothing is trained any more
+
+
+def test_a_script_that_needs_nothing_in_fp32_by_its_loss(scripts):
+    commands = scripts(SQUARES.replace("SIZE", "1.0"))
+    result = run("--metric", "loss", "--json", "--", "train.py", 3)
+    assert result.exit_code == ExitCode.OK, result.stderr
+    document = json.loads(result.stdout)
+    assert document["answer"] == "none"
+    assert not document["reference"]["higher_is_better"]
+    assert len(set(document["reference"]["metrics"])) == 1  # no {seed}: two trainings alike
+    assert {c[-1] for c in commands} == {"3"}
+    assert len(commands) == 4
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (
+            ("--metric", "goodnes", "--", "train.py", 0),
+            "no metric 'goodnes' (did you mean goodness?)",
+        ),
+        (("--", "train.py", 0), "--metric NAME is missing"),
+        (("--", "train.py"), "add --metric NAME to search a training script"),
+        (("--metric", "loss", "--", "none.py"), "there is no script none.py"),
+        (("--metric", "loss", "--no-lists", "--", "train.py"), "leave them out for a script"),
+        (("--metric", "loss", "--", "train.py", "x"), "failed while it was recorded: ValueError"),
+    ],
+)
+def test_a_search_that_cannot_begin_says_what_to_do(scripts, words, sentence):
+    scripts(SQUARES.replace("SIZE", "1.0"))
+    result = run(*words)
+    assert result.exit_code in (ExitCode.USAGE, ExitCode.INPUT)
+    assert sentence in " ".join(result.stderr.split())
+
+
+def test_a_script_that_fails_by_the_plan_ends_the_search_but_a_constant_too_large_does_not(
+    scripts, monkeypatch, tmp_path
+):
+    scripts("")
+    trainings = ScriptTrainings(("train.py",), "loss", tmp_path / "run")
+    monkeypatch.setattr(probe, "run_apart", lambda *_: "RuntimeError: … half without overflow")
+    assert math.isnan(trainings.by_plan(0, PrecisionPlan()))
+    monkeypatch.setattr(probe, "run_apart", lambda *_: "KeyError: 7")
+    with pytest.raises(InputError, match="the script failed: KeyError: 7"):
+        trainings.by_plan(0, PrecisionPlan())
+
+
+def test_a_recording_that_was_broken_off_is_not_searched(scripts, tmp_path):
+    scripts("")
+    place = tmp_path / "run"
+    place.mkdir()
+    (place / "meta.json").write_text('{"schema_version": 2, "state": "recording"}')
+    result = run("--metric", "loss", "--run", place, "--", "train.py")
+    assert result.exit_code == ExitCode.INPUT
+    assert "delete the folder" in result.stderr
 
 
 def made(answer, probes=(), fp32=(), candidates=9, **more):

@@ -2,11 +2,13 @@
 
 import os
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from mpdiag.demo.workflow import Bars, train_at_once
+from mpdiag.demo.workflow import Bars, Outcome, judge, train_at_once
+from mpdiag.plan import LossScalePlan, PrecisionPlan
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +67,41 @@ def test_every_command_works_on_the_run(demo, mpdiag, words):
     assert done.code == 0, done.err
     assert done.out
     assert "Traceback" not in done.err
+
+
+@pytest.mark.parametrize(
+    ("without", "by_plan", "margins", "words", "style"),
+    [
+        (0.2, 0.849, {"mAP": 0.005}, "The plan restores it: 0.849.", "bold green"),
+        (0.849, 0.849, {"mAP": 0.005}, "with a loss scale or without", "bold yellow"),
+        (0.2, 0.3, {"mAP": 0.005}, "FP16 loses with the plan as well", "bold yellow"),
+        (0.849, 0.3, {"mAP": 0.005}, "but not by the plan: 0.3.", "bold yellow"),
+        (float("nan"), 0.86, {"mAP": 0.005}, "The plan restores it: 0.86.", "bold green"),
+        (None, 0.85, {}, "The plan restores it", "bold green"),
+        # 0.84 lies within 2 % of 0.85, and two of the run's margins away.
+        (
+            0.2,
+            0.84,
+            {"mAP": 0.005},
+            "One seed does not decide: mAP 0.2 against 0.85",
+            "bold yellow",
+        ),
+        (0.84, 0.85, {"mAP": 0.005}, "0.85 by the plan. Train several", "bold yellow"),
+        (0.2, 0.84, {"mAP": 0.02}, "The plan restores it", "bold green"),
+        (0.2, 0.84, {}, "One seed does not decide", "bold yellow"),  # a score's 0.005
+    ],
+)
+def test_the_demos_verdict_goes_by_the_margin_that_compare_uses(
+    without, by_plan, margins, words, style
+):
+    outcomes = [Outcome("", None, metric, 0.1, 0, 10, 1.0) for metric in (0.85, without, by_plan)]
+    analysis: Any = SimpleNamespace(
+        run=SimpleNamespace(meta={"margins": margins}),
+        plan=PrecisionPlan(loss_scale=LossScalePlan(need="needed")),
+    )
+    sentence, told = judge("mAP", True, outcomes, analysis)
+    assert words in sentence
+    assert told == style
 
 
 class _Noted:

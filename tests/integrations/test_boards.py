@@ -91,8 +91,8 @@ def test_the_command(run, tmp_path, monkeypatch):
     monkeypatch.setattr("shutil.which", lambda name: f"/bin/{name}")
     result = call("board", run.folder, "-o", tmp_path / "board")
     assert result.exit_code == 0, result.output
-    assert f"tensorboard --logdir {tmp_path / 'board'}" in " ".join(result.stderr.split())
-    assert list((tmp_path / "board").glob("events.out.tfevents.*"))
+    assert f"tensorboard --logdir {tmp_path / 'board'} " in " ".join((*result.stderr.split(), ""))
+    assert list((tmp_path / "board" / run.name).glob("events.out.tfevents.*"))
     assert call("board", tmp_path / "none").exit_code == 3
     assert call("board", run.folder, "--to", "x").exit_code == 2
 

@@ -72,16 +72,21 @@ def test_without_a_step_no_analysis_is_named(fork_server, tmp_path, reached):
     assert ("no step was recorded" in done.err) == (tmp_path / "run" / "meta.json").exists()
 
 
+def written_line(run, folder):
+    """What ``mpdiag record`` says that it wrote: three steps, and the size of the files."""
+    size = sum(file.stat().st_size for file in (folder / run).rglob("*.*"))
+    return f"note: 3 of 3 steps recorded into {run} ({size / 1e3:.0f} kB)\n"
+
+
 def test_a_traceback_is_pythons(fork_server, tmp_path):
     (tmp_path / "train.py").write_text(TRAIN + "\ndef fail():\n    {}[3]\n\nfail()\n")
     plain = fork_server("python", tmp_path / "train.py", cwd=tmp_path)
     ours = fork_server("mpdiag", "record", "--", tmp_path / "train.py", cwd=tmp_path)
     assert ours.code == plain.code == 1
     kept = plain.err[plain.err.index(f'  File "{tmp_path / "train.py"}"') :]
-    assert (
-        ours.err
-        == f"Traceback (most recent call last):\n{kept}next: mpdiag analyze runs/train -o plan.json\n"
-    )
+    ours_last = "next: mpdiag analyze runs/train -o plan.json\n"
+    written = f"{written_line('runs/train', tmp_path)}{ours_last}"
+    assert ours.err == f"Traceback (most recent call last):\n{kept}{written}"
 
 
 def test_the_form_of_a_package(fork_server, tmp_path):
@@ -97,7 +102,8 @@ def test_folders_are_numbered_and_an_existing_run_is_kept(fork_server, tmp_path)
     (tmp_path / "train.py").write_text(TRAIN)
     for name in ("train", "train-2"):
         done = fork_server("mpdiag", "record", "--", "train.py", cwd=tmp_path)
-        assert done.err == f"next: mpdiag analyze runs/{name} -o plan.json\n"
+        written = written_line(f"runs/{name}", tmp_path)
+        assert done.err == f"{written}next: mpdiag analyze runs/{name} -o plan.json\n"
     done = fork_server("mpdiag", "record", "--out", "runs/train", "--", "train.py", cwd=tmp_path)
     assert done.code == 2
     assert "already holds a run" in done.err

@@ -124,7 +124,12 @@ def test_the_first_steps_of_a_phase_are_recorded_as_those_of_the_training_are():
     [
         (lambda step: 0.019, {}, 200, "took 1.9 % of the time of usual steps, within its budget"),
         (lambda step: 5.0 if step == 0 else 0.019, {}, 200, "1.9 %"),  # the first one compiles
-        (lambda step: 0.021, {}, 20, "took 2.1 % of the time of usual steps, over its budget of 2 %"),
+        (
+            lambda step: 0.021,
+            {},
+            20,
+            "took 2.1 % of the time of usual steps, over its budget of 2 %",
+        ),
         (lambda step: 0.01 if step < 50 else 0.1, {}, 57, "over its budget"),
         (lambda step: 0.021, {"budget": 0.03}, 200, "within its budget of 3 %"),
         (lambda step: 0.001, {"waits": False, "device": 0.1}, 20, "9.2 %"),

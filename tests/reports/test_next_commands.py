@@ -202,6 +202,9 @@ def test_searches_exports_and_boards(here, monkeypatch):
     succeeds(next_commands.after_export(plan, here / "p.json", None, written))
     succeeds(next_commands.after_export(plan, here / "p.json", here / "x.py", written))
     assert next_commands.after_board("wandb", "mpdiag") == ()
+    monkeypatch.setattr(next_commands.shutil, "which", lambda _name: "tensorboard")
+    board = ("tensorboard", "--logdir", Path("boards"))  # the run keeps its name there
+    assert next_commands.after_board("tensorboard", "boards/digits") == board
     monkeypatch.setattr(next_commands.shutil, "which", lambda _name: None)
     assert next_commands.after_board("tensorboard", "boards") == ()
 

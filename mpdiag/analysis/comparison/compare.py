@@ -36,8 +36,6 @@ from mpdiag.files.paths import place
 from mpdiag.runs.run import META, list_runs, open_run
 
 SCHEMA_VERSION = 1
-DEFAULT_MARGIN = 0.02
-"""Share of FP32's metric within which ``mpdiag demo`` calls one training as good as another."""
 
 
 @dataclass(frozen=True)

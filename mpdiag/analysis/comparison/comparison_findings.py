@@ -325,6 +325,15 @@ def deciding(metrics: Sequence[MetricComparison]) -> tuple[MetricComparison, ...
     return tuple(m for m in metrics if m.metric != FINAL_LOSS) or tuple(metrics)
 
 
+def one_seed_answer(worse: float) -> Answer:
+    """The verdict with one seed a side, which is worse by so many margins; NaN if that is unknown."""
+    if math.isnan(worse):
+        return "undecided (one seed)"
+    if worse > 1:
+        return "worse (one seed)" if worse > WORSE else "undecided (one seed)"
+    return "better (one seed)" if worse < -1 else "as FP32 (one seed)"
+
+
 @dataclass(frozen=True)
 class MetricComparison:
     """One metric on both sides.
@@ -365,11 +374,7 @@ class MetricComparison:
         if not self.alone:
             return self.result.verdict
         worse = abs(self.result.difference) / self.result.margin * (1 if self.worse else -1)
-        if math.isnan(worse):
-            return "undecided (one seed)"
-        if worse > 1:
-            return "worse (one seed)" if worse > WORSE else "undecided (one seed)"
-        return "better (one seed)" if worse < -1 else "as FP32 (one seed)"
+        return one_seed_answer(worse)
 
 
 @dataclass(frozen=True)

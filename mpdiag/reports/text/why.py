@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 from rich.console import Group, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
@@ -106,15 +107,25 @@ def skip_text(replayed: dict[str, Any], first: object | None) -> RenderableType:
 
 
 def replay_text(played: Replay) -> RenderableType:
-    """The report of ``mpdiag replay``."""
+    """The report of ``mpdiag replay``: its answer, then the steps in which something changes."""
+    answer = Group(*(Text(line, "bold") for line in _replay_answer(played)))
     document: dict[str, Any] = played.to_json()
     steps = document["steps"]
-    columns = ("step", "scale", "|g| max", "values lost", *([""] if document["skips"] else []))
-    table = Fitted(columns, right=frozenset(columns))
-    shown = steps
-    if len(steps) > ENDS * 2:
-        shown = [*steps[:ENDS], *steps[-ENDS:]]
-        table.caption = f"the first and the last {ENDS} of {len(steps)} steps: all with --json"
+    changing = [
+        row
+        for before, row in zip([None, *steps], steps, strict=False)
+        if before is None or row["overflow"] or row["scale"] != before["scale"]
+    ]
+    if len(changing) == 1 and not document["skips"]:
+        return answer
+    shown = changing
+    legend = "scale changes and skipped steps; all steps with --json"
+    if len(changing) > ENDS * 2:
+        shown = [*changing[:ENDS], *changing[-ENDS:]]
+        legend = f"the first and the last {ENDS} of {len(changing)} {legend}"
+    numbers = ("step", "scale", "|g| max", "values lost")
+    columns = (*numbers, *(["skipped"] if document["skips"] else []))
+    table = Fitted(columns, right=frozenset(numbers))
     for row in shown:
         cells = (
             str(row["step"]),
@@ -124,7 +135,20 @@ def replay_text(played: Replay) -> RenderableType:
             "skipped" if row["overflow"] else "",
         )
         table.add_row(*cells[: len(columns)])
-    title = Text("Loss-scale replay over the recorded steps", style="bold")
-    legend = Text("lost: of all activation gradients' values in FP16, at the step's scale", "dim")
-    skipped = f"{document['skips']} of {counted(len(steps), 'recorded step')} skipped"
-    return Group(title, table, legend, Text(skipped, "bold"))
+    return Group(answer, table, Text(legend, "dim"))
+
+
+def _replay_answer(played: Replay) -> list[str]:
+    """What the scaler would have done: skips, scale, and what FP16 would lose at most."""
+    began, ended = scale_text(played.scale[0]), scale_text(played.final_scale)
+    settled = bool((played.scale == played.final_scale).all())
+    scale = f"stays at {began}" if settled else f"begins at {began} and ends at {ended}"
+    skips = f"{played.skips} of {counted(played.steps.size, 'recorded step')}"
+    answer = [f"The scaler skips {skips}. The loss scale {scale}."]
+    if not np.isnan(played.lost).all():
+        worst = int(np.nanargmax(played.lost))
+        lost = percent(float(played.lost[worst]))
+        most = lost.replace("<", "under") if "<" in lost else f"at most {lost}"
+        where = f" (step {played.steps[worst]})" if played.lost[worst] else ""
+        answer.append(f"FP16 loses {most} of a step's activation gradients{where}.")
+    return answer
