@@ -146,7 +146,7 @@ class ScriptTrainings:
         state = open_run(self.run).meta.get("state")
         if state != "complete":
             raise InputError(
-                f"the recording in {self.run} is not complete but {state}: delete the folder, or name "
+                f"the recording in {self.run} is {state}, not complete: delete the folder, or name "
                 "another one with --run"
             )
         return read_group(self.run).trainings[0]

@@ -196,8 +196,8 @@ def after_search(answer: str, again: Words, folder: AnyPath, script: tuple[str, 
         words = ("mpdiag", "analyze", folder, "--target", BF16.name)
         return words if _has_rows(folder) else NOTHING
     if script:
-        words = (word.replace("{seed}", "0") for word in script)
-        return ("mpdiag", "train", "--plan", folder / PLAN, "--", *words)
+        first = (word.replace("{seed}", "0") for word in script)
+        return ("mpdiag", "train", "--plan", folder / PLAN, "--", *first)
     return ("mpdiag", "export", folder / PLAN, "--to", "torch")
 
 

@@ -145,10 +145,12 @@ def _replay_answer(played: Replay) -> list[str]:
     scale = f"stays at {began}" if settled else f"begins at {began} and ends at {ended}"
     skips = f"{played.skips} of {counted(played.steps.size, 'recorded step')}"
     answer = [f"The scaler skips {skips}. The loss scale {scale}."]
-    if not np.isnan(played.lost).all():
-        worst = int(np.nanargmax(played.lost))
-        lost = percent(float(played.lost[worst]))
-        most = lost.replace("<", "under") if "<" in lost else f"at most {lost}"
-        where = f" (step {played.steps[worst]})" if played.lost[worst] else ""
-        answer.append(f"FP16 loses {most} of a step's activation gradients{where}.")
-    return answer
+    if np.isnan(played.lost).all():
+        return answer
+    worst = int(np.nanargmax(played.lost))
+    if not played.lost[worst]:
+        return [*answer, "FP16 loses none of the activation gradients."]
+    lost = percent(float(played.lost[worst]))
+    most = lost.replace("<", "under") if "<" in lost else f"at most {lost}"
+    which = f"(step {played.steps[worst]})"
+    return [*answer, f"FP16 loses {most} of a step's activation gradients {which}."]

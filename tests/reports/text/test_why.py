@@ -67,7 +67,7 @@ def test_the_answer_comes_first_and_only_changes_are_listed(replay, answer, list
 @pytest.mark.parametrize(
     ("lost", "sentence"),
     [
-        (0.0, "FP16 loses at most 0 % of a step's activation gradients."),
+        (0.0, "FP16 loses none of the activation gradients."),
         (
             [0.1, 0.25, 0.2],
             "FP16 loses at most 25.00 % of a step's activation gradients (step 10).",
