@@ -107,6 +107,17 @@ class StepGraph:
         """The operation that wrote a tensor, None where it came from outside the step."""
         return None if tensor.producer == NONE else self.operations[tensor.producer]
 
+    @cached_property
+    def data(self) -> frozenset[int]:
+        """Tensors from outside the step that products read, and are no parameters: a batch."""
+        return frozenset(
+            t.tensor
+            for op in self.operations
+            if LISTS.get(policy_name(op.op)) == "low"
+            for t in op.inputs
+            if t.producer == NONE and not t.parameter
+        )
+
     def computing(self, tensor: TensorRecord) -> Operation | None:
         """The operation that computed a tensor's values: copies are looked through."""
         op = self.producer(tensor)

@@ -12,9 +12,11 @@ be.
 * ``cancellation``: a difference of nearly equal numbers is mostly rounding error.
 * ``swallowed``: small numbers are added to one so large that it does not change: in a running sum,
   before a logarithm, or in ``1 - p`` before a product of many or a logarithm.
+* ``imprecise``: a running value, carried from step to step, is moved by less than the spacing.
 * ``gradient-overflow``: a backward operation leaves the range at the plan's loss scale.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -458,6 +460,59 @@ def running_sums(step: StoredStep) -> Iterator[IndexedFinding]:
         )
 
 
+def carried(step: StoredStep) -> Iterator[IndexedFinding]:
+    """Find running values that a step moves by less than half of the spacing, so that they stand still.
+
+    Such a value was there before the step, has no gradient and the shape of what it becomes: a running
+    mean that is kept in another tensor's dtype. How far a step moves it is told by its largest element.
+    """
+    graph, target = step.graph, step.target
+    for op in step.forward:
+        share = op.facts.get(f"swallowed_{target.name}", 0.0)
+        if op.op not in _SUMS or share < SWALLOWED or graph.backward.get(op.index):
+            continue
+        stored = [
+            o
+            for o in (op, *graph.readers.get(op.index, []))
+            if (o is op or o.index in graph.followed) and any(step.low[t.tensor] for t in o.outputs)
+        ]
+        known = [_before_the_step(graph, op, t) for t in op.inputs]
+        before = [t for t in known if t is not None and t.tensor not in graph.data]
+        if not before or not stored:
+            continue
+        large = max(before[0].absmax, target.smallest_normal)
+        moved = abs(op.outputs[0].absmax - before[0].absmax)
+        spacing = 2.0 ** (math.floor(math.log2(large)) - target.mantissa_bits)
+        if moved < spacing / 2:
+            yield indexed(
+                stored[-1],
+                "imprecise",
+                f"it keeps a running value of {large:.3g} in {target.label}; a step moves it by "
+                f"{moved:.2g}, less than half of the spacing there ({spacing / 2:.2g})",
+                "keep the running value in FP32",
+                "the running value stands still",
+                {"swallowed": share, "absmax": large, "moved": moved, "running": True},
+            )
+
+
+def _before_the_step(graph: StepGraph, op: Operation, t: TensorRecord) -> TensorRecord | None:
+    """The value from before the step that one of the result's shape is, times a number; or None."""
+    for _ in range(_DEPTH):
+        made = graph.producer(t)
+        if t.shape != op.outputs[0].shape or not t.counted:
+            return None
+        if made is None:
+            return t
+        if (
+            made.node
+            or made.op not in ("mul", "clone", "_to_copy")
+            or graph.backward.get(made.index)
+        ):
+            return None
+        t = made.inputs[0]
+    return None
+
+
 def complements(step: StoredStep) -> Iterator[IndexedFinding]:
     """Find ``1 - p`` of a p that the format's spacing at 1 rounds away, where all that counts is p.
 
@@ -623,5 +678,5 @@ def indexed(
     return op.index, finding_of(op, code, reason, instead, without, evidence, about)
 
 
-RULES = (overflows, vanishing, differences, running_sums, complements)
+RULES = (overflows, vanishing, differences, running_sums, complements, carried)
 """The rules of the forward pass, which do not depend on the loss scale; ``gradients`` does."""

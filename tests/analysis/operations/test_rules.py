@@ -370,3 +370,53 @@ def test_a_gradient_too_large_for_what_it_is_of_is_mended_there(function, tmp_pa
             with mp.autocast():
                 loss = 4 * weighed(model(batch()))
             assert mp.step(loss).skipped == skips
+
+
+class Running(Net):
+    """A head whose running mean is kept in FP32, or in the head's dtype."""
+
+    def __init__(self, rate, half=True) -> None:
+        super().__init__(None)
+        self.rate, self.half, self.mean = rate, half, torch.full((16,), 20.0)
+
+    def forward(self, x):
+        y = self.body(x)
+        with torch.no_grad():
+            mean = self.mean.to(y.dtype) if self.half else self.mean
+            mean = mean + self.rate * (y.mean(0) - mean)
+            self.mean = mean.to(y.dtype) if self.half else mean
+        return y + self.mean
+
+
+class Jittered(Net):
+    """A batch with a small number added, in a layer's dtype."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+
+    def forward(self, x):
+        y = self.body(x)
+        return y + (x.to(y.dtype) + 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("make", "found"),
+    [
+        (lambda: Running(1e-4), True),
+        (lambda: Running(1e-4, half=False), False),
+        (lambda: Running(0.1), False),
+        (Jittered, False),
+    ],
+    ids=["in the dtype of a layer", "in FP32", "with large steps", "a batch"],
+)
+def test_a_running_value_that_stands_still(make, found, tmp_path):
+    plan = mpdiag.analyze(record_steps(tmp_path / "run", make(), steps=12, operations=2)).plan
+    assert ["running" in c.evidence for c in plan.fp32_operations] == [True] * found
+    if found:
+        for choices, moves in ((plan.fp32_operations, True), ((), False)):
+            model = make()
+            optimizer = torch.optim.SGD(model.parameters(), 0.0)
+            own = dataclasses.replace(plan, fp32_operations=choices)
+            with mpdiag.MixedPrecision(model, optimizer, own) as mp, mp.autocast():
+                model(batch())
+            assert bool((model.mean != 20).any()) == moves
