@@ -1,5 +1,7 @@
 """Whether a layer has outgrown what the last recorded operations showed."""
 
+from collections.abc import Iterable
+
 PASSES = 4.0
 """A layer's largest output passes what it was when it is more than so many times as large."""
 
@@ -21,10 +23,12 @@ class LayerGrowth:
         """The operations of a step were recorded; its layers' sizes may be noted before or after."""
         self._recorded, self.passed = step, False
 
-    def note(self, step: int, name: str, size: float) -> None:
-        """Note the largest |x| that a layer has put out in a recorded step; steps come in order."""
-        known = self._known.get(name)
-        if known is None or step <= self._recorded:
-            self._known[name] = max(size, known or 0.0)
-        elif size > PASSES * known:
-            self._known[name], self.passed = size, True
+    def note(self, step: int, largest: Iterable[tuple[str, float]]) -> None:
+        """Note the largest |x| that layers have put out in a recorded step; steps come in order."""
+        known, shown = self._known, step <= self._recorded
+        for name, size in largest:
+            before = known.get(name)
+            if before is None or (shown and size > before):
+                known[name] = size
+            elif size > PASSES * before and not shown:
+                known[name], self.passed = size, True

@@ -10,6 +10,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -220,9 +222,12 @@ class Ledger:
         """
         trained = {s.micro for s in self._open if s.kind == "activation_grad"}
         kept: list[_Entry] = []
+        put_out: list[_Entry] = []
         for key, entry in self._open.items():
-            if trained and key.kind == "activation" and key.micro not in trained:
-                continue
+            if key.kind == "activation":
+                if trained and key.micro not in trained:
+                    continue
+                put_out.append(entry)
             scaled = key.kind == "activation_grad" or (
                 key.kind == "weight_grad" and key.micro != TOTAL
             )
@@ -234,17 +239,16 @@ class Ledger:
         self.steps_closed += bool(kept)
         for device, rows in self._rows.items():
             if device.type == "cpu":
-                self._note_growth(rows.read(), [e for e in kept if e.key.device == device])
+                self._note_growth(step, rows.read(), [e for e in put_out if e.key.device == device])
         return len(kept)
 
-    def _note_growth(self, raw: RawRows, entries: Iterable[_Entry]) -> None:
-        if self._growth is None:
+    def _note_growth(self, step: int, raw: RawRows, outputs: Sequence[_Entry]) -> None:
+        """Tell the largest outputs of a step's layers."""
+        if self._growth is None or not outputs:
             return
-        highest = raw.extremes[:, 0]
-        for entry in entries:
-            if entry.key.kind == "activation":
-                size = max(highest[row] for row in entry.rows)
-                self._growth.note(entry.step, entry.key.name, float(size))
+        highest = raw.extremes[[row for e in outputs for row in e.rows], 0].tolist()
+        names = [e.key.name for e in outputs for _ in e.rows]
+        self._growth.note(step, zip(names, highest, strict=True))
 
     def drop_step(self) -> None:
         """Forget all rows of the open step."""
@@ -298,7 +302,9 @@ class Ledger:
                 continue
             raw = rows.read()
             if device.type != "cpu":
-                self._note_growth(raw, entries)
+                outputs = [e for e in entries if e.key.kind == "activation"]
+                for step, some in groupby(outputs, key=attrgetter("step")):
+                    self._note_growth(step, raw, list(some))
             # Some at a time: what a step of thousands of layers is unpacked into stays in cache.
             tables += [
                 self._table(raw, entries[start : start + _DRAIN_ROWS])

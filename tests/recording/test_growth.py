@@ -19,8 +19,7 @@ def test_a_size_passes_what_was_recorded(sizes, passes):
     growth.operations_recorded(0)
     found = []
     for step, size in enumerate(sizes):
-        growth.note(step, "a", size)
-        growth.note(step, "b", 1.0)
+        growth.note(step, [("a", size), ("b", 1.0)])
         if growth.passed:
             found.append(step)
             growth.operations_recorded(step)
@@ -29,11 +28,11 @@ def test_a_size_passes_what_was_recorded(sizes, passes):
 
 def test_what_operations_were_recorded_of_is_known_by_its_largest_size():
     growth = LayerGrowth()
-    growth.note(3, "a", 1.0)
+    growth.note(3, [("a", 1.0)])
     growth.operations_recorded(7)
-    growth.note(5, "a", 9.0)  # a device is read late
-    growth.note(7, "a", 2.0)
-    growth.note(8, "a", 30.0)
+    growth.note(5, [("a", 9.0)])  # a device is read late
+    growth.note(7, [("a", 2.0)])
+    growth.note(8, [("a", 30.0)])
     assert not growth.passed
-    growth.note(9, "a", 37.0)
+    growth.note(9, [("a", 37.0)])
     assert growth.passed
