@@ -311,6 +311,8 @@ def _words(name: str, values: pd.Series[Any]) -> Callable[[float], str] | None:
         return None
     if name.startswith(_ERRORS) or " error" in name:
         return relative_error
+    if name.endswith(_SHARES):
+        return percent
     small = (values > 0) & (values < SMALL)
     return magnitude if name.startswith(_MAGNITUDES) and small.any() else None
 
@@ -326,8 +328,6 @@ def _column(name: str, values: pd.Series[Any], label: str) -> Any:
     """How a column is shown: its name in words, its numbers as they are read."""
     if values.dtype.kind not in "iuf" or _words(name, values) is not None:
         return label
-    if name.endswith(_SHARES):
-        return st.column_config.NumberColumn(label, format="percent")
     if values.dtype.kind == "f" and name.startswith(_MAGNITUDES):
         return st.column_config.NumberColumn(label, format="%.3g")
     if values.dtype.kind == "f":

@@ -54,7 +54,7 @@ def view() -> None:
     below, table = st.columns(2, gap="medium"), st.container()
     if right is not None:
         with right:
-            widgets.show(shown.layer_scales(exponent, height=HEIGHT, labels=False))
+            widgets.show(shown.layer_scales(exponent, height=HEIGHT))
         with below[0]:
             widgets.show(shown.consequences(exponent))
         with below[1]:

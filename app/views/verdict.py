@@ -78,7 +78,7 @@ levels = levels_frame(plan)
 levels["memory (MB)"] = levels["memory (MB)"].map("{:,.1f}".format)
 levels["possible"] = levels["possible"].map({True: "yes", False: "no"})
 st.table(levels, hide_index=True)  # not a grid: its last column is a sentence, shown whole
-st.header("Values lost, by format", anchor=False)
+st.header("Lost and rounded, by format", anchor=False)
 st.caption(in_markdown(formats_note(analysis)))
 st.dataframe(formats_frame(analysis.formats).map(percent))
 st.download_button(

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 
 from mpdiag.analysis.layers import Layers, share
 from mpdiag.analysis.operations.layer_effects import Effects, LayerEvidence
+from mpdiag.analysis.operations.rounding_error import rounding_error
+from mpdiag.files.documents import finite
 from mpdiag.numerics.formats import FP16, FP32, TARGETS, FloatFormat
 from mpdiag.plan import LayerFormat, ReductionPlan
 from mpdiag.runs.schema import KINDS
@@ -29,7 +31,10 @@ _NAMES = (*(fmt.name for fmt in CANDIDATES), FP32.name)
 
 
 def summarise_formats(layers: Layers, gradient_exponent: int) -> dict[str, dict[str, Any]]:
-    """The ``formats`` of ``mpdiag analyze --json``: shares lost, by format and kind.
+    """The ``formats`` of ``mpdiag analyze --json``: shares lost and rounding, by format and kind.
+
+    ``rounding`` is of the layer that rounding moves most: ‖rounded − x‖ / ‖x‖, an estimate; None where
+    a layer overflows.
 
     Args:
         layers: Merged histograms.
@@ -49,6 +54,7 @@ def summarise_formats(layers: Layers, gradient_exponent: int) -> dict[str, dict[
                 "underflow": float(share(lost.sum(), h.nonzero.sum())),
                 "overflow": float(share(over.sum(), h.finite.sum())),
                 "below_normal": float(share(below.sum(), h.nonzero.sum())),
+                "rounding": finite(_rounding(part, fmt, gradient_exponent)),
             }
         worst = max((k["underflow"] + k["overflow"] for k in kinds.values()), default=0.0)
         summary[fmt.name] = {"worst_share_lost": worst, "kinds": kinds}
@@ -332,6 +338,15 @@ def _losses(part: Layers, fmt: FloatFormat, gradient_exponent: int) -> tuple[Any
         over[rows] = h.overflow(fmt, int(k)).value
         below[rows] = h.below_normal(fmt, int(k)).value
     return lost, over, below
+
+
+def _rounding(part: Layers, fmt: FloatFormat, gradient_exponent: int) -> float:
+    """How far the format's rounding moves a layer at most; infinite where one overflows."""
+    exponents = _exponents(part, fmt, gradient_exponent)
+    return max(
+        float(rounding_error(part.histograms[exponents == k], fmt, int(k)).max())
+        for k in np.unique(exponents)
+    )
 
 
 HEADROOM = 4.0

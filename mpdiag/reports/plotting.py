@@ -133,7 +133,7 @@ class Drawing:
     def line_above(self, words: str) -> Drawing:
         """A line of words at the top edge, above two lines of marks."""
         title = {"text": in_figure(words), "font": {"size": 13}, "x": 0, "xref": "container"}
-        title |= {"y": 1, "yref": "container", "yanchor": "top", "pad": {"t": 2, "l": 8}}
+        title |= {"y": 1, "yref": "container", "yanchor": "top", "pad": {"t": 6, "l": 8}}
         return self.update_layout(title=title, margin={"t": 12 + 3 * MARK})
 
     def add_shape(self, **shape: Any) -> Drawing:

@@ -18,18 +18,23 @@ PIPE_WIDTH = 120
 """Width of tables where stdout is not a terminal and COLUMNS is not set."""
 
 
+_PLAIN = str.maketrans("▁▂▃▄▅▆▇█▒━·●─×→•–…", "__==####.=.o-x>*-.")
+"""Characters of figures and lists, in ASCII."""
+
+
 class Terminal(Console):
     """A console that shows names from files as text, whatever characters they hold."""
 
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
     ) -> Iterator[Segment]:
-        """As rich does, with control characters made visible."""
+        """As rich does, with control characters made visible; figures in ASCII without UTF-8."""
+        plain = {} if self.encoding.lower().startswith("utf") else _PLAIN
         for segment in super().render(renderable, options):
             if segment.control or (segment.text.isascii() and segment.text.isprintable()):
                 yield segment
             else:
-                yield Segment(shown(segment.text), segment.style)
+                yield Segment(shown(segment.text).translate(plain), segment.style)
 
     def on_broken_pipe(self) -> NoReturn:
         """Let the error pass: rich would exit with 1, which means findings."""

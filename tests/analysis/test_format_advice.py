@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from row_buffer import table_of
 
-from mpdiag.analysis.format_advice import TOGETHER, advise_layers
+from mpdiag.analysis.format_advice import TOGETHER, advise_layers, summarise_formats
 from mpdiag.analysis.layers import merge_layers
 from mpdiag.analysis.operations.layer_effects import LayerEvidence, Rounded
 from mpdiag.analysis.operations.loss_change import LossCurve
-from mpdiag.numerics.formats import format_named
+from mpdiag.numerics.formats import BF16, FP16, format_named
 from mpdiag.runs.records import Records
 
 
@@ -113,3 +113,28 @@ def test_what_was_recorded_may_double_in_steps_that_were_not(largest, advised):
     (advice,) = advise_layers(layers_of({"layer": values}), 0)
     assert advice.format == advised
     assert "holds twice the largest value" in advice.reason
+
+
+@pytest.mark.parametrize(
+    ("name", "scale"), [("fp16", 0), ("fp16", 10), ("bf16", 0), ("fp8_e4m3", 0), ("fp8_e5m2", 0)]
+)
+def test_rounding_of_a_format_is_that_of_the_worst_layer(name, scale):
+    """Against the values themselves; each layer in FP8 has a scale of its own."""
+    random, fmt, worst, rows = np.random.default_rng(0), format_named(name), 0.0, []
+    for i, octave in enumerate((-20, -14, -4)):
+        values = np.ldexp(random.uniform(1, 2, 40_000), octave + random.integers(-4, 1, 40_000))
+        rows.append((0, "activation_grad", f"layer{i}", values.astype(np.float32)))
+        own = 2.0**scale
+        if fmt not in (FP16, BF16):
+            own = 2.0 ** (np.floor(np.log2(fmt.max) - np.log2(values.max())) - 1)
+        error = np.linalg.norm(fmt.round(values * own) - values * own)
+        worst = max(worst, error / np.linalg.norm(values * own))
+    layers = merge_layers(Records.from_table(table_of(rows)))
+    found = summarise_formats(layers, scale)[name]["kinds"]["activation_grad"]["rounding"]
+    assert found == pytest.approx(worst, rel=0.02)
+
+
+def test_a_format_that_overflows_has_no_rounding():
+    rows = [(0, "activation_grad", "a", np.array([1.0, 70_000.0], np.float32))]
+    layers = merge_layers(Records.from_table(table_of(rows)))
+    assert summarise_formats(layers, 0)["fp16"]["kinds"]["activation_grad"]["rounding"] is None

@@ -1,11 +1,15 @@
 """Lines on stderr: text as it is, in one line, with what a terminal would obey made visible."""
 
+import io
 import sys
 
 import pytest
 
+from mpdiag.analysis.analyzer import analyze
 from mpdiag.display.wording import shown
+from mpdiag.numerics.formats import FP16
 from mpdiag.reports import terminal
+from mpdiag.reports.text.charts import Histogram
 
 WORDS = [
     "a run",
@@ -36,3 +40,14 @@ def test_the_next_command_is_quoted_and_no_console_is_no_error(capsys, monkeypat
     assert capsys.readouterr() == ("", "next: 'a b' c\n")
     monkeypatch.setattr(sys, "stderr", None)
     terminal.name_next("a b", "c")
+
+
+@pytest.mark.parametrize(("encoding", "bars"), [("utf-8", True), ("ascii", False)])
+def test_figures_are_ascii_where_the_encoding_has_no_more(root, encoding, bars) -> None:
+    h = analyze(root / "sample_runs" / "ssd").layers.of_kind("activation_grad").histograms[1]
+    out = io.TextIOWrapper(io.BytesIO(), encoding)
+    terminal.Terminal(file=out, width=80).print(Histogram(h, FP16, 64.0))
+    out.flush()
+    drawn = out.buffer.getvalue().decode()
+    assert ("█" in drawn, "▒" in drawn, "━" in drawn) == (bars,) * 3
+    assert bars or all(mark in drawn for mark in ("###", "....", "====", "x64"))

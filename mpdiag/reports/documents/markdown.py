@@ -159,7 +159,7 @@ def _folded_tables(analysis: Analysis) -> Iterator[str]:
         )
     formats = formats_frame(analysis.formats).map(percent).reset_index()
     note = escaped(formats_note(analysis))
-    yield folded("Values lost, by format", f"{note}\n\n{page_table(frame_table(formats))}")
+    yield folded("Lost and rounded, by format", f"{note}\n\n{page_table(frame_table(formats))}")
 
 
 def _layers(analysis: Analysis) -> Iterator[str]:

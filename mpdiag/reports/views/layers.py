@@ -145,7 +145,7 @@ class Layer:
         updates = tables.layer_updates_frame(self.records, self.name)
         return Picture(
             "layer-course",
-            "Losses, largest value, updates",
+            "Share lost, largest value, updates",
             _course_words(frame, updates, self.fmt, self.exponent),
             figure.course_figure(frame, updates, self.fmt, self.scale),
             frame,

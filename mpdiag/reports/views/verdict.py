@@ -9,6 +9,7 @@ import pandas as pd
 
 from mpdiag.analysis.analyzer import Analysis
 from mpdiag.analysis.figures import at_scale
+from mpdiag.display.svg import HARMFUL
 from mpdiag.display.wording import scale_text, superscript
 from mpdiag.numerics.formats import FORMATS, half_of
 from mpdiag.plan import PrecisionPlan
@@ -95,18 +96,26 @@ def levels_frame(plan: PrecisionPlan) -> pd.DataFrame:
 def formats_note(analysis: Analysis) -> str:
     """What the table of formats is of: its steps and scales."""
     where, scale = analysis.figures.all_steps, at_scale(analysis.plan.loss_scale.recommended)
-    return f"Values lost {where}; FP16 gradients {scale}; FP8 with a scale for each layer."
+    return (
+        f"Shares of values that become 0 or ∞ {where}. Last column: how far rounding moves the "
+        f"activation gradients of the worst layer; more than {100 * HARMFUL:g} % is harmful. "
+        f"FP16 gradients {scale}, FP8 with a scale for each layer."
+    )
 
 
 def formats_frame(formats: Mapping[str, Any]) -> pd.DataFrame:
-    """Share of values lost by format (rows) and kind, to 0 and to infinity together."""
-    rows = {
-        FORMATS[name].label: {
-            kind.replace("_", " "): losses["underflow"] + losses["overflow"]
-            for kind, losses in summary["kinds"].items()
-        }
-        for name, summary in formats.items()
-    }
+    """Share of values lost by format (rows) and kind, to 0 and to infinity together, and rounding.
+
+    Rounding is of the activation gradients, where there are some; NaN where a layer overflows.
+    """
+    rows = {}
+    for name, summary in formats.items():
+        kinds = summary["kinds"]
+        row = {k.replace("_", " "): s["underflow"] + s["overflow"] for k, s in kinds.items()}
+        if "activation_grad" in kinds:
+            error = kinds["activation_grad"]["rounding"]
+            row["rounding, worst layer"] = math.nan if error is None else error
+        rows[FORMATS[name].label] = row
     return pd.DataFrame.from_dict(rows, orient="index").rename_axis("format")
 
 

@@ -75,6 +75,7 @@ def heat_map(
         fig.line_above(words)
     if height is not None:
         fixed_rows(fig, layers)
+        fig.update_layout(legend={"entrywidth": 165})
     return fig.figure()
 
 
@@ -82,7 +83,6 @@ def fixed_rows(
     fig: plotting.Drawing,
     layers: Sequence[str],
     *,
-    labels: bool = True,
     top: int = 12 + 3 * plotting.MARK,
 ) -> None:
     """Margins that no legend and no label moves: rows of two figures side by side stay level.
@@ -92,14 +92,18 @@ def fixed_rows(
     Args:
         fig: To lay out.
         layers: Of its rows.
-        labels: Whether rows are labelled.
         top: Pixels above the rows; by default a line of words, and two of marks.
     """
     longest = max((len(shortened(name, plotting.LABEL)) for name in layers), default=0)
-    left = 16 + 7 * longest if labels else 8
-    margin = {"l": left, "r": fig.layout["margin"]["r"], "t": top, "b": 118, "autoexpand": False}
+    margin = {
+        "l": 16 + 7 * longest,
+        "r": fig.layout["margin"]["r"],
+        "t": top,
+        "b": 118,
+        "autoexpand": False,
+    }
     # Two columns of words fit under the narrowest figure: one column would reach the axis's words.
-    words = {"entrywidth": 165, "entrywidthmode": "pixels"}
+    words = {"entrywidth": 118, "entrywidthmode": "pixels"}
     fig.update_layout(margin=margin, legend=words)
 
 

@@ -181,15 +181,12 @@ class Gradients:
             )
         return sentence(text)
 
-    def layer_scales(
-        self, exponent: int, *, height: int | None = None, labels: bool = True
-    ) -> Picture:
+    def layer_scales(self, exponent: int, *, height: int | None = None) -> Picture:
         """Each layer at every loss scale.
 
         Args:
             exponent: log2 of the selected scale.
             height: In pixels; by default as many as the rows ask for.
-            labels: Whether rows are labelled.
         """
         frame, plan = self.by_layer_and_scale, self.plan
         caption = f"What each layer loses {self.when}."
@@ -199,7 +196,7 @@ class Gradients:
             "layer-scales",
             "Underflow by scale",
             caption,
-            scales.layer_scales(frame, self.names, exponent, plan, height=height, labels=labels),
+            scales.layer_scales(frame, self.names, exponent, plan, height=height),
             frame,
             self.rows.every_scale(self.fmt, tables.SCALES, by_layer=True),
         )

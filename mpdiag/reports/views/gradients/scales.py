@@ -32,7 +32,6 @@ def layer_scales(
     scale: LossScalePlan | None,
     *,
     height: int | None,
-    labels: bool,
 ) -> go.Figure:
     """Layers × loss scales, by what is lost (``layer_scales_frame``).
 
@@ -42,7 +41,6 @@ def layer_scales(
         exponent: log2 of the selected scale.
         scale: The plan's, if it speaks of these tensors.
         height: In pixels; None for as many as the rows ask for.
-        labels: Whether rows are labelled.
     """
     if frame.empty:
         return plotting.empty("no layers")
@@ -75,15 +73,15 @@ def layer_scales(
         if (classes == key).any():
             fig.key(words, colour, opacity)
     plotting.layer_axis(fig, layers)
-    fig.update_yaxes(showticklabels=labels)
-    plotting.exponent_axis(fig, first, LARGEST_EXPONENT, "loss scale")
+    # Below them its legend has four lines on a phone: no room for words at the axis.
+    plotting.exponent_axis(fig, first, LARGEST_EXPONENT, None)
     fig.update_xaxes(range=[first - 0.5, LARGEST_EXPONENT + 0.5], showgrid=False)
     fig.update_layout(margin={"t": 12 + 2 * plotting.MARK})
     if scale is not None:
         _planned(fig, scale)
     _mark(fig, exponent, f"selected 2{superscript(exponent)}", VERMILION, "solid", 1)
     if height is not None:
-        fixed_rows(fig, layers, labels=labels)
+        fixed_rows(fig, layers)
     return fig.figure()
 
 
