@@ -471,17 +471,18 @@ def carried(step: StoredStep) -> Iterator[IndexedFinding]:
         share = op.facts.get(f"swallowed_{target.name}", 0.0)
         if op.op not in _SUMS or share < SWALLOWED or graph.backward.get(op.index):
             continue
-        stored = [
-            o
-            for o in (op, *graph.readers.get(op.index, []))
-            if (o is op or o.index in graph.followed) and any(step.low[t.tensor] for t in o.outputs)
-        ]
         known = [_before_the_step(graph, op, t) for t in op.inputs]
-        before = [t for t in known if t is not None and t.tensor not in graph.data]
+        before = [pair for pair in known if pair is not None and pair[0].tensor not in graph.data]
+        conversions = [*(c for _, made in before for c in made), *graph.readers.get(op.index, [])]
+        stored = [
+            c
+            for c in conversions
+            if c.index in graph.followed and any(step.low[t.tensor] for t in c.outputs)
+        ]
         if not before or not stored:
             continue
-        large = max(before[0].absmax, target.smallest_normal)
-        moved = abs(op.outputs[0].absmax - before[0].absmax)
+        large = max(before[0][0].absmax, target.smallest_normal)
+        moved = abs(op.outputs[0].absmax - before[0][0].absmax)
         spacing = 2.0 ** (math.floor(math.log2(large)) - target.mantissa_bits)
         if moved < spacing / 2:
             yield indexed(
@@ -495,20 +496,27 @@ def carried(step: StoredStep) -> Iterator[IndexedFinding]:
             )
 
 
-def _before_the_step(graph: StepGraph, op: Operation, t: TensorRecord) -> TensorRecord | None:
-    """The value from before the step that one of the result's shape is, times a number; or None."""
+def _before_the_step(
+    graph: StepGraph, op: Operation, t: TensorRecord
+) -> tuple[TensorRecord, list[Operation]] | None:
+    """The value from before the step that one of the result's shape is, times a number; or None.
+
+    With it its conversions on the way.
+    """
+    conversions: list[Operation] = []
     for _ in range(_DEPTH):
         made = graph.producer(t)
         if t.shape != op.outputs[0].shape or not t.counted:
             return None
         if made is None:
-            return t
+            return t, conversions
         if (
             made.node
             or made.op not in ("mul", "clone", "_to_copy")
             or graph.backward.get(made.index)
         ):
             return None
+        conversions += [made] if made.op == "_to_copy" else []
         t = made.inputs[0]
     return None
 
