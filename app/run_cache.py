@@ -41,8 +41,8 @@ def analysis(listing: Listing, target: str = FP16.name) -> Analysis:
     run = run_folder.opened(listing)
     if run.meta.get("training") and not run.parts():
         message = (
-            f"{run_folder.run_name(listing)} is a training by a plan, whose gradients were not "
-            "recorded: select the recording that the plan was made from, or see its Training view"
+            f"{run_folder.run_name(listing)} is a training by a plan, without recorded gradients: "
+            "select the recording that its plan was made from, or open the Training page"
         )
         raise RunNotFound(message)
     key = (str(listing.folder), str(stamp_of_run(listing.folder)))

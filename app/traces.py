@@ -120,12 +120,12 @@ def _upload() -> None:
     if problem:
         st.error(in_markdown(sentence(problem)), icon=":material/error:")
     files = st.file_uploader(
-        "A trace of torch.profiler, nsys, ncu, nvprof or rocprofv3; or one of each rank",
+        "A trace of torch.profiler, nsys, ncu, nvprof or rocprofv3, or one trace per rank",
         accept_multiple_files=True,
         key=f"upload-{turn}",
     )
     st.caption(
-        "It stays on this machine. Larger ones: put the file into a run's folder, or use "
+        "The file stays on this machine. Put a larger one into a run's folder, or run "
         "`mpdiag profile TRACE`."
     )
     if not files:
@@ -148,7 +148,7 @@ def _read(files: Sequence[Any]) -> OpenedTrace | str:
         try:
             paths = [_written(Path(folder) / str(i), file) for i, file in enumerate(files)]
         except OSError as error:  # the disk may be full
-            return f"the file cannot be kept while it is read ({error.strerror or error})"
+            return f"cannot store the file to read it ({error.strerror or error})"
         found = _opened(*paths)
         if isinstance(found, str):
             for path in paths:
@@ -176,5 +176,5 @@ def _save(opened: OpenedTrace) -> None:
         mime="application/json",
         icon=":material/download:",
         on_click="ignore",
-        help="What mpdiag profile --json prints; the receipts of this page read it.",
+        help="The output of mpdiag profile --json. The receipts of this page read it.",
     )

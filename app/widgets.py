@@ -384,7 +384,7 @@ def progress_words(listing: Listing, run: Run) -> str:
         verdict = run_cache.analysis(listing).verdict.text.removeprefix(failure_of(run)).strip()
     except MpdiagError as error:
         verdict = str(error)
-    return f"{text} What these steps show may change with the next ones. So far: {verdict}"
+    return f"{text} Later steps may change this. So far: {verdict}"
 
 
 def ways_on() -> None:

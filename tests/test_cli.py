@@ -9,6 +9,7 @@ from unittest.mock import Mock
 import pytest
 from calls import COMMANDS, run
 
+import mpdiag.reports.next_commands
 import mpdiag.runs.run
 from mpdiag.errors import DamagedRun, ExitCode, NewerSchema, RunExists, RunNotFound, UsageError
 from mpdiag.version import __version__
@@ -53,6 +54,7 @@ def test_each_command_is_a_function_in_a_file_of_its_name(root):
 @pytest.fixture
 def failing(monkeypatch):
     """What ``mpdiag runs`` does where reading a folder raises an error."""
+    assert mpdiag.reports.next_commands  # imported later, it would keep the mock
 
     def call(error):
         monkeypatch.setattr(mpdiag.runs.run, "list_runs", Mock(side_effect=error))

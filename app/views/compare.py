@@ -161,8 +161,7 @@ st.title("Compare", anchor=False)
 known = all_places()
 if len(known) < 2:
     st.info(
-        "Two runs are needed: record a second one, with another seed, or train by the plan with "
-        "`mpdiag train`."
+        "A comparison needs two runs. Record another seed, or train by the plan with `mpdiag train`."
     )
     st.stop()
 names = list(known)
@@ -179,8 +178,8 @@ b = right.selectbox(
 )
 if b is None:
     st.info(
-        f"No run here is related to {in_markdown(a)}: none was trained by its plan, none is of the "
-        "same model. Runs of different models are compared only if you choose both."
+        f"No other run here has the plan or the model of {in_markdown(a)}. To compare different "
+        "models, choose both runs."
     )
     st.stop()
 others = [name for name in names if name not in (a, b)]
@@ -193,7 +192,7 @@ beside = st.multiselect(
     default=[name for name in related(a, known) if name in others],
     key="beside",
     bind="query-params",
-    placeholder="Other runs, such as one in BF16",
+    placeholder="Other runs, for example in BF16",
 )
 for name in (a, b):  # as mpdiag compare does
     refuse_unused_precision(known[name])
@@ -228,7 +227,7 @@ if chosen is not None and not isinstance(chosen, str):
         else:
             st.info(in_markdown(fix), icon=":material/arrow_forward:")
     again = command_text(compare_them(known[a], known[b]))
-    st.caption(f"As `mpdiag compare` says it; another margin: `{again} --margin NAME=VALUE`")
+    st.caption(f"Same as `mpdiag compare`. To use another margin: `{again} --margin NAME=VALUE`")
 
 st.header("How far the layers moved", anchor=False)
 listings = [recorded(name) for name in (a, b)]
@@ -236,7 +235,7 @@ if listings[0] is None or listings[1] is None:
     lacking = [n for n, item in zip((a, b), listings, strict=True) if item is None]
     st.caption(
         in_markdown(
-            f"Two recordings are needed for it: {' and '.join(lacking)} "
+            f"This figure needs two recordings: {' and '.join(lacking)} "
             f"{'holds' if len(lacking) == 1 else 'hold'} no statistics of gradients."
         )
     )
@@ -260,9 +259,7 @@ except MpdiagError as error:
 layers = (of_a.layers, of_b.layers)
 only_a, only_b = apart(layers[0].of_kind(kind), layers[1].of_kind(kind))
 if only_a or only_b:
-    st.caption(
-        f"{only_a} layers are in {in_markdown(a)} alone, {only_b} in {in_markdown(b)} alone."
-    )
+    st.caption(f"{only_a} layers are only in {in_markdown(a)}, {only_b} only in {in_markdown(b)}.")
 widgets.show(
     side_by_side(
         *(str(known[a]), str(known[b]), layers, (a, b), kind, measure or "absmax"),

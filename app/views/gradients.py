@@ -48,7 +48,7 @@ def view() -> None:
         make=lambda: gradients(kind, fmt, text, window),
     )
     if not len(shown.layers):
-        st.info(in_markdown(f"No layer has “{text}” in its name."))
+        st.info(in_markdown(f"No layer name contains “{text}”."))
         return
     left, right = st.columns([1.75, 1]) if kind in SCALED else (st.container(), None)
     below, table = st.columns(2, gap="medium"), st.container()
@@ -104,10 +104,10 @@ def _scale(kind: Kind) -> tuple[int, Window | None]:
         key="scale",
         bind="query-params",
         disabled=not scaled,
-        help=f"The plan's: {scale_text(plan.recommended)}. It multiplies gradients; move it to see its "
-        "effect on every layer."
+        help=f"The plan's loss scale: {scale_text(plan.recommended)}. Move it to see its effect on "
+        "every layer."
         if scaled
-        else f"A loss scale multiplies gradients, and no {KIND_NAMES[kind]}: these are shown without.",
+        else f"A loss scale multiplies gradients only, so it does not change {KIND_NAMES[kind]}.",
     )
     late = analysis.loss_scale.window
     if kind != "activation_grad" or late is None:
@@ -119,7 +119,7 @@ def _scale(kind: Kind) -> tuple[int, Window | None]:
         format_func=lambda name: words[name],
         key="steps",
         bind="query-params",
-        help="The verdict goes by the part of the training in which most is lost.",
+        help="The verdict uses the part of the training that loses most.",
     )
     return exponent, None if choice == "all" else late
 

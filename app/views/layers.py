@@ -48,7 +48,7 @@ def view() -> None:
     """The page of one layer if one is chosen, else all of them and one step."""
     kinds = [k for k in KIND_NAMES if k in set(analysis.layers.kinds) and k != "update"]
     if not kinds:
-        st.info("Nothing of any layer was recorded in this run.")
+        st.info("This run recorded no layers.")
         return
     known = {layer_name(str(n)): str(n) for n in dict.fromkeys(analysis.layers.names)}
     parameters = {str(n) for n in analysis.layers.of_kind("weight_grad", "weight", "update").names}
@@ -60,7 +60,7 @@ def view() -> None:
         index=None,
         key="layer",
         bind="query-params",
-        placeholder="type a part of its name",
+        placeholder="type part of its name",
     )
     kind = widgets.choose_kind(first, kinds)
     if label is not None:
@@ -84,7 +84,7 @@ def all_layers(kind: Kind) -> None:
         text or "",
     )
     if not len(named):
-        st.info(in_markdown(f"No layer has “{text}” in its name."))
+        st.info(in_markdown(f"No layer name contains “{text}”."))
         return
     frame = run_cache.once(
         *(chosen, "layer overview", kind, text), make=lambda: overview(kind, text or "")
@@ -168,8 +168,8 @@ def table_words(frame: pd.DataFrame, kind: Kind) -> str:
     fmt = analysis.target.label
     ratio = "; |Δw| / |w| is a geometric mean" if frame["update_ratio"].notna().any() else ""
     return (
-        f"Lost: what {fmt} makes 0 without a loss scale, {when}; “sum” is Σ|x|, estimated. "
-        f"Curves: all recorded steps, in {counted(points, 'point')}{ratio}. A click opens a layer."
+        f"Lost: what {fmt} makes 0 without a loss scale, {when}. “sum” is Σ|x|, estimated. Curves "
+        f"show all recorded steps, in {counted(points, 'point')}{ratio}. Click a layer to open it."
     )
 
 
@@ -194,7 +194,7 @@ def show_layer(name: str, kind: Kind) -> None:
     if kind not in own:
         st.caption(
             in_markdown(
-                f"No {KIND_NAMES[kind]} of it were recorded; these are {KIND_NAMES[own[0]]}."
+                f"This layer has no recorded {KIND_NAMES[kind]}. Shown: {KIND_NAMES[own[0]]}."
             )
         )
         kind = own[0]  # type: ignore[assignment]
@@ -232,7 +232,7 @@ def _controls(kind: Kind) -> tuple[FloatFormat, int]:
         key="scale",
         bind="query-params",
         disabled=not kind.endswith("grad"),
-        help=f"The plan's: {scale_text(plan.recommended)}. It multiplies gradients.",
+        help=f"The plan's loss scale: {scale_text(plan.recommended)}. It multiplies gradients only.",
     )
     return fmt, exponent if kind.endswith("grad") else 0
 
@@ -270,8 +270,8 @@ def _operations(name: str) -> None:
         widgets.table(mine.drop(columns=column))
     else:
         st.markdown(
-            "The run folder holds no operation of this layer: neither a recording of operations nor "
-            "a measurement of their sensitivity names it."
+            "This run has neither a recorded operation of this layer nor a measurement of its "
+            "sensitivity."
         )
 
 
@@ -283,7 +283,7 @@ def show_step(kind: Kind) -> None:
     records = analysis.run.records
     steps = tables.recorded_steps(records, kind)
     if len(steps) < 2:
-        st.info("One recorded step has nothing before it to be compared with.")
+        st.info("There is no earlier recorded step to compare with.")
         return
     log = _log()
 
@@ -300,12 +300,12 @@ def show_step(kind: Kind) -> None:
                 **unless_set("step", value=str(_first(steps, log))),
                 key="step",
                 bind="query-params",
-                help="Steps with recorded gradients; a click on the loss selects one, too.",
+                help="Steps with recorded gradients. You can also click the loss curve.",
             )
         )
         if asked is not None and step != asked:
             st.caption(
-                f"The gradients of step {asked:,} were not recorded; {step:,} is the nearest step."
+                f"mpdiag did not record the gradients of step {asked:,}. Step {step:,} is the nearest."
             )
         if log is not None:
             widgets.show(pictures.loss_curve(run, log, steps, step), selectable=True)

@@ -18,15 +18,12 @@ run = str(chosen.folder)
 st.header("Stay in FP32", anchor=False)
 table = operations.operations_frame(analysis)
 if table.empty:
-    st.markdown(
-        "Nothing needs FP32 beyond what the operation policy keeps there anyway (normalisations, "
-        "softmax, losses)."
-    )
+    st.markdown("Only autocast's own list stays in FP32 (normalisations, softmax, losses).")
 else:
     widgets.table(table)
 proven = operations.proven_frame(analysis)
 if len(proven):
-    st.header("Proven by their own numbers", anchor=False)
+    st.header("Proven by the recorded values", anchor=False)
     widgets.table(proven)
 
 contents = run_cache.contents(chosen)
@@ -34,7 +31,7 @@ found = run_cache.once(chosen, "ranking", make=lambda: operations.ranking(conten
 widgets.show(operations.sensitivity(run, found))
 widgets.table(operations.shown(found))
 widgets.show(operations.output_ranges(run, run_cache.layers(chosen, "activation")))
-st.header("The narrowest format that would hold each layer", anchor=False)
+st.header("Narrowest format of each layer", anchor=False)
 scaled = at_scale(analysis.plan.loss_scale.recommended)
 st.caption(
     f"It keeps 99 % of Σ|x| over all recorded steps and does not overflow; gradients {scaled}."

@@ -98,8 +98,8 @@ def columns(frame: pd.DataFrame, badges: list[views.Badge]) -> dict[str, Any]:
             options=list(colours),
             color=list(colours.values()),
             width=156,
-            help="Of the plan that analyze kept in the run's folder. Of a training: how it ended, and "
-            "what mpdiag compare said of it.",
+            help="The verdict of the plan in the run's folder. For a training: how it ended, and what "
+            "mpdiag compare answered.",
         ),
         "losses": column.LineChartColumn("loss", width=72, help="Medians over the training."),
         "last_loss": column.NumberColumn("last loss", format="%.4g", width=80),
@@ -173,7 +173,9 @@ def table(text: str, kinds: list[views.Kind], group: bool) -> None:
     chosen = arranged(frame[keep], samples, group=group)
     if chosen.empty:
         st.info(
-            in_markdown(f"No run here matches “{text}”." if text else "No run is of that kind.")
+            in_markdown(
+                f"No run here matches “{text}”." if text else "There is no run of that kind."
+            )
         )
         return
     names = list(chosen["run"])
@@ -186,7 +188,7 @@ def table(text: str, kinds: list[views.Kind], group: bool) -> None:
         selection_mode="single-cell",
         column_config=columns(chosen, badges),
         placeholder="",
-        alt="The runs of the folder, a row for each. The select box in the sidebar opens them, too.",
+        alt="One row per run of the folder. The select box in the sidebar opens them, too.",
     )
     if st.session_state.pop(OPENS, False):
         # The select box in the sidebar keeps the run in the link. The filter goes with this page; an
@@ -205,4 +207,6 @@ if found:
             st.warning(in_markdown(item.problem), icon=":material/warning:")
 else:
     st.title("Runs", anchor=False)
-    st.info("No runs here yet. Record one with `mpdiag demo`, or attach `mpdiag.record` to yours.")
+    st.info(
+        "No runs here yet. Record one with `mpdiag demo`, or attach `mpdiag.record` to your training."
+    )

@@ -60,7 +60,7 @@ for words in summary_of(profile):
 if opened is not None and opened.ranks is not None:
     st.markdown(f"**{in_markdown(str(opened.ranks['verdict']))}**")
     widgets.show(timeline.ranks(opened.ranks))
-    st.caption(in_markdown(f"What follows is of the slowest rank, {opened.name}."))
+    st.caption(in_markdown(f"The rest of this page shows the slowest rank, {opened.name}."))
 widgets.show(tensor_cores.verdicts(run, profile))
 found = cause_frame(profile)
 if not found.empty:
@@ -104,9 +104,7 @@ if not fixable.empty:
         words = f"{bound:.3g} ×" if bound < math.inf else "∞"
         st.metric("Faster by at most", words, border=True, width=240)
     else:
-        st.caption(
-            "Tick fixes: the bound is Amdahl's, the most that everything could become faster."
-        )
+        st.caption("Tick fixes to see the largest possible speed-up of everything (Amdahl's law).")
 
 widgets.show(roofline(run, profile, tensor_cores.unit_names(profile)))
 widgets.show(tensor_cores.kernels(run, profile))

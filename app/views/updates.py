@@ -26,7 +26,7 @@ masters = analysis.plan.master_weights
 st.markdown(in_markdown(sentence(masters.reason)))
 swallowed = analysis.figures.find("updates-swallowed")
 if swallowed is not None:
-    st.caption(in_markdown(f"All figures of this page are {swallowed.where}."))
+    st.caption(in_markdown(f"All figures on this page: {swallowed.where}."))
 
 shown = run_cache.once(
     chosen, "updates", make=lambda: Updates(str(chosen.folder), analysis.run.records)

@@ -43,9 +43,9 @@ def why() -> None:
     widgets.link("updates", "See it in the updates")
     number = len(plan.fp32_operations)
     words = (
-        counted(number, "module stays", "modules stay") + " in FP32, each for a reason."
+        counted(number, "module stays", "modules stay") + " in FP32."
         if number
-        else "No module needs FP32 beyond the operation policy."
+        else "Only autocast's own list stays in FP32."
     )
     st.markdown(f"**Operations.** {words}")
     widgets.link("operations", "See which and why")
@@ -73,7 +73,7 @@ with right:
         widgets.explain(finding.code)
 
 st.header("Memory saved", anchor=False)
-st.caption("Predicted by counting: weights, gradients, optimizer state and stored activations.")
+st.caption("Predicted by counting weights, gradients, optimizer state and stored activations.")
 levels = levels_frame(plan)
 levels["memory (MB)"] = levels["memory (MB)"].map("{:,.1f}".format)
 levels["possible"] = levels["possible"].map({True: "yes", False: "no"})

@@ -19,16 +19,17 @@ def analyze(
     run: options.RunArgument,
     as_json: options.JsonOption = False,
     verbose: Annotated[
-        bool, Option("--verbose", "-v", help="Also layers, histogram, formats, shapes.")
+        bool, Option("--verbose", "-v", help="Also show layers, histogram, formats and shapes.")
     ] = False,
     output: Annotated[
-        Path | None, Option("--output", "-o", metavar="PLAN", help="Write the plan here.")
+        Path | None, Option("--output", "-o", metavar="PLAN", help="Write the plan to this file.")
     ] = None,
     strict: options.StrictOption = False,
     against: Annotated[
         Path | None,
         Option(
-            metavar="PLAN", help="Check if this plan still holds; --strict then checks only that."
+            metavar="PLAN",
+            help="Check whether this plan still holds. --strict then checks only that.",
         ),
     ] = None,
     target: Annotated[options.Target, Option(help="The format to train in.")] = "fp16",
@@ -36,7 +37,7 @@ def analyze(
         int, Option(min=1, metavar="N", help="Advise shapes for N tensor-parallel parts.")
     ] = 1,
     probe: Annotated[
-        bool, Option("--probe", help="Train the script's first steps by the plan, too.")
+        bool, Option("--probe", help="Also train the script's first steps by the plan.")
     ] = False,
     script: options.ScriptWords = None,
 ) -> None:

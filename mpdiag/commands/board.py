@@ -9,11 +9,14 @@ from mpdiag.commands.shared.options import Board, RunArgument
 
 def board(
     run: RunArgument,
-    to: Annotated[Board, Option("--to", help="Which board.")] = "tensorboard",
+    to: Annotated[Board, Option("--to", help="The board to write to.")] = "tensorboard",
     output: Annotated[
         str | None,
         Option(
-            "--output", "-o", metavar="WHERE", help="TensorBoard's folder of runs, W&B's project."
+            "--output",
+            "-o",
+            metavar="WHERE",
+            help="TensorBoard's folder of runs, or W&B's project.",
         ),
     ] = None,
 ) -> None:

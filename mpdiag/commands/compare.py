@@ -16,7 +16,7 @@ def compare(
         Argument(metavar="A", parser=place, help="Reference: a run, a folder of runs, a baseline."),
     ],
     b: Annotated[Path, Argument(metavar="B", parser=place, help="Candidate: a run or a folder.")],
-    metric: Annotated[str | None, Option(metavar="NAME", help="Only this metric.")] = None,
+    metric: Annotated[str | None, Option(metavar="NAME", help="Compare only this metric.")] = None,
     margin: Annotated[
         list[str] | None,
         Option(
@@ -33,7 +33,7 @@ def compare(
         bool, Option("--strict", help="Exit with 1 if B is worse or undecided, or on a warning.")
     ] = False,
     allow_undecided: Annotated[
-        bool, Option("--allow-undecided", help="With --strict: undecided passes.")
+        bool, Option("--allow-undecided", help="With --strict, let undecided pass.")
     ] = False,
 ) -> None:
     """Say whether B trains as well as A. Equivalent, different, or how many seeds would decide."""
@@ -48,7 +48,7 @@ def compare(
     try:
         keep_comparison(comparison, a, b)
     except OSError as error:
-        terminal.remark(f"the comparison is not kept in {a}: {error.strerror or error}")
+        terminal.remark(f"cannot store the comparison in {a}: {error.strerror or error}")
     if output is not None:
         with writing(output):
             save_baseline(comparison.a, output)

@@ -50,9 +50,7 @@ def dashboard(
         int, Option(min=1, max=65535, metavar="PORT", help="The port it listens on.")
     ] = 8501,
     browser: Annotated[bool, Option(help="Open it in a browser.")] = True,
-    token: Annotated[
-        bool, Option(help="Let in only who has the token in the printed address.")
-    ] = True,
+    token: Annotated[bool, Option(help="Require the token of the printed address.")] = True,
 ) -> None:
     """Look at runs in a browser."""
     raise typer.Exit(serve(folder, port, browser=browser, token=token))

@@ -12,7 +12,7 @@ from mpdiag.commands.shared.options import WorkloadArgument, refuse_file
 def demo(
     workload: WorkloadArgument = "ssd",
     folder: Annotated[Path, Option(metavar="FOLDER", help="Where runs are kept.")] = Path("runs"),
-    seed: Annotated[int, Option(metavar="N", help="Decides weights and batches.")] = 0,
+    seed: Annotated[int, Option(metavar="N", help="Seed of weights and batches.")] = 0,
     steps: Annotated[
         int | None, Option(min=1, metavar="N", help="Steps of each training; fewer show less.")
     ] = None,

@@ -10,10 +10,10 @@ from mpdiag.commands.shared.options import JsonOption
 def doctor(
     as_json: JsonOption = False,
     verbose: Annotated[
-        bool, Option("--verbose", "-v", help="Every package and setting, and why.")
+        bool, Option("--verbose", "-v", help="Show every package and setting, with reasons.")
     ] = False,
 ) -> None:
-    """Say what is installed here, which devices, what is missing."""
+    """List installed and missing packages, and the devices."""
     from mpdiag.reports import next_commands, terminal
     from mpdiag.reports.machine import environment_text, examine
 

@@ -19,7 +19,7 @@ def explain(
         Argument(
             metavar="FINDING",
             autocompletion=lambda: list(codes()),
-            help="The code in brackets below a finding; without one, all of them.",
+            help="The code in brackets below a finding. Without one, list all codes.",
         ),
     ] = None,
     as_json: JsonOption = False,

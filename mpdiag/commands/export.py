@@ -13,7 +13,7 @@ from mpdiag.files.atomic import writing
 
 
 def export(
-    plan: Annotated[Path, Argument(metavar="PLAN", help="A plan, or the run it lies in.")],
+    plan: Annotated[Path, Argument(metavar="PLAN", help="A plan file, or the run that holds one.")],
     to: Annotated[
         str,
         Option(
@@ -24,7 +24,7 @@ def export(
         ),
     ],
     output: Annotated[
-        Path | None, Option("--output", "-o", metavar="FILE", help="Write it here.")
+        Path | None, Option("--output", "-o", metavar="FILE", help="Write to this file.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -38,7 +38,7 @@ def export(
     loaded = PrecisionPlan.load(plan)
     written = export_plan(loaded, to)
     if output is not None and output.exists() and output.samefile(plan):
-        raise UsageError(f"{output} is the plan itself: give another place with -o")
+        raise UsageError(f"{output} is the plan itself: choose another file with -o")
     if output is not None:
         with writing(output):
             output.write_text(written.text, encoding="utf-8")

@@ -29,28 +29,31 @@ def profile(
         Path | None,
         Argument(
             metavar="TRACE",
-            help="Of torch.profiler, nsys, ncu, nvprof or rocprofv3; - for stdin; a folder with one "
-            "for each rank.",
+            help="A trace of torch.profiler, nsys, ncu, nvprof or rocprofv3, a folder with one per "
+            "rank, or - for stdin.",
         ),
     ] = None,
     arguments: Annotated[
         list[str] | None,
-        Argument(metavar="ARGS", help="More ranks' traces, or of the script after --."),
+        Argument(metavar="ARGS", help="More ranks' traces, or the script's arguments after --."),
     ] = None,
     steps: Annotated[int, Option(min=1, metavar="N", help="Steps of a script to measure.")] = 3,
-    warmup: Annotated[int, Option(min=0, metavar="N", help="Steps to skip first.")] = 5,
+    warmup: Annotated[int, Option(min=0, metavar="N", help="Steps of a script to skip first.")] = 5,
     against: Annotated[
         Path | None,
-        Option(metavar="TRACE", help="An earlier trace: what moved onto Tensor Cores since?"),
+        Option(
+            metavar="TRACE", help="An earlier trace, to show what moved onto Tensor Cores since."
+        ),
     ] = None,
     triton_cache: Annotated[
         Path | None,
         Option(
-            metavar="DIR", help="Triton's cache or tritonparse's log: its code judges its kernels."
+            metavar="DIR",
+            help="Triton's cache or tritonparse's log, to read the code of its kernels.",
         ),
     ] = None,
     verbose: Annotated[
-        bool, Option("-v", "--verbose", help="Tables of kernels, steps and gaps, too.")
+        bool, Option("-v", "--verbose", help="Also show tables of kernels, steps and gaps.")
     ] = False,
     as_json: options.JsonOption = False,
     strict: options.StrictOption = False,

@@ -17,11 +17,12 @@ def record(
         Option(metavar="RUN", parser=place, help="Run folder or URL; default runs/NAME."),
     ] = None,
     every: Annotated[
-        int | None, Option(metavar="N", help="Record each N-th step; default dense, then sparse.")
+        int | None,
+        Option(metavar="N", help="Record every N-th step. Default: dense at first, then sparse."),
     ] = None,
     max_steps: Annotated[
         int | None,
-        Option(metavar="N", help="Record this many steps; the script runs on unrecorded."),
+        Option(metavar="N", help="Stop recording after N recorded steps; the script runs on."),
     ] = None,
     include: Annotated[
         str | None,

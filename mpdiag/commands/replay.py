@@ -46,12 +46,14 @@ def replay(
         Option(metavar="SCALE", help="Scale to begin with; by default the scaler's own."),
     ] = None,
     growth_factor: Annotated[
-        float, Option(metavar="FACTOR", help="Growth after a quiet interval.")
+        float, Option(metavar="FACTOR", help="Factor of the scale after a quiet interval.")
     ] = 2.0,
     backoff_factor: Annotated[
-        float, Option(metavar="FACTOR", help="Factor after an overflow.")
+        float, Option(metavar="FACTOR", help="Factor of the scale after an overflow.")
     ] = 0.5,
-    growth_interval: Annotated[int, Option(metavar="N", help="Steps of a quiet interval.")] = 2000,
+    growth_interval: Annotated[
+        int, Option(metavar="N", help="Steps without overflow before the scale grows.")
+    ] = 2000,
     min_scale: Annotated[
         float | None, Option(metavar="SCALE", help="The scale never falls below it; default 1.")
     ] = None,

@@ -14,17 +14,22 @@ def report(
     run: Annotated[
         AnyPath,
         Argument(
-            metavar="RUN", parser=place, help="A run, its URL, a GPU's trace, or ranks' traces."
+            metavar="RUN",
+            parser=place,
+            help="A run, its URL, a GPU's trace, or traces of several ranks.",
         ),
     ],
     output: Annotated[
         Path | None,
         Option(
-            "--output", "-o", metavar="FILE", help="Default: in RUN, or TRACE.html; .md: Markdown."
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="A .html or .md file. Default: in RUN, or TRACE.html.",
         ),
     ] = None,
     against: Annotated[
-        Path | None, Option(metavar="TRACE", help="With a trace: what changed since this one?")
+        Path | None, Option(metavar="TRACE", help="With a trace, show what changed since this one.")
     ] = None,
 ) -> None:
     """Write verdict and evidence into one HTML file, or Markdown."""

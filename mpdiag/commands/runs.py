@@ -17,7 +17,7 @@ def runs(
     ] = Path("runs"),
     as_json: JsonOption = False,
     verbose: Annotated[
-        bool, Option("--verbose", "-v", help="All runs, though a terminal is too small.")
+        bool, Option("--verbose", "-v", help="List all runs, even if the terminal is too small.")
     ] = False,
 ) -> None:
     """List the runs in a folder, newest first."""

@@ -37,26 +37,27 @@ def search(
     run: Annotated[
         Path | None,
         Option(
-            metavar="RUN", parser=place, help="Where the search is kept; the same again goes on."
+            metavar="RUN", parser=place, help="Folder of the search. The same command continues it."
         ),
     ] = None,
     plan: Annotated[
-        Path | None, Option(metavar="PLAN", help="Level and loss scale; default: recorded.")
+        Path | None,
+        Option(metavar="PLAN", help="A plan with level and loss scale. Default: recorded."),
     ] = None,
-    budget: Annotated[float, Option(min=0.01, metavar="MINUTES", help="Time it may take.")] = 30.0,
+    budget: Annotated[float, Option(min=0.01, metavar="MINUTES", help="Time budget.")] = 30.0,
     seeds: Annotated[
         int | None,
         Option(
             min=2,
             metavar="N",
-            help="FP32 seeds; their spread decides. Default 5; 2 of a script without {seed}.",
+            help="FP32 seeds. Their spread decides. Default: 5, or 2 for a script without {seed}.",
         ),
     ] = None,
     steps: Annotated[
         int | None, Option(min=1, metavar="N", help="Steps of each training of a workload.")
     ] = None,
     no_lists: Annotated[
-        bool, Option("--no-lists", help="Everything in FP16 but what is found, in a workload.")
+        bool, Option("--no-lists", help="Run a workload in FP16 except what is found.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:

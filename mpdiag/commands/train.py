@@ -11,7 +11,7 @@ from mpdiag.files.paths import place
 
 
 def train(
-    plan: Annotated[Path, Option(metavar="PLAN", help="The file of `mpdiag analyze -o`.")],
+    plan: Annotated[Path, Option(metavar="PLAN", help="The plan that `mpdiag analyze -o` wrote.")],
     script: ScriptWords = None,
     out: Annotated[
         Path | None,

@@ -34,7 +34,7 @@ def why(
     """Explain one layer, or a skipped step. Without LAYER, the layer that loses most."""
     if (run / META).is_file() or not _is_capsule(run):
         if model is not None:
-            raise UsageError(f"--model is for a skip capsule, and {run} is none: leave it out")
+            raise UsageError(f"--model is for a skip capsule, and {run} is not one: leave it out")
         _explain_layer(run, layer, as_json)
         return
     if layer is not None:
@@ -75,7 +75,7 @@ def _explain_skip(capsule: Path, model: str | None, as_json: bool) -> None:
     loaded = load_capsule(capsule)
     if model is None:
         raise UsageError(
-            f"to run the step again, the code of its {loaded.document.get('model')} is needed: pass "
+            f"running the step again needs the code of its {loaded.document.get('model')}: pass "
             "--model package.module:function, which returns the model and a loss function"
         )
     replayed = replay_capsule(loaded, builder_named(model))

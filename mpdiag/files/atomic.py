@@ -28,7 +28,7 @@ def writing(path: AnyPath) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        message = f"cannot write {path} ({error.strerror}): give another place with -o"
+        message = f"cannot write {path} ({error.strerror}): choose another file with -o"
         raise UsageError(message) from error
 
 

@@ -42,7 +42,7 @@ def test_every_view_of_a_hostile_run_without_an_error(page, address):
     for view in ("", *VIEWS):
         open_view(page, address, view, run="hostile")
         if view == "compare":
-            page.get_by_text("No run here is related to").wait_for()
+            page.get_by_text("No other run here has the plan or the model of").wait_for()
         elif view in ("gradients", "layers", "updates", "operations"):
             page.locator(".js-plotly-plot .main-svg").first.wait_for()
         assert page.locator('[data-testid="stException"]').count() == 0

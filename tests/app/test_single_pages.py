@@ -186,7 +186,7 @@ def test_only_related_runs_are_compared_unasked(opened, root, tmp_path):
     assert pair(test) == ["ssd", "ssd-2"]  # of one model
     assert len(test.get("plotly_chart")) == 3  # losses, intervals, layers
     alone = opened(tmp_path, view="compare", run="digits")
-    assert "No run here is related to digits" in words(alone)
+    assert "No other run here has the plan or the model of digits" in words(alone)
     chosen = test.selectbox(key="b").set_value("digits").run()
     assert "two different models" in chosen.warning[0].value
     asked = opened(tmp_path, view="compare", run="digits", a="digits", b="ssd")

@@ -42,7 +42,7 @@ def test_a_plan_that_is_there_is_never_replaced(bare):
     own = PrecisionPlan(run="edited", level="O2")
     own.save(bare / "plan.json")
     done = run("analyze", bare)
-    assert f"{bare / 'plan.json'} decides otherwise and is left as it is" in done.stderr
+    assert f"{bare / 'plan.json'} holds a different plan and was not replaced" in done.stderr
     assert PrecisionPlan.load(bare) == own
     (bare / "plan.json").write_text("{")
     assert "to replace it: mpdiag analyze" in run("analyze", bare).stderr
@@ -72,7 +72,7 @@ def test_a_folder_that_cannot_be_written_is_a_note(bare, monkeypatch):
     monkeypatch.setattr(PrecisionPlan, "save", fail)
     done = run("analyze", bare)
     assert done.exit_code == 0
-    assert f"note: cannot keep the plan in {bare} (Permission denied)" in done.stderr
+    assert f"note: cannot write the plan into {bare} (Permission denied)" in done.stderr
     assert run("analyze", bare, "--json").exit_code == 0
 
 

@@ -116,7 +116,7 @@ def test_ranks_share_a_url(url):
 
 @pytest.mark.parametrize("name", ["", ".", "/"])
 def test_what_has_no_name_is_not_written(name):
-    with pytest.raises(UsageError, match="give another place with -o"), writing(Path(name)):
+    with pytest.raises(UsageError, match="choose another file with -o"), writing(Path(name)):
         atomic_path(Path(name))
 
 

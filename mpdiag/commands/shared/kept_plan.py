@@ -33,9 +33,11 @@ def keep_plan(run: Run, plan: PrecisionPlan) -> str | None:
             return None
         if is_remote(place) or PrecisionPlan.load(place).decisions() == plan.decisions():
             return None
-        return f"{place} decides otherwise and is left as it is; to replace it: {rewrite}"
+        return f"{place} holds a different plan and was not replaced; to replace it: {rewrite}"
     except OSError as error:
-        return f"cannot keep the plan in {folder} ({error.strerror}): write it elsewhere with -o"
+        return (
+            f"cannot write the plan into {folder} ({error.strerror}): choose another file with -o"
+        )
     except MpdiagError as error:
         return f"{error}; to replace it: {rewrite}"
 
@@ -55,5 +57,5 @@ def refuse_trained(output: Path) -> None:
         UsageError: With the reason.
     """
     if output.name == PLAN and output.exists() and trained_by(output.parent):
-        message = f"{output.parent} was trained by the plan in it: give another place with -o"
+        message = f"{output.parent} was trained by the plan in it: choose another file with -o"
         raise UsageError(message)

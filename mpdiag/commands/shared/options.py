@@ -82,7 +82,7 @@ def refuse_suffix(output: Path, what: str, known: tuple[str, ...]) -> None:
     """
     suffix = output.suffix.lower()
     if suffix and suffix not in known:
-        message = f"{what} is written as {' or '.join(known)}, not as {suffix}: name {output} anew"
+        message = f"{what} is written as {' or '.join(known)}, not as {suffix}: choose another name"
         raise UsageError(message)
 
 

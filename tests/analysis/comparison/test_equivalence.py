@@ -197,7 +197,7 @@ def test_the_command_and_its_exit_codes(seeds, monkeypatch):
         ("fp32 empty", 3, "training.jsonl"),
         ("fp32 fp16 --margin -1", 2, ""),
         ("fp32 fp16 --metric speed", 2, ""),
-        ("fp32 fp16 -o nowhere/b.json", 2, "give another place with -o"),
+        ("fp32 fp16 -o nowhere/b.json", 2, "choose another file with -o"),
     ):
         found = run("compare", *words.split())
         assert (found.exit_code, sentence in found.stderr) == (code, True), words
