@@ -360,7 +360,7 @@ class PrecisionPlan:
         try:
             known = None if model is None else ModelFingerprint.from_json(model)
         except ValueError as error:
-            raise DamagedPlan(f"plan.model is damaged ({error}): write the plan anew") from error
+            raise DamagedPlan(f"plan.model is damaged ({error}): write the plan again") from error
         return dataclasses.replace(plan, model=known)
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -453,7 +453,7 @@ def _decode(kind: Any, value: Any, where: str) -> Any:  # noqa: C901 - a case fo
             return value
     elif isinstance(value, dict) and _is_plain(value):  # evidence
         return value
-    raise DamagedPlan(f"{where} is {value!r}, which is not allowed there: write the plan anew")
+    raise DamagedPlan(f"{where} is {value!r}, which is not allowed there: write the plan again")
 
 
 def _is_plain(value: dict[str, Any]) -> bool:
@@ -467,7 +467,7 @@ def _is_plain(value: dict[str, Any]) -> bool:
 
 def _decode_object(kind: type[Any], value: Any, where: str) -> Any:
     if not isinstance(value, dict):
-        message = f"{where} should be an object, not {type(value).__name__}: write the plan anew"
+        message = f"{where} should be an object, not {type(value).__name__}: write the plan again"
         raise DamagedPlan(message)
     hints = typing.get_type_hints(kind)
     unknown = set(value) - {f.name for f in dataclasses.fields(kind)}
@@ -477,4 +477,4 @@ def _decode_object(kind: type[Any], value: Any, where: str) -> Any:
     try:
         return kind(**{k: _decode(hints[k], v, f"{where}.{k}") for k, v in value.items()})
     except TypeError as error:
-        raise DamagedPlan(f"{where} is incomplete ({error}): write the plan anew") from error
+        raise DamagedPlan(f"{where} is incomplete ({error}): write the plan again") from error

@@ -91,7 +91,7 @@ def _model(plan: PrecisionPlan, now: PrecisionPlan) -> Iterator[Finding]:
             code="plan-model-unknown",
             message=f"{whose} does not say which model it is of, so this was not checked",
             evidence={"plan": plan.model is not None, "run": now.model is not None},
-            fix="write the plan anew with mpdiag analyze RUN -o PLAN",
+            fix="write the plan again with mpdiag analyze RUN -o PLAN",
         )
         return
     difference = compare_models(plan.model, now.model)

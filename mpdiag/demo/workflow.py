@@ -34,6 +34,7 @@ from mpdiag.recording.counting.host import prepare
 from mpdiag.recording.recorder import record
 from mpdiag.reports import terminal
 from mpdiag.reports.machine import processor_cores
+from mpdiag.reports.next_commands import NOTHING, compare_them
 from mpdiag.reports.text.analysis import after_analysis, gradients_picture, summary_text
 from mpdiag.reports.text.tables import Fitted
 from mpdiag.runs.results import add_margins
@@ -146,7 +147,9 @@ def run_demo(
     terminal.show(*summary_text(analysis), "", *gradients_picture(analysis))
     if variants:
         terminal.show("", demo_text(workload.metric, workload.higher_is_better, outcomes, analysis))
-    terminal.name_next(*after_analysis(analysis, run))
+    planned = outcomes[2].run if variants else None
+    comparison = compare_them(run, planned) if planned is not None else NOTHING
+    terminal.name_next(*(comparison or after_analysis(analysis, run)))
     return run
 
 
