@@ -82,13 +82,8 @@ def refuse_suffix(output: Path, what: str, known: tuple[str, ...]) -> None:
     """
     suffix = output.suffix.lower()
     if suffix and suffix not in known:
-<<<<<<< HEAD
         message = f"{what} is written as {' or '.join(known)}, not as {suffix}: choose another name"
         raise UsageError(message)
-=======
-        endings = " or ".join(known)
-        raise UsageError(f"{what} is not written as {suffix}: name it {output.stem} with {endings}")
->>>>>>> 8d2131b7 (The demo names the comparison with its own training by the plan; plans are written again, not anew)
 
 
 def refuse_shadow(output: Path) -> None:
