@@ -41,7 +41,7 @@ def why() -> None:
     widgets.link("gradients", "See it in the gradients", scale=scale)
     st.markdown(f"**Master weights.** {in_markdown(sentence(plan.master_weights.reason))}")
     widgets.link("updates", "See it in the updates")
-    number = len(plan.fp32_operations)
+    number = len({choice.module for choice in plan.fp32_operations})
     words = (
         counted(number, "module stays", "modules stay") + " in FP32."
         if number
