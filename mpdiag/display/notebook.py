@@ -87,10 +87,12 @@ def plan_parts(plan: Any, *, scaled: bool, said: Collection[str] = ()) -> tuple[
         ("Gradient reduction", reduction and f"{reduction.dtype}{divided}"),
         ("To pad", ", ".join(f"{s.module} {s.size}→{s.padded}" for s in plan.shapes)),
     ]
+    modules = plan.fp32_modules  # most are among the operations, too
+    choices = (*modules, *(c for c in plan.fp32_operations if c not in modules))
     return (
         _scale_figure(plan.loss_scale) if scaled else "",
         facts(rows),
-        _choices_table((*plan.fp32_modules, *plan.fp32_operations)),
+        _choices_table(choices),
         note(f"run {plan.run}" if plan.run else ""),
     )
 

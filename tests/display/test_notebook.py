@@ -68,3 +68,10 @@ def test_a_log_that_cannot_be_read_draws_nothing(run, tmp_path):
     broken = replace(run, folder=tmp_path)
     (tmp_path / "training.jsonl").write_text('{"step": 0, "loss": 1}\n[]\n{"step": 1}\n')
     assert "svg" not in Page(broken._repr_html_()).tags
+
+
+def test_a_module_that_stays_in_fp32_as_a_whole_is_listed_once():
+    whole, single = Fp32Choice("", "head", "too large"), Fp32Choice("exp", "body", "overflows")
+    plan = PrecisionPlan(fp32_modules=(whole,), fp32_operations=(whole, single))
+    assert plan._repr_html_().count("too large") == 1
+    assert plan._repr_html_().count("overflows") == 1
