@@ -427,7 +427,8 @@ class OperationSteps(StepListener):
 
     They are due at the steps of ``next_operations``, and as soon as a layer has grown beyond what they
     showed (``growth.py``). From the fourth time on they wait until the budget has room for them, and a
-    step is run again only where it has room for that, too; unless their number was asked for.
+    step is run again only where it has room for that, too; unless their number was asked for. A step in
+    which a layer has grown shows values alone: what rounding does is compared between planned steps.
 
     Where optimizers step one at a time, as in a GAN, a step of one shows a part of the training: each
     time operations are due, they are recorded until every optimizer has stepped. Those of the first
@@ -474,7 +475,8 @@ class OperationSteps(StepListener):
         self._exact = exact
         self.with_effects = True
         self._number = 0  # of the present step, or of the one that begins
-        self._last = -1  # step in which every optimizer had been seen
+        self._last = -1  # planned step in which every optimizer had been seen
+        self._planned = True  # what is recorded now, or was recorded last
         self._done = 0  # of ``count``
         self._tries = 0  # steps recorded since then
         self._opening = False  # the first step of a phase is still to be recorded
@@ -496,17 +498,21 @@ class OperationSteps(StepListener):
 
     def _due(self) -> bool:
         """Whether operations are recorded in the present step, if it is."""
-        if self._tries > 0:
-            return True
-        if self._count is not None:
-            return self._done < self._count and self._number >= next_operations(self._last)
-        grown = self._growth.passed and self._last >= _SECOND_OPERATIONS
-        due = grown or self._number >= next_operations(self._last)
+        return self._tries > 0 or self._is_planned() or self._has_grown()
+
+    def _is_planned(self) -> bool:
+        if self._count is not None and self._done >= self._count:
+            return False
+        due = self._number >= next_operations(self._last)
         return due and (self._early or self._governor.affords_operations(effects=False))
+
+    def _has_grown(self) -> bool:
+        asks = self._growth.passed and self._count is None and self._last >= _SECOND_OPERATIONS
+        return asks and self._governor.affords_operations(effects=False)
 
     @property
     def _early(self) -> bool:
-        """Whether the operations of the present step are due whatever they cost."""
+        """Whether planned operations of the present step are recorded whatever they cost."""
         return self._count is not None or self._last < _THIRD_OPERATIONS
 
     def refuse(self, reason: str) -> None:
@@ -525,8 +531,12 @@ class OperationSteps(StepListener):
         """Whether this step's operations are recorded."""
         self._opening |= step.opens
         self._number = step.number
+        if self._tries == 0:
+            self._planned = self._is_planned()
         due = step.recorded and self._count != 0 and (self._opening or self._due())
-        self.with_effects = self._early or self._governor.affords_operations(effects=True)
+        self.with_effects = self._opening or (
+            self._planned and (self._early or self._governor.affords_operations(effects=True))
+        )
         self._watch.begin(step.number, due, effects=self.with_effects)
         if self._tries == 0:
             self._missing = {id(o) for o in self._optimizers}
@@ -554,6 +564,7 @@ class OperationSteps(StepListener):
         except Exception as error:  # noqa: BLE001 - training goes on, and so does the recording
             self._failed("writing operations", error)
             self._opening = False  # the next planned step tries again, and none before it
+            self._growth.operations_recorded(step.number)
             self._note_done(step.number)
 
     def optimizer_stepped(self, optimizer: Optimizer) -> None:
@@ -571,7 +582,9 @@ class OperationSteps(StepListener):
             self._note_done(step)
 
     def _note_done(self, step: int) -> None:
-        self._last, self._done, self._tries = step, self._done + 1, 0
+        self._done, self._tries = self._done + 1, 0
+        if self._planned:
+            self._last = step
 
     def stopped(self) -> None:
         """Record no operations any more."""

@@ -146,7 +146,11 @@ def test_a_layer_that_grows_asks_for_operations(tmp_path, options, steps):
             model(x * size).sum().backward()
             optimizer.step()
     assert recorder.failures == []
-    assert open_run(tmp_path / "run").meta["operations"]["steps"] == steps
+    run = open_run(tmp_path / "run")
+    assert run.meta["operations"]["steps"] == steps
+    # What rounding does is compared between planned steps; the first one's weights say little.
+    shown = {o.step for o in run.operations() if "gradient_error_fp16" in o.facts}
+    assert shown == set(steps) - {0, 31, 62} - ({90} if options == {"every": 30} else set())
 
 
 def test_a_users_own_mode_is_left_as_it_was(tmp_path):
