@@ -17,9 +17,9 @@ from mpdiag.analysis.layers import UNKNOWN, LargestValues
 from mpdiag.analysis.operations.gradient_rules import (
     SUSPICIONS,
     Site,
+    decisive,
     gradient_errors,
     harmless,
-    latest,
     site,
 )
 from mpdiag.analysis.operations.graph import (
@@ -138,15 +138,15 @@ def _by_gradients(
 ) -> list[OperationFinding]:
     """What the other rules leave in the format and whose rounding the gradients feel, once a place."""
     kept = {(f.op, f.module, f.where) for f in merged if not f.covered}
-    last = latest(graphs, target)
+    steps = decisive(graphs, target)
     found: dict[Site, OperationFinding] = {}
-    for number, graph in enumerate(graphs):
+    for number, graph in reversed(list(enumerate(graphs))):
         fp32 = frozenset(o.index for o in graph.operations if not o.node and site(o) in kept)
         step = store(graph, target, fp32=fp32)
         new = {
             index: finding
             for index, finding in gradient_errors(step)
-            if index not in fp32 and last[site(graph.operations[index])] == number
+            if index not in fp32 and number in steps[site(graph.operations[index])]
         }
         for index, finding in _at_the_source(step, _not_in_place(step, new), {}).items():
             flops, moved = _shares(graph, graph.operations[index])

@@ -16,7 +16,8 @@ is raised to powers all show.
   does: the suspicion is dropped. Gradients alone do not show it: one of many parameters, with a large
   gradient, hides the others'.
 
-The last recorded step decides: errors matter more as a loss falls.
+Errors matter more as a loss falls, and differ between batches. So any step from ``SETTLED`` on decides.
+If none was measured, the last step decides; for ``harmless`` it always does.
 """
 
 import math
@@ -51,6 +52,8 @@ HARMLESS = 0.1
 """Change of the gradients up to which a suspicion of another rule is dropped."""
 UNFELT = 1.0
 """Change of the loss, beside what a step changes, up to which it is: as ``rules.FELT``."""
+SETTLED = 100
+"""The first step that shows what training has made of the weights."""
 SUSPICIONS = frozenset({"imprecise", "indistinct", "cancellation", "swallowed"})
 """Rules about precision that go by an operation alone, and not by what follows from it."""
 
@@ -170,13 +173,20 @@ def _is_harmless(graph: StepGraph, op: Operation, error: float, change: float) -
     return error < HARMLESS and (moves is None or change < UNFELT * moves)
 
 
-def latest(graphs: Sequence[StepGraph], target: FloatFormat) -> dict[Site, int]:
-    """The last of some steps in which each operation's effect was measured."""
+def decisive(graphs: Sequence[StepGraph], target: FloatFormat) -> dict[Site, frozenset[int]]:
+    """The steps by which each operation's effect is judged, as places among some steps.
+
+    Those from ``SETTLED`` on in which it was measured, or the last one where none was.
+    """
+    measured: dict[Site, dict[int, int]] = {}
+    for number, graph in enumerate(graphs):
+        for op in graph.operations:
+            if not op.node and effect(op, target) is not None:
+                measured.setdefault(site(op), {})[number] = op.step
     return {
-        site(op): number
-        for number, graph in enumerate(graphs)
-        for op in graph.operations
-        if not op.node and effect(op, target) is not None
+        place: frozenset(n for n, step in steps.items() if step >= SETTLED)
+        or frozenset({max(steps)})
+        for place, steps in measured.items()
     }
 
 

@@ -118,6 +118,24 @@ def test_the_last_step_that_was_measured_decides(run):
     assert named(with_effect(early, 0.01, 0.0), curve=curve) == set()
 
 
+@pytest.mark.parametrize(
+    ("steps", "harms", "found"),
+    [
+        ((100, 125), 100, {"bmm"}),  # batches differ: the one after it is harmless
+        ((100, 125), 125, {"bmm"}),
+        ((60, 125), 60, set()),  # what training has grown out of
+        ((60, 80), 60, set()),
+        ((60, 80), 80, {"bmm"}),
+    ],
+)
+def test_any_step_decides_once_training_has_settled(run, steps, harms, found):
+    """The recording's step 10, as if it were two later steps."""
+    curve = LossCurve({k: 1.0 - 0.001 * k for k in range(200)})
+    ten = [o for o in with_effect(run.operations(), 0.01, 0.0) if o.step == 10]
+    later = [replace(o, step=step) for step in steps for o in ten]
+    assert named(with_effect(later, 50.0, 10.0, at=harms), curve=curve) == found
+
+
 def test_the_verdict_says_in_which_steps_gradients_were_looked_at(run, monkeypatch):
     assert gradient_rules.run_again(run.operations(), FP16) == (10,)
     said = mpdiag.analyze(run).verdict.not_examined
