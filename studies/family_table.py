@@ -18,7 +18,7 @@ from rich.text import Text
 from mpdiag.analysis.comparison.equivalence import judge_equivalence
 from mpdiag.analysis.comparison.rates import compare_rates
 from mpdiag.analysis.layers import merge_layers, share
-from mpdiag.analysis.scaling.necessity import needs_scale, values_lost
+from mpdiag.analysis.scaling.necessity import lost_as_much, values_lost
 from mpdiag.display.wording import percent
 from mpdiag.files.documents import finite
 from mpdiag.numerics.formats import FP16
@@ -185,7 +185,7 @@ def onset(analysis: Analysis) -> int | None:
     h = late.histograms
     for k in range(FURTHEST + 1):
         sums = share(h.abs_sum(FP16.zero_exponent + k).value, h.abs_sum().value)
-        if needs_scale(values_lost(late, FP16, -k), sums):
+        if np.any(lost_as_much(values_lost(late, FP16, -k), sums)):
             return int(2**k)
     return None
 
@@ -245,7 +245,7 @@ def explain(row: Family) -> str:
     if row.onset is None:
         return f"No scale is needed: {lost}, and no larger mean would change that."
     return (
-        f"{'A scale is a harmless insurance' if row.need == 'advisable' else 'No scale is needed'}: "
+        f"{'A scale is recommended' if row.need == 'advisable' else 'No scale is needed'}: "
         f"{lost}; with {row.onset:,} times as many elements in the loss's mean one would be."
     )
 

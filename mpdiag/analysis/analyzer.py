@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,10 @@ from mpdiag.analysis.findings import Finding, by_severity
 from mpdiag.analysis.format_advice import advise_layers, choose_reduction, summarise_formats
 from mpdiag.analysis.layers import Layers
 from mpdiag.analysis.operations import choice, detection
-from mpdiag.analysis.operations.gradient_rules import run_again
+from mpdiag.analysis.operations.fp32_gradients import fp32_gradients
+from mpdiag.analysis.operations.gradient_rules import run_again, site
 from mpdiag.analysis.operations.graph import split
-from mpdiag.analysis.operations.layer_effects import layer_evidence
+from mpdiag.analysis.operations.layer_effects import layer_evidence, within
 from mpdiag.analysis.operations.loss_change import loss_curve
 from mpdiag.analysis.operations.rules import OperationFinding
 from mpdiag.analysis.run_statistics import RunStatistics, read_statistics
@@ -27,6 +28,7 @@ from mpdiag.analysis.scaling.loss_scale import (
     LossScaleAnalysis,
     analyze_loss_scale,
     nothing_concluded,
+    nothing_stored,
 )
 from mpdiag.analysis.scaling.windows import whole_window
 from mpdiag.analysis.shapes.advice import advise_shapes, recorded_generation
@@ -35,6 +37,7 @@ from mpdiag.analysis.verdict.evidence import Case, extent_of, narrowed
 from mpdiag.analysis.verdict.judgement import judge, unanswered
 from mpdiag.analysis.verdict.probe import Probe, probe_findings, with_probe
 from mpdiag.analysis.weight_updates import advise_levels, analyze_weight_updates
+from mpdiag.display.wording import scale_text
 from mpdiag.numerics.formats import BF16, FP16, FloatFormat, format_named, half_of
 from mpdiag.plan import Fp32Choice, MasterWeightsPlan, PrecisionPlan, Verdict
 from mpdiag.runs.results import read_comparison
@@ -169,6 +172,7 @@ def analyze(
         single = choice.proven_operations(proven)
         named = choice.leading_modules(modules, single, split(recorded))
         operations = (*named, *single)
+    named = (*named, *_modules_apart(scale))
     curve = loss_curve(opened)
     wanted = Wanted(fmt.name, recorded_generation(opened.meta), shards)
     shapes, shape_findings = advise_shapes(opened, wanted)
@@ -231,7 +235,8 @@ def _scale(
     """The loss scale, if the run is one of FP32: what was rounded before is gone from its record."""
     narrow = narrowed(run)
     if not narrow:
-        return analyze_loss_scale(statistics, layers, target)
+        optimizers = run.meta.get("optimizers") or ()
+        return analyze_loss_scale(statistics, layers, target, optimizers)
     _, maxima, non_finite = statistics.step_maxima()
     return nothing_concluded(
         layers,
@@ -248,23 +253,74 @@ def _with_operations(
 ) -> tuple[LossScaleAnalysis, tuple[OperationFinding, ...]]:
     """The operations that need FP32, and the loss scale of a training that keeps them there.
 
-    A product in FP32 computes the gradients of its weights in FP32: these limit no scale.
+    If no scale fits, the modules around the layers that set the interval are tried in FP32, too.
     """
-    recorded = run.operations()
-    curve = loss_curve(run)
+    recorded, curve = run.operations(), loss_curve(run)
+    graphs, rows = split(recorded), run.modules()
+    parameters = {str(row["name"]): int(row["numel"]) for row in rows if row["what"] == "parameter"}
     sizes = statistics.largest_values({op.step for op in recorded})
     found = detection.find_operations(recorded, target, scale.plan.recommended, curve, sizes)
-    wide = frozenset(
-        f.module for f in found if f.module and not f.covered and detection.is_low(f.op)
+    sites = {(f.op, f.module, f.where) for f in found if not f.covered}
+
+    def again(*modules: str) -> LossScaleAnalysis:
+        wide = fp32_gradients(
+            graphs,
+            parameters,
+            lambda op: site(op) in sites or any(within(op.module, name) for name in modules),
+        )
+        if not scale.depends_on(wide):
+            return scale
+        rest = statistics.without_gradients(wide)
+        if not _has_gradients(rest.layers()):
+            return nothing_stored(scale, target)
+        judged = _scale(run, rest, rest.layers(), target)
+        return replace(scale if judged.void else judged, fp32_modules=modules)
+
+    best = again()
+    if not best.fits or best.out_of_reach:
+        names = {str(row["name"]) for row in rows if row["what"] == "module"}
+        best = next((tried for tried in _with_modules(best, names, again) if _holds(tried)), best)
+    if best is scale:
+        return scale, found
+    found = detection.find_operations(recorded, target, best.plan.recommended, curve, sizes)
+    inside = [f for f in found if any(within(f.module, name) for name in best.fp32_modules)]
+    return best, tuple(f for f in found if f.covered or f not in inside)
+
+
+MOST_MODULES = 4
+"""Modules that are put into FP32 together, one after the other, until a loss scale fits."""
+
+
+def _with_modules(
+    scale: LossScaleAnalysis, names: Collection[str], again: Callable[..., LossScaleAnalysis]
+) -> Iterator[LossScaleAnalysis]:
+    """Loss scales with modules in FP32: one that holds an end of the interval, or several of one end."""
+    ends = scale.ends(names)
+    for module in dict.fromkeys(name for around in ends for name in around):
+        yield again(module)
+    for end in range(len(ends)):
+        kept: tuple[str, ...] = ()
+        tried = scale
+        while len(kept) < MOST_MODULES:
+            around = tried.ends(names)[end : end + 1]
+            if not around or not around[0] or around[0][0] in kept:
+                break
+            kept = (*kept, around[0][0])
+            tried = again(*kept)
+            yield tried
+
+
+def _holds(scale: LossScaleAnalysis) -> bool:
+    """Whether a scale fits that loses nothing that may matter."""
+    return scale.fits and not scale.tight and not scale.out_of_reach
+
+
+def _modules_apart(scale: LossScaleAnalysis) -> tuple[Fp32Choice, ...]:
+    """The modules that must stay FP32 for a loss scale to fit."""
+    reason = (
+        f"no loss scale fits with it in FP16; in FP32, {scale_text(scale.plan.recommended)} fits"
     )
-    if (scale.limiting_layer or "").rpartition(".")[0] not in wide:
-        return scale, found
-    rest = statistics.without_weight_gradients(wide)
-    again = _scale(run, rest, rest.layers(), target)
-    if again.void:
-        return scale, found
-    recommended = again.plan.recommended
-    return again, detection.find_operations(recorded, target, recommended, curve, sizes)
+    return tuple(Fp32Choice("", module, reason) for module in scale.fp32_modules)
 
 
 def _nothing_concluded(

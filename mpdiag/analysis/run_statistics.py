@@ -49,8 +49,8 @@ UPDATE_FIGURES: tuple[tuple[FormatFact, str] | str, ...] = (
     SAMPLED,
 )
 """What is summed over updates: a column, or a fact of a format; ``numel`` where some were sampled."""
-PARTS_OF_TRAINING = 5
-"""Equal parts of a training that the paths of weights are summed over."""
+PARTS_OF_TRAINING = 10
+"""Equal parts of a training that the paths of weights are summed over; a fifth is two of them."""
 PATH_FIGURES = 1 + len(HALVES)
 """Of a path: its length, and how much of it weights of each half-precision format would not take."""
 
@@ -83,7 +83,7 @@ class RunStatistics:
         pieces: Reads the rows, some at a time; keywords as for ``Run.pieces``, which it may disregard.
         length: How many steps the training had; 0 if that is not known.
         keeping: Modules that add their outputs to what autograd keeps.
-        without: Modules: the gradients of their own weights are left out.
+        without: Parameters and modules: their gradients are left out, of modules their outputs'.
     """
 
     def __init__(
@@ -103,9 +103,9 @@ class RunStatistics:
         """Rows that are in memory."""
         return cls(lambda **_: (records,), length, keeping)
 
-    def without_weight_gradients(self, modules: Collection[str]) -> RunStatistics:
-        """The same without the gradients of some modules' own weights."""
-        without = self._without.union(modules)
+    def without_gradients(self, names: Collection[str]) -> RunStatistics:
+        """The same without the gradients of some parameters and of some modules' outputs."""
+        without = self._without.union(names)
         return RunStatistics(self._read, self._length, self._keeping, without)
 
     def layers(self) -> Layers:
@@ -132,8 +132,22 @@ class RunStatistics:
         return self._overview.words["name"], self._sums.updates
 
     def update_paths(self) -> NDArray[np.float64]:
-        """How far weights moved, see ``sum_paths``, by figure, part of the training and name."""
-        return self._sums.paths
+        """How far weights moved, see ``sum_paths``, by figure, fifth of the training and name."""
+        figures, parts, names = self._sums.paths.shape
+        fifths: NDArray[np.float64] = self._sums.paths.reshape(figures, parts // 2, 2, names).sum(2)
+        return fifths
+
+    def paths_in(self, window: Window) -> dict[str, float]:
+        """How far each parameter moved in a part of the training, its Σ|Δw|.
+
+        The steps after the last recorded one are taken to move it as much as those before.
+        """
+        reached = _length(self.steps())
+        middles = (np.arange(PARTS_OF_TRAINING) + 0.5) * reached / PARTS_OF_TRAINING
+        paths = self._sums.paths[0][window.holds(middles)].sum(axis=0)
+        paths *= max(1.0, self._length / reached)
+        code = {name: i for i, name in enumerate(self._overview.words["name"])}
+        return {name: float(paths[code[name]]) for name in self.layers().of_kind("update").names}
 
     def by_step(self, layers: Collection[str], steps: NDArray[np.int64]) -> list[ExponentHistogram]:
         """Activation gradients of each of some layers by step: stacks of batch shape (steps,)."""
@@ -184,11 +198,8 @@ class RunStatistics:
                 codes[column] = tables[key][getattr(piece, column)]
             recoded = replace(piece, words=dict(words), **codes)
             if self._without:
-                modules = [
-                    name for name in words["name"] if name.rpartition(".")[0] in self._without
-                ]
-                own = recoded.of_kind("weight_grad") & recoded.with_names(modules)
-                recoded = recoded.select(~own)
+                kinds = recoded.of_kind("weight_grad") | recoded.of_kind("activation_grad")
+                recoded = recoded.select(~(kinds & recoded.with_names(self._without)))
             yield recoded
 
     @cached_property
@@ -274,6 +285,11 @@ class _Sums:
     paths: NDArray[np.float64]
 
 
+def _length(steps: NDArray[np.int64]) -> int:
+    """How many steps recorded ones stand for, each of them for those up to the next."""
+    return int(steps[-1] + (steps[-1] - steps[-2] if steps.size > 1 else 1))
+
+
 def sum_updates(records: Records, rows: NDArray[np.int64], sums: NDArray[np.int64]) -> None:
     """Add ``UPDATE_FIGURES`` of some rows to sums by figure and name."""
     for row, what in zip(sums, UPDATE_FIGURES, strict=True):
@@ -295,8 +311,8 @@ def sum_paths(updates: Records, steps: NDArray[np.int64], sums: NDArray[np.float
         sums: float64 (1 + formats, parts, names), added to: the length, then what weights in each of
             ``HALVES`` lose of it.
     """
-    gaps = np.diff(steps, append=steps[-1] + (steps[-1] - steps[-2] if steps.size > 1 else 1))
-    length = int(steps[-1] + gaps[-1])
+    length = _length(steps)
+    gaps = np.diff(steps, append=length)
     part = np.minimum(updates.step * PARTS_OF_TRAINING // length, PARTS_OF_TRAINING - 1)
     sampled = updates.sampled_from > 0
     share = np.where(sampled, updates.sampled_from / np.maximum(1, updates.numel), 1.0)

@@ -24,6 +24,8 @@ this way: trainings that end in a fine fit, which rounded weights cannot hold th
 """
 
 
+FAINT = 2.0**-12
+"""Largest value of a bias, as a share of its module's mean output, that FP16 rounds away there."""
 HELD = 0.25
 """Share of a parameter's Σ|w| that a format makes 0, from which it does not hold the parameter."""
 
@@ -105,12 +107,20 @@ def _sampling(seen: NDArray[np.int64], of: NDArray[np.int64]) -> str:
 
 
 def _vanished(layers: Layers | None, held: FloatFormat) -> tuple[float, str]:
-    """The largest share of a parameter's Σ|w| that a format makes 0, and its name."""
+    """The largest share of a parameter's Σ|w| that a format makes 0, and its name.
+
+    A bias far below what it is added to does not count: the bias of an attention's keys stays near 0,
+    as softmax takes out what is the same for all keys.
+    """
     weights = None if layers is None else layers.of_kind("weight")
-    if weights is None or len(weights) == 0:
+    if layers is None or weights is None or len(weights) == 0:
         return 0.0, ""
-    h = weights.histograms
+    h, outputs = weights.histograms, layers.of_kind("activation")
+    means = share(outputs.histograms.abs_sum().value, outputs.histograms.finite)
+    beside = {f"{name}.bias": FAINT * mean for name, mean in zip(outputs.names, means, strict=True)}
+    faint = [top < beside.get(name, 0.0) for name, top in zip(weights.names, h.absmax, strict=True)]
     lost = share(h.abs_sum(held.zero_exponent).value, h.abs_sum().value)
+    lost[faint] = 0.0
     worst = int(np.argmax(lost))
     return float(lost[worst]), str(weights.names[worst])
 

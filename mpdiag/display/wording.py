@@ -3,7 +3,7 @@
 import html
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 MODEL = "(the model)"
 # What a terminal would obey instead of showing: C0, DEL, C1, marks that turn the direction
@@ -48,11 +48,21 @@ def layer_name(name: str | None) -> str:
     return name or MODEL
 
 
+_NAMED_LAYERS = 2
+
+
 def spoken_layer(name: str | None) -> str:
     """A module's or parameter's name within a sentence, where a bare number would be misread."""
     if not name:
         return "the model"
     return f"layer {name}" if name.isdecimal() else name
+
+
+def spoken_layers(names: Sequence[str]) -> str:
+    """Some layers in a phrase: all of two, else the first and how many more."""
+    if len(names) <= _NAMED_LAYERS:
+        return " and ".join(map(spoken_layer, names))
+    return f"{spoken_layer(names[0])} and {counted(len(names) - 1, 'other layer')}"
 
 
 def percent(fraction: float, digits: int = 2) -> str:

@@ -76,7 +76,7 @@ def test_seeds_that_are_not_done_yet_are_left_out_of_the_reference():
         ({"need": "not needed", "onset": 512, "worst_lost": 1e-4},
          "0.01 % of its gradients' sum at scale 1; with 512 times as many elements in the loss's mean"),
         ({"need": "not needed", "onset": None}, "no larger mean would change that"),
-        ({"need": "advisable", "onset": 2}, "A scale is a harmless insurance"),
+        ({"need": "advisable", "onset": 2}, "A scale is recommended"),
     ],
 )  # fmt: skip
 def test_each_row_explains_itself(changes, words):

@@ -99,6 +99,31 @@ def test_weights_that_vanish_need_masters(size, needed, tmp_path):
         assert masters.reason.startswith("FP16 makes 100 % of the sum of 0.weight 0; ")
 
 
+def test_a_bias_that_is_nothing_beside_what_it_is_added_to_needs_no_masters(tmp_path):
+    """A key bias of an attention: softmax takes out what it adds, and only rounding moves it."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 1))
+    bias = model[0].bias
+    with torch.no_grad():
+        bias.fill_(1e-9)
+    others = [p for p in model.parameters() if p is not bias]
+
+    def optimizer(_parameters, rate):
+        return torch.optim.SGD([{"params": [bias], "lr": 1e-12}, {"params": others}], rate)
+
+    def loss(model, _step):
+        return model(torch.ones(4, 8)).square().mean()
+
+    run = record_steps(tmp_path / "run", model, loss, 3, optimizer, 0.05)
+    analysis = mpdiag.analyze(run)
+    weights = analysis.layers.of_kind("weight")
+    held = weights.select(weights.names == "0.bias").histograms
+    assert held.absmax.max() < 2.0**-25  # FP16 makes it 0
+    masters = analysis.plan.master_weights
+    assert masters.evidence["weights_vanished"] == 0
+    assert not masters.needed
+
+
 def record(folder, make=torch.optim.Adam, rate=1e-3):
     return record_steps(folder, network(), loss_of_network, 3, make, rate, every=1)
 

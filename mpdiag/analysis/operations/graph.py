@@ -19,9 +19,10 @@ from mpdiag.numerics.formats import FloatFormat
 from mpdiag.runs.operations import NONE, Operation, TensorRecord
 
 _FLOATS = frozenset({"float16", "bfloat16", "float32"})
-_PASSING = frozenset(
+PASSING = frozenset(
     "clone _unsafe_view alias_copy copy_ contiguous constant_pad_nd add add_ cat dropout".split()
 )
+"""Operations whose results are values that they read, or sums of these."""
 _COPIES = frozenset({"_unsafe_view", "alias_copy", "clone", "contiguous", "expand_copy"})
 _SELECTING = frozenset(
     "threshold_backward hardtanh_backward where masked_fill masked_fill_".split()
@@ -174,7 +175,7 @@ class StepGraph:
                 lowest = op.facts["lowest_row_maximum"]
                 if -FP32_LIMIT < lowest <= -60000 or op.facts.get("highest", math.inf) >= 60000:
                     return False
-            elif op.op not in _PASSING or not all(
+            elif op.op not in PASSING or not all(
                 self.masked_softmax(t, depth - 1) for t in op.outputs
             ):
                 return False
@@ -367,6 +368,9 @@ def _result_is_low(
     if op.op.startswith(("native_batch_norm", "_native_batch_norm", "cudnn_batch_norm")):
         inputs = inputs[:1]  # its statistics and weights are FP32 for any input
     wide = [t for t in inputs if t.shape] or inputs  # numbers without dimensions do not promote
+    if policy and op.op == "add" and op.module:
+        # A linear layer in two operations: autocast casts its bias as it does its weight.
+        wide = [t for t in wide if t.parameter != f"{op.module}.bias"] or wide
     if not wide:
         return not policy
     return all(low[t.tensor] for t in wide)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from mpdiag.analysis.findings import Finding
 from mpdiag.analysis.layers import Layers
 from mpdiag.analysis.scaling.loss_scale import LossScaleAnalysis
-from mpdiag.display.wording import counted, scale_text, spoken_layer
+from mpdiag.display.wording import counted, scale_text, spoken_layer, spoken_layers
 from mpdiag.numerics.formats import FloatFormat
 
 
@@ -74,10 +74,23 @@ def _scale_findings(target: FloatFormat, scale: LossScaleAnalysis) -> Iterator[F
             f"needs at least {scale_text(plan.lower)}, {spoken_layer(scale.limiting_layer)} allows "
             f"at most {scale_text(plan.upper)}",
             evidence={"lower": plan.lower, "upper": plan.upper, "layer": scale.limiting_layer},
-            fix=f"train in BF16, or keep {spoken_layer(scale.limiting_layer)} in FP32",
+            fix=f"train in BF16, or keep the module of {spoken_layer(scale.limiting_layer)} in FP32",
         )
-    elif scale.tight:
-        yield _tight(target, scale)
+        return
+    if scale.fp32_modules:
+        modules = spoken_layers(scale.fp32_modules)
+        yield Finding(
+            severity="warning",
+            code="no-loss-scale-fits",
+            message=f"no loss scale fits if all modules are {target.label}; with {modules} in FP32, "
+            f"{scale_text(plan.recommended)} fits",
+            evidence={"lower": plan.lower, "upper": plan.upper, "modules": [*scale.fp32_modules]},
+            fix=f"keep {modules} in FP32 (the plan does)",
+        )
+    if scale.out_of_reach:
+        yield _out_of_reach(target, scale)
+    if scale.tight:
+        yield _tight(scale)
     elif plan.need in ("needed", "advisable"):
         yield Finding(
             severity="warning" if plan.need == "needed" else "info",
@@ -88,15 +101,28 @@ def _scale_findings(target: FloatFormat, scale: LossScaleAnalysis) -> Iterator[F
         )
 
 
-def _tight(target: FloatFormat, scale: LossScaleAnalysis) -> Finding:
+def _out_of_reach(target: FloatFormat, scale: LossScaleAnalysis) -> Finding:
+    """Layers whose gradients are below the format's range at every admissible scale."""
+    layers = spoken_layers(sorted(scale.out_of_reach))
+    return Finding(
+        severity="warning",
+        code="loss-scale-tight",
+        message=f"{target.label} loses the gradient of {layers} at every loss scale up to "
+        f"{scale_text(scale.plan.upper)}, as much as without one",
+        evidence={"layers": sorted(scale.out_of_reach), "upper": scale.plan.upper},
+        fix="if they must train, keep them in FP32, or train in BF16",
+    )
+
+
+def _tight(scale: LossScaleAnalysis) -> Finding:
     """The largest admissible scale loses what may matter."""
     plan = scale.plan
     return Finding(
         severity="warning",
         code="loss-scale-tight",
         message=f"{_lower_end(scale)} needs a loss scale of {scale_text(plan.lower)}, and "
-        f"{spoken_layer(scale.limiting_layer)} allows at most {scale_text(plan.upper)}; there "
-        f"{target.label} loses what may matter, but trainings that lost as much reached the same result",
+        f"{spoken_layer(scale.limiting_layer)} allows at most {scale_text(plan.upper)}; trainings "
+        "that lost as much there reached the same result",
         evidence={"lower": plan.lower, "upper": plan.upper, "layer": scale.limiting_layer},
         fix=f"scale the loss by {scale_text(plan.recommended)} ({plan.method}), or train in BF16",
     )

@@ -5,7 +5,7 @@ and sufficient when what stays below FP16's range no longer matters, see ``neces
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from mpdiag.analysis.layers import Layers
 from mpdiag.analysis.run_statistics import RunStatistics
 from mpdiag.analysis.scaling import method
 from mpdiag.analysis.scaling.bounds import CONFIDENCE, largest_share
+from mpdiag.analysis.scaling.movement import MOVES, Movement, felt, movement_of
 from mpdiag.analysis.scaling.necessity import (
     LARGEST_EXPONENT,
     MATTERS,
@@ -57,6 +58,9 @@ class LossScaleAnalysis:
         fits: Whether any scale is both admissible and sufficient.
         tight: Whether the best scale still loses what may matter, though trainings that lost as much
             reached the same result.
+        out_of_reach: Layers that lose as much at each admissible scale as without one: they have no
+            part in the decision.
+        fp32_modules: The modules that must stay FP32 for a scale to fit.
         late: Activation gradients of ``window``, the late part of the training that decides.
         window: That part; None where no gradient was recorded.
         void: Why nothing can be concluded, as a clause; empty where something can.
@@ -77,10 +81,32 @@ class LossScaleAnalysis:
     overflowing_steps: int = 0
     finite_steps: int = 0
     tight: bool = False
+    out_of_reach: frozenset[str] = frozenset()
+    fp32_modules: tuple[str, ...] = ()
     window: Window | None = None
     void: str = ""
     diverges: bool = False
     figures: FigureTable = EMPTY
+
+    def depends_on(self, names: Collection[str]) -> bool:
+        """Whether gradients of these layers and parameters set the interval, or the need."""
+        pooled = self.figures.find("all-weights-sum") is not None
+        return bool(names) and (pooled or any(name in names for name in self._ends()))
+
+    def ends(self, modules: Collection[str]) -> tuple[tuple[str, ...], ...]:
+        """The modules that hold each layer or parameter which sets the interval, the innermost first."""
+        return tuple(tuple(n for n in _around(end) if n in modules) for end in self._ends())
+
+    def _ends(self) -> tuple[str, ...]:
+        """The layers and parameters at the ends of the interval, and those that decide."""
+        lowest = self.figures.find("scale-lower")
+        ends = (
+            self.limiting_layer,
+            None if lowest is None else lowest.layer,
+            self.deciding_layer,
+            *sorted(self.out_of_reach),
+        )
+        return tuple(name for name in ends if name is not None)
 
     def to_json(self) -> dict[str, Any]:
         """The ``loss_scale`` of ``mpdiag analyze --json``."""
@@ -100,6 +126,8 @@ class LossScaleAnalysis:
             "underflow_after": self.underflow_after,
             "predicted_overflow_rate": self.predicted_overflow_rate,
             "fits": self.fits,
+            "out_of_reach": sorted(self.out_of_reach),
+            "fp32_modules": list(self.fp32_modules),
             "reason": p.reason,
             "evidence": dict(p.evidence),
             "overflowing_steps": self.overflowing_steps,
@@ -108,6 +136,13 @@ class LossScaleAnalysis:
         }
         plain: dict[str, Any] = finite(document)
         return plain
+
+
+def _around(name: str) -> Iterator[str]:
+    """A name and those of the modules around it, but for the whole model."""
+    while name:
+        yield name
+        name = name.rpartition(".")[0]
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,10 +156,11 @@ class _Recorded:
         absmax: That gradient.
         upper: log2 of the largest scale at which it does not overflow.
         late: Each late part of the training, and its activation gradients.
-        losses: What they lose.
+        losses: What those of them lose that move weights, without what is out of reach.
         lower: log2 of the smallest scale from which that no longer matters; 0 or above, unless a
             gradient overflows at scale 1 or comes near it.
         room: What may follow the recorded maxima.
+        out_of_reach: See ``LossScaleAnalysis``.
     """
 
     steps: NDArray[np.int64]
@@ -136,10 +172,14 @@ class _Recorded:
     losses: Losses
     lower: int
     room: Headroom
+    out_of_reach: frozenset[str] = frozenset()
 
 
 def analyze_loss_scale(
-    statistics: RunStatistics, layers: Layers, target: FloatFormat = FP16
+    statistics: RunStatistics,
+    layers: Layers,
+    target: FloatFormat = FP16,
+    optimizers: Collection[Mapping[str, Any]] = (),
 ) -> LossScaleAnalysis:
     """Decide on a loss scale from recorded gradients.
 
@@ -147,6 +187,7 @@ def analyze_loss_scale(
         statistics: The run's rows.
         layers: The same, merged.
         target: The format gradients would be stored in.
+        optimizers: Their settings, as ``meta.json`` has them.
     """
     gradients = layers.of_kind("activation_grad", "weight_grad")
     steps, maxima, non_finite = statistics.step_maxima()
@@ -156,18 +197,26 @@ def analyze_loss_scale(
         return nothing_concluded(layers, non_finite, none, target, statistics.steps())
     parts = statistics.late_gradients()
     late = [(window, part.of_kind("activation_grad")) for window, part in parts]
-    recorded = _recorded(gradients, steps, maxima, late, target)
+    movements = [
+        movement_of(statistics.paths_in(window), layers, part, optimizers) for window, part in parts
+    ]
+    recorded = _recorded(gradients, steps, maxima, late, movements, target)
     diverges = _why_diverging(recorded)
     if diverges:
         return nothing_concluded(
             layers, non_finite, diverges, target, statistics.steps(), diverges=True
         )
-    necessity, part = deciding_part(recorded.late, target)
+    necessity, part = deciding_part(recorded.losses, [window for window, _ in late])
     overflowing = int(overflows_at(maxima, 0, target).sum())
     if overflowing:
         known = int(np.isfinite(maxima).sum())
         necessity = replace(necessity, need="needed", overflowing=overflowing, steps=known)
-    elif necessity.need != "needed" and (gone := weights_lost(parts, target)):
+    elif necessity.need != "needed" and (
+        gone := weights_lost(
+            [part for part, m in zip(parts, movements, strict=True) if m.relative("") >= MOVES],
+            target,
+        )
+    ):
         recorded = replace(recorded, lower=max(recorded.lower, gone.keeps))
         necessity = replace(necessity, need="needed", weights=gone)
     # "none" would not even check for the infinities that this training makes by itself.
@@ -177,6 +226,11 @@ def analyze_loss_scale(
     over, known = _overflowing(recorded, chosen, target)
     told = _figures(recorded, layers, statistics.steps(), choice, part, target, necessity)
     figures = FigureTable(tuple(told), necessity.layer)
+    necessity = replace(
+        necessity,
+        unmoved=_unmoved(recorded, part, figures, necessity.sum_lost),
+        beyond=tuple(sorted(recorded.out_of_reach)),
+    )
     before = figures.find("all-values")
     after = figures.find("all-values-scaled") or before
     sufficient = recorded.lower <= recorded.upper or (chosen.scaler.adaptive and chosen.fits)
@@ -195,6 +249,7 @@ def analyze_loss_scale(
         overflowing_steps=over,
         finite_steps=known,
         tight=not sufficient,
+        out_of_reach=recorded.out_of_reach,
         window=recorded.late[part][0] if part >= 0 else None,
         figures=figures,
     )
@@ -202,9 +257,18 @@ def analyze_loss_scale(
     plan = replace(
         found.plan,
         reason=f"{describe_necessity(necessity, figures, target)}; {choice.describe()}",
-        evidence=_evidence(found, recorded, choice, weight_gradients),
+        evidence=_evidence(found, recorded, choice, necessity.unmoved, weight_gradients),
     )
     return replace(found, plan=plan)
+
+
+def _unmoved(recorded: _Recorded, part: int, figures: FigureTable, lost: float) -> tuple[str, ...]:
+    """The layers that move no weights and lose more than the deciding one, and enough to matter."""
+    if part < 0:
+        return ()
+    moving = {*recorded.losses.parts[part].names, *recorded.out_of_reach}
+    others = [f for f in figures if f.key == "layer-sum" and f.layer not in moving]
+    return tuple(f.layer or "" for f in others if f.value > max(lost, MATTERS))
 
 
 def _figures(
@@ -337,6 +401,30 @@ def nothing_concluded(
     )
 
 
+def nothing_stored(found: LossScaleAnalysis, target: FloatFormat) -> LossScaleAnalysis:
+    """The same where every gradient stays FP32: nothing is lost, and nothing overflows.
+
+    Args:
+        found: Of gradients that are stored in the format.
+        target: The format.
+    """
+    known = FigureTable(tuple(f for f in found.figures if f.key == "all-values"))
+    return replace(
+        found,
+        plan=LossScalePlan(
+            need="not needed", reason=f"every recorded gradient stays FP32, none is {target.label}"
+        ),
+        limiting_layer=None,
+        deciding_layer=None,
+        fits=True,
+        tight=False,
+        out_of_reach=frozenset(),
+        overflowing_steps=0,
+        predicted_overflow_rate=0.0,
+        figures=known,
+    )
+
+
 def _why_diverging(recorded: _Recorded) -> str:
     """Why the recorded training is one that diverges, as a clause; empty if it does not show that."""
     if not math.isfinite(recorded.maxima[-1]):
@@ -353,6 +441,7 @@ def _recorded(
     steps: NDArray[np.int64],
     maxima: NDArray[np.float64],
     late: list[tuple[Window, Layers]],
+    movements: list[Movement],
     target: FloatFormat,
 ) -> _Recorded:
     largest = int(np.argmax(gradients.histograms.absmax))
@@ -360,7 +449,15 @@ def _recorded(
     upper, room = _largest_admissible(absmax, target), headroom(_finite(maxima))
     # Below 1 only as far as gradients that overflow, or come near it, ask for it.
     lowest = max(SMALLEST_EXPONENT, min(0, upper - room.exponents))
-    losses = Losses.of([layers for _, layers in late], target, lowest)
+    moving = [
+        layers.select(felt(layers, movement))
+        for (_, layers), movement in zip(late, movements, strict=True)
+    ]
+    losses = Losses.of(moving, movements, target, lowest)
+    lost = frozenset[str]()
+    if losses.first_below(MATTERS) > upper >= 0:
+        lost = losses.out_of_reach(min(upper, LARGEST_EXPONENT))
+        losses = losses.without(lost) if lost else losses
     return _Recorded(
         steps=steps,
         maxima=maxima,
@@ -371,6 +468,7 @@ def _recorded(
         losses=losses,
         lower=losses.first_below(MATTERS),
         room=room,
+        out_of_reach=lost,
     )
 
 
@@ -450,6 +548,7 @@ def _evidence(
     found: LossScaleAnalysis,
     recorded: _Recorded,
     choice: method.MethodChoice,
+    unmoved: tuple[str, ...],
     weight_gradients: Mapping[str, float],
 ) -> dict[str, Any]:
     """The numbers the decision rests on, by the names they have in a plan."""
@@ -457,6 +556,7 @@ def _evidence(
     return {
         "worst_layer": found.deciding_layer,
         "worst_layer_sum_lost": found.worst_before,
+        "unmoved_layers": list(unmoved),
         "window": None if found.window is None else asdict(found.window),
         "threshold_needed": NEEDED,
         "threshold_matters": MATTERS,

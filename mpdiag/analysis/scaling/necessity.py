@@ -6,7 +6,7 @@ What "matters" is calibrated against trainings that were run both ways, see ``NE
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 from mpdiag.analysis.figures import FigureTable
 from mpdiag.analysis.layers import Layers, share
+from mpdiag.analysis.scaling.movement import AT_STAKE, UNKNOWN, Movement
 from mpdiag.analysis.scaling.windows import Window
-from mpdiag.display.wording import spoken_layer
+from mpdiag.display.wording import percent, spoken_layer, spoken_layers
 from mpdiag.numerics.formats import FP16, FloatFormat
 from mpdiag.numerics.histograms import ExponentHistogram
 from mpdiag.numerics.loss_scalers import LARGEST_SCALE
@@ -38,11 +39,11 @@ direction, and the values that are left do not make up for them: the softmax of 
 denoiser that took no harm loses 48 % and 16 %; a language model over 6,000 words that took none, 93 %
 and 3 %.
 """
-SHOWN = "reference trainings that lost as much diverged or trained worse"
+SHOWN = "trainings that lost as much failed or trained worse"
 """What is known of losses from ``NEEDED`` on: of those above, and of no others."""
 MATTERS = 0.01
 """Share of Σ|g| in the worst layer below which what is lost no longer matters; from there up to
-``NEEDED`` a scale is advised as a harmless insurance, and not called needed."""
+``NEEDED`` a scale is recommended, and not called needed."""
 NEGLIGIBLE = 0.001
 """The share the recommended scale aims at, where the interval has room."""
 LARGEST_EXPONENT = int(math.log2(LARGEST_SCALE))
@@ -56,7 +57,8 @@ class Losses:
     """What each layer's gradients lose to zero, in each late part of the training.
 
     Attributes:
-        parts: The gradients of each part.
+        parts: The gradients of each part that move weights, see ``movement.felt``.
+        movements: How far parameters move in each part.
         target: The format.
         first: log2 of the smallest scale that is looked at, 0 or below.
         names: object (rows,), the layers of all parts, one part after the other.
@@ -64,18 +66,26 @@ class Losses:
     """
 
     parts: tuple[Layers, ...]
+    movements: tuple[Movement, ...]
     target: FloatFormat
     first: int
     names: NDArray[np.object_]
     sums: NDArray[np.float64]
 
     @classmethod
-    def of(cls, parts: Sequence[Layers], target: FloatFormat, first: int = 0) -> Losses:
+    def of(
+        cls,
+        parts: Sequence[Layers],
+        movements: Sequence[Movement],
+        target: FloatFormat,
+        first: int = 0,
+    ) -> Losses:
         """The losses of the activation gradients of late parts of a training."""
         names = [part.names for part in parts]
         sums = [lost_by_scale(part, target, first) for part in parts]
         return cls(
             tuple(parts),
+            tuple(movements),
             target,
             first,
             np.concatenate(names) if names else np.zeros(0, object),
@@ -87,6 +97,22 @@ class Losses:
         worst = self.sums.max(axis=0, initial=0.0)
         below = np.flatnonzero(worst <= threshold)
         return int(below[0]) + self.first if below.size else LARGEST_EXPONENT
+
+    def out_of_reach(self, exponent: int) -> frozenset[str]:
+        """The layers that lose as much at a scale as without one, and so much that it may matter.
+
+        No scale up to this one is of use to them.
+        """
+        if len(self.names) == 0 or self.first > 0:
+            return frozenset()
+        unscaled, scaled = (self.sums[:, k - self.first] for k in (0, exponent))
+        lost = (unscaled >= NEEDED) & (scaled >= unscaled - MATTERS)
+        return frozenset(map(str, self.names[lost]))
+
+    def without(self, layers: Collection[str]) -> Losses:
+        """The same without some layers."""
+        parts = [part.select(~np.isin(part.names, [*layers])) for part in self.parts]
+        return Losses.of(parts, self.movements, self.target, self.first)
 
     def worst_at(self, *exponents: int) -> list[str]:
         """The layers that lose most of their sum at some scales, in the layers' order."""
@@ -108,9 +134,10 @@ class Losses:
         """Whether trainings that lost as much as this one would at a scale have failed."""
         if not self.first <= exponent <= LARGEST_EXPONENT:
             return exponent < self.first
-        values = [values_lost(part, self.target, exponent) for part in self.parts]
-        sums = self.sums[:, exponent - self.first]
-        return bool(values) and needs_scale(np.concatenate(values), sums)
+        return any(
+            necessity_of(part, self.target, movement, exponent).need == "needed"
+            for part, movement in zip(self.parts, self.movements, strict=True)
+        )
 
 
 @dataclass(frozen=True)
@@ -141,6 +168,10 @@ class Necessity:
         steps: How many steps with finite gradients were recorded.
         when: The part of the training that decides, as a phrase; empty if it is not known.
         weights: What all weights' gradients together lose, where this decides.
+        unmoved: Layers that lose more than this one, but move no weights.
+        beyond: Layers that lose as much at each admissible scale as without one.
+        moved: Σ|Δw| over Σ|w| of the layers that lose as much as those of trainings that failed,
+            where it is too small for a scale to be needed; else None.
     """
 
     need: LossScaleNeed
@@ -151,6 +182,9 @@ class Necessity:
     steps: int = 0
     when: str = ""
     weights: WeightsLost | None = None
+    unmoved: tuple[str, ...] = ()
+    beyond: tuple[str, ...] = ()
+    moved: float | None = None
 
     @property
     def wanted(self) -> bool:
@@ -207,51 +241,56 @@ def values_lost(
     return share(h.lost_to_zero(target, exponent).value, h.nonzero)
 
 
-def needs_scale(values: NDArray[np.float64], sums: NDArray[np.float64]) -> bool:
-    """Whether layers that lose these shares of their values and of Σ|g| make a scale needed."""
-    return bool((sums >= NEEDED).any()) or _worst_crowd(values, sums) is not None
+def lost_as_much(
+    values: NDArray[np.float64], sums: NDArray[np.float64]
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Which layers lose as much as layers of trainings that failed: by their sum, by their values."""
+    return sums >= NEEDED, (values >= NEEDED_VALUES) & (sums >= NEEDED_SUM)
 
 
-def _worst_crowd(values: NDArray[np.float64], sums: NDArray[np.float64]) -> int | None:
-    """The layer that loses nearly all its values and most of its sum, if any does."""
-    rows = np.flatnonzero((values >= NEEDED_VALUES) & (sums >= NEEDED_SUM))
-    return int(rows[np.argmax(sums[rows])]) if rows.size else None
-
-
-def necessity_of(late: Layers, target: FloatFormat) -> Necessity:
+def necessity_of(
+    late: Layers, target: FloatFormat, movement: Movement = UNKNOWN, exponent: int = 0
+) -> Necessity:
     """Whether a scale is needed: by the layer that loses most, or by one that loses most values.
 
     Args:
-        late: Activation gradients of a late part of the training.
+        late: Activation gradients of a late part of the training that move weights.
         target: The format.
+        movement: How far parameters move in that part.
+        exponent: log2 of the scale that the gradients already have.
     """
     if len(late) == 0:
         return Necessity("not needed", None, 0.0)
     h = late.histograms
-    sums = share(h.abs_sum(target.zero_exponent).value, h.abs_sum().value)
-    values = values_lost(late, target)
+    sums = share(h.abs_sum(target.zero_exponent - exponent).value, h.abs_sum().value)
+    values = values_lost(late, target, exponent)
     most = int(np.argmax(sums))
-    crowded = _worst_crowd(values, sums)
-    if crowded is not None and sums[most] < NEEDED:
+    much, crowds = lost_as_much(values, sums)
+    moved = [movement.relative(str(name)) for name in late.names[much | crowds]]
+    at_stake = max(moved, default=0.0) >= AT_STAKE
+    if crowds.any() and not much.any() and at_stake:
+        crowded = int(np.argmax(np.where(crowds, sums, -1.0)))
         layer, lost = str(late.names[crowded]), float(sums[crowded])
         return Necessity("needed", layer, lost, float(values[crowded]))
     need: LossScaleNeed = "not needed"
-    if needs_scale(values, sums):
+    if much.any() and at_stake:
         need = "needed"
     elif sums[most] >= MATTERS:
         need = "advisable"
-    return Necessity(need, str(late.names[most]), float(sums[most]))
+    little = max(moved) if moved and need == "advisable" else None
+    return Necessity(need, str(late.names[most]), float(sums[most]), moved=little)
 
 
-def deciding_part(
-    parts: Sequence[tuple[Window, Layers]], target: FloatFormat
-) -> tuple[Necessity, int]:
+def deciding_part(losses: Losses, windows: Sequence[Window]) -> tuple[Necessity, int]:
     """The part of the training that needs a scale most, and why; of equals the first."""
-    judged = [necessity_of(layers, target) for _, layers in parts]
+    judged = [
+        necessity_of(part, losses.target, movement)
+        for part, movement in zip(losses.parts, losses.movements, strict=True)
+    ]
     if not judged:
         return Necessity("not needed", None, 0.0), -1
     at = max(range(len(judged)), key=lambda i: (_URGENCY.index(judged[i].need), -i))
-    return replace(judged[at], when=f"in {parts[at][0].name}"), at
+    return replace(judged[at], when=f"in {windows[at].name}"), at
 
 
 _URGENCY: tuple[LossScaleNeed, ...] = ("unknown", "not needed", "advisable", "needed")
@@ -259,38 +298,47 @@ _URGENCY: tuple[LossScaleNeed, ...] = ("unknown", "not needed", "advisable", "ne
 
 def describe_necessity(necessity: Necessity, figures: FigureTable, target: FloatFormat) -> str:
     """Why a scale is needed or not, in a clause; its figures are those of the table."""
+    told = [_describe(necessity, figures, target)]
+    for layers, one, several in (
+        (necessity.unmoved, "loses more, but moves no weights", "lose more, but move no weights"),
+        (necessity.beyond, "loses as much at every scale", "lose as much at every scale"),
+    ):
+        if layers:
+            told.append(f"{spoken_layers(layers)} {one if len(layers) == 1 else several}")
+    return "; ".join(told)
+
+
+def _describe(necessity: Necessity, figures: FigureTable, target: FloatFormat) -> str:
     if necessity.overflowing:
         return (
             f"without a scale gradients overflow {target.label} in {necessity.overflowing:,} of "
             f"{necessity.steps:,} recorded steps"
         )
+    loses = f"without a scale {target.label} loses"
     gone = figures.find("all-weights-sum")
     if gone is not None:
-        return (
-            f"without a scale {target.label} loses {gone.said} of the sum of all weights' gradients "
-            f"{gone.window.when}; {SHOWN}"
-        )
+        return f"{loses} {gone.said} of all weights' gradients {gone.window.when}; {SHOWN}"
     found = figures.find("layer-sum", necessity.layer)
     if found is None:
         return "no activation gradient was recorded late in the training"
-    lost, when = found.said, f"that is {found.window.when}"
-    loses, layer = f"without a scale {target.label} loses", spoken_layer(found.layer)
+    when, layer = found.window.when, spoken_layer(found.layer)
+    told = f"{loses} {found.said} of {layer}'s gradient {when}"
     if necessity.values_lost is not None:
         values = figures.said("layer-values", necessity.layer)
         return (
-            f"{loses} {values} of the gradient's values in {layer}; {when}, {lost} of their sum, in "
-            "many small contributions of one direction, which training missed"
+            f"{loses} {values} of the values of {layer}'s gradient {when}, {found.said} of its sum; "
+            "they are small but point in one direction, and training missed them"
         )
     if necessity.need == "needed":
-        return f"{loses} {lost} of the gradient's sum in {layer}; {when}, and {SHOWN}"
-    if necessity.need == "advisable":
+        return f"{told}; {SHOWN}"
+    if necessity.moved is not None:
         return (
-            f"{loses} {lost} of the gradient's sum in {layer}; {when}; trainings that lost as much "
-            "reached the same result, and a scale costs nothing"
+            f"{told}, but the weights there change by only {percent(necessity.moved)}; a scale is "
+            "recommended, and not shown to be needed"
         )
+    if necessity.need == "advisable":
+        return f"{told}; trainings that lost as much reached the same result, and a scale costs nothing"
+    apart = bool(necessity.unmoved or necessity.beyond)
     if found.value == 0:
-        return f"{loses} nothing of any gradient {found.window.when}"
-    return (
-        f"{loses} {lost} of the gradient's sum in {layer}; {when}, the most of all layers and too "
-        "little to matter"
-    )
+        return f"{loses} nothing of any {'other ' if apart else ''}gradient {when}"
+    return f"{told}, the most of {'the other' if apart else 'all'} layers and too little to matter"

@@ -37,7 +37,9 @@ class Window:
     end: float
     recorded: int
 
-    def holds(self, steps: NDArray[np.int64] | NDArray[np.int32]) -> NDArray[np.bool_]:
+    def holds(
+        self, steps: NDArray[np.int64] | NDArray[np.int32] | NDArray[np.float64]
+    ) -> NDArray[np.bool_]:
         """Which of some steps lie in it."""
         inside: NDArray[np.bool_] = (steps >= self.first) & (steps < self.end)
         return inside

@@ -78,12 +78,16 @@ def _losses(scale: LossScaleAnalysis) -> Iterator[str]:
     lost = None if layer is None else figures.find("layer-sum", layer)
     if lost is None:
         return
+    most = lost.layer == figures.layers()[0]
+    judged = "a loss scale can help" if scale.out_of_reach else "moves weights"
+    which = "" if most else f" that {judged}"
     if lost.value == 0:
-        yield f"{lost.at_scale} no layer loses any of its gradient's sum {lost.where}"
-    elif lost.layer == figures.layers()[0]:
+        yield f"{lost.at_scale} no layer{which} loses any of its gradient's sum {lost.where}"
+    elif most or scale.plan.need != "needed":
+        of = f" of each layer{which}" if which else ""
         yield (
-            f"{lost.at_scale} {spoken_layer(lost.layer)} loses most: {lost.said} of its gradient's sum "
-            f"{lost.where}"
+            f"{lost.at_scale} {spoken_layer(lost.layer)} loses most{of}: {lost.said} of its gradient's "
+            f"sum {lost.where}"
         )
     else:
         yield (

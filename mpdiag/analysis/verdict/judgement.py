@@ -11,6 +11,7 @@ from typing import Any
 
 from mpdiag.analysis.recording_checks import FEW_STEPS, NOT_FP32, WIDER_THAN_FP32
 from mpdiag.analysis.scaling.bounds import largest_share
+from mpdiag.analysis.scaling.necessity import NEEDED
 from mpdiag.analysis.verdict.evidence import (
     Case,
     evidence_of,
@@ -18,7 +19,7 @@ from mpdiag.analysis.verdict.evidence import (
     narrowed,
     not_examined_in,
 )
-from mpdiag.display.wording import counted, percent, scale_text
+from mpdiag.display.wording import counted, percent, scale_text, spoken_layer, spoken_layers
 from mpdiag.numerics.formats import TRAINABLE
 from mpdiag.plan import NO_SCALE, Verdict
 from mpdiag.runs.coverage import stepped_in
@@ -149,10 +150,10 @@ def _how(case: Case) -> str:
         return f"its values fit {fmt} with a scale per tensor{rest}; mpdiag cannot train in it"
     if plan.need == "needed":
         return (
-            f"this trains in {fmt} with a loss scale of {scale}{rest}; without one it would suffer"
+            f"this trains in {fmt} with a loss scale of {scale}{rest}; without one, {_harm(case)}"
         )
     if plan.need == "advisable":
-        return f"this trains in {fmt}{rest}; a loss scale of {scale} is a harmless insurance"
+        return f"this trains in {fmt}{rest}; a loss scale of {scale} is recommended"
     if plan.method != NO_SCALE:
         return (
             f"this trains in {fmt}{rest}; its gradients come close to {fmt}'s largest value, and a "
@@ -161,11 +162,29 @@ def _how(case: Case) -> str:
     return f"this trains in {fmt} without a loss scale{rest}"
 
 
+def _harm(case: Case) -> str:
+    """What happens without a loss scale, in a clause."""
+    figures, layer = case.scale.figures, case.scale.deciding_layer
+    over, pooled = figures.find("overflowing-unscaled"), figures.find("all-weights-sum")
+    if over is not None and over.count:
+        return "gradients overflow"
+    if pooled is not None:
+        return f"all weights together lose {pooled.said} of their gradient"
+    lost = figures.find("layer-sum", layer)
+    if (
+        lost is not None and lost.value < NEEDED
+    ):  # many small values decide, see ``describe_necessity``
+        values = figures.said("layer-values", layer)
+        return f"{spoken_layer(layer)} loses {values} of its gradient's values"
+    return f"{spoken_layer(layer)} loses {figures.said('layer-sum', layer)} of its gradient"
+
+
 def _kept(case: Case) -> str:
     """What must stay in FP32, in a phrase; empty if nothing."""
     parts = []
     if case.fp32_modules:
         parts.append(f"{counted(case.fp32_modules, 'overflowing module')} in FP32")
+    parts += [f"{spoken_layer(module)} in FP32" for module in case.scale.fp32_modules]
     lines = sum(f.code.startswith("operation-") for f in case.findings)
     if lines:
         code = counted(lines, "line of code", "lines of code")
@@ -189,9 +208,11 @@ def _few(case: Case) -> str:
 
 
 def _bound(case: Case) -> str:
-    """What part of the model the verdict speaks of; empty where it is all of it."""
+    """What part of the model the verdict does not hold for; empty if it holds for all of it."""
     seen = case.extent.seen_of_the_model()
-    return f". Seen were only {seen}" if seen else ""
+    beyond = sorted(case.scale.out_of_reach)
+    lost = f"{case.target.label} loses the gradient of {spoken_layers(beyond)} at every loss scale"
+    return (f", but {lost}" if beyond else "") + (f". Seen were only {seen}" if seen else "")
 
 
 def _outcome(trained: StoredComparison) -> str:
