@@ -204,6 +204,10 @@ sides = [one for name in (a, b, *beside) if (one := side(name, known[name])) is 
 found = {each.name: comparison(a, each.name, known) for each in sides if each.name != a}
 chosen = found.get(b)
 if chosen is not None and not isinstance(chosen, str):
+    for hindrance in chosen.hindrances:
+        if hindrance.code != "different-models":
+            words = (sentence(hindrance.message), f"→ {sentence(hindrance.fix)}")
+            st.warning("  \n".join(map(in_markdown, words)))
     colour, icon = BADGES[chosen.answer]
     badge = f":{colour}-badge[{icon} {chosen.answer}]"
     st.header(f"{in_markdown(b)} against {in_markdown(a)}: {badge}", anchor=False)

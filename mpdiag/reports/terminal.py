@@ -18,7 +18,7 @@ PIPE_WIDTH = 120
 """Width of tables where stdout is not a terminal and COLUMNS is not set."""
 
 
-_PLAIN = str.maketrans("▁▂▃▄▅▆▇█▒━·●─×→•–…", "__==####.=.o-x>*-.")
+_PLAIN = str.maketrans("▁▂▃▄▅▆▇█▒━·●─◀▶×→•–…", "__==####.=.o-<>x>*-.")
 """Characters of figures and lists, in ASCII."""
 
 

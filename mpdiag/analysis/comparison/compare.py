@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from mpdiag.analysis.comparison.comparison_findings import (
+    HINDRANCES,
     ONE_SEED,
     Answer,
     Curve,
@@ -15,8 +16,8 @@ from mpdiag.analysis.comparison.comparison_findings import (
     MetricComparison,
     comparison_findings,
     deciding,
+    hindered,
     metric_not_logged,
-    same_sides,
 )
 from mpdiag.analysis.comparison.equivalence import (
     EquivalenceVerdict,
@@ -73,16 +74,20 @@ class Comparison:
     def answer(self) -> Answer:
         """The verdict; with one seed on a side the answer of the metrics that decide.
 
-        The final loss decides only where both sides share no other metric. A training beside
-        itself, or beside another model's, answers nothing.
+        The final loss decides only where both sides share no other metric. Two sides that cannot be
+        compared answer nothing (see ``hindrances``).
         """
         if min(self.divergence.seeds) > 1:
             return self.verdict
-        nothing = any(f.code == "same-sides" for f in self.findings) or self.different_models
-        if self.divergence.any and not nothing:
+        if self.divergence.any and all(m.comparable for m in self.metrics):
             return "worse (one seed)" if self.divergence.more_in_b else "undecided (one seed)"
-        found = {"undecided (one seed)"} if nothing else {m.answer for m in deciding(self.metrics)}
+        found = {m.answer for m in deciding(self.metrics)}
         return next(answer for answer in ONE_SEED if answer in found)
+
+    @property
+    def hindrances(self) -> tuple[Finding, ...]:
+        """Why the two sides cannot be compared, which is said before any answer."""
+        return tuple(f for f in self.findings if f.code in HINDRANCES)
 
     @property
     def undecided(self) -> bool:
@@ -143,7 +148,7 @@ def compare(
         b: The candidate: the same kinds of paths.
         metric: Only this metric; default: all that both sides have.
         margin: The largest difference that does not matter, in the metric's own units, one for all
-            or by metric; default: that of the run, of FP32 seeds beside it, or of the metric's kind.
+            or by metric; default: that of the run, of its FP32 seeds, or of the metric's kind.
             The result says which (see ``margins``).
         alpha: Chance of any wrong verdict, all metrics and the rates of divergence together.
 
@@ -155,12 +160,10 @@ def compare(
     for side in (a, b):
         refuse_unused_precision(side)
     found = compare_groups(left, right, metric=metric, margin=margin, alpha=alpha)
-    if os.path.realpath(a) != os.path.realpath(b):
-        word = printed_metric(a) if [m.metric for m in found.metrics] == [FINAL_LOSS] else ""
-        tip = (metric_not_logged(word),) if word else ()
-        return replace(found, findings=(*found.findings, *tip))
-    rest = [f for f in found.findings if f.code != "metric-inconclusive"]
-    return replace(found, findings=(same_sides(found.a.name), *rest))
+    only_loss = [m.metric for m in found.metrics] == [FINAL_LOSS]
+    word = printed_metric(a) if only_loss and not found.hindrances else ""
+    tip = (metric_not_logged(word),) if word else ()
+    return replace(found, findings=(*found.findings, *tip))
 
 
 def compare_groups(
@@ -201,6 +204,8 @@ def compare_groups(
     metrics, divergence = _judge(left, drafts, divergence, alpha)
     shifts = _shifts(left, right)
     models = relate_models(left.model, right.model)
+    if hindered(left, right, models):
+        metrics = tuple(replace(m, comparable=False) for m in metrics)
     findings = comparison_findings(metrics, divergence, models, shifts, (left, right))
     curve = _curve(left, right)
     return Comparison(left, right, metrics, curve, shifts, findings, divergence, models)
@@ -209,9 +214,8 @@ def compare_groups(
 def _brought(a: SeedGroup, b: SeedGroup, name: str) -> Margin | None:
     """The margin of a metric that the reference brings along, not from the candidate's values."""
     own = (t.margins[name] for t in a.trainings if name in t.margins)
-    others = {t.name for t in b.trainings}
-    beside = [t for t in a.beside if t.name not in others]
-    seeds = [t.metrics.get(name, math.nan) for t in (*a.trainings, *beside) if beside]
+    others = {t.folder for t in b.trainings if t.folder}
+    seeds = [t.metrics.get(name, math.nan) for t in a.fp32_seeds if t.folder not in others]
     return known_margin(next(own, None), [v for v in seeds if math.isfinite(v)])
 
 

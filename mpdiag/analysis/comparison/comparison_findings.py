@@ -37,6 +37,8 @@ OneSeed = Literal[
 ONE_SEED: tuple[OneSeed, ...] = get_args(OneSeed)
 """Answers with one seed on a side; of several metrics' answers the first one counts."""
 Answer = EquivalenceVerdict | OneSeed
+HINDRANCES = ("same-sides", "different-models", "lengths-differ")
+"""Findings by which two sides cannot be compared: said before any answer."""
 OCTAVES = 3.0
 """A layer whose largest value moved this far counts as changed."""
 
@@ -48,11 +50,12 @@ def comparison_findings(
     shifts: Sequence[LayerShift],
     sides: tuple[SeedGroup, SeedGroup],
 ) -> tuple[Finding, ...]:
-    """All findings: different models first, then the most severe."""
+    """All findings: first what hinders a comparison, then the most severe."""
     decisive = deciding(metrics)
-    of_metrics = (_metric_finding(m, decides=m in decisive) for m in metrics)
+    of_metrics = (_metric_finding(m, decisive) for m in metrics)
     found = by_severity(
         [
+            *_same_sides_findings(*sides),
             *_divergence_findings(divergence, sides),
             *filter(None, of_metrics),
             *_margin_findings(metrics),
@@ -62,12 +65,25 @@ def comparison_findings(
             *_model_findings(models, sides),
         ]
     )
-    return tuple(sorted(found, key=lambda f: f.code != "different-models"))
+    return tuple(sorted(found, key=lambda f: f.code not in HINDRANCES))
 
 
-def same_sides(name: str) -> Finding:
+def hindered(a: SeedGroup, b: SeedGroup, models: ModelRelation | None) -> bool:
+    """Whether the two sides cannot be compared, see ``HINDRANCES``."""
+    other_model = models is not None and models.different
+    return other_model or _same_sides(a, b) or _lengths(a, b) is not None
+
+
+def _same_sides(a: SeedGroup, b: SeedGroup) -> bool:
+    return a.path == b.path != ""
+
+
+def _same_sides_findings(a: SeedGroup, b: SeedGroup) -> Iterator[Finding]:
     """That both sides are one path, which says nothing of any difference."""
-    return Finding(
+    if not _same_sides(a, b):
+        return
+    name = a.name
+    yield Finding(
         severity="warning",
         code="same-sides",
         message=f"both sides are {name}: this compares it with itself, which shows nothing",
@@ -153,7 +169,7 @@ def _divergence_findings(
     )
 
 
-def _metric_finding(m: MetricComparison, *, decides: bool) -> Finding | None:
+def _metric_finding(m: MetricComparison, decisive: Sequence[MetricComparison]) -> Finding | None:
     r = m.result
     if math.isnan(r.difference):
         if any(map(math.isfinite, [*m.a, *m.b])):
@@ -175,29 +191,31 @@ def _metric_finding(m: MetricComparison, *, decides: bool) -> Finding | None:
             fix=_BY_PLAN,
         )
     if m.alone:
-        return _one_seed(m, decides=decides)
-    return _undecided(m) if r.verdict == "inconclusive" else None
+        return _one_seed(m, decisive) if m.comparable else None
+    if r.verdict == "inconclusive" and m.comparable:
+        return _undecided(m)
+    return None
 
 
-def _one_seed(m: MetricComparison, *, decides: bool) -> Finding:
+def _one_seed(m: MetricComparison, decisive: Sequence[MetricComparison]) -> Finding:
     """What one seed shows; no more than a note where another metric decides."""
-    r, answer = m.result, m.answer
-    by, margins = f"{abs(r.difference):.3g}", f"{abs(r.difference) / r.margin:.2g} margins"
-    severity: Literal["info", "warning", "error"] = "info"
+    r, answer, decides = m.result, m.answer, m in decisive
+    worse, undecided = answer == "worse (one seed)", answer == "undecided (one seed)"
+    margins = abs(r.difference) / r.margin
+    by = f"{abs(r.difference):.3g}, {margins:.{0 if margins >= 10 else 1}f} margins"
     if answer == "as FP32 (one seed)":
         message = f"{m.metric} differs by {r.difference:+.3g}, within the margin {r.margin:.3g}"
-    elif answer == "better (one seed)":
-        message = f"{m.metric} is better by {by}, {margins}"
     else:
-        message = f"{m.metric} is worse by {by}, {margins}"
-        severity = "error" if answer == "worse (one seed)" else "warning"
-    worse = severity == "error" and decides
+        message = f"{m.metric} is {'worse' if worse or undecided else 'better'} by {by}"
+    if (worse or undecided) and not decides:
+        others = "the other metrics decide" if decisive[1:] else f"{decisive[0].metric} decides"
+        message += f"; {others}"
     return Finding(
-        severity=severity if decides else "info",
-        code="metric-different" if worse else "metric-inconclusive",
+        severity="error" if worse and decides else "warning" if undecided and decides else "info",
+        code="metric-different" if worse else "metric-inconclusive" if undecided else "one-seed",
         message=f"{message} (one seed)",
         evidence=_values(m),
-        fix=_WORSE if worse else _MORE_SEEDS,
+        fix=_WORSE if worse and decides else _MORE_SEEDS,
     )
 
 
@@ -255,14 +273,12 @@ def _shift_findings(shifts: Sequence[LayerShift]) -> Iterator[Finding]:
 
 def _length_findings(a: SeedGroup, b: SeedGroup) -> Iterator[Finding]:
     """Sides that trained for another number of steps, or skipped more of them."""
-    lengths = [
-        max((max(t.losses) + 1 for t in side.trainings if t.losses), default=0) for side in (a, b)
-    ]
-    if min(lengths) and min(lengths) < LENGTHS_ALIKE * max(lengths):
+    lengths = _lengths(a, b)
+    if lengths:
         yield Finding(
             severity="warning",
             code="lengths-differ",
-            message=f"{b.name} trained {lengths[1]} steps and {a.name} {lengths[0]}",
+            message=f"{b.name} trained {counted(lengths[1], 'step')}, {a.name} {lengths[0]}",
             evidence={"a": lengths[0], "b": lengths[1]},
             fix="compare trainings of the same length",
         )
@@ -275,6 +291,16 @@ def _length_findings(a: SeedGroup, b: SeedGroup) -> Iterator[Finding]:
             evidence={"a": skipped[0], "b": skipped[1]},
             fix="see the reasons in training.jsonl",
         )
+
+
+def _lengths(a: SeedGroup, b: SeedGroup) -> tuple[int, int] | None:
+    """Steps of both sides where they differ; a training that diverged may have ended early."""
+    found = []
+    for side in (a, b):
+        sound = (t for t in side.trainings if t.losses and not t.diverged)
+        found.append(max(((max(t.losses) + 1) // t.turns for t in sound), default=0))
+    alike = not min(found) or min(found) >= LENGTHS_ALIKE * max(found)
+    return None if alike else (found[0], found[1])
 
 
 def _beginning_findings(a: SeedGroup, b: SeedGroup) -> Iterator[Finding]:
@@ -344,6 +370,7 @@ class MetricComparison:
         a, b: One value per seed; NaN where a training that diverged has none.
         result: The equivalence test, of the trainings that did not diverge.
         margin: How much does not matter, and why.
+        comparable: Whether the two sides can be compared, see ``HINDRANCES``.
     """
 
     metric: str
@@ -352,6 +379,7 @@ class MetricComparison:
     b: tuple[float, ...]
     result: Equivalence
     margin: Margin
+    comparable: bool = True
 
     @property
     def margin_given(self) -> bool:
@@ -373,6 +401,8 @@ class MetricComparison:
         """The verdict; with one value on a side, how many margins b is worse by."""
         if not self.alone:
             return self.result.verdict
+        if not self.comparable:
+            return "undecided (one seed)"
         worse = abs(self.result.difference) / self.result.margin * (1 if self.worse else -1)
         return one_seed_answer(worse)
 

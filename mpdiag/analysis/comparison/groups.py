@@ -2,8 +2,8 @@
 
 import math
 import os
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -45,6 +45,8 @@ class SeedTraining:
             Its metrics, if it has any, are of a model that no longer trains.
         model: What is known of its model.
         margins: The largest difference that does not matter, by metric, where the run knows it.
+        folder: Its resolved path; empty in a baseline.
+        turns: Steps of its log in a round of its optimizers: 1 unless several take turns in it.
     """
 
     name: str
@@ -57,6 +59,8 @@ class SeedTraining:
     diverged: bool = False
     model: KnownModel = field(default_factory=KnownModel)
     margins: Mapping[str, float] = field(default_factory=dict)
+    folder: str = ""
+    turns: int = 1
 
 
 @dataclass(frozen=True)
@@ -66,12 +70,16 @@ class SeedGroup:
     Attributes:
         name: What it is called.
         trainings: At least one.
-        beside: Of a single FP32 training: those of other seeds in the same folder, without layers.
+        fp32_seeds: FP32 trainings of one workload that show how far seeds spread, one a seed: the
+            group's own and, of a single one, those in the same folder. Empty where the group has
+            others, or fewer than two are known.
+        path: The resolved path that was read; empty where none was.
     """
 
     name: str
     trainings: tuple[SeedTraining, ...]
-    beside: tuple[SeedTraining, ...] = ()
+    fp32_seeds: tuple[SeedTraining, ...] = ()
+    path: str = ""
 
     @property
     def model(self) -> KnownModel:
@@ -91,7 +99,10 @@ def read_group(path: str | os.PathLike[str]) -> SeedGroup:
         return _read_baseline(where)
     if (where / META).is_file() or not where.is_dir():
         run = open_run(where)
-        return SeedGroup(str(where), (_trained(run),), tuple(_other_seeds(run)))
+        trained = _trained(run)
+        beside = tuple(_other_seeds(run))
+        seeds = (trained, *beside) if beside and not trained.diverged else ()
+        return SeedGroup(str(where), (trained,), seeds, os.path.realpath(path))
     found = list_runs(where)
     runs = [item.run for item in found if item.run and (item.folder / FILE).is_file()]
     if not runs:
@@ -99,8 +110,19 @@ def read_group(path: str | os.PathLike[str]) -> SeedGroup:
         raise RunNotFound(
             problems[0] if problems else f"{where} holds no run with a {FILE}: train with run=…"
         )
-    trainings = sorted((_trained(run) for run in runs), key=lambda t: (t.seed or 0, t.name))
-    return SeedGroup(str(where), tuple(trainings))
+    read = ((run, _trained(run)) for run in runs)
+    pairs = sorted(read, key=lambda pair: (pair[1].seed or 0, pair[1].name))
+    trainings = tuple(training for _, training in pairs)
+    return SeedGroup(str(where), trainings, _fp32_seeds(pairs), os.path.realpath(path))
+
+
+def _fp32_seeds(pairs: Sequence[tuple[Run, SeedTraining]]) -> tuple[SeedTraining, ...]:
+    """Those of a folder's trainings that did not diverge, if all are FP32 of one workload."""
+    workload = _workload(pairs[0][0])
+    if not all(_in_fp32(run) and _workload(run) == workload for run, t in pairs if not t.diverged):
+        return ()
+    found = {t.seed: t for _, t in pairs if t.seed is not None and not t.diverged}
+    return tuple(found.values()) if len(found) > 1 else ()
 
 
 def _other_seeds(run: Run) -> Iterator[SeedTraining]:
@@ -170,7 +192,19 @@ def _trained(run: Run, *, layers: bool = True) -> SeedTraining:
         diverged,
         KnownModel.of_run(run),
         {n: v for n, v in (run.meta.get("margins") or {}).items() if isinstance(v, int | float)},
+        os.path.realpath(run.folder),
+        _turns(run),
     )
+
+
+def _turns(run: Run) -> int:
+    """A recording logs a loss a round, a training by a plan one for each optimizer's step."""
+    taken: list[int] = [o.get("steps_taken") or 0 for o in run.meta.get("optimizers") or []]
+    optimizers, most = sum(n > 0 for n in taken), max(taken, default=0)
+    if optimizers < 2:
+        return 1
+    seen: int = run.meta.get("steps_seen") or 0
+    return max(1, min(optimizers, round(seen / most)))
 
 
 def _diverged(run: Run, log: TrainingLog) -> bool:
@@ -205,27 +239,30 @@ def save_baseline(side: SeedGroup, path: str | os.PathLike[str]) -> None:
             "kind": KIND,
             "schema_version": BASELINE_VERSION,
             "name": side.name,
-            "trainings": [
-                {
-                    "name": t.name,
-                    "seed": t.seed,
-                    "metrics": {k: v if np.isfinite(v) else str(v) for k, v in t.metrics.items()},
-                    "higher_is_better": dict(t.higher_is_better),
-                    "losses": _thinned(t.losses),
-                    "skipped": t.skipped,
-                    "layers": [[*key, value] for key, value in t.layers.items()],
-                    "diverged": t.diverged,
-                    "margins": dict(t.margins),
-                    "model": {
-                        "type": t.model.type,
-                        "parameters": t.model.parameters,
-                        "fingerprint": t.model.fingerprint and t.model.fingerprint.to_json(),
-                    },
-                }
-                for t in side.trainings
-            ],
+            "trainings": [_stored(t) for t in side.trainings],
+            "fp32_seeds": [_stored(replace(t, losses={}, layers={})) for t in side.fp32_seeds],
         },
     )
+
+
+def _stored(t: SeedTraining) -> dict[str, Any]:
+    return {
+        "name": t.name,
+        "seed": t.seed,
+        "metrics": {k: v if np.isfinite(v) else str(v) for k, v in t.metrics.items()},
+        "higher_is_better": dict(t.higher_is_better),
+        "losses": _thinned(t.losses),
+        "skipped": t.skipped,
+        "layers": [[*key, value] for key, value in t.layers.items()],
+        "diverged": t.diverged,
+        "margins": dict(t.margins),
+        "turns": t.turns,
+        "model": {
+            "type": t.model.type,
+            "parameters": t.model.parameters,
+            "fingerprint": t.model.fingerprint and t.model.fingerprint.to_json(),
+        },
+    }
 
 
 def _thinned(losses: Mapping[int, float]) -> list[list[float | str]]:
@@ -243,21 +280,8 @@ def _read_baseline(path: AnyPath) -> SeedGroup:
             )
         if document.get("schema_version") != BASELINE_VERSION:
             raise NewerSchema(f"{path} was written by a newer mpdiag: upgrade mpdiag to read it")
-        trainings = tuple(
-            SeedTraining(
-                str(t["name"]),
-                t["seed"] if type(t["seed"]) is int else None,
-                {str(k): float(v) for k, v in t["metrics"].items()},
-                {str(k): bool(v) for k, v in t["higher_is_better"].items()},
-                {int(s): float(v) for s, v in t["losses"]},
-                int(t["skipped"]),
-                {(str(kind), str(name)): float(v) for kind, name, v in t["layers"]},
-                t.get("diverged") is True,
-                _stored_model(t.get("model") or {}),
-                {str(k): float(v) for k, v in (t.get("margins") or {}).items()},
-            )
-            for t in document["trainings"]
-        )
+        trainings = tuple(map(_read_training, document["trainings"]))
+        seeds = tuple(map(_read_training, document.get("fp32_seeds") or ()))
     except (*_UNREADABLE, RecursionError, OverflowError) as error:
         raise DamagedRun(
             f"{path} is not a readable baseline ({error}): write it again; "
@@ -265,7 +289,23 @@ def _read_baseline(path: AnyPath) -> SeedGroup:
         ) from error
     if not trainings:
         raise DamagedRun(f"{path} holds no training: write it again")
-    return SeedGroup(str(document.get("name", path)), trainings)
+    return SeedGroup(str(document.get("name", path)), trainings, seeds, os.path.realpath(path))
+
+
+def _read_training(t: Mapping[str, Any]) -> SeedTraining:
+    return SeedTraining(
+        str(t["name"]),
+        t["seed"] if type(t["seed"]) is int else None,
+        {str(k): float(v) for k, v in t["metrics"].items()},
+        {str(k): bool(v) for k, v in t["higher_is_better"].items()},
+        {int(s): float(v) for s, v in t["losses"]},
+        int(t["skipped"]),
+        {(str(kind), str(name)): float(v) for kind, name, v in t["layers"]},
+        t.get("diverged") is True,
+        _stored_model(t.get("model") or {}),
+        {str(k): float(v) for k, v in (t.get("margins") or {}).items()},
+        turns=max(1, int(t.get("turns") or 1)),
+    )
 
 
 def _stored_model(stored: Mapping[str, Any]) -> KnownModel:

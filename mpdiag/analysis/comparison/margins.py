@@ -12,7 +12,7 @@ Of any other metric nobody knows how much matters but who trains. It gets 2 % of
 provisional: a difference beyond it is called one, but nothing is called equivalent by it.
 
 Better than the kind are, in this order: the margin that was given; the one in the reference's own
-``meta.json``; the spread of FP32 seeds beside the reference, where it is one training.
+``meta.json``; the spread of its FP32 seeds.
 """
 
 import math
@@ -58,7 +58,7 @@ class Margin:
     Attributes:
         width: In the metric's own units.
         kind: What was taken for the metric's kind; ``run``: the reference's own margin; ``seeds``:
-            the spread of FP32 seeds beside it; None where the margin was given.
+            the spread of its FP32 seeds; None where the margin was given.
     """
 
     width: float

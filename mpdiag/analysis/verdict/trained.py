@@ -25,10 +25,10 @@ def keep_comparison(
         b: The candidate: a run, or a folder of runs.
 
     Returns:
-        The folders it was written to; none where A holds no recording, or B another model, no plan,
-        several that decide differently, a training that began with another loss scale than its plan's,
-        or one of which nothing ran in half precision. Runs at a URL and the sample runs are left as
-        they are.
+        The folders it was written to; none where A holds no recording, B has no plan or several that
+        decide differently, began with another loss scale than its plan's, or computed nothing in half
+        precision, or where the sides cannot be compared (other model or length). Runs at a URL and
+        the sample runs are left as they are.
 
     Raises:
         OSError: If a folder cannot be written.
@@ -47,7 +47,7 @@ def stored_comparison(comparison: Comparison, b: str | os.PathLike[str]) -> Stor
     trained = list(_runs(place(b)))
     decisions = {followed_decisions(run) for run in trained}
     if (
-        comparison.different_models
+        comparison.hindrances
         or len(decisions) != 1
         or None in decisions
         or any(run.meta.get("half_precision_flops") == 0 for run in trained)

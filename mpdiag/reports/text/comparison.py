@@ -21,13 +21,13 @@ _STYLES: dict[Answer, str] = {
     "undecided (one seed)": "bold yellow",
 }
 _KINDS = {
-    "score": "a score",
-    "error rate": "an error rate",
-    "loss": "a loss",
-    "decibel": "decibels",
-    "unknown": "an unknown kind",
-    "run": "the run says",
-    "seeds": "FP32 seeds beside it spread",
+    "score": "as a score",
+    "error rate": "as an error rate",
+    "loss": "as a loss",
+    "decibel": "in decibels",
+    "unknown": "2 % of its mean",
+    "run": "from the run",
+    "seeds": "from the spread of FP32 seeds",
 }
 WIDTH = 33
 TOP = 8
@@ -38,11 +38,10 @@ def comparison_text(comparison: Comparison) -> RenderableType:
     a, b = comparison.a, comparison.b
     title = f"{b.name} against {a.name}: {comparison.answer}"
     parts: list[RenderableType] = [Text(title, _STYLES[comparison.answer]), Text("")]
-    firsts = comparison.findings[:1]
-    above = any(f.code in ("different-models", "same-sides") for f in firsts)
-    if above:  # said before anything else
-        first = comparison.findings[0]
-        parts[:0] = [Text(first.message, _STYLES["different"]), Text("")]
+    above = comparison.hindrances  # said before anything else
+    for f in reversed(above):
+        lines = Text(f.message, _STYLES["different"]), Text(f"  {f.fix}  [{f.code}]"), Text("")
+        parts[:0] = lines
     parts += [
         _metrics(comparison),
     ]
@@ -62,7 +61,7 @@ def comparison_text(comparison: Comparison) -> RenderableType:
         parts += [Text(""), _shifts(comparison)]
     if comparison.findings:
         parts.append(Text(""))
-    parts += finding_lines(comparison.findings[above:])
+    parts += finding_lines(comparison.findings[len(above) :])
     if comparison.findings:
         parts.append(Text(EXPLAIN, "dim"))
     return Group(*parts)
@@ -70,7 +69,8 @@ def comparison_text(comparison: Comparison) -> RenderableType:
 
 def _metrics(comparison: Comparison) -> Fitted:
     numbers = ("reference", "candidate", "difference", "margin")
-    interval = "interval, margin in brackets"
+    alone = all(m.alone for m in comparison.metrics)
+    interval = "difference, margin in brackets" if alone else "interval, margin in brackets"
     table = Fitted(
         ("metric", "verdict", *numbers, interval),
         right=frozenset(numbers),
@@ -104,7 +104,7 @@ def _caption(metrics: tuple[MetricComparison, ...]) -> str:
         text += ", all metrics at one level (Holm)"
     chosen = [m for m in metrics if not m.margin_given]
     if chosen:
-        kinds = ", ".join(f"{m.metric} as {_KINDS[m.margin.kind or 'unknown']}" for m in chosen)
+        kinds = ", ".join(f"{m.metric} {_KINDS[m.margin.kind or 'unknown']}" for m in chosen)
         text += f"; margin: {kinds}; set your own with --margin NAME=VALUE"
     return text
 
@@ -130,7 +130,10 @@ def _figures(values: tuple[float, ...]) -> str:
 
 
 def draw_interval(result: Equivalence) -> str:
-    """The interval of the difference on a line from −2 to +2 margins: ``···[··──●──]···``."""
+    """The interval of the difference on a line from −2 to +2 margins: ``···[··──●──]···``.
+
+    A difference beyond the line is an arrow at its end.
+    """
     line = ["·"] * WIDTH
 
     def at(value: float) -> int:
@@ -144,7 +147,8 @@ def draw_interval(result: Equivalence) -> str:
             line[i] = "─"
     line[at(-result.margin)], line[at(result.margin)] = "[", "]"
     line[WIDTH // 2] = "┼" if line[WIDTH // 2] == "─" else "|"
-    line[at(result.difference)] = "●"
+    beyond = abs(result.difference) > 2 * result.margin
+    line[at(result.difference)] = ("▶" if result.difference > 0 else "◀") if beyond else "●"
     return "".join(line)
 
 

@@ -121,7 +121,7 @@ def decimals(value: float) -> int:
     return min(10, max(0, 2 - math.floor(math.log10(abs(value)))))
 
 
-_OF_METRICS = ("metric-inconclusive", "metric-different", "margin-unknown")
+_OF_METRICS = ("one-seed", "metric-inconclusive", "metric-different", "margin-unknown")
 """Findings that ``metric_sentence`` says already."""
 
 
@@ -130,9 +130,9 @@ def remarks(comparison: Comparison) -> list[tuple[str, str]]:
 
     Returns:
         Sentences in pairs: what was found ("" where ``metric_sentence`` says it) and the fix, each
-        fix once. Different models are left out, for these are said before anything else.
+        fix once. What hinders the comparison is left out, for that is said before anything else.
     """
-    found = [f for f in comparison.findings if f.code != "different-models"]
+    found = comparison.findings[len(comparison.hindrances) :]
     rest = [(sentence(f.message), sentence(f.fix)) for f in found if f.code not in _OF_METRICS]
     fixes = dict.fromkeys(sentence(f.fix) for f in found if f.code in _OF_METRICS and f.fix)
     return [*rest, *(("", fix) for fix in fixes)]

@@ -2,6 +2,7 @@
 
 import math
 import random
+import statistics
 
 import pytest
 from calls import printed
@@ -43,10 +44,35 @@ def text_of(comparison):
     return " ".join(printed(comparison_text(comparison)).split())
 
 
-def test_trainings_of_unequal_length_are_a_finding(tmp_path):
+def test_trainings_of_unequal_length_are_said_first_and_answer_nothing(tmp_path):
     make_run(tmp_path / "a", losses=[3.0, 2.0, 1.0])
     make_run(tmp_path / "b", losses=[3.0])
-    assert "lengths-differ" in codes(mpdiag.compare(tmp_path / "a", tmp_path / "b"))
+    found = mpdiag.compare(tmp_path / "a", tmp_path / "b")
+    assert (codes(found)[0], found.answer) == ("lengths-differ", "undecided (one seed)")
+    assert [m.answer for m in found.metrics] == ["undecided (one seed)"]
+    assert "error" not in {f.severity for f in found.findings}
+    assert text_of(found).startswith(found.findings[0].message)
+
+
+@pytest.mark.parametrize(
+    ("taken", "seen", "differ"),
+    [((3, 3), 6, False), ((2, 3), 6, False), ((6,), 6, True), ((6, 6), 6, True), ((), 6, True)],
+)
+def test_a_round_of_optimizers_that_take_turns_is_one_step(tmp_path, taken, seen, differ):
+    make_run(tmp_path / "a", losses=[3.0, 2.0, 1.0])
+    optimizers = [{"type": "Adam", "steps_taken": n} for n in taken]
+    make_run(tmp_path / "b", losses=[2.0] * 6, steps_seen=seen, optimizers=optimizers)
+    save_baseline(read_group(tmp_path / "b"), tmp_path / "stored.json")
+    for b in ("b", "stored.json"):
+        found = mpdiag.compare(tmp_path / "a", tmp_path / b)
+        assert ("lengths-differ" in codes(found)) == differ
+
+
+def test_a_training_that_diverged_early_is_worse_not_short(tmp_path):
+    make_run(tmp_path / "a", losses=[3.0, 2.0, 1.0])
+    make_run(tmp_path / "b", losses=[3.0, math.nan])
+    found = mpdiag.compare(tmp_path / "a", tmp_path / "b")
+    assert (found.answer, "lengths-differ" in codes(found)) == ("worse (one seed)", False)
 
 
 # -- divergence ------------------------------------------------------------------------------------
@@ -177,12 +203,12 @@ def test_several_metrics_are_judged_at_one_level():
 @pytest.mark.parametrize(
     ("candidate", "answer", "code"),
     [
-        (0.845, "as FP32 (one seed)", "metric-inconclusive"),
-        (0.840, "as FP32 (one seed)", "metric-inconclusive"),
+        (0.845, "as FP32 (one seed)", "one-seed"),
+        (0.840, "as FP32 (one seed)", "one-seed"),
         (0.834, "undecided (one seed)", "metric-inconclusive"),
         (0.825, "worse (one seed)", "metric-different"),
         (0.175, "worse (one seed)", "metric-different"),
-        (0.975, "better (one seed)", "metric-inconclusive"),
+        (0.975, "better (one seed)", "one-seed"),
         (math.nan, "worse (one seed)", "diverges-more"),
     ],
 )
@@ -194,7 +220,8 @@ def test_one_seed_answers_in_margins(candidate, answer, code):
     assert text_of(found).startswith(f"b against a: {answer} ")
     assert repr(found).endswith(f"{answer}>")
     assert found.to_json()["verdict"] in ("inconclusive", "different")  # as before
-    assert all("(one seed)" in f.message for f in found.findings if f.code.startswith("metric"))
+    told = [f for f in found.findings if f.code.startswith(("metric", "one-seed"))]
+    assert all("(one seed)" in f.message and "e+" not in f.message for f in told)
 
 
 def test_the_final_loss_decides_only_alone():
@@ -202,6 +229,8 @@ def test_the_final_loss_decides_only_alone():
     b = group("b", [{"accuracy": 0.9, "final loss": 0.02}])
     assert compare_groups(a, b).answer == "as FP32 (one seed)"
     assert {f.severity for f in compare_groups(a, b).findings} == {"info"}
+    (worse,) = (f for f in compare_groups(a, b).findings if f.code == "metric-different")
+    assert worse.message == "final loss is worse by 0.01, 50 margins; accuracy decides (one seed)"
     assert compare_groups(a, b, metric="final loss").answer == "worse (one seed)"
 
 
@@ -249,6 +278,30 @@ def test_the_margin_is_given_or_the_runs_or_of_seeds_beside_it_or_of_the_kind(tm
     for broken in (math.inf, -1, 0, "much", None):
         add_margins(tmp_path / "a", {"accuracy": str(broken) if broken == math.inf else broken})
         assert kind_of("b")[0] == "seeds"
+
+
+def test_one_seed_and_several_are_judged_by_one_margin(tmp_path):
+    """The spread of the FP32 seeds, whether one of them is named, their folder or its baseline."""
+    seeds = {0: 0.90, 1: 0.91, 2: 0.93}
+    for seed, accuracy in seeds.items():
+        make_run(tmp_path / "fp32" / f"seed{seed}", seed=seed, metric=accuracy)
+        plan = {"level": "O1", "dtype": "float16"}
+        for side in ("fp16", "again"):
+            make_run(tmp_path / side / f"seed{seed}", seed=seed, metric=accuracy, training=plan)
+    make_run(tmp_path / "again" / "seed3", seed=3, metric=0.2)  # not all of one side is FP32
+    spread = pytest.approx(statistics.stdev(seeds.values()))
+    for name in ("fp32", "fp32/seed1"):
+        save_baseline(read_group(tmp_path / name), tmp_path / "stored.json")
+        for a in (name, "stored.json"):
+            for b in ("fp16", "fp16/seed0"):  # seed0 is a name of FP32 as well
+                found = mpdiag.compare(tmp_path / a, tmp_path / b, metric="accuracy")
+                margin = found.metrics[0].margin
+                assert (margin.kind, margin.width) == ("seeds", spread), (a, b)
+    several = mpdiag.compare(tmp_path / "fp32", tmp_path / "fp16", metric="accuracy")
+    assert several.verdict == "equivalent"
+    for a in ("fp16", "again"):
+        found = mpdiag.compare(tmp_path / a, tmp_path / "fp32", metric="accuracy")
+        assert found.metrics[0].margin.kind == "score"
 
 
 @pytest.mark.parametrize(
@@ -365,5 +418,6 @@ def test_a_training_beside_itself_is_said_to_be_one(tmp_path):
     for other in ("run", "link"):
         found = mpdiag.compare(tmp_path / "run", tmp_path / other)
         assert codes(found)[0] == "same-sides"
-        assert "metric-inconclusive" not in codes(found)  # more seeds of it would show nothing
+        assert len(codes(found)) == 1  # more seeds of it would show nothing
+        assert {found.answer, *(m.answer for m in found.metrics)} == {"undecided (one seed)"}
     assert text_of(found).startswith("both sides are ")

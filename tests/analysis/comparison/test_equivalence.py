@@ -151,6 +151,8 @@ def test_the_interval_is_drawn_between_its_margins():
     line = draw_interval(judge_equivalence([0.0, 0.2], [0.1, 0.3], 1.0))
     assert line.index("[") < line.index("●") < line.index("]")
     assert len(line) == 33
+    ends = [draw_interval(judge_equivalence([0.0], [by], 1.0)) for by in (-9.0, -2.0, 2.0, 9.0)]
+    assert [line.strip("·[]|") for line in ends] == ["◀", "●", "●", "▶"]
 
 
 # -- run folders -----------------------------------------------------------------------------------
