@@ -326,7 +326,7 @@ CASES = (
         roads_from_above,
         "NLL",
         False,
-        0.01,
+        0.02,
     ),
     Case(
         "clicks_by_hand",
