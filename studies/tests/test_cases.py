@@ -310,7 +310,7 @@ def test_a_threshold_is_chosen_without_the_family_it_is_judged_on():
     assert before == rules.WRONG
 
 
-@pytest.mark.parametrize("half", ["tuning", "opened", "opened_2"])
+@pytest.mark.parametrize("half", ["tuning", "tuning_3", "opened", "opened_2", "unseen_3"])
 def test_the_documentations_scores_are_those_of_the_results(root, half):
     from cases import score
 
