@@ -240,14 +240,22 @@ class PrecisionPlan:
     """Every decision about a mixed-precision training.
 
     Attributes:
-        run: The recording it was made from.
-        verdict: What is known of a training by it. Plans of earlier versions hold a sentence.
+        run: The recording that the plan was made from.
+        verdict: Whether training by the plan works, with the evidence.
         target: The format to train in: ``fp16``, ``bf16``, ``fp8_e4m3`` or ``fp8_e5m2``.
         level: Opt level O0 to O3 (GTC 2019, *Automatic Mixed Precision for PyTorch*).
         keep_batch_norm_fp32: Whether batch normalisation stays in FP32.
+        loss_scale: The loss scale and its scaler.
+        master_weights: Whether the optimizer keeps an FP32 copy of the weights.
+        fp32_operations: Operations that stay in FP32 in addition to the operation policy.
+        fp32_modules: Modules that stay in FP32.
+        reduction: How gradients are reduced over ranks; None for one rank.
         levels: What each level would cost, in the order to try them.
-        model: The model that was recorded; None in plans of versions that did not write it.
-        conditions: Optimizers, learning rates, input and torch of the recording; None in the same.
+        shapes: Dimensions to pad for Tensor Cores.
+        layer_formats: The narrowest format of each layer's tensors.
+        model: The recorded model; None in plans of versions that did not write it.
+        conditions: Optimizers, learning rates, input and torch of the recording; None in these plans.
+        schema_version: Version of the plan's format.
     """
 
     run: str = ""
@@ -288,22 +296,22 @@ class PrecisionPlan:
         )
 
     def notebook_parts(self, said: Collection[str] = ()) -> tuple[str, ...]:
-        """What a notebook shows of it, below the verdict; ``said`` are reasons that stand there."""
+        """HTML for a notebook, below the verdict; reasons in ``said`` are left out."""
         from mpdiag.display import notebook
 
         return notebook.plan_parts(self, scaled=self.loss_scale.method != NO_SCALE, said=said)
 
     def next_call(self, name: str) -> str:
-        """The call that trains by it; "" for a format that nothing trains in.
+        """The line of code that trains by this plan; "" for a format that mpdiag cannot train in.
 
         Args:
-            name: What the plan is called there.
+            name: The plan's name in that line.
         """
         trainable = self.target in {fmt.name for fmt in TRAINABLE}
         return f"mpdiag.MixedPrecision(model, optimizer, {name})" if trainable else ""
 
     def decisions(self) -> dict[str, Any]:
-        """What a training by it depends on, as plain values: no reasons, no evidence, no advice."""
+        """The settings that change a training, as plain values: no reasons, evidence or advice."""
         scale = _encode(self.loss_scale)
         reduction = self.reduction
         return {
@@ -318,7 +326,7 @@ class PrecisionPlan:
         }
 
     def digest(self) -> str:
-        """Sixteen hexadecimal digits of ``decisions()``: alike for plans that decide the same."""
+        """A hash of ``decisions()`` in 16 hexadecimal digits."""
         text = json.dumps(self.decisions(), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -373,12 +381,12 @@ class PrecisionPlan:
         """Read a plan.
 
         Args:
-            path: Its file, or the run folder it lies in.
+            path: The plan's file, or the run folder that holds it.
 
         Raises:
-            DamagedPlan: If it is missing or cannot be read.
+            DamagedPlan: If the file is missing or cannot be read.
             NewerSchema: If a newer version wrote it.
-            UsageError: If it is no path, as an ``Analysis`` is none.
+            UsageError: If ``path`` is not a path, for example an ``Analysis``: pass its ``plan``.
         """
         given: object = path  # callers without a type checker pass anything
         if not isinstance(given, (str, os.PathLike)):

@@ -48,12 +48,12 @@ def part(name: str) -> ModuleType:
 def profile(
     model: nn.Module | None = None, *, steps: int = STEPS, warmup: int = WARMUP
 ) -> StepProfiler:
-    """Profile a few warmed-up steps and say whether they ran on Tensor Cores.
+    """Profile a few steps after a warm-up and report whether they ran on Tensor Cores.
 
     Args:
-        model: The model, so that its modules are named.
-        steps: How many steps to measure.
-        warmup: How many steps to skip first.
+        model: The model, to name its modules in the result.
+        steps: Number of steps to measure.
+        warmup: Number of steps to skip first.
 
     Raises:
         UsageError: If there are no steps to measure.

@@ -73,6 +73,17 @@ def test_type_checkers_see_the_same_names(root):
     assert set(mpdiag.__all__) == {*mpdiag._HOMES, "__version__"}
 
 
+def test_completion_offers_public_names_alone():
+    names = subprocess.run(
+        [sys.executable, "-c", "import mpdiag; mpdiag.open_run; print(*dir(mpdiag))"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split()
+    assert {n for n in names if not n.startswith("_")} == {*mpdiag._HOMES}
+    assert {"__version__", "__doc__", "__path__"} <= set(names)
+
+
 def test_an_unknown_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="module 'mpdiag' has no attribute 'recrod'"):
         mpdiag.recrod  # noqa: B018 - the look-up is the test

@@ -37,7 +37,7 @@ from mpdiag.analysis.verdict.evidence import Case, extent_of, narrowed
 from mpdiag.analysis.verdict.judgement import judge, unanswered
 from mpdiag.analysis.verdict.probe import Probe, probe_findings, with_probe
 from mpdiag.analysis.weight_updates import advise_levels, analyze_weight_updates
-from mpdiag.display.wording import scale_text
+from mpdiag.display.wording import counted, scale_text
 from mpdiag.numerics.formats import BF16, FP16, FloatFormat, format_named, half_of
 from mpdiag.plan import Fp32Choice, MasterWeightsPlan, PrecisionPlan, Verdict
 from mpdiag.runs.results import read_comparison
@@ -102,11 +102,11 @@ class Analysis:
         )
 
     def __repr__(self) -> str:
-        counts = [sum(f.severity == s for f in self.findings) for s in ("error", "warning", "info")]
-        return (
-            f"<Analysis of {str(self.run.folder)!r} for {self.target.label}: {self.verdict} "
-            f"{counts[0]} errors, {counts[1]} warnings, {counts[2]} notes>"
+        counts = ", ".join(
+            counted(sum(f.severity == severity for f in self.findings), word)
+            for severity, word in (("error", "error"), ("warning", "warning"), ("info", "note"))
         )
+        return f"<Analysis of {str(self.run.folder)!r} for {self.target.label}: {self.verdict} {counts}>"
 
     def _repr_html_(self) -> str:
         """The verdict, the gradients, the findings and the plan in a notebook."""
@@ -144,8 +144,7 @@ def analyze(
     Args:
         run: A run folder, or an opened run.
         target: The format to train in: ``fp16``, ``bf16``, ``fp8_e4m3`` or ``fp8_e5m2``.
-        shards: Into how many parts tensor parallelism will cut weights: shapes are advised so that
-            each part fits.
+        shards: The number of tensor-parallel parts. The advised shapes fit each part.
 
     Raises:
         InputError: If the run is missing, damaged, empty, of a newer schema, or has only NaN gradients.

@@ -85,7 +85,7 @@ class ExponentHistogram:
         fp16_overflow: int64, batch: finite |x| ≥ 65520 as recorded.
         absmax: float64, batch: largest finite |x|, 0 if there is none.
         absmin: float64, batch: smallest non-zero finite |x|, infinity if there is none.
-        shifted: Powers of two the histogram was moved by since it was recorded.
+        shifted: Powers of two by which the histogram was shifted after the recording.
     """
 
     first: int
@@ -102,7 +102,7 @@ class ExponentHistogram:
 
     @classmethod
     def empty(cls, *batch: int, first: int = MIN_EXPONENT, bins: int = BINS) -> ExponentHistogram:
-        """A histogram (or a stack of them) that counted nothing."""
+        """An empty histogram, or a stack of them."""
 
         def none() -> Ints:
             return np.zeros(batch, np.int64)
@@ -122,10 +122,10 @@ class ExponentHistogram:
 
     @classmethod
     def of(cls, values: ArrayLike) -> ExponentHistogram:
-        """Count an array in plain numpy: slow, simple, and what the fast counters are held against.
+        """Count an array in plain numpy: the slow reference for the fast counters.
 
         Args:
-            values: Any shape. float64 stays float64; everything else is taken as float32.
+            values: Any shape. float64 is counted as it is; other dtypes are converted to float32.
         """
         x = np.asarray(values)
         with np.errstate(invalid="ignore"):  # a signalling NaN
@@ -172,7 +172,7 @@ class ExponentHistogram:
 
     @property
     def nonzero(self) -> Ints:
-        """Values other than ±0, infinities included; NaN is not counted as a value."""
+        """Values other than ±0, with infinities and without NaN."""
         return self.finite_nonzero + self.infs
 
     @property
@@ -182,17 +182,17 @@ class ExponentHistogram:
 
     @property
     def numel(self) -> Ints:
-        """Every element counted."""
+        """All elements."""
         return self.finite + self.infs + self.nans
 
     def __getitem__(self, index: Any) -> ExponentHistogram:
-        """One histogram of a stack, or part of the stack, as numpy indexing picks it."""
+        """Index a stack as numpy does: one histogram, or part of the stack."""
         return replace(self, **{name: getattr(self, name)[index] for name in _PER_TENSOR})
 
     # -- algebra -----------------------------------------------------------------------------------
 
     def __add__(self, other: ExponentHistogram) -> ExponentHistogram:
-        """Merge: the histogram of both tensors together. Addition, so order does not matter."""
+        """The histogram of both tensors together."""
         if not isinstance(other, ExponentHistogram):
             return NotImplemented
         if self.shifted != other.shifted:
@@ -291,7 +291,7 @@ class ExponentHistogram:
         """Σ|x| over the finite values, or over those in bins below exponent ``upto``.
 
         Args:
-            upto: Counts |x| ≤ 2^upto alone, such as a format's ``zero_exponent``.
+            upto: Count only |x| ≤ 2^upto, for example a format's ``zero_exponent``.
         """
         counts, means, scale = self._means(upto)
         small = self._subnormal_sum(1, upto)

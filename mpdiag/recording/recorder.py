@@ -27,6 +27,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from mpdiag.display.wording import counted
 from mpdiag.errors import RunExists, UsageError
 from mpdiag.files.paths import AnyPath, place
 from mpdiag.recording.cadence import (
@@ -78,39 +79,38 @@ def record(
 ) -> Recorder:
     """Record a training; use it as a context manager around the loop.
 
-    Recorded per step: activations and activation gradients of every module, and weights, weight
-    gradients and weight updates of every parameter, each as a histogram of powers of two. Losses,
-    weights and random state stay bit for bit what they are without it.
+    Each recorded step holds the activations and activation gradients of every module, and the
+    weights, weight gradients and weight updates of every parameter. Each of these is a histogram of
+    powers of two. Recording does not change losses, weights or random state by a single bit.
 
     Args:
         model: A module, a list of modules, or a mapping of names to modules.
-        optimizer: The optimizer, a list of them, or None where there is none.
-        run: The run folder to write, a path or a URL that fsspec knows.
-        every: Record each step divisible by this; default: the first 20 to 200 (see ``budget``),
-            then one in each 20, and 20 more from where an optimizer joins, steps first or is given
-            parameters.
-        include: Regular expression: record only modules and parameters whose name it matches.
-        exclude: Regular expression: leave out those whose name it matches.
-        max_steps: Record so many steps, then let training go on alone.
-        budget: Share of step time that recording may take. The recorder measures itself. It records
-            all of the first 200 steps while it takes less. Once it has cost 10 seconds after the
-            first step it records 2, 4, 8 … times fewer steps if it takes more. With None, or with
-            ``every``, it does neither.
-        operations: In how many steps to record every operation too: what it reads and writes, its
-            module, its line of code. Default: in steps 0, 10 and 100, then in 125, 157 … (each a
-            quarter later), and when a layer's largest output has passed four times what it was, as
-            long as the budget allows it. A number records the first ones of these steps whatever they
-            cost; 0 records none. Where several optimizers step one at a time, so many of each, and
-            the first step from where one joins. Of a closure, its first evaluation is recorded.
-        overwrite: Replace a run that lies in the folder already.
-        fp32: Switch the training's own ``torch.autocast`` off while it is recorded. With it on, the
-            recording is none of FP32 training, and says so.
-        copy_budget: Bytes that copies of weights from before a step may take on a device; default: a
-            quarter of what is free there at the first recorded step. Of parameters whose copies do not
-            fit, the updates of the same blocks are recorded in each step, and the rows say so.
+        optimizer: The optimizer, a list of optimizers, or None without an optimizer.
+        run: The run folder to write: a path, or a URL that fsspec supports.
+        every: Record every N-th step. Default: the first 20 to 200 steps (see ``budget``), then one
+            step in 20. When an optimizer joins, first steps or gets parameters, 20 steps more.
+        include: A regular expression: record only modules and parameters with a matching name.
+        exclude: A regular expression: leave out modules and parameters with a matching name.
+        max_steps: Stop recording after this many recorded steps; training continues.
+        budget: The share of step time that recording may take. The recorder measures itself: it
+            records all of the first 200 steps while it stays within the budget. If recording has cost
+            10 seconds after the first step and exceeds the budget, it records 2, 4, 8 … times fewer
+            steps. With None, or with ``every``, recording does not adapt.
+        operations: In how many steps to record every operation too, with its inputs and outputs, its
+            module and its line of code. Default: steps 0, 10, 100, 125, 157 … (each a quarter later),
+            and steps in which a layer's largest output has grown fourfold, within the budget. A
+            number records the first of these steps at any cost; 0 records none. If several
+            optimizers step in turn, this many steps of each, and the first step after one joins.
+            Only the first evaluation of a closure is recorded.
+        overwrite: Replace a run that is already in the folder.
+        fp32: Switch the training's own ``torch.autocast`` off during the recording. With autocast on,
+            the recording is not of FP32 training, and is marked as such.
+        copy_budget: Bytes per device for copies of weights from before a step. Default: a quarter of
+            the memory that is free at the first recorded step. If a parameter's copy does not fit,
+            updates of the same blocks of it are recorded in each step, and its rows say so.
 
     Raises:
-        UsageError: If an argument makes no sense.
+        UsageError: If an argument has the wrong type or value.
         RunExists: If the folder holds a run and ``overwrite`` is False.
     """
     optimizers = _as_list(optimizer)
@@ -159,16 +159,16 @@ def _warn_of_no_start(folder: AnyPath) -> None:
 
 
 class Recorder:
-    """A recording in progress; made by ``mpdiag.record``.
+    """A recording in progress. Call ``mpdiag.record`` to make one.
 
     Args:
-        model: What to record.
+        model: The model, or several.
         optimizers: The optimizers that step it.
         folder: The run folder.
-        options: What is asked of it.
-        precision: Notes what is not FP32.
-        copies: How parameters are copied before a step.
-        clock: Seconds, monotonic.
+        options: The options of ``mpdiag.record``.
+        precision: Notes operations that are not in FP32.
+        copies: Copies parameters before a step.
+        clock: A monotonic clock, in seconds.
 
     Attributes:
         folder: The run folder.
@@ -256,9 +256,18 @@ class Recorder:
             governor, ledger, watch, operations, scalers, copied, weights, observer, folder
         )
 
+    def __repr__(self) -> str:
+        state = "failed" if self._parts is None else self._parts.folder.state
+        if state == "recording" and not self._clock.running:
+            state = "not started"
+        return (
+            f"<Recorder of {str(self.folder)!r}: {state}, {counted(self.step, 'step')}, "
+            f"{self.steps_recorded} recorded>"
+        )
+
     @property
     def step(self) -> int:
-        """Number of the present step."""
+        """Number of the current step, from 0."""
         return self._clock.number
 
     @property
@@ -268,18 +277,18 @@ class Recorder:
 
     @property
     def optimizer_steps(self) -> list[tuple[str, int]]:
-        """The type of each optimizer, and how often it has stepped."""
+        """Each optimizer's type and its number of steps."""
         return [(type(o).__name__, self._clock.steps_of(o).taken) for o in self._optimizers]
 
     @property
     def failures(self) -> list[dict[str, Any]]:
-        """What went wrong while recording, if anything: dicts of step, where and error."""
+        """Errors of the recording: dicts with step, where and error; empty if there were none."""
         return self._failures.found
 
     # -- life --------------------------------------------------------------------------------------
 
     def __enter__(self) -> Recorder:  # noqa: PYI034 - typing.Self is Python 3.11's
-        """Start recording; see ``start``."""
+        """Start recording."""
         return self.start()
 
     def __exit__(
@@ -288,7 +297,7 @@ class Recorder:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Stop recording; an exception of the training passes through, and the run stays good."""
+        """Stop recording. The training's exceptions pass through, and the run stays readable."""
         if kind is None or (kind is SystemExit and not getattr(error, "code", None)):
             self.close()
         else:
@@ -298,7 +307,7 @@ class Recorder:
         """Place the hooks and write the first ``meta.json``.
 
         Args:
-            missed: Steps that took place before; they are counted as seen.
+            missed: Steps that the training took before this call; they count as not recorded.
         """
         parts = self._parts
         if parts is None or self._clock.running or parts.folder.state != "recording":
@@ -333,9 +342,9 @@ class Recorder:
         return self
 
     def close(self, state: str = "complete") -> None:
-        """Stop recording and finish the run folder; doing so twice does no harm.
+        """Stop recording and finish the run folder. A second call does nothing.
 
-        A Ctrl-C that falls into it is raised when the folder is finished.
+        A Ctrl-C during this call is raised after the folder is finished.
         """
         parts = self._parts
         if parts is not None and self._clock.running:
@@ -360,9 +369,9 @@ class Recorder:
             logger.warning("recording into %s: %s", self.folder, parts.governor.words())
 
     def rescue(self) -> None:
-        """Close from another thread, while that of the training waits in a call of torch.
+        """Close from another thread, while the training's thread waits in a call of torch.
 
-        What was read from a device is written first: the device may wait for other ranks for ever.
+        Rows that were read from the device are written first: it may wait for other ranks forever.
         """
         parts = self._parts
         if parts is None or not self._clock.running:
@@ -374,7 +383,7 @@ class Recorder:
         self._close(parts, "interrupted", again=False)
 
     def silence(self) -> None:
-        """Do nothing any more, and write nothing: this process is a copy of the one that records."""
+        """Stop without writing: this process is a fork of the one that records."""
         self._forget_start()
         self._clock.mute()
         self._clock.close()
@@ -398,19 +407,19 @@ class Recorder:
     # -- what a caller may say ---------------------------------------------------------------------
 
     def end_step(self) -> None:
-        """End the present step and begin the next; for loops the recorder cannot see through."""
+        """End the step and begin the next one, for loops that the recorder does not recognize."""
         self._clock.end_step()
 
     def log_metric(self, name: str, value: float, *, higher_is_better: bool = True) -> None:
-        """Write a figure of merit into the run, for ``mpdiag compare``; also after recording."""
+        """Log a metric into the run, for ``mpdiag compare``; also after closing."""
         self._losses.note_metric(name, float(value), higher_is_better=higher_is_better)
 
     def adopt(self, models: Mapping[str, Adopted], optimizers: Sequence[Optimizer]) -> None:
-        """Record further models and optimizers from now on, while a training is under way.
+        """Record more models and optimizers from now on, during a training.
 
         Args:
-            models: By the prefix of their names; each the model and what is wrapped around it.
-            optimizers: Optimizers that are not watched yet.
+            models: The prefix of layer names to the model and its wrapper (DDP, FSDP or None).
+            optimizers: Optimizers that are not recorded yet.
         """
         parts = self._parts
         if parts is None or not self._clock.running:
@@ -429,27 +438,27 @@ class Recorder:
             self._failures.note("watching another model", error)
 
     def name_models(self, names: Mapping[int, str]) -> None:
-        """Note what a script calls its models: names by ``id`` of the model."""
+        """Name the models as the script does: ``id`` of each model to its name."""
         self._subjects.name_models(names)
 
     def show_to(self, audience: Audience) -> None:
-        """Show somebody how the recording goes on, between two steps, as often as it asks for it."""
+        """Show the progress to ``audience`` between two steps, as often as it asks for it."""
         if self._parts is not None:
             self._parts.ledger.take_encoded()
             self._parts.folder.audience = audience
 
     def forgo_operations(self, reason: str) -> None:
-        """Record no operations from now on; those of earlier steps stay, and so does the reason."""
+        """Record no more operations. Earlier ones stay, and the run holds the reason."""
         if self._parts is not None:
             self._parts.operations.forgo(reason)
 
     def enter(self, module: torch.nn.Module) -> None:
-        """Let calls of a part of a model count as forward passes: its loop calls it alone."""
+        """Count calls of this submodule as forward passes, because the loop calls it directly."""
         if self._parts is not None and self._clock.running:
             self._parts.observer.enter(module)
 
     def call_began(self, module: torch.nn.Module, args: Any) -> None:
-        """A module is being called, and its forward hook was placed too late to say so."""
+        """Note a call of a module that began before its forward hook was placed."""
         if self._parts is not None and self._clock.running:
             self._parts.observer.before_forward(module, args)
 

@@ -83,7 +83,12 @@ def modules_schema() -> pa.Schema:
 
 @dataclass(frozen=True)
 class Run:
-    """A run folder, opened for reading; beyond ``meta.json`` a file is read when it is needed."""
+    """A run folder, opened for reading. Files other than ``meta.json`` are read when needed.
+
+    Attributes:
+        folder: The run folder.
+        meta: The content of ``meta.json``.
+    """
 
     folder: AnyPath
     meta: Mapping[str, Any]

@@ -109,16 +109,16 @@ def withdraw(sink: Sink) -> None:
 
 
 def log_metric(name: str, value: float, *, higher_is_better: bool = True) -> None:
-    """Write a figure of merit, for ``mpdiag compare``.
+    """Log a metric, such as an accuracy, into the current run, for ``mpdiag compare``.
 
-    It is written into the run that began last in this process, even if that run is over: one of
-    ``mpdiag record``, of ``mpdiag train``, or of the loop's own recorder or trainer. Without any run
-    nothing is written, so the line may stay in a script; a warning is logged once.
+    The run is the one that began last in this process, even if it has ended. ``mpdiag record``,
+    ``mpdiag train``, ``mpdiag.record`` and ``MixedPrecision(…, run=…)`` begin one. Without a run the
+    call logs one warning and writes nothing, so you can leave the line in your script.
 
     Args:
-        name: The metric's name, the same in all trainings that are to be compared.
+        name: The metric's name. Use the same name in all trainings that you compare.
         value: A number, or a tensor of one element.
-        higher_is_better: Whether more is better.
+        higher_is_better: Whether a higher value is better.
     """
     if not _sinks and announced_ranks()[0] == 0:  # other ranks write no log
         _warn_of_no_run()

@@ -164,23 +164,23 @@ def search_fp32(
     """Find the smallest set of operations that must stay in FP32.
 
     Args:
-        build: From a seed to a fresh model, its optimizer, and a function that trains by a
-            ``MixedPrecision`` and returns the metric.
-        plan: Gives level, format and loss scale; its own FP32 operations are ignored.
-        budget: Minutes. A training starts only if, judging by earlier ones, it will end in time;
-            the best answer so far is returned.
-        run: A folder, a path or a URL, for ``search.json``; another call with the same folder
+        build: A function that takes a seed and returns a new model, its optimizer, and a function
+            that trains with a ``MixedPrecision`` and returns the metric.
+        plan: The plan for level, format and loss scale. Its own FP32 operations are ignored.
+        budget: Minutes. A training starts only if it should end within the budget, by the time of
+            earlier ones. Then the best answer so far is returned.
+        run: A folder, as a path or a URL, for ``search.json``. A second call with the same folder
             continues the search.
         seeds: Seeds of the FP32 trainings.
-        probe_seeds: How many of them each set is tested with; the first failure ends the test.
-        higher_is_better: Whether more of the metric is better.
-        lists: Whether the operation policy's lists apply: then only operations that they leave in
-            the narrow format are searched. Without them everything but the set is narrow.
+        probe_seeds: Number of seeds that each set is tested with. The first failure ends the test.
+        higher_is_better: Whether a higher metric is better.
+        lists: Whether the operation policy's lists apply. If so, only operations that they leave in
+            the narrow format are searched. If not, everything outside the set is narrow.
         backend: As for ``MixedPrecision``.
         on_progress: Called before each training.
 
     Raises:
-        UsageError: If an argument makes no sense, or FP32 itself diverges.
+        UsageError: If an argument has the wrong type or value, or FP32 training diverges.
         StateMismatch: If the folder holds another search.
     """
     return search_trainings(

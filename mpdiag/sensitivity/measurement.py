@@ -270,7 +270,7 @@ def measure_sensitivity(
     fmt: str = FP16.name,
     scale: float = 1.0,
 ) -> Sensitivities:
-    """Measure every operation of a step in a narrow format, one after the other.
+    """Measure the error of each operation of a step in a narrow format, one operation at a time.
 
     ::
 
@@ -280,15 +280,15 @@ def measure_sensitivity(
     pass estimates all of them at once. The dashboard's *Operations* view ranks operations by the result.
 
     Args:
-        model: In FP32, in the mode it trains in; left as it was.
-        step: Runs the model on a batch and returns the loss, the same each time it is called.
+        model: The model in FP32, in its training mode. It is not changed.
+        step: A function that runs the model on a batch and returns the loss, the same in each call.
         run: The run folder for ``sensitivity.json``; None to store nothing.
         fmt: ``fp16``, ``bf16``, ``fp8_e4m3`` or ``fp8_e5m2``.
         scale: The loss scale of the gradients.
 
     Raises:
-        UsageError: If the step returns no loss, or trains nothing.
-        ValueError: If there is no such format.
+        UsageError: If the step returns no loss, or no parameter gets a gradient.
+        ValueError: If the format is unknown.
     """
     estimates = dict(
         loss_estimate.by_operation(loss_estimate.estimate(model, step, fmt=fmt, scale=scale))

@@ -287,11 +287,11 @@ def _examine(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Pendi
 def find_nonfinite(model: Models) -> NonfiniteTrace:
     """Look for the first operation that produces an infinity or a NaN; a context manager.
 
-    Run forward and backward passes inside, also those of a mixed-precision trainer. Training is not
-    changed, only several times slower.
+    Run forward and backward passes inside it; mixed-precision training works, too. Results do not
+    change, but training is several times slower.
 
     Args:
-        model: A module, a list of modules, or a mapping of names to modules, to name places by.
+        model: A module, a list of modules, or a mapping of names to modules.
     """
     return NonfiniteTrace(model)
 

@@ -19,17 +19,18 @@ Backend = Literal["auto", "native", "emulated"]
 
 @dataclass(frozen=True)
 class PrecisionOverrides:
-    """What to change in the plan's precision; the default of each field follows level and plan.
+    """Changes to a plan's precision. A field that you leave out follows level and plan.
 
     Attributes:
-        dtype: What matrix multiplications compute in: ``"fp16"``, ``"bf16"`` or the torch dtype.
-        operation_casts, keep_batch_norm_fp32, master_weights: The level's properties, see
-            ``training/levels.py``.
+        dtype: The dtype of matrix multiplications: ``"fp16"``, ``"bf16"`` or a torch dtype.
+        operation_casts: Whether each operation's inputs are cast, as autocast does.
+        keep_batch_norm_fp32: Whether batch normalisation stays in FP32.
+        master_weights: Whether the optimizers step FP32 masters of half-precision weights.
         loss_scale: A number (a constant scale), ``"dynamic"``, the name of a scaler, a dict of its
-            settings, or a scaler; see ``levels.scaler_of``.
-        fp32_modules: Names of further modules to run in FP32.
-        fp32_operations, low_operations: Names of operations to run in FP32, or in low precision,
-            wherever they occur (levels that cast operations).
+            settings, or a scaler.
+        fp32_modules: Names of more modules to run in FP32.
+        fp32_operations: Names of operations to run in FP32 (levels that cast operations).
+        low_operations: Names of operations to run in half precision (the same levels).
     """
 
     dtype: torch.dtype | str | None = None
@@ -44,16 +45,16 @@ class PrecisionOverrides:
 
 @dataclass(frozen=True)
 class TrainerOptions:
-    """How a trainer works, whatever the precision.
+    """Settings of a trainer that do not depend on the precision.
 
     Attributes:
-        max_skips: How many steps skipped in a row end training with ``TrainingDiverged``.
-        process_group: The ranks that must agree on a step; default: all.
-        check_tensor_cores: After the first steps on a GPU, profile one and log whether Tensor Cores
-            are in use, with the cause if not; the answer is ``MixedPrecision.tensor_cores``.
-        half_outputs: Models that hold half-precision weights (O2, O3) return half precision; else they
-            return FP32.
-        names: What the models' names begin with in the plan, one for each model; default: nothing.
+        max_skips: Raise ``TrainingDiverged`` after this many skipped steps in a row.
+        process_group: The ranks that must agree on a step. Default: all.
+        check_tensor_cores: After the first steps on a GPU, profile one step and log whether it uses
+            Tensor Cores, and if not, why. ``MixedPrecision.tensor_cores`` holds the answer.
+        half_outputs: Whether models with half-precision weights (O2, O3) return half precision. By
+            default they return FP32.
+        names: A prefix of layer names in the plan for each model. Default: no prefix.
     """
 
     max_skips: int = 8
@@ -63,7 +64,7 @@ class TrainerOptions:
     names: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        """Refuse a limit that is no count."""
+        """Refuse a ``max_skips`` below 1."""
         if type(self.max_skips) is not int or self.max_skips < 1:
             message = f"max_skips must be a whole number of at least 1, not {self.max_skips!r}"
             raise UsageError(message)

@@ -41,23 +41,23 @@ class StepResult:
     """The result of one call of ``MixedPrecision.step``.
 
     Attributes:
-        skipped: Whether weights, optimizer state and buffers stayed as they were.
-        reason: Why it was skipped, in a sentence; empty if it was taken.
-        step: Calls of ``step`` before this one.
-        scale: Loss scale of this step's gradients.
-        next_scale: Loss scale of the next step's.
-        loss: The sum of the unscaled losses of its backward passes; None if one was no single
-            number. Of a closure, that of its first evaluation.
-        gradient_norm: Euclidean norm of all unscaled gradients before clipping; infinite or NaN on
-            a skip.
-        non_finite: What was not finite, in the order in which the backward pass meets it.
-        cause: ``scale``: a smaller loss scale would have been finite; ``format``: no scale would,
-            FP32 would; ``model``: FP32 is not finite either; ``unknown``: not tried.
-        rank: The process that saw it.
-        operation: After a second skip in a row, and with ``replay``: the first operation that
-            produced an infinity or a NaN, with its module, its line and what it was given.
-        at_any_scale: Whether the loss or a buffer was not finite, on any rank, or an update did not
-            fit the weights' format: no loss scale changes these.
+        skipped: Whether the step was skipped: weights, optimizer state and buffers are unchanged.
+        reason: Why the step was skipped, as a sentence; "" if it was taken.
+        step: Number of the step, from 0.
+        scale: Loss scale of this step.
+        next_scale: Loss scale of the next step.
+        loss: The sum of the unscaled losses of the step's backward passes. None if a loss was not a
+            single number. With a closure, the loss of its first evaluation.
+        gradient_norm: L2 norm of all unscaled gradients before clipping. Infinite or NaN if the step
+            was skipped.
+        non_finite: Tensors with an infinity or a NaN, in the order of the backward pass.
+        cause: ``scale``: a smaller loss scale would have been finite. ``format``: only FP32 would
+            have been finite. ``model``: FP32 is not finite either. ``unknown``: not tested.
+        rank: The rank of this process.
+        operation: The first operation that produced an infinity or a NaN, with its module, line and
+            inputs. Set from the second skip in a row on, if ``replay`` was given.
+        at_any_scale: Whether no loss scale would help: on some rank the loss or a buffer was not
+            finite, or an update did not fit the weights' format.
     """
 
     skipped: bool
@@ -75,5 +75,5 @@ class StepResult:
 
     @property
     def first(self) -> NonFinite | None:
-        """What went non-finite first."""
+        """The first tensor with an infinity or a NaN; None if there is none."""
         return self.non_finite[0] if self.non_finite else None

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from mpdiag.display.wording import counted
 from mpdiag.errors import UsageError
 from mpdiag.numerics.loss_scalers import Scaler
 from mpdiag.plan import PrecisionPlan
@@ -61,30 +62,30 @@ _ADVICE = "pass replay= to step() to learn whether the scale or the model is at 
 
 @uncompiled("scale", "backward", "unscale", "step", "master_parameters", "close")
 class MixedPrecision:
-    """Trains models in the precision a plan asks for.
+    """Trains models in the precision that a plan asks for.
 
     Attributes:
-        plan: The plan obeyed.
-        precision: The level's properties, overrides applied.
+        plan: The plan.
+        precision: The level's properties, with the overrides applied.
         backend: ``native`` or ``emulated``.
-        context: The parts at work: wrapped models, casting, loss scale, monitor.
-        run_log: What writes ``training.jsonl``; None without a run folder.
+        context: The wrapped models, casting, loss scale and monitor.
+        run_log: The writer of ``training.jsonl``; None without a run folder.
 
     Args:
-        model: A module or a list of them; they are changed in place, and ``close`` undoes it.
-        optimizer: An optimizer or a list of them; or what wraps one and steps as one does.
+        model: A module or a list of modules. They are changed in place; ``close`` undoes it.
+        optimizer: An optimizer, an object that wraps one, or a list of these.
         plan: A plan, or the path of one.
-        level: O0 to O3; default: the plan's.
-        backend: ``native`` is the device's own arithmetic; ``emulated`` stores the same tensors and
-            computes in FP32; ``auto`` is native on accelerators and for BF16, emulated for FP16 on
-            a CPU. The format is never changed.
-        run: A run folder to write ``training.jsonl`` into: each step's loss, scale, skip and reason.
-        overrides: What to change in the plan's precision and loss scale.
-        options: How the trainer works, whatever the precision.
+        level: O0 to O3. Default: the plan's level.
+        backend: ``native`` computes in the device's own arithmetic. ``emulated`` stores the same
+            tensors and computes in FP32. ``auto`` is native on accelerators and for BF16, and
+            emulated for FP16 on a CPU. The format is the plan's in each case.
+        run: The run folder for ``training.jsonl``: each step's loss, scale, skip and reason.
+        overrides: Changes to the plan's precision and loss scale. Default: none.
+        options: Settings of the trainer itself. Default: ``TrainerOptions()``.
 
     Raises:
-        UsageError: If an argument makes no sense, a model is not FP32, or another live
-            ``MixedPrecision`` holds it.
+        UsageError: If an argument has the wrong type or value, a model is not FP32, or another
+            open ``MixedPrecision`` holds the model.
     """
 
     def __init__(
@@ -96,9 +97,11 @@ class MixedPrecision:
         level: str | None = None,
         backend: Backend = "auto",
         run: str | os.PathLike[str] | None = None,
-        overrides: PrecisionOverrides = AS_PLANNED,
-        options: TrainerOptions = DEFAULT_OPTIONS,
+        overrides: PrecisionOverrides | None = None,
+        options: TrainerOptions | None = None,
     ) -> None:
+        overrides = AS_PLANNED if overrides is None else overrides
+        options = DEFAULT_OPTIONS if options is None else options
         self.plan = plan if isinstance(plan, PrecisionPlan) else PrecisionPlan.load(plan)
         models = arguments.listed(model, nn.Module, "model")
         optimizers = arguments.listed_optimizers(optimizer)
@@ -136,7 +139,7 @@ class MixedPrecision:
     def __repr__(self) -> str:
         return (
             f"<MixedPrecision {self.precision.format} {self.precision.level} ({self.backend}), loss "
-            f"scale {self.loss_scale:g}, {self.steps} steps, {self.skipped} of them skipped>"
+            f"scale {self.loss_scale:g}, {counted(self.steps, 'step')}, {self.skipped} skipped>"
         )
 
     def __reduce__(self) -> Any:
@@ -152,34 +155,34 @@ class MixedPrecision:
 
     @property
     def skipped(self) -> int:
-        """How many of them were skipped."""
+        """Steps skipped so far."""
         return self.context.monitor.skipped
 
     @property
     def loss_scale(self) -> float:
-        """The scale in force."""
+        """The loss scale of the next step."""
         return self.context.scaling.scale
 
     @property
     def loss_scaler(self) -> Scaler:
-        """The loss scaler's present state."""
+        """The loss scaler with its state."""
         return self.context.scaling.scaler
 
     @property
     def tensor_cores(self) -> TensorCoreUse | None:
-        """Whether Tensor Cores are in use; None before a few steps have passed, and off a GPU."""
+        """Whether Tensor Cores are in use; None in the first steps and without a GPU."""
         check = self.context.monitor.check
         return None if check is None else check.use
 
     @property
     def alarms(self) -> tuple[Alarm, ...]:
-        """Where training has left what the recording predicted."""
+        """Alarms: the gradients left the range that the plan's recording predicted."""
         return tuple(self.context.monitor.drift.alarms)
 
     # -- forward and backward ----------------------------------------------------------------------
 
     def autocast(self) -> AbstractContextManager[None]:
-        """A context for the forward pass and the loss."""
+        """The context in which to run the forward pass and compute the loss."""
         return UncompiledContext(self._autocast)
 
     @contextmanager
@@ -204,7 +207,7 @@ class MixedPrecision:
             context.wrapped.start.ended()
 
     def scale(self, loss: Tensor) -> Tensor:
-        """The loss times the scale, in FP32: an FP16 loss could not hold the product."""
+        """Multiply a loss by the loss scale, in FP32, because FP16 could overflow."""
         arguments.check_loss(loss)
         self.context.scaling.scaled_by_loop = True
         return self.context.scaling.scaled(loss)
@@ -225,22 +228,21 @@ class MixedPrecision:
         """Add a penalty on the weights, evaluated on the FP32 masters.
 
         Args:
-            function: From parameters by name (FP32, as the optimizer holds them) to a scalar, which
-                stands beside the loss: its gradient is added to the unscaled gradients before
-                clipping.
+            function: Takes a dict of parameters by name (FP32, as the optimizer holds them) and
+                returns a scalar. Its gradient is added to the unscaled gradients before clipping.
         """
         self._regularizers.append(function)
 
     def add_optimizer(self, optimizer: Optimizer) -> None:
-        """Take in an optimizer that was made later, at the levels with FP32 weights (O0, O1).
+        """Add an optimizer during training, at the levels with FP32 weights (O0, O1).
 
         Raises:
-            UsageError: At O2 and O3, or if it is no optimizer.
+            UsageError: At O2 and O3, or if it is not an optimizer.
         """
         if self.precision.low_precision_model:
             raise UsageError(
-                f"level {self.precision.level} casts what optimizers hold: give all optimizers to "
-                "MixedPrecision when it is made"
+                f"level {self.precision.level} casts the optimizers' parameters: pass all optimizers to "
+                "MixedPrecision()"
             )
         added = arguments.listed_optimizers(optimizer)
         held = self.context.wrapped.optimizers
@@ -248,13 +250,13 @@ class MixedPrecision:
         self._guard.watch(added)
 
     def apply_reduction(self, model: nn.Module) -> None:
-        """Reduce the gradients of a model that was wrapped in DDP only now as the plan says.
+        """Apply the plan's gradient reduction to a model that DDP wrapped after this was made.
 
-        Where weights are cast (O2, O3) a model must be given before DDP wraps it; models that come
-        inside DDP are reduced by the plan from the start.
+        At O2 and O3, which cast weights, pass the model to ``MixedPrecision`` first and wrap it in
+        DDP then. A model that is passed inside DDP needs no call of this.
 
         Raises:
-            UsageError: If it is not a DDP model.
+            UsageError: If the model is not a DDP model.
         """
         if not isinstance(model, nn.parallel.DistributedDataParallel):
             raise UsageError(
@@ -263,23 +265,24 @@ class MixedPrecision:
         apply_reduction([model], self.plan.reduction)
 
     def scaler(self) -> LoopScaler:
-        """For loops written for ``torch.amp.GradScaler``: scale, unscale_, step and update as theirs.
+        """The scaler for a loop that was written for ``torch.amp.GradScaler``.
 
-        The same one each time; see ``training/loop_scaler.py``.
+        It has GradScaler's ``scale``, ``unscale_``, ``step`` and ``update``. Each call returns the
+        same object.
 
         Raises:
-            UsageError: If two optimizers hold the same parameter, see ``refuse_shared_parameters``.
+            UsageError: If two optimizers hold the same parameter.
         """
         refuse_shared_parameters(self.context.wrapped.optimizers)
         return self._loop_scaler
 
     def master_parameters(self) -> list[Tensor]:
-        """What the optimizers step, each tensor once: what ``clip_grad_norm_`` takes.
+        """The tensors that the optimizers step, each once. Pass them to ``clip_grad_norm_``.
 
-        At O2 these are FP32 masters of the model's half-precision weights, at every other level the
-        model's own parameters. Gradients that wait for a step are unscaled first, as by ``unscale``,
-        so ``.grad`` is what the optimizer will use. A value written into a master is seen by the
-        model in its next forward pass.
+        At O2 these are FP32 masters of the model's half-precision weights. At the other levels they
+        are the model's own parameters. Pending gradients are unscaled first, as by ``unscale``, so
+        ``.grad`` is the gradient that the optimizer will use. If you change a master, the model
+        uses the new value in its next forward pass.
         """
         if self.context.scaling.waiting:
             self.unscale()
@@ -289,10 +292,9 @@ class MixedPrecision:
         return list(dict.fromkeys(held))
 
     def unscale(self, optimizer: Optimizer | None = None) -> None:
-        """Divide the gradients by their scale now, to look at or to change them before ``step``.
+        """Divide the gradients by the loss scale, so that you can read or change them before ``step``.
 
-        After this they are found as ``parameter.grad`` of the model's parameters and of what the
-        optimizer holds (``master_parameters``), in FP32.
+        Afterwards ``.grad`` of the model's parameters and of ``master_parameters`` is in FP32.
         """
         for one in self.context.chosen(optimizer):
             stepping.unscale_gradients(self.context, one)
@@ -311,24 +313,23 @@ class MixedPrecision:
         """Take one training step, or skip it with a reason.
 
         Args:
-            loss: The unscaled loss, whose backward pass is run here; None if ``backward`` was
-                called before.
-            optimizer: The one to step; default: all, together.
-            clip_norm: Largest Euclidean norm of all gradients.
-            clip_value: Largest |gradient|.
-            closure: For optimizers that evaluate the loss several times (LBFGS): clears nothing,
-                returns the loss, without a backward pass of its own.
-            replay: Returns the loss of the same batch once more; on a skip it is run in FP32 at
-                scale 1, and in mixed precision at scale 1, to find what was at fault; from the second
-                skip in a row on, also as it was, to find the first operation at fault.
-            batch: The step's inputs, a nest of tensors and plain values; a skipped step is written
-                with them into the run as a capsule (the first few), see
-                ``training/skips/capsule.py``.
+            loss: The unscaled loss. ``step`` runs its backward pass. None if you called ``backward``.
+            optimizer: The optimizer to step. Default: all of them.
+            clip_norm: Clip the gradients to this total L2 norm.
+            clip_value: Clip each gradient element to this absolute value.
+            closure: For optimizers that evaluate the loss several times (LBFGS): a function that
+                returns the loss. It must neither call ``zero_grad`` nor ``backward``.
+            replay: A function that returns the loss of the same batch again. A skipped step calls it
+                in FP32 and in mixed precision, both at scale 1, to find whether the scale or the
+                model is at fault. From the second skip in a row, it is also called unchanged, to
+                find the first operation at fault.
+            batch: The step's inputs: tensors and plain values, nested as you like. The first few
+                skipped steps are written into the run with them, as skip capsules for ``mpdiag why``.
 
         Raises:
-            TrainingDiverged: If too many steps in a row were skipped, or a weight left the format.
-            UsageError: If there is no gradient, or it never had the loss scale, or an argument makes no
-                sense.
+            TrainingDiverged: If too many steps in a row were skipped, or a weight overflowed.
+            UsageError: If there is no gradient, a gradient was computed without the loss scale, or an
+                argument has the wrong type or value.
         """
         refuse_capture()
         clip = NO_CLIP if clip_norm is clip_value is None else Clip(clip_norm, clip_value)
@@ -389,10 +390,10 @@ class MixedPrecision:
     # -- life --------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Give models and optimizers back in FP32, with the masters' bits; a second call does nothing.
+        """Return models and optimizers to FP32, with the masters' values. A second call does nothing.
 
-        What was written into the model since its last step is kept. A weight that was cast and that no
-        optimizer holds has no master: it comes back as half precision holds it.
+        Changes that you made to the model since its last step are kept. A weight that was cast and is
+        in no optimizer has no master, so it keeps its value in half precision.
         """
         setup.let_go(self.context.wrapped.models, self._loop_scaler)
         if self.context.monitor.check is not None:
@@ -400,17 +401,17 @@ class MixedPrecision:
         self._release()
 
     def __enter__(self) -> MixedPrecision:  # noqa: PYI034 - typing.Self is Python 3.11's
-        """Nothing more than the constructor did."""
+        """Return this trainer; the constructor has done the work."""
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
-        """Close; an exception marks the run as failed, Ctrl-C as interrupted."""
+        """Close. An exception marks the run as failed, Ctrl-C as interrupted."""
         if self.run_log is not None and kind is not None:
             self.run_log.close("interrupted" if issubclass(kind, KeyboardInterrupt) else "failed")
         self.close()
 
     def log_metric(self, name: str, value: float, *, higher_is_better: bool = True) -> None:
-        """Write a figure of merit into the run, for ``mpdiag compare``."""
+        """Log a metric, such as an accuracy, into the run, for ``mpdiag compare``."""
         if self.run_log is None:
             raise UsageError("log_metric() needs a run folder: pass run= to MixedPrecision")
         self.run_log.note_metric(name, value, higher_is_better=higher_is_better)
@@ -418,9 +419,9 @@ class MixedPrecision:
     # -- checkpoints -------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything needed to go on bit for bit, models and optimizers included.
+        """The full state, with models and optimizers, from which training continues bit for bit.
 
-        Plain values and tensors: ``torch.load(weights_only=True)`` reads it.
+        It holds plain values and tensors, so ``torch.load(weights_only=True)`` reads it.
         """
         self._forget_abandoned()
         if self.context.scaling.waiting and stepping.gradients_matter(self.context.wrapped):
@@ -435,10 +436,10 @@ class MixedPrecision:
         return checkpoint.save(self.plan, self.precision, progress, self.context.wrapped)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state; a plan that was edited since is obeyed from here on, and said.
+        """Continue from a state. If the plan has changed since, a warning says so and the new one holds.
 
         Raises:
-            StateMismatch: If it belongs to another level or model.
+            StateMismatch: If the state belongs to another level or model.
         """
         loaded = checkpoint.load(
             state, self.plan, self.precision, self.context.wrapped, self.loss_scaler
@@ -446,7 +447,7 @@ class MixedPrecision:
         self.resume(loaded)
 
     def resume(self, progress: checkpoint.Progress) -> None:
-        """Go on from where a training had got; models and optimizers are the caller's to load."""
+        """Continue from a training's progress. Load the models and optimizers yourself."""
         monitor = self.context.monitor
         monitor.steps, monitor.skipped = progress.steps, progress.skipped
         monitor.skips.restore(progress.skips)
@@ -456,12 +457,12 @@ class MixedPrecision:
         self.context.wrapped.start.ended()
 
     def fp32_state_dict(self, model: nn.Module | None = None) -> dict[str, Tensor]:
-        """A model's state dict in FP32, with all bits of its masters, whatever the level holds.
+        """A model's state dict in FP32 at every level, with the values of its masters.
 
-        What was written into the model since its last step is in it.
+        It includes changes that you made to the model since its last step.
 
         Args:
-            model: Which model; default: the first.
+            model: The model. Default: the first.
         """
         wrapped = self.context.wrapped
         return wrapped.fp32_state(wrapped.models[0] if model is None else model)

@@ -20,9 +20,15 @@ def test_cadence_filters_and_limits(tmp_path):
     assert sorted(set(found["step"])) == [0, 3, 6]
     assert set(found["name"]) == {"", "0", "0.weight"}
 
-    with mpdiag.record(model, optimizer, tmp_path / "few", max_steps=2) as recorder:
-        steps(7, model, optimizer)
+    recorder = mpdiag.record(model, optimizer, tmp_path / "few", max_steps=2)
+    shown = f"<Recorder of {str(tmp_path / 'few')!r}: "
+    assert repr(recorder) == f"{shown}not started, 0 steps, 0 recorded>"
+    with recorder:
+        steps(1, model, optimizer)
+        assert repr(recorder) == f"{shown}recording, 1 step, 1 recorded>"
+        steps(6, model, optimizer)
     assert (recorder.steps_recorded, recorder.step) == (2, 7)
+    assert repr(recorder) == f"{shown}complete, 7 steps, 2 recorded>"
 
     for bad in ({"every": 0}, {"every": 1.5}, {"max_steps": -1}, {"include": "("}):
         with pytest.raises(UsageError, match=next(iter(bad))):

@@ -39,7 +39,7 @@ def test_a_step_past_a_trainer_that_is_not_closed_is_said_once_at_its_line(close
 
     said = said_by(by_hand)
     assert ["mp.step(loss)" in words for words in said] == [True] * (not closed)
-    assert "loss scale 8, 1 steps, 0 of them skipped" in repr(mp)
+    assert "loss scale 8, 1 step, 0 skipped" in repr(mp)
 
 
 def said_by(act):

@@ -146,15 +146,15 @@ def compare(
     Args:
         a: The reference (FP32): a run folder, a folder of runs, or a baseline file.
         b: The candidate: the same kinds of paths.
-        metric: Only this metric; default: all that both sides have.
-        margin: The largest difference that does not matter, in the metric's own units, one for all
-            or by metric; default: that of the run, of its FP32 seeds, or of the metric's kind.
-            The result says which (see ``margins``).
-        alpha: Chance of any wrong verdict, all metrics and the rates of divergence together.
+        metric: Compare only this metric. Default: all metrics that both sides have.
+        margin: The largest difference that does not matter, in the metric's own units: one number,
+            or a dict by metric. Default: the run's own, else the spread of its FP32 seeds, else that
+            of the metric's kind. The result says which one was used.
+        alpha: The chance of any wrong verdict, over all metrics and the divergence rates.
 
     Raises:
-        InputError: If a side cannot be read, or claims half precision and ran in none.
-        UsageError: If both sides have no metric in common, or the margin makes no sense.
+        InputError: If a side cannot be read, or claims half precision and did not run in it.
+        UsageError: If the sides share no metric, or a margin is invalid.
     """
     left, right = read_group(a), read_group(b)
     for side in (a, b):
