@@ -187,7 +187,7 @@ if st.session_state.setdefault("beside_of", (a, b)) != (a, b):  # of another pai
     st.session_state["beside"] = [name for name in related(a, known) if name in others]
     st.session_state["beside_of"] = (a, b)
 beside = st.multiselect(
-    "Beside them",
+    "Also show",
     others,
     default=[name for name in related(a, known) if name in others],
     key="beside",

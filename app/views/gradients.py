@@ -119,7 +119,7 @@ def _scale(kind: Kind) -> tuple[int, Window | None]:
         format_func=lambda name: words[name],
         key="steps",
         bind="query-params",
-        help="The verdict uses the part of the training that loses most.",
+        help="The verdict uses the part of the training in which most is lost.",
     )
     return exponent, None if choice == "all" else late
 

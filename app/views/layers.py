@@ -168,7 +168,7 @@ def table_words(frame: pd.DataFrame, kind: Kind) -> str:
     fmt = analysis.target.label
     ratio = "; |Δw| / |w| is a geometric mean" if frame["update_ratio"].notna().any() else ""
     return (
-        f"Lost: what {fmt} makes 0 without a loss scale, {when}. “sum” is Σ|x|, estimated. Curves "
+        f"Lost: becomes 0 in {fmt} without a loss scale, {when}. “sum” is Σ|x|, estimated. Curves "
         f"show all recorded steps, in {counted(points, 'point')}{ratio}. Click a layer to open it."
     )
 
@@ -270,8 +270,7 @@ def _operations(name: str) -> None:
         widgets.table(mine.drop(columns=column))
     else:
         st.markdown(
-            "This run has neither a recorded operation of this layer nor a measurement of its "
-            "sensitivity."
+            "mpdiag neither recorded an operation of this layer nor measured its sensitivity."
         )
 
 

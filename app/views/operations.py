@@ -34,6 +34,7 @@ widgets.show(operations.output_ranges(run, run_cache.layers(chosen, "activation"
 st.header("Narrowest format of each layer", anchor=False)
 scaled = at_scale(analysis.plan.loss_scale.recommended)
 st.caption(
-    f"It keeps 99 % of Σ|x| over all recorded steps and does not overflow; gradients {scaled}."
+    "The format keeps 99 % of Σ|x| over all recorded steps and does not overflow "
+    f"(gradients {scaled})."
 )
 widgets.table(operations.layer_formats_frame(analysis))

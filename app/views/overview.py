@@ -193,7 +193,7 @@ def by_a_plan(listing: Listing) -> None:
     own = logs.get(name)
     unused = unused_precision(meta)
     if unused:
-        words = f"{name} {unused}: beside FP32 its curve says nothing of half precision."
+        words = f"{name} {unused}, so its curve shows nothing about half precision."
         st.error(in_markdown(words), icon=":material/error:")
     root = recording_of(listing)
     beside = None if root is None else logs.get(root.folder.resolve().name)

@@ -33,7 +33,7 @@ with curves:
     for name in names:
         unused = unused_precision(run_folder.opened(logged[name]).meta)
         if unused:
-            words = f"{name} {unused}: beside FP32 its curve says nothing of half precision."
+            words = f"{name} {unused}, so its curve shows nothing about half precision."
             st.error(in_markdown(words), icon=":material/error:")
     if logs:
         left, right = st.columns(2, vertical_alignment="bottom")
@@ -62,12 +62,12 @@ with curves:
             st.caption(in_markdown(words))
         widgets.remarks(shown.remarks())
     else:
-        st.info("Select trainings that kept a log: `MixedPrecision(…, run=…)` writes one.")
+        st.info("Select trainings with a log. `MixedPrecision(…, run=…)` writes one.")
 
 with replays:
     if not run_folder.opened(chosen).parts():
         st.info(
-            "This run holds no recorded gradients to replay: select the recording that its plan was "
+            "This run has no recorded gradients to replay. Select the recording that its plan was "
             "made from."
         )
     else:

@@ -67,7 +67,7 @@ with right:
         show = {"error": st.error, "warning": st.warning, "info": st.info}[finding.severity]
         said = sentence(finding.message)
         if analysis.advises and said in reasons:
-            said = f"{finding.severity.capitalize()}: see “Why”."  # which says the same words
+            said = sentence(finding.headline)  # “Why” says the rest
         fix = f"  \n→ {in_markdown(sentence(finding.fix))}" if finding.fix else ""
         show(in_markdown(said) + fix)
         widgets.explain(finding.code)

@@ -32,9 +32,8 @@ from mpdiag.errors import TrainingDiverged, UsageError
 from mpdiag.plan import PrecisionPlan
 from mpdiag.recording.counting.host import prepare
 from mpdiag.recording.recorder import record
-from mpdiag.reports import terminal
+from mpdiag.reports import next_commands, terminal
 from mpdiag.reports.machine import processor_cores
-from mpdiag.reports.next_commands import NOTHING, compare_them
 from mpdiag.reports.text.analysis import after_analysis, gradients_picture, summary_text
 from mpdiag.reports.text.tables import Fitted
 from mpdiag.runs.results import add_margins
@@ -147,9 +146,10 @@ def run_demo(
     terminal.show(*summary_text(analysis), "", *gradients_picture(analysis))
     if variants:
         terminal.show("", demo_text(workload.metric, workload.higher_is_better, outcomes, analysis))
-    planned = outcomes[2].run if variants else None
-    comparison = compare_them(run, planned) if planned is not None else NOTHING
-    terminal.name_next(*(comparison or after_analysis(analysis, run)))
+    if variants:
+        terminal.name_next(*next_commands.compare_them(run, outcomes[2].run))
+    else:
+        terminal.name_next(*after_analysis(analysis, run))
     return run
 
 

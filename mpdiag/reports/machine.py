@@ -16,6 +16,7 @@ from rich.console import Group, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
+from mpdiag.display.wording import counted
 from mpdiag.hardware import capabilities as able
 from mpdiag.hardware import devices as nvml
 from mpdiag.hardware.cpu_instructions import cpu_name, read_instructions
@@ -95,7 +96,7 @@ class Environment:
 
 
 def examine() -> Environment:
-    """NvmlReading at this machine; takes as long as importing torch."""
+    """Examine this machine; takes as long as importing torch."""
     packages = {name: _installed(name) for name in (*REQUIRED, *OPTIONAL)}
     problems = [
         Problem(f"{name} is not installed", f"pip install {name}")
@@ -115,11 +116,11 @@ def examine() -> Environment:
     found = _devices(torch) if torch else ()
     seen = nvml.read_nvml()
     if torch and torch.version.cuda and not found:
-        message = f"this torch was built for CUDA {torch.version.cuda}, but finds no device"
+        message = f"torch was built for CUDA {torch.version.cuda}, but finds no GPU"
         problems.append(Problem(message, "check the driver with nvidia-smi; the CPU works"))
     if found and packages["triton"] is None:
-        fix = "pip install triton; plain torch counts meanwhile, in several passes"
-        problems.append(Problem("there is a CUDA device, but triton is not installed", fix))
+        fix = "pip install triton; without it plain torch counts, in several passes"
+        problems.append(Problem("triton is not installed, so recording on the GPU is slower", fix))
     return Environment(
         mpdiag=__version__,
         python=platform.python_version(),
@@ -221,7 +222,7 @@ def environment_text(environment: Environment, *, verbose: bool = False) -> Rend
     ]
     if verbose:
         return Group(*problems, _packages(e), *_gpu_lines(e), *_tables(e))
-    more = Text("With -v: every package, why, what Tensor Cores need, all settings", "dim")
+    more = Text("With -v: every package, reasons, what Tensor Cores need, all settings", "dim")
     return Group(*problems, _brief(e), *_gpu_lines(e), *_brief_tables(e), more)
 
 
@@ -262,7 +263,7 @@ def _device_rows(e: Environment) -> Table:
     facts = Table.grid("", Column(overflow="fold"), padding=(0, 2))
     facts.add_row("mpdiag", e.mpdiag)
     facts.add_row("python", f"{e.python} on {e.platform}")
-    threads = "" if e.threads is None else f", threads of torch: {e.threads}"
+    threads = "" if e.threads is None else f", {counted(e.threads, 'torch thread')}"
     capability = "" if e.cpu_capability is None else f" ({e.cpu_capability})"
     facts.add_row("cpu", f"{e.cpus} available{threads}{capability}")
     for device in e.devices:
@@ -270,7 +271,7 @@ def _device_rows(e: Environment) -> Table:
         what = f"{device.name}, compute capability {device.capability}, {gigabytes:.0f} GiB"
         facts.add_row(f"cuda:{device.index}", Text(what))
     if not e.devices:
-        facts.add_row("cuda", "no device; recording, analysis and emulated FP16 work on the CPU")
+        facts.add_row("cuda", "no GPU; recording, analysis and emulated FP16 work on the CPU")
     return facts
 
 
@@ -301,11 +302,11 @@ def _gpu_lines(e: Environment) -> list[RenderableType]:
         if gpu.temperature is not None:
             parts.append(f"{gpu.temperature} °C")
         if gpu.clocks_fixed:
-            parts.append("clocks set by hand")
+            parts.append("clocks set manually")
         if gpu.mig:
-            parts.append("cut into slices (MIG)")
+            parts.append("partitioned (MIG)")
         if gpu.peaks is None:
-            parts.append("peak rates not known: no roofline")
+            parts.append("peak rates unknown: no roofline")
         lines.append(Text(f"{gpu.name}: {', '.join(p for p in parts if p)}"))
     return list(lines)
 
@@ -328,9 +329,9 @@ def _tables(e: Environment) -> list[RenderableType]:
     if e.flags:
         title = "Settings that matter (torch's defaults and the environment)"
         table = Fitted(
-            ("setting", "value", "what that does", "better"),
+            ("setting", "value", "effect", "better"),
             title,
-            sentences=frozenset({"what that does", "better"}),
+            sentences=frozenset({"effect", "better"}),
             lead=2,
         )
         for flag in e.flags:

@@ -55,7 +55,7 @@ def summary_text(analysis: Analysis) -> Iterator[RenderableType]:
     bounds = analysis.verdict.not_examined
     if bounds:
         rows.add_row("", "")
-        rows.add_row("Not looked at", Text("; ".join(bounds)))
+        rows.add_row("Not checked", Text("; ".join(bounds)))
     if can_be_settled(analysis):
         rows.add_row("To settle it", Text(" ".join(map(str, settling_command(analysis.run)))))
     yield rows
@@ -149,7 +149,7 @@ def shapes_table(plan: PrecisionPlan, *, verbose: bool = False) -> RenderableTyp
     parts = (
         f"and {more} more" if more > 0 else "",
         _together(plan.shapes[0]) if plan.shapes else "",
-        "why, and what to mask or check: -v",
+        "-v shows why, and what to mask or check",
     )
     return replace(table, caption="; ".join(part for part in parts if part))
 
@@ -167,7 +167,7 @@ def _together(advice: ShapeAdvice) -> str:
     cost, time = (advice.evidence.get(f"model_{n}") for n in ("cost_flops", "expected_time"))
     if not isinstance(cost, (int, float)) or not isinstance(time, (int, float)):
         return ""
-    return f"all: {percent(cost)} more matrix work in an expected {percent(time)} of its time"
+    return f"all of them: {percent(cost)} more matrix FLOPs, expected time {percent(time)}"
 
 
 def after_analysis(
@@ -231,7 +231,7 @@ def _titled() -> Table:
 
 def grounds(verdict: Verdict) -> tuple[tuple[str, str], ...]:
     """What a verdict rests on and what was not looked at: titles and clauses; empty ones left out."""
-    parts = (("Rests on", verdict.evidence), ("Not looked at", verdict.not_examined))
+    parts = (("Rests on", verdict.evidence), ("Not checked", verdict.not_examined))
     return tuple((title, "; ".join(clauses)) for title, clauses in parts if clauses)
 
 
@@ -307,7 +307,7 @@ def _admissible(scale: LossScaleAnalysis) -> str:
     lowest = spoken_layer(scale.deciding_layer if end is None else end.layer)
     highest = spoken_layer(scale.limiting_layer)
     if not scale.fits or scale.tight:
-        return f"; none fits all: {lowest} needs at least {lower}, {highest} at most {upper}"
+        return f"; no scale fits: {lowest} needs at least {lower}, {highest} at most {upper}"
     return (
         f"; any scale from {lower} (below: {lowest} underflows) to {upper} "
         f"(above: {highest} overflows) works"
@@ -345,7 +345,7 @@ def _deciding_layers(analysis: Analysis) -> RenderableType:
         ]
         table.add_row(layer_name(layer), *cells[: len(numbers)])
     if len(layers) > TOP:
-        table.caption = f"{TOP} of {len(layers)}; any of them with mpdiag why"
+        table.caption = f"{TOP} of {len(layers)} layers; mpdiag why shows any of them"
     return table
 
 
@@ -364,7 +364,7 @@ def gradients_picture(analysis: Analysis) -> list[RenderableType]:
     return [title, drawing]
 
 
-_NOTHING_MORE = "nothing beyond the operation policy"
+_NOTHING_MORE = "only autocast's own list"
 
 
 def kept_in_fp32(analysis: Analysis) -> str:
@@ -375,15 +375,15 @@ def kept_in_fp32(analysis: Analysis) -> str:
         return counted(kept, "module") if kept else _NOTHING_MORE
     proven = [c for c in plan.fp32_operations if not c.evidence.get("policy")]
     covered = len(plan.fp32_operations) - len(proven)
-    more = f", and {covered} that the operation policy covers" if covered else ""
+    more = f", and {covered} on autocast's own list" if covered else ""
     words = counted(len(proven), "operation or module", "operations or modules")
     return f"{words}{more}" if proven or covered else _NOTHING_MORE
 
 
 _COVERED = {
     "": "",
-    "lists": " (the policy covers it)",
-    "neighbours": " (only if everything is narrow: at O1 its neighbours run in FP32)",
+    "lists": " (autocast's own list covers it)",
+    "neighbours": " (only at O2 and O3: at O1 the operations around it run in FP32)",
 }
 
 
@@ -392,7 +392,7 @@ def _proven(analysis: Analysis) -> RenderableType:
     table = Fitted(
         ("operation", "where", why, "bytes", "FLOPs"),
         "Operations that FP16 cannot represent, as recorded",
-        "bytes, FLOPs: share of the step's operations, backward included",
+        "bytes, FLOPs: share of all operations of the step, with its backward pass",
         sentences=frozenset({why}),
         right=frozenset({"bytes", "FLOPs"}),
         lead=2,

@@ -73,9 +73,7 @@ class Histogram:
             text.append(f"  {fmt.label}\n")
         zeros = int(h.zeros) / max(1, int(h.numel))
         zero_share = f"{percent(zeros)} of the values are exactly 0; "
-        text.append(
-            f"{zero_share}{_HATCHED}: {fmt.label} makes them 0 without a scale", style="dim"
-        )
+        text.append(f"{zero_share}{_HATCHED}: become 0 in {fmt.label} without a scale", style="dim")
         return text
 
 

@@ -93,15 +93,15 @@ def _metrics(comparison: Comparison) -> Fitted:
 
 def _caption(metrics: tuple[MetricComparison, ...]) -> str:
     first = metrics[0].result
-    way = "seed by seed" if first.paired else "Welch"
+    way = "paired by seed" if first.paired else "Welch"
     levels = sorted({100 * (1 - 2 * m.result.alpha) for m in metrics})
     text = (
         f"two one-sided t-tests, {way}, {' to '.join(f'{x:.4g}' for x in _ends(levels))} % interval"
     )
     if all(m.alone for m in metrics):
-        text = "one seed: no interval; worse from 3 margins on"
+        text = "one seed per side, so no interval; more than 3 margins is worse"
     elif len(metrics) > 1:
-        text += ", all metrics at one level (Holm)"
+        text += ", Holm-corrected over all metrics"
     chosen = [m for m in metrics if not m.margin_given]
     if chosen:
         kinds = ", ".join(f"{m.metric} {_KINDS[m.margin.kind or 'unknown']}" for m in chosen)
@@ -154,9 +154,9 @@ def draw_interval(result: Equivalence) -> str:
 
 def _shifts(comparison: Comparison) -> Fitted:
     table = Fitted(
-        ("layer", "tensor", "octaves"),
-        "Layers whose largest value moved most",
-        right=frozenset({"octaves"}),
+        ("layer", "tensor", "powers of two"),
+        "Layers with the largest change of |x| max",
+        right=frozenset({"powers of two"}),
     )
     for shift in comparison.shifts[:TOP]:
         table.add_row(

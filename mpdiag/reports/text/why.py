@@ -81,7 +81,7 @@ def _over_time(story: LayerHistory) -> list[RenderableType]:
         words = f"{percent(lost[0])} → {percent(lost[-1])}, at most {percent(float(lost.max()))}"
         words = words if last > first else percent(lost[0])
         parts += [
-            Text(f"its gradients' values lost in FP16 {at_scale(at)}, {when}"),
+            Text(f"gradient values lost in FP16 {at_scale(at)}, {when}"),
             Sparkline(lost, words),
         ]
     return parts
@@ -100,7 +100,7 @@ def skip_text(replayed: dict[str, Any], first: object | None) -> RenderableType:
         Text(f"loss now: {replayed['loss']}"),
     ]
     if first is None:
-        lines.append(Text("this time everything was finite", style="green"))
+        lines.append(Text("everything is finite when the step runs again", style="green"))
         return Group(*lines)
     lines.append(Text(str(first), style="red"))
     return Group(*lines)

@@ -89,7 +89,7 @@ def metric_sentence(m: MetricComparison) -> str:
     """What is known of a metric, in one sentence."""
     r = m.result
     if math.isnan(r.difference):
-        return f"{m.metric}: no difference, as all trainings of a side diverged"
+        return f"{m.metric}: not compared, because all trainings of a side diverged"
     share = 100 * (1 - 2 * r.alpha)
     inside = "within" if abs(r.difference) <= r.margin else "beyond"
     margin = signed(r.margin)[1:]
@@ -100,11 +100,11 @@ def metric_sentence(m: MetricComparison) -> str:
     end = {
         "equivalent": "all of it within the margin: equivalent",
         "different": "all of it beyond the margin: different",
-        "inconclusive": "across an end of the margin: undecided",
+        "inconclusive": "partly within the margin: undecided",
     }[r.verdict]
     if r.verdict == "inconclusive" and m.margin.provisional and abs(r.difference) <= r.margin:
-        end = "but nobody has said how much matters: undecided"
-    more = f"; {r.seeds_to_decide} seeds on each side would decide" if r.seeds_to_decide else ""
+        end = "but the margin was not given: undecided"
+    more = f"; {r.seeds_to_decide} seeds per side would decide" if r.seeds_to_decide else ""
     return f"{moved}; {between}, {end}{more}"
 
 
@@ -210,7 +210,7 @@ def _hover(row: Mapping[Any, Any]) -> str:
         f"margin ±{signed(row['margin'])[1:]}",
         f"interval {signed(row['low'])} to {signed(row['high'])}"
         if math.isfinite(row["low"])
-        else "no interval: one seed on a side",
+        else "no interval: one seed per side",
     ]
     return "<br>".join(lines)
 
@@ -227,12 +227,12 @@ def intervals(a: str, b: str, comparison: Comparison) -> Picture:
     first = comparison.metrics[0].result
     counts = first.seeds
     seeds = " and ".join(counted(n, "seed") for n in dict.fromkeys(counts))
-    way = "seed by seed" if first.paired else "side by side"
+    way = "paired by seed" if first.paired else "unpaired"
     one = min(counts) < 2
     caption = (
-        f"{seeds} a side: a single training shows no spread, so there is a difference and no interval. "
+        f"With {seeds} per side there is a difference but no interval. "
         if one
-        else f"Line: the interval of two one-sided t-tests over {seeds} a side, compared {way}. "
+        else f"Line: the interval of two one-sided t-tests over {seeds} per side, {way}. "
     ) + "Shaded: the margin, within which a difference does not matter."
     return Picture(
         "intervals",
@@ -326,15 +326,15 @@ def side_losses(
         places: Each run's place, which its colour goes by.
     """
     frame = loss_frame(sides)
-    caption = f"A running median over {_SMOOTHED} steps, skipped steps left out."
+    caption = f"Running median over {_SMOOTHED} steps, without skipped steps."
     if comparison is not None and comparison.curve.worst_step is not None:
         curve = comparison.curve
         spread = (
             "" if curve.spread is None else f", where seeds spread by {signed(curve.spread)[1:]}"
         )
         caption += (
-            f" Of the {curve.steps:,} steps that the first two share, the largest gap is "
-            f"{signed(curve.departure)} at step {curve.worst_step}{spread}."
+            f" The largest gap between the first two is {signed(curve.departure)} at step "
+            f"{curve.worst_step}{spread} ({counted(curve.steps, 'common step')})."
         )
     drawn, receipt = loss_figure(frame, places), receipts.compared_losses(paths)
     return Picture("compared-losses", "Losses", caption, drawn, frame, receipt)
@@ -443,7 +443,7 @@ def side_by_side(
     return Picture(
         "side-by-side",
         f"{title}: {KIND_NAMES[kind]} of {names[0]} and {names[1]}",
-        "Most moved first, over all recorded steps. Shares are FP16's without a loss scale.",
+        "Largest change first, over all recorded steps. Shares: in FP16 without a loss scale.",
         side_by_side_figure(frame, *names, measure, places=places),
         frame,
         receipts.largest_values(a, b, kind),

@@ -51,8 +51,8 @@ def module_tree(
         when = "over all recorded steps" if window is None else window.words
         many = int((shares > MATTERS).sum())
         caption = (
-            f"An area is a number of layers, a colour the share of the sum of a layer's "
-            f"{KIND_NAMES[kind]} that {fmt.label} loses without a loss scale, {when}: {many} of "
+            f"Area: number of layers. Colour: the share of Σ|x| of a layer's {KIND_NAMES[kind]} that "
+            f"{fmt.label} loses without a loss scale, {when}. {many} of "
             f"{counted(len(overview), 'layer')} lose more than {100 * MATTERS:g} %"
         )
         caption += f", {most} most, {percent(float(shares.max()))}." if shares.max() > 0 else "."
@@ -114,8 +114,7 @@ class Layer:
         return self._picture(
             "over-time",
             f"{layer_name(self.name)} over time",
-            f"Each column is a recorded step; between the lines lies {self.fmt.label}'s range "
-            f"{self.scale}.",
+            f"Each column is a recorded step. The lines mark {self.fmt.label}'s range {self.scale}.",
             figure.over_time(self.over_steps, self.held, log=log),
         )
 
@@ -133,7 +132,7 @@ class Layer:
         steps = self.over_steps["step"].nunique()
         shown = min(steps, figure.FRAMES)
         some = "every recorded step" if shown == steps else f"{shown} of {steps} recorded steps"
-        words = f"The slider has {some}; {self.fmt.label}'s range is drawn {self.scale}."
+        words = f"The slider has {some}. The lines mark {self.fmt.label}'s range {self.scale}."
         drawn = figure.film(self.over_steps, self.held)
         return self._picture("film", "Step by step", words if steps else "", drawn)
 
@@ -216,7 +215,7 @@ def loss_curve(run: str, log: TrainingLog, recorded: np.ndarray, step: int | Non
     frame = pd.DataFrame(known, columns=["step", "loss"]).astype({"step": int, "loss": float})
     rises = tables.loss_rises(log)
     here = np.isin(frame["step"], recorded)
-    caption = f"Large points: the {counted(int(here.sum()), 'step')} whose gradients were recorded."
+    caption = f"Large points: the {counted(int(here.sum()), 'step')} with recorded gradients."
     if len(rises):
         top = rises.iloc[0]
         caption += (
@@ -225,7 +224,7 @@ def loss_curve(run: str, log: TrainingLog, recorded: np.ndarray, step: int | Non
         )
     return Picture(
         "loss-of-recording",
-        "Loss of the recording",
+        "Loss of the recorded training",
         caption,
         figure.loss_figure(frame["step"], frame["loss"], here, step, rises),
         frame,
@@ -250,9 +249,9 @@ def movement(
     if len(frame) and len(earlier):
         most, middle = frame.iloc[0], float(frame["shift"].median())
         caption = (
-            f"Against the {counted(len(earlier), 'recorded step')} before it ({earlier[0]:,} to "
+            f"Compared with the {counted(len(earlier), 'recorded step')} before it ({earlier[0]:,} to "
             f"{earlier[-1]:,}), the {KIND_NAMES[kind]} of {spoken_layer(str(most['layer']))} moved "
-            f"most, by {most['shift']:+.2f} powers of two; the median of "
+            f"most, by {most['shift']:+.2f} powers of two. The median of "
             f"{counted(len(frame), 'layer')} is {middle:+.2f}."
         )
     return Picture(

@@ -34,10 +34,10 @@ from mpdiag.runs.results import MAY, MUST, Sensitivities, by_weight, or_infinite
 
 OUTSIDE = "(outside)"
 """How ``tracing`` names the module of what is computed outside of every module."""
-NOT_KEPT = "nothing keeps it in FP32"
+NOT_KEPT = "not kept in FP32"
 """What is said of an operation of which no training has shown that it is safe."""
 Source = Literal["measured", "searched", "recorded"]
-_LISTED = "the operation policy (level O1) computes it in FP32"
+_LISTED = "on autocast's own list: runs in FP32 at level O1"
 # What a user calls, by the ATen operation that is recorded of it.
 _CALLED_AS = CALLED_AS | {below: (above,) for below, above in LAYERS.items()}
 Lines = dict[tuple[str, str], str]
@@ -80,7 +80,7 @@ def proven_frame(analysis: Analysis) -> pd.DataFrame:
             "why": found.told,
             "without it": found.without,
             "fix": found.fix,
-            "already so by the policy": found.covered,
+            "on autocast's own list": found.covered,
         }
         for found in analysis.operations
     ]
@@ -279,7 +279,7 @@ def sensitivity_figure(frame: pd.DataFrame, value: str, most: int = 30) -> go.Fi
     beyond, shown_safe = np.isinf(top["value"]), top["trained"] == MAY
     places = np.where(beyond, edge, known.fillna(floor))
     for mask, name, colour, symbol in (
-        (beyond, "leaves the range: infinite", PURPLE, "star"),
+        (beyond, "overflows to infinity", PURPLE, "star"),
         (~beyond & kept, "stays in FP32", VERMILION, "circle"),
         (~beyond & ~kept & shown_safe, MAY, BLUE, "circle-open"),
         (~beyond & ~kept & ~shown_safe, NOT_KEPT, BLUE, "diamond-open"),
@@ -319,7 +319,7 @@ def _hover(name: str, row: Mapping[Any, Any], value: str) -> str:
     lines = [
         f"<b>{in_figure(name)}</b>",
         in_figure(str(row["line"])) if row["line"] else "",
-        f"{value}: {number:.3g}" if math.isfinite(number) else "a value leaves the range",
+        f"{value}: {number:.3g}" if math.isfinite(number) else "a value overflows",
         f"by training: {row['trained']}" if row["trained"] else "",
         in_figure(str(row["plan"])) if row["plan"] else "",
     ]
@@ -329,8 +329,8 @@ def _hover(name: str, row: Mapping[Any, Any], value: str) -> str:
 def _decided(trained: pd.Series[str]) -> str:
     """Whether trainings decided anything yet."""
     if {MUST, MAY} & set(trained):
-        return "Trainings decided which of them must stay."
-    return "No training has decided yet which of them must stay."
+        return "Trainings have shown which of them must stay in FP32."
+    return "No training has shown yet which of them must stay in FP32."
 
 
 def sensitivity(run: str, found: Ranking) -> Picture:
@@ -338,17 +338,17 @@ def sensitivity(run: str, found: Ranking) -> Picture:
     label = FORMATS[found.format].label if found.format in FORMATS else found.format
     scaled = at_scale(1.0 if found.scale is None else found.scale)
     caption = {
-        "measured": f"Measured: each operation ran once in {label}, everything else in FP32, {scaled}.",
-        "searched": "Estimated from one backward pass: what rounding each result changes, times "
+        "measured": f"Measured: each operation ran once in {label}, with the rest in FP32, {scaled}.",
+        "searched": "Estimated from one backward pass: the rounding error of each result times "
         f"its adjoint. {_decided(found.frame['trained'])}",
-        "recorded": f"Estimated from the recorded values alone: what storing a result in {label} "
-        f"moves, gradients {scaled}. It does not tell how much the loss depends on it: "
-        "mpdiag search and mpdiag.measure_sensitivity do.",
+        "recorded": f"Estimated from the recorded values: the rounding error of each result in "
+        f"{label}, gradients {scaled}. To measure the effect on the loss, use mpdiag search or "
+        "mpdiag.measure_sensitivity.",
     }[found.source]
     return Picture(
         "sensitivity",
         "The most sensitive operations first",
-        f"{caption} A filled mark stays in FP32, by the plan or by training.",
+        f"{caption} Filled marks stay in FP32, by the plan or by training.",
         sensitivity_figure(found.frame, found.value),
         found.frame,
         _receipt(run, found),
@@ -442,7 +442,8 @@ def output_ranges(run: str, layers: Layers, fmt: FloatFormat = FP16) -> Picture:
     return Picture(
         "output-ranges",
         "From the smallest to the largest |x| of each output",
-        f"Over all recorded steps. Between the lines lies {fmt.label}: no loss scale moves activations."
+        f"Over all recorded steps. The lines mark {fmt.label}'s range. A loss scale does not change "
+        "activations."
         f"{_beyond(frame)}",
         output_ranges_figure(frame, fmt),
         frame,

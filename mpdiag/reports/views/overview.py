@@ -169,7 +169,7 @@ def _small_histogram(
     picture.figure.update_layout(height=WORST_HEIGHT, margin=margin).update_yaxes(title=None)
     row = scale_frame(own.layers, own.fmt, exponent).iloc[0]
     words = sentence(
-        f"{own.when}, {percent(row['lost_share'])} of its values become 0, which are "
+        f"{own.when}, {percent(row['lost_share'])} of its values become 0; they make up "
         f"{percent(row['sum_share'])} of its gradient"
     )
     if exponent:
@@ -396,7 +396,7 @@ def coverage_words(analysis: Analysis) -> tuple[str, ...]:
     if missing:
         told.append(f"Not recorded: {missing}.")
     if analysis.verdict.not_examined:
-        told.append(f"Not looked at: {'; '.join(analysis.verdict.not_examined)}.")
+        told.append(f"Not checked: {'; '.join(analysis.verdict.not_examined)}.")
     return tuple(told)
 
 

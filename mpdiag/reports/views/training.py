@@ -217,7 +217,7 @@ class Trainings:
         norms, alarms = self.norms, self.alarms
         known = norms[np.isfinite(norms["gradient_norm"]) & (norms["gradient_norm"] > 0)]
         if known.empty:
-            return empty("no norm of gradients was logged")
+            return empty("no gradient norm was logged")
         fig = figure(300)
         for name, part, style in self._curves(known):
             hover = "step %{x}: %{y:.4g}<extra>" + name + "</extra>"
@@ -323,8 +323,8 @@ def followed(
         if steps and steps[0].step == 0 and steps[0].scale != planned:
             began, said = scale_text(steps[0].scale), scale_text(planned)
             others.append(
-                f"{name} began at a loss scale of {began}, and the plan in its folder at {said}: the "
-                "plan predicts nothing of it."
+                f"{name} began at a loss scale of {began}, not at the plan's {said}, so there is no "
+                "prediction for it."
             )
         else:
             found[name] = plan
@@ -369,9 +369,9 @@ def replayed(run: str, played: Replay, arguments: str) -> Picture:
     return Picture(
         "replay",
         "Loss-scale replay",
-        "What this scaler would have done with the recorded gradients. Exact for recorded steps; those "
-        "between two of them are taken to reach the smaller of their maxima. A point says how much "
-        "of all activation gradients FP16 loses at its step and scale.",
+        "What this scaler would have done with the recorded gradients. Recorded steps are exact. A "
+        "step between two of them is assumed to reach the smaller of their maxima. Hover over a "
+        "point for the share of all activation gradients that FP16 loses there.",
         replay_figure(frame),
         frame,
         receipts.command(f"mpdiag replay {run} {arguments} --json"),
@@ -386,7 +386,7 @@ def replay_figure(frame: pd.DataFrame) -> go.Figure:
     finite = frame[np.isfinite(frame["absmax"]) & (frame["absmax"] > 0)]
     limits = FP16.overflow_threshold / finite["absmax"]
     hover = "step %{x}: overflows at %{y:.4g}<extra></extra>"
-    fig.line(finite["step"], limits, "overflows from here", PURPLE, hover, dash="dot", width=1.5)
+    fig.line(finite["step"], limits, "overflows from here on", PURPLE, hover, dash="dot", width=1.5)
     hover = "step %{x}: scale %{y:g}, %{customdata:.2%} lost<extra></extra>"
     lost = {"customdata": frame["lost_share"], "shape": "hv"}
     fig.dotted_line(frame["step"], frame["scale"], "loss scale", GREEN, hover, **lost)

@@ -187,9 +187,9 @@ class Updates:
         whose = "all parameters" if parameter is None else layer_name(parameter)
         return Picture(
             "ratios",
-            f"How small the updates are beside the weights: {whose}",
-            f"Over all recorded steps{_beyond(frame)}. From a ratio of 2048 FP16 weights round some "
-            "updates away, above 4096 all of them (for normal weights).",
+            f"Size of the updates relative to the weights: {whose}",
+            f"Over all recorded steps{_beyond(frame)}. FP16 weights round some updates away from a "
+            "ratio of 2048 on, and all of them above 4096 (for normal weights).",
             ratio_figure(frame, log=log),
             frame,
             Rows(self.run, "update", parameter).ratios(),
@@ -201,7 +201,7 @@ class Updates:
             "swallowed",
             "Updates that 16-bit weights round away",
             "Measured in the FP32 training over all recorded steps: elements that changed, but would "
-            f"not have in 16 bits{_most(self.by_parameter)}.",
+            f"not have changed in 16 bits{_most(self.by_parameter)}.",
             parameters_figure(self.by_parameter),
             self.by_parameter,
             Rows(self.run, "update").updates("name"),
@@ -213,7 +213,7 @@ class Updates:
         return Picture(
             "swallowed-over-time",
             "Updates rounded away over time",
-            f"The share of changed elements at each recorded step{_peak(frame)}.",
+            f"Share of the changed elements at each recorded step{_peak(frame)}.",
             over_time_figure(frame),
             frame,
             Rows(self.run, "update", parameter).updates("step"),
@@ -226,7 +226,7 @@ def _beyond(frame: pd.DataFrame) -> str:
         return ""
     counts = [int(frame.loc[frame["exponent"] >= at, "count"].sum()) for at in (BEGINS, CERTAIN)]
     some, all_of_them = (percent(count / int(frame["count"].sum())) for count in counts)
-    return f": {some} of the updates have a ratio above 2048, {all_of_them} one above 4096"
+    return f": {some} of the updates have a ratio above 2048, {all_of_them} above 4096"
 
 
 def _most(frame: pd.DataFrame) -> str:
@@ -234,7 +234,7 @@ def _most(frame: pd.DataFrame) -> str:
     if frame.empty or not frame["fp16_share"].iloc[0]:
         return ""
     worst = layer_name(str(frame["parameter"].iloc[0]))
-    return f"; of {worst} most, {percent(float(frame['fp16_share'].iloc[0]))} in FP16"
+    return f"; most in {worst}, {percent(float(frame['fp16_share'].iloc[0]))} in FP16"
 
 
 def _peak(frame: pd.DataFrame) -> str:
@@ -243,7 +243,7 @@ def _peak(frame: pd.DataFrame) -> str:
         return ""
     at = int(frame["fp16_share"].to_numpy().argmax())
     most = percent(float(frame["fp16_share"].iloc[at]))
-    return f"; the most in FP16 is {most}, at step {int(frame['step'].iloc[at]):,}"
+    return f"; in FP16 at most {most}, at step {int(frame['step'].iloc[at]):,}"
 
 
 def reported(contents: RunContents) -> Iterator[Picture]:

@@ -50,13 +50,13 @@ def facts(analysis: Analysis) -> tuple[Fact, ...]:
             scale_text(plan.recommended) if known else UNKNOWN,
             need if plan.method == "none" or not known else f"{need}; {plan.method}",
             "The loss is multiplied by it before backward(), so that small gradients do not become 0 "
-            "in FP16, and gradients are divided by it before the step. 1 means no scaling.",
+            "in FP16. The gradients are divided by it before the step. 1 means no scaling.",
         ),
         Fact(
             "Admissible interval",
             (" to ".join(ends) if scale.fits else "none") if known else UNKNOWN,
             f"{scale_text(plan.lower)} to {upper}" if known else need,
-            "Loss scales that work: below, too many gradients become 0; above, gradients overflow to "
+            "Loss scales that work. Below, too many gradients become 0. Above, gradients overflow to "
             "infinity.",
         ),
         Fact(
@@ -65,15 +65,15 @@ def facts(analysis: Analysis) -> tuple[Fact, ...]:
             f"{analysis.figures.said('all-values')} without a loss scale"
             if analysis.advises
             else UNKNOWN,
-            f"Share of all layers' activation gradients, {where}, that {label} is too coarse to tell "
-            f"from 0, {scale_at}. One layer may lose much more late in the training: see the verdict.",
+            f"Share of all layers' activation gradients, {where}, that become 0 in {label} {scale_at}. "
+            "One layer may lose much more late in the training: see the verdict.",
         ),
         Fact(
             "Updates rounded away",
             analysis.figures.said("updates-swallowed") if known else UNKNOWN,
             f"FP32 masters {'needed' if masters.needed else 'not needed'}" if known else need,
-            f"Updates, {where}, so small beside their weight that a weight in 16 bits would not change. "
-            "Masters, copies of the weights in FP32, take them.",
+            f"Share of updates, {where}, that are too small to change a 16-bit weight. FP32 master "
+            "weights keep them.",
         ),
     )
 

@@ -73,7 +73,7 @@ def test_losses_of_all_sides_and_their_receipt(root):
     picture = view.side_losses(sides, paths, comparison)
     same_numbers(picture, needed=["side", "run", "step", "loss"])
     curve = comparison.curve
-    assert f"Of the {curve.steps:,} steps" in picture.caption
+    assert f"({curve.steps:,} common steps)" in picture.caption
     assert f"at step {curve.worst_step}" in picture.caption
     assert view.side_losses([], {}, None).figure.layout.annotations  # which says why it is empty
 

@@ -157,7 +157,7 @@ def test_the_steps_at_which_the_loss_rises(tmp_path):
     assert list(rises["rise"]) == [8.0, 2.0]
     picture = pictures.loss_curve(str(tmp_path), read_log(tmp_path), np.array([0, 20, 40]), 20)
     assert "The largest rise is at step 20: 8 above" in picture.caption
-    assert "the 3 steps whose gradients were recorded" in picture.caption
+    assert "the 3 steps with recorded gradients" in picture.caption
     same_numbers(picture, needed=["step", "loss"])
     assert tables.nearest_step(np.array([0, 20, 40]), 31) == 40
     assert tables.nearest_step(np.array([0, 20, 40]), 30) == 20

@@ -98,7 +98,7 @@ def test_what_no_training_decided_is_open(folder, digits):
     (folder / "search.json").write_text(json.dumps({**SEARCH, "probes": []}))
     assert set(read_search(folder).decisions.values()) == {OPEN}
     picture = sensitivity(str(folder), ranked(folder, digits))
-    assert "No training has decided yet" in picture.caption
+    assert "No training has shown yet" in picture.caption
     assert MAY not in {trace.name for trace in picture.figure.data}
 
 
@@ -153,9 +153,9 @@ def test_the_plan_s_reason_stands_beside_its_operation(folder, digits):
     found = ranked(folder, kept)
     *known, listed = found.frame["plan"]
     assert known == ["it reaches 1e5", ""]
-    assert "policy" in listed
+    assert "autocast's own list" in listed
     names = {trace.name for trace in sensitivity("RUN", found).figure.data if trace.name}
-    assert names == {"stays in FP32", "nothing keeps it in FP32"}
+    assert names == {"stays in FP32", "not kept in FP32"}
     table = shown(found)
     assert "by training" not in table  # nothing was trained
     assert "why the plan keeps it in FP32" in table

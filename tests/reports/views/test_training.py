@@ -77,7 +77,7 @@ def test_drift_is_drawn_where_it_was_alarmed(tmp_path):
     assert "&lt;i&gt;0" in mark.customdata[0]
     assert training.Trainings("", logs).remarks() == [("<b>run: it diverged", True)]
     none = training.Trainings(str(tmp_path), {}).drift()
-    assert none.figure.layout.annotations[0].text == "no norm of gradients was logged"
+    assert none.figure.layout.annotations[0].text == "no gradient norm was logged"
 
 
 def test_what_a_log_notes_is_a_warning_or_good_news(tmp_path):

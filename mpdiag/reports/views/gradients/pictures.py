@@ -136,9 +136,9 @@ class Gradients:
         lost = int(h.lost_to_zero(self.fmt, exponent).value)
         text = (
             f"Each cell is a power of two of one layer {self.when}. The stronger its colour, the more "
-            f"values. {sentence(_at(exponent))[:-1]} {label} makes {percent(lost / nonzero)} of the "
-            "non-zero values 0. Rounding is harmful that moves a layer by more than "
-            f"{100 * HARMFUL:g} %."
+            f"values. {sentence(_at(exponent))[:-1]}, {percent(lost / nonzero)} of the non-zero values "
+            f"become 0 in {label}. Rounding that moves a layer by more than {100 * HARMFUL:g} % is "
+            "harmful."
         )
         # BF16 has FP32's range: no scale that is used brings it near.
         moves = self.kind in SCALED and self.fmt.min_exponent > FP32.min_exponent
@@ -177,7 +177,7 @@ class Gradients:
             inside = "inside" if low <= exponent <= high else "outside"
             text += (
                 f". The scale is {inside} the plan's interval, {scale_text(scale.lower)} to "
-                f"{scale_text(scale.upper)}; the plan takes {scale_text(scale.recommended)}"
+                f"{scale_text(scale.upper)}; its scale is {scale_text(scale.recommended)}"
             )
         return sentence(text)
 
@@ -219,8 +219,8 @@ class Gradients:
         return Picture(
             "histogram",
             f"{KIND_NAMES[self.kind].capitalize()} of {whose}",
-            f"Counts per power of two {self.when}, coloured by what {self.fmt.label} makes of them "
-            f"{_at(exponent)}; values that are exactly 0 are drawn apart at the left.",
+            f"Counts per power of two {self.when}. Colours: what becomes of the values in "
+            f"{self.fmt.label} {_at(exponent)}. Values that are exactly 0: separate bar at the left.",
             figure.histogram(frame, zeros, figure.window(self.fmt, exponent), log=log, words=words),
             frame,
             replace(self.rows, layer=layer).bins("exponent"),
@@ -230,15 +230,15 @@ class Gradients:
         """What each layer loses at a loss scale."""
         frame = tables.scale_frame(self.layers, self.fmt, exponent)
         drawn = (
-            f"{counted(len(frame), 'layer')}, the one that loses most first."
+            f"{counted(len(frame), 'layer')}, largest loss first."
             if len(frame) <= scales.MOST
-            else f"The {scales.MOST} layers of {len(frame):,} that lose most."
+            else f"The {scales.MOST} of {len(frame):,} layers that lose most."
         )
         return Picture(
             "consequences",
             f"What {self.fmt.label} loses {_at(exponent)}",
-            f"{sentence(self.when)} {drawn} Σ|x| is the share of the layer's sum that is lost, "
-            "an estimate; the share of values is exact.",
+            f"{sentence(self.when)} {drawn} Σ|x|: the lost share of the layer's sum, estimated. "
+            "The share of values is exact.",
             scales.consequences(frame),
             frame,
             self.rows.losses(self.fmt, exponent),
