@@ -37,8 +37,10 @@ def profile(
         list[str] | None,
         Argument(metavar="ARGS", help="More ranks' traces, or the script's arguments after --."),
     ] = None,
-    steps: Annotated[int, Option(min=1, metavar="N", help="Steps of a script to measure.")] = 3,
-    warmup: Annotated[int, Option(min=0, metavar="N", help="Steps of a script to skip first.")] = 5,
+    steps: Annotated[int, Option(min=1, metavar="N", help="For a script: steps to measure.")] = 3,
+    warmup: Annotated[
+        int, Option(min=0, metavar="N", help="For a script: steps to skip first.")
+    ] = 5,
     against: Annotated[
         Path | None,
         Option(

@@ -43,29 +43,29 @@ def replay(
     scaler: ScalerOption = Backoff.name,
     init_scale: Annotated[
         float | None,
-        Option(metavar="SCALE", help="Scale to begin with; by default the scaler's own."),
+        Option(metavar="SCALE", help="First loss scale. Default: the scaler's own."),
     ] = None,
     growth_factor: Annotated[
-        float, Option(metavar="FACTOR", help="Factor of the scale after a quiet interval.")
+        float, Option(metavar="FACTOR", help="Factor on the scale after the growth interval.")
     ] = 2.0,
     backoff_factor: Annotated[
-        float, Option(metavar="FACTOR", help="Factor of the scale after an overflow.")
+        float, Option(metavar="FACTOR", help="Factor on the scale after an overflow.")
     ] = 0.5,
     growth_interval: Annotated[
         int, Option(metavar="N", help="Steps without overflow before the scale grows.")
     ] = 2000,
     min_scale: Annotated[
-        float | None, Option(metavar="SCALE", help="The scale never falls below it; default 1.")
+        float | None, Option(metavar="SCALE", help="Smallest loss scale. Default: 1.")
     ] = None,
     max_scale: Annotated[
-        float | None, Option(metavar="SCALE", help="The scale never grows beyond it; default 2^24.")
+        float | None, Option(metavar="SCALE", help="Largest loss scale. Default: 2^24.")
     ] = None,
     hysteresis: Annotated[
-        int, Option(metavar="N", help="Overflows in a row before backing off.")
+        int, Option(metavar="N", help="Overflows in a row before the scale backs off.")
     ] = 1,
     as_json: JsonOption = False,
 ) -> None:
-    """Run a loss scaler over a recorded run. Shows scale, skips and losses, step by step."""
+    """Run a loss scaler over a recorded run. Shows scale, skips and lost values."""
     from mpdiag.analysis.scaling.replay import replay_run
     from mpdiag.reports import next_commands, terminal
     from mpdiag.reports.text.why import replay_text

@@ -29,10 +29,10 @@ def search(
     ],
     metric: Annotated[
         str | None,
-        Option(metavar="NAME", help="What a script logs with `log_metric`; `loss`: its loss."),
+        Option(metavar="NAME", help="The metric that a script logs with `log_metric`, or `loss`."),
     ] = None,
     higher_is_better: Annotated[
-        bool, Option(_HIGHER, help="More of the metric is better; default: as it was logged.")
+        bool, Option(_HIGHER, help="A higher metric is better. Default: as it was logged.")
     ] = False,
     run: Annotated[
         Path | None,
@@ -42,7 +42,9 @@ def search(
     ] = None,
     plan: Annotated[
         Path | None,
-        Option(metavar="PLAN", help="A plan with level and loss scale. Default: recorded."),
+        Option(
+            metavar="PLAN", help="The plan for level and loss scale. Default: from a recording."
+        ),
     ] = None,
     budget: Annotated[float, Option(min=0.01, metavar="MINUTES", help="Time budget.")] = 30.0,
     seeds: Annotated[
@@ -50,14 +52,18 @@ def search(
         Option(
             min=2,
             metavar="N",
-            help="FP32 seeds. Their spread decides. Default: 5, or 2 for a script without {seed}.",
+            help="FP32 seeds; the tolerance is their spread. Default: 5, or 2 without {seed}.",
         ),
     ] = None,
     steps: Annotated[
-        int | None, Option(min=1, metavar="N", help="Steps of each training of a workload.")
+        int | None, Option(min=1, metavar="N", help="For a workload: steps of each training.")
     ] = None,
     no_lists: Annotated[
-        bool, Option("--no-lists", help="Run a workload in FP16 except what is found.")
+        bool,
+        Option(
+            "--no-lists",
+            help="For a workload: keep only what is found in FP32, not autocast's own list.",
+        ),
     ] = False,
     as_json: JsonOption = False,
 ) -> None:

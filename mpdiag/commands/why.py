@@ -60,8 +60,8 @@ def _explain_layer(run: Path, layer: str | None, as_json: bool) -> None:
     terminal.show(layer_text(story))
     others = ", ".join(name for name in story.worst if name and name != story.name)
     if layer is None:
-        following = f"; the next ones are: {others}" if others else ""
-        loses = "loses most" if story.lost.any() else "decides the loss scale, and loses nothing"
+        following = f"; next: {others}" if others else ""
+        loses = "loses most" if story.lost.any() else "decides the loss scale and loses nothing"
         terminal.remark(f"this layer {loses}{following if story.lost.any() else ''}")
     terminal.name_next(*next_commands.after_layer(story.analysis, run))
 
@@ -75,8 +75,8 @@ def _explain_skip(capsule: Path, model: str | None, as_json: bool) -> None:
     loaded = load_capsule(capsule)
     if model is None:
         raise UsageError(
-            f"running the step again needs the code of its {loaded.document.get('model')}: pass "
-            "--model package.module:function, which returns the model and a loss function"
+            "to run the step again, pass --model package.module:function, a function that returns "
+            f"the {loaded.document.get('model')} and a loss function"
         )
     replayed = replay_capsule(loaded, builder_named(model))
     if as_json:

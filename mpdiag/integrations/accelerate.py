@@ -52,11 +52,11 @@ def apply_plan(
     loaded = plan if isinstance(plan, PrecisionPlan) else PrecisionPlan.load(plan)
     if accelerator.mixed_precision != "no":
         raise UsageError(
-            f"this Accelerator has mixed_precision={accelerator.mixed_precision!r} of its own: make "
-            "it with 'no', the plan does the rest"
+            f"the Accelerator has mixed_precision={accelerator.mixed_precision!r}: pass "
+            "mixed_precision='no', because the plan sets the precision"
         )
     if accelerator._models or accelerator._optimizers:
-        message = "this Accelerator has prepared models already: apply the plan before prepare()"
+        message = "the Accelerator has already prepared models: apply the plan before prepare()"
         raise UsageError(message)
     # Its class is changed rather than made anew: a Trainer makes its own, and others refer to it.
     accelerator.__class__ = PlanAccelerator
@@ -118,8 +118,8 @@ class PlanAccelerator(Accelerator):
             held = len(self.mp.context.wrapped.optimizers)
             if len(self._optimizers) > held:
                 raise UsageError(
-                    "an optimizer was prepared after training by the plan had begun: give all of them "
-                    "to one call of prepare()"
+                    "an optimizer was prepared after the training began: pass all optimizers to one "
+                    "call of prepare()"
                 )
         return self.mp
 
@@ -224,7 +224,9 @@ class PlanOptimizer(AcceleratedOptimizer):
         if not self.gradient_state.sync_gradients:
             return
         if closure is not None:
-            message = "a plan under Accelerate takes no closure: step with MixedPrecision itself"
+            message = (
+                "step() takes no closure with a plan under Accelerate: use MixedPrecision.step"
+            )
             raise UsageError(message)
         self.last = mp.step(optimizer=_inner(self))
         self._is_overflow = self.last.skipped

@@ -59,7 +59,7 @@ def _trained(module: nn.Module) -> nn.Module | dict[str, nn.Module]:
 
 def _refuse_lbfgs(optimizers: list[Optimizer]) -> None:
     if any(isinstance(optimizer, LBFGS) for optimizer in optimizers):
-        raise UsageError("PlanPrecision cannot step LBFGS: write its loop with MixedPrecision")
+        raise UsageError("PlanPrecision cannot step LBFGS: write the loop with MixedPrecision")
 
 
 class PlanPrecision(Precision):
@@ -87,8 +87,8 @@ class PlanPrecision(Precision):
         level = options.get("level") or self.plan.level
         if level in ("O2", "O3"):
             raise UsageError(
-                f"Lightning calls training_step and not the model, which level {level} would have "
-                "to cast for: pass level='O1'"
+                f"level {level} casts the model's inputs, and Lightning calls training_step instead of "
+                "the model: pass level='O1'"
             )
         self.options = options
         self.mp: MixedPrecision | None = None
@@ -100,7 +100,7 @@ class PlanPrecision(Precision):
     def convert_module(self, module: nn.Module) -> nn.Module:
         """Note a module that Fabric sets up."""
         if self.mp is not None and self._nobody is not None:
-            raise UsageError("set up all modules with Fabric before the first of them is called")
+            raise UsageError("set up all modules with Fabric before you call the first one")
         self._modules.append(module)
         return module
 

@@ -61,7 +61,7 @@ def dump_scaler(scaler: Scaler) -> dict[str, Any]:
     try:
         return {"kind": kind, **asdict(scaler)}
     except TypeError:
-        message = f"a {kind} is no dataclass, so its state cannot be saved: derive it from Scaler"
+        message = f"{kind} is not a dataclass, so its state cannot be saved: derive it from Scaler"
         raise UsageError(message) from None
 
 
@@ -75,8 +75,8 @@ def load_scaler(scaler: Scaler, state: Mapping[str, Any]) -> Scaler:
     kind = fields.pop("kind", None)
     if kind != type(scaler).__name__:
         raise StateMismatch(
-            f"the checkpoint holds the state of {kind or 'no scaler'}, but the plan scales by "
-            f"{type(scaler).__name__}: load it with the plan it was trained by"
+            f"the checkpoint holds the state of {kind or 'no scaler'}, but the plan uses "
+            f"{type(scaler).__name__}: load it with the plan that it was trained by"
         )
     try:
         return replace(scaler, **fields)

@@ -63,5 +63,5 @@ def test_the_state_goes_round():
     b.load_state_dict(a.state_dict())
     assert b._plan_scaler == a._plan_scaler
     assert b.get_scale() == a.get_scale() == 32.0
-    with pytest.raises(StateMismatch, match="Backoff, but the plan scales by LogNormal"):
+    with pytest.raises(StateMismatch, match="Backoff, but the plan uses LogNormal"):
         grad_scaler(LOGNORMAL, "cpu").load_state_dict(a.state_dict())

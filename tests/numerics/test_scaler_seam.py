@@ -218,7 +218,7 @@ def test_its_state_is_saved_and_loaded_again():
     other = trainer(network(), plan=plan(256.0))
     TrainingState(other).load_state_dict(json.loads(json.dumps(TrainingState(mp).state_dict())))
     assert (other.loss_scaler, other.steps) == (mp.loss_scaler, 3)
-    with pytest.raises(StateMismatch, match="PeakHold, but the plan scales by LogNormal"):
+    with pytest.raises(StateMismatch, match="PeakHold, but the plan uses LogNormal"):
         load_scaler(LogNormal(), dump_scaler(mp.loss_scaler))
     with pytest.raises(StateMismatch, match="'pike'"):
         load_scaler(PeakHold(), {"kind": "PeakHold", "pike": 1.0})
