@@ -177,7 +177,7 @@ class Gradients:
             inside = "inside" if low <= exponent <= high else "outside"
             text += (
                 f". The scale is {inside} the plan's interval, {scale_text(scale.lower)} to "
-                f"{scale_text(scale.upper)}; its scale is {scale_text(scale.recommended)}"
+                f"{scale_text(scale.upper)}; the plan's scale is {scale_text(scale.recommended)}"
             )
         return sentence(text)
 
