@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ from mpdiag.analysis.shapes.advice import advise_shapes, recorded_generation
 from mpdiag.analysis.shapes.solution import Wanted
 from mpdiag.analysis.verdict.evidence import Case, extent_of, narrowed
 from mpdiag.analysis.verdict.judgement import judge, unanswered
-from mpdiag.analysis.verdict.probe import Probe, probe_findings, with_probe
+from mpdiag.analysis.verdict.probe import Probe, probe_findings, read_probe, with_probe
 from mpdiag.analysis.weight_updates import advise_levels, analyze_weight_updates
 from mpdiag.display.wording import counted, scale_text
 from mpdiag.numerics.formats import BF16, FP16, FloatFormat, format_named, half_of
@@ -60,9 +60,10 @@ class Analysis:
         plan: All decisions.
         operations: Operations that need FP32 by their recorded values; those that the operation
             policy does not cover come first. Empty if none needs it or none were recorded.
-        probe: A short training by the plan, where one was made.
+        probe: A short training by the plan, where one was made, now or earlier.
         figures: Every figure that a claim is made with: sentences and reports take them from here.
         unanswered: Why the recording allows no answer, as a sentence; empty if it allows one.
+        unprobed: The same without what the probe showed; None where there is none.
     """
 
     run: Run
@@ -76,6 +77,7 @@ class Analysis:
     probe: Probe | None = None
     figures: FigureTable = EMPTY
     unanswered: str = ""
+    unprobed: Analysis | None = field(default=None, compare=False)
 
     @property
     def concluded(self) -> bool:
@@ -94,11 +96,13 @@ class Analysis:
 
     def with_probe(self, probe: Probe) -> Analysis:
         """The same analysis, with what a short training by its plan showed."""
+        bare = self.unprobed or self
         return replace(
-            self,
-            plan=replace(self.plan, verdict=with_probe(self.verdict, probe)),
-            findings=by_severity([*probe_findings(probe), *self.findings]),
+            bare,
+            plan=replace(bare.plan, verdict=with_probe(bare.verdict, probe)),
+            findings=by_severity([*probe_findings(probe), *bare.findings]),
             probe=probe,
+            unprobed=bare,
         )
 
     def __repr__(self) -> str:
@@ -210,7 +214,7 @@ def analyze(
         unmended=choice.beyond_any_plan(proven),
         run_again=run_again(recorded, gradient_format),
     )
-    return Analysis(
+    found = Analysis(
         run=opened,
         target=fmt,
         layers=layers,
@@ -222,6 +226,8 @@ def analyze(
         figures=scale.figures + update_figures(masters, whole_window(statistics.steps())),
         unanswered=unanswered(case),
     )
+    probe = read_probe(opened.folder, plan.digest())
+    return found if probe is None else found.with_probe(probe)
 
 
 def _has_gradients(layers: Layers) -> bool:

@@ -84,6 +84,8 @@ def analyze(
 
 def _probed(analysis: Analysis, script: list[str] | None, *, probe: bool) -> Analysis:
     """The analysis after a probe of the script, by default of the one that was recorded."""
+    from mpdiag.analysis.verdict.probe import write_probe
+    from mpdiag.analysis.verdict.trained import takes_results
     from mpdiag.launching.probe import run_probe
     from mpdiag.reports import terminal
 
@@ -93,4 +95,11 @@ def _probed(analysis: Analysis, script: list[str] | None, *, probe: bool) -> Ana
     if not words:
         raise UsageError("--probe needs the script: mpdiag analyze RUN --probe -- script.py ARGS")
     with terminal.waiting("training the first steps in FP32 and by the plan"):
-        return analysis.with_probe(run_probe(analysis.plan, words))
+        found = run_probe(analysis.plan, words)
+    run = analysis.run
+    try:
+        if takes_results(run):
+            write_probe(run.folder, found, analysis.plan.digest())
+    except OSError as error:
+        terminal.remark(f"cannot store the probe in {run.folder}: {error.strerror or error}")
+    return analysis.with_probe(found)

@@ -5,6 +5,8 @@
     they were trained, so that a later analysis knows whether the plan it makes was tried;
 ``profile.json``
     the document that ``mpdiag profile --json`` prints;
+``probe.json``
+    the losses of a short training by a plan, and of the same steps in FP32;
 ``search.json``
     what a search for the smallest FP32 set tried;
 ``sensitivity.json``
@@ -31,7 +33,7 @@ from mpdiag.files.documents import converted, read_document
 from mpdiag.files.paths import AnyPath
 from mpdiag.runs.run import META
 
-COMPARISON, PROFILE = "comparison.json", "profile.json"
+COMPARISON, PROFILE, PROBE = "comparison.json", "profile.json", "probe.json"
 SEARCH, SENSITIVITY = "search.json", "sensitivity.json"
 SCHEMA_VERSION = 1
 """Of each of these documents."""

@@ -3,13 +3,13 @@
 from collections.abc import Iterable
 from pathlib import Path
 
-from mpdiag.runs.results import COMPARISON, PROFILE, SEARCH, SENSITIVITY
+from mpdiag.runs.results import COMPARISON, PROBE, PROFILE, SEARCH, SENSITIVITY
 from mpdiag.runs.run import META
 from mpdiag.runs.training_log import FILE
 
 Stamp = tuple[tuple[str, int, int], ...]
 
-_MADE = ("plan.json", PROFILE, SENSITIVITY, SEARCH, COMPARISON)
+_MADE = ("plan.json", PROFILE, SENSITIVITY, SEARCH, COMPARISON, PROBE)
 _PARTS = ("stats/*.parquet", "operations/*.parquet", "modules/*.parquet", "ranks/*.json")
 
 

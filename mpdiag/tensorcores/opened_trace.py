@@ -28,7 +28,10 @@ ENDINGS = (
 )
 """How names of traces end; of the last two kinds the readers say what to export instead."""
 OURS = ("meta.json", "plan.json", "profile.json", "sensitivity.json", "search.json")
-NOT_TRACES = (*OURS, "comparison.json", "training.jsonl", "settings.json", "margins.json")
+NOT_TRACES = (
+    *(*OURS, "comparison.json", "probe.json"),
+    *("training.jsonl", "settings.json", "margins.json"),
+)
 
 
 MOST = 6000

@@ -36,7 +36,10 @@ STDIN = "-"
 """The path that stands for standard input."""
 TRACES = (".json", ".json.gz", ".sqlite")
 """How the names of traces end that a folder is searched for."""
-_NO_TRACES = ("plan.json", "profile.json", "sensitivity.json", "search.json", "comparison.json")
+_NO_TRACES = (
+    *("plan.json", "profile.json", "sensitivity.json"),
+    *("search.json", "comparison.json", "probe.json"),
+)
 
 
 def profile_trace(

@@ -10,6 +10,7 @@ from row_buffer import UpdateCounts, write_rows
 from mpdiag.analysis.analyzer import analyze
 from mpdiag.analysis.scaling.necessity import NEEDED, lost_by_scale
 from mpdiag.analysis.scaling.replay import replay_run
+from mpdiag.analysis.verdict.probe import Probe, write_probe
 from mpdiag.errors import (
     UsageError,
 )
@@ -157,3 +158,41 @@ def test_replay_is_exact_for_the_recorded_steps(tmp_path):
     assert not wild.overflow[-1]
     with pytest.raises(UsageError, match="lognormal"):
         replay_run(run, "magic")
+
+
+FALLING = (2.0, 1.5, 1.2, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("by_plan", "failure", "level"),
+    [
+        (FALLING, "", "expected"),
+        ((*FALLING[:3], math.nan), "", "cannot"),
+        ((2.0, 2.0, 2.0, 2.0), "", "expected"),
+        (FALLING, "it ran out of memory", "cannot"),
+    ],
+)
+def test_a_probe_is_kept_with_the_recording_for_a_plan_that_decides_the_same(
+    tmp_path, by_plan, failure, level
+):
+    run = simple_run(tmp_path / "run", -14.0)
+    before = analyze(run)
+    probe = Probe(FALLING, by_plan, 1, 50, failure)
+    told = before.with_probe(probe)
+    write_probe(run, probe, before.plan.digest())
+    later = analyze(run)
+    assert (later.verdict.level, later.verdict.text) == (level, told.verdict.text)
+    assert [f.to_json() for f in later.findings] == [f.to_json() for f in told.findings]
+    assert later.probe.to_json() == probe.to_json()
+    again = later.with_probe(Probe(FALLING, FALLING, 0, 4))  # a newer one takes its place
+    assert again.verdict.text == before.with_probe(again.probe).verdict.text
+    assert analyze(run, "bf16").probe is None  # another plan
+
+
+@pytest.mark.parametrize("damage", ["", "{}", "[1]", '{"decisions": "x"', "null"])
+def test_a_probe_that_cannot_be_read_is_none(tmp_path, damage):
+    run = simple_run(tmp_path / "run", -14.0)
+    plan = analyze(run).plan
+    write_probe(run, Probe(FALLING, FALLING, 0, 4), plan.digest())
+    (run / "probe.json").write_text(damage)
+    assert analyze(run).probe is None

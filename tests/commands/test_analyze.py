@@ -12,6 +12,7 @@ from collections import Counter
 import pytest
 from calls import run
 
+from mpdiag.analysis.verdict.probe import Probe
 from mpdiag.errors import ExitCode
 from mpdiag.plan import PrecisionPlan
 
@@ -49,6 +50,18 @@ def test_a_plan_that_is_there_is_never_replaced(bare):
     (bare / "plan.json").unlink()
     assert "note: " not in run("analyze", bare).stderr
     assert "note: " not in run("analyze", bare).stderr  # the same again
+
+
+def test_a_probe_is_remembered(bare, monkeypatch):
+    """By a later analysis and by the report; the suggestion to make one is gone."""
+    probe = Probe((2.0, 1.0), (2.0, 1.0), 0, 50)
+    monkeypatch.setattr("mpdiag.launching.probe.run_probe", lambda *_: probe)
+    told = run("analyze", bare, "--probe", "--", "train.py").stdout
+    later = run("analyze", bare, "-v")
+    assert run("report", bare, "-o", bare / "r.md").exit_code == 0
+    for text in (told, later.stdout, (bare / "r.md").read_text()):
+        assert "probe of 2 steps agrees with FP32" in " ".join(text.split())
+    assert "--probe" not in later.stdout + later.stderr + (bare / "r.md").read_text()
 
 
 @pytest.mark.parametrize("kind", ["recording", "search", "training"])

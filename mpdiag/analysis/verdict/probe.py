@@ -8,8 +8,11 @@ from typing import Any
 
 from mpdiag.analysis.findings import Finding
 from mpdiag.display.wording import counted
-from mpdiag.files.documents import finite
+from mpdiag.files.atomic import write_json
+from mpdiag.files.documents import finite, read_document
+from mpdiag.files.paths import AnyPath
 from mpdiag.plan import Verdict
+from mpdiag.runs.results import PROBE, SCHEMA_VERSION
 
 LATE = 0.25
 """Share of the probe's steps whose losses are compared: its last ones."""
@@ -87,6 +90,37 @@ class Probe:
         }
         plain: dict[str, Any] = finite(document)
         return plain
+
+
+def write_probe(folder: AnyPath, probe: Probe, decisions: str) -> None:
+    """Keep a probe in the recording, over an earlier one.
+
+    Args:
+        folder: The run.
+        probe: What was trained.
+        decisions: Fingerprint of the plan's decisions, see ``PrecisionPlan.digest``.
+
+    Raises:
+        OSError: If it cannot be written.
+    """
+    document = {"schema_version": SCHEMA_VERSION, "decisions": decisions, **probe.to_json()}
+    write_json(folder / PROBE, document)
+
+
+def read_probe(folder: AnyPath, decisions: str) -> Probe | None:
+    """The probe of a plan with these decisions; None if a run has none that can be read."""
+    try:
+        document = read_document(folder / PROBE)
+        fp32, by_plan = (
+            tuple(math.nan if loss is None else float(loss) for loss in document[name])
+            for name in ("fp32", "by_plan")
+        )
+        counts = int(document["skipped"]), int(document["wanted"])
+        probe = Probe(fp32, by_plan, *counts, str(document["failure"]))
+        whole = document["decisions"] == decisions and len(fp32) == len(by_plan) > 0
+        return probe if whole else None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, OverflowError):
+        return None
 
 
 def with_probe(verdict: Verdict, probe: Probe) -> Verdict:

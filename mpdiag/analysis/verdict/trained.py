@@ -36,7 +36,7 @@ def keep_comparison(
     stored = stored_comparison(comparison, b)
     if stored is None:
         return ()
-    kept = tuple(run.folder for run in _runs(place(a)) if _takes_it(run))
+    kept = tuple(run.folder for run in _runs(place(a)) if takes_results(run))
     for folder in kept:
         write_comparison(folder, stored)
     return kept
@@ -66,8 +66,8 @@ def stored_comparison(comparison: Comparison, b: str | os.PathLike[str]) -> Stor
     )
 
 
-def _takes_it(run: Run) -> bool:
-    """Whether a run is a recording of ours to write into."""
+def takes_results(run: Run) -> bool:
+    """Whether a run is a recording to write into what was tried: no sample run, none at a URL."""
     if is_remote(run.folder) or "training" in run.meta or not run.parts():
         return False
     try:
