@@ -39,15 +39,15 @@ from mpdiag.training.results import StepResult
 def apply_plan(
     accelerator: Accelerator, plan: PrecisionPlan | str | os.PathLike[str], **options: Any
 ) -> PlanAccelerator:
-    """Let an ``Accelerator`` train by a plan; it is changed in place, and returned.
+    """Make an ``Accelerator`` train by a plan. It is changed in place and returned.
 
     Args:
-        accelerator: Made with no mixed precision of its own, and nothing prepared yet.
+        accelerator: An ``Accelerator`` with ``mixed_precision="no"`` that has prepared nothing yet.
         plan: A plan, or the path of one.
         options: As for ``mpdiag.MixedPrecision``: ``run``, ``backend``, ``level`` …
 
     Raises:
-        UsageError: If it has a mixed precision of its own, or models already.
+        UsageError: If its mixed precision is on, or it has already prepared a model.
     """
     loaded = plan if isinstance(plan, PrecisionPlan) else PrecisionPlan.load(plan)
     if accelerator.mixed_precision != "no":
@@ -66,11 +66,11 @@ def apply_plan(
 
 
 class PlanAccelerator(Accelerator):
-    """An ``Accelerator`` under a plan; made by ``apply_plan``.
+    """An ``Accelerator`` that trains by a plan. Call ``apply_plan`` to make one.
 
     Attributes:
         plan: The plan.
-        mp: The ``MixedPrecision`` at work, once a model and an optimizer are prepared.
+        mp: The ``MixedPrecision``; None before a model and an optimizer are prepared.
     """
 
     plan: PrecisionPlan
@@ -171,12 +171,12 @@ class PlanAccelerator(Accelerator):
         return super().save_state(*args, **kwargs)
 
     def complete_model(self) -> None:
-        """Let the model have what was written into its masters since its last forward pass."""
+        """Copy changes of the masters since the last forward pass into the model."""
         if self.mp is not None:
             self.mp.context.wrapped.look()
 
     def end_plan(self) -> None:
-        """Give models and optimizers back in FP32."""
+        """Return models and optimizers to FP32."""
         if self.mp is not None:
             self.mp.close()
             self.mp = None

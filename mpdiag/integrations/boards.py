@@ -98,14 +98,14 @@ def training_scalars(run: Run) -> Iterator[tuple[str, float, int]]:
 
 
 def to_tensorboard(run: str | os.PathLike[str] | Run, folder: str | os.PathLike[str]) -> int:
-    """Write a run into a folder of TensorBoard's.
+    """Write a run into a TensorBoard folder.
 
     Args:
         run: The run.
-        folder: The board's folder; ``tensorboard --logdir`` shows it.
+        folder: The folder for ``tensorboard --logdir``.
 
     Returns:
-        How many histograms and scalars were written.
+        The number of histograms and scalars written.
 
     Raises:
         InputError: If the run cannot be read.
@@ -164,7 +164,7 @@ def to_wandb(run: str | os.PathLike[str] | Run, **options: Any) -> int:
         options: As for ``wandb.init``: ``project``, ``name``, ``dir``, ``mode`` …
 
     Returns:
-        How many histograms and scalars were logged.
+        The number of histograms and scalars logged.
 
     Raises:
         InputError: If the run cannot be read.
@@ -204,14 +204,14 @@ def write_board(run: Run, kind: str, where: str | None = None) -> tuple[int, str
     Args:
         run: The run.
         kind: ``tensorboard`` or ``wandb``.
-        where: TensorBoard's folder, in which the run gets a folder of its name, or W&B's project;
-            default: ``boards`` and ``mpdiag``.
+        where: TensorBoard's folder, in which the run gets a folder of its name, or W&B's project.
+            Default: ``boards`` or ``mpdiag``.
 
     Returns:
-        How much was written, and where: the run's folder on the board, or W&B's project.
+        The number of histograms and scalars, and the run's folder or W&B's project.
 
     Raises:
-        UsageError: If there is no such board.
+        UsageError: If the board is unknown.
     """
     safe = re.sub(r"[^\w.-]", "_", run.name) or "run"
     if kind == "tensorboard":

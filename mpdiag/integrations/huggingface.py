@@ -58,16 +58,16 @@ class RecordCallback(Recording, TrainerCallback):
 
 
 class PlanTrainer(Trainer):
-    """A ``Trainer`` that trains by a plan; its arguments are ``Trainer``'s.
+    """A ``Trainer`` that trains by a plan.
 
     Args:
-        args: ``Trainer``'s own.
+        args: As for ``Trainer``.
         plan: A plan, or the path of one.
         plan_options: As for ``mpdiag.MixedPrecision``: ``run``, ``backend``, ``level`` …
-        kwargs: ``Trainer``'s own.
+        kwargs: As for ``Trainer``.
 
     Raises:
-        UsageError: If ``TrainingArguments`` ask for a mixed precision of their own.
+        UsageError: If ``TrainingArguments`` turn mixed precision on.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class PlanTrainer(Trainer):
 
     @property
     def mp(self) -> MixedPrecision | None:
-        """The ``MixedPrecision`` at work, while training."""
+        """The ``MixedPrecision``; None outside training."""
         accelerator = self.accelerator
         return accelerator.mp if isinstance(accelerator, PlanAccelerator) else None
 
@@ -105,19 +105,19 @@ class PlanTrainer(Trainer):
         return metrics
 
     def save_model(self, *args: Any, **kwargs: Any) -> None:
-        """Save as ``Trainer`` does: while it trains, the weights as the level holds them."""
+        """Save as ``Trainer`` does; during training, weights are in the level's precision."""
         if isinstance(self.accelerator, PlanAccelerator):
             self.accelerator.complete_model()
         super().save_model(*args, **kwargs)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        """Save them, and beside them what ``Trainer`` does not know: scale, counts and masters."""
+        """Save them, together with the loss scale, step counts and masters."""
         super()._save_optimizer_and_scheduler(output_dir)
         if self.mp is not None and self.args.should_save:
             torch.save(TrainingState(self.mp).state_dict(), Path(output_dir) / STATE_FILE)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        """Load them, and go on at a checkpoint's scale and from its masters, if it has them."""
+        """Load them, with the checkpoint's loss scale and masters if it has them."""
         super()._load_optimizer_and_scheduler(checkpoint)
         if self.mp is not None and checkpoint is not None:
             path = Path(checkpoint) / STATE_FILE
@@ -134,7 +134,7 @@ class PlanTrainer(Trainer):
 
 
 def _figures(metrics: Mapping[str, Any], arguments: Any) -> Iterator[tuple[str, float, bool]]:
-    """The figures of merit among an evaluation's: name, value, whether higher is better.
+    """The metrics of an evaluation: name, value, whether higher is better.
 
     That is known of the loss, and of what ``metric_for_best_model`` names.
     """

@@ -65,16 +65,16 @@ def _refuse_lbfgs(optimizers: list[Optimizer]) -> None:
 class PlanPrecision(Precision):
     """Trains by a plan; gradient clipping, accumulation and manual optimization work as in Lightning.
 
-    Under Fabric all modules are set up before the first of them is called, and an optimizer comes under
-    the plan with its first step.
+    Under Fabric, set up all modules before you call the first one. An optimizer trains by the plan
+    from its first step on.
 
     Attributes:
-        mp: The ``MixedPrecision`` at work, once training has begun.
+        mp: The ``MixedPrecision``; None before training begins.
         last: The result of the last step.
 
     Args:
         plan: A plan, or the path of one.
-        options: As for ``mpdiag.MixedPrecision``: ``run``, ``backend``, ``loss_scale`` …
+        options: As for ``mpdiag.MixedPrecision``: ``run``, ``backend``, ``overrides`` …
 
     Raises:
         UsageError: If the level is O2 or O3.
@@ -212,7 +212,7 @@ class PlanPrecision(Precision):
             self._waiting = state_dict
 
     def teardown(self) -> None:
-        """Give the model back in FP32."""
+        """Return the model to FP32."""
         if self.mp is not None:
             self.mp.close()
             self.mp = self._nobody = None

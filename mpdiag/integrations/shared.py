@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 
 class Recording:
-    """Records a training; the framework's callback says when it begins and ends.
+    """Records a training from a framework's callback.
 
     Attributes:
-        recorder: The recording, once training has begun.
+        recorder: The recording; None before training begins.
 
     Args:
         run: The run folder, a path or a URL.
@@ -55,7 +55,7 @@ def dump_scaler(scaler: Scaler) -> dict[str, Any]:
     """A scaler's class by its name, and its fields, settings and state alike.
 
     Raises:
-        UsageError: If it is no dataclass.
+        UsageError: If the scaler is not a dataclass.
     """
     kind = type(scaler).__name__
     try:

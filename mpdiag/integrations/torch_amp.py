@@ -33,7 +33,7 @@ def autocast_arguments(plan: PrecisionPlan, device_type: str = "cuda") -> dict[s
     """The arguments of ``torch.autocast``.
 
     Raises:
-        UsageError: If the plan's target is a format no trainer computes in.
+        UsageError: If mpdiag cannot train in the plan's format.
     """
     precision = levels.resolve(plan)
     enabled = precision.dtype != torch.float32
@@ -45,12 +45,12 @@ def autocast_arguments(plan: PrecisionPlan, device_type: str = "cuda") -> dict[s
 
 
 def grad_scaler(plan: PrecisionPlan, device: str = "cuda") -> PlanScaler:
-    """A ``GradScaler`` that scales as the plan says; disabled where it asks for no scale."""
+    """A ``GradScaler`` with the plan's loss scale; disabled if the plan needs none."""
     return PlanScaler(plan, device)
 
 
 class PlanScaler(torch.amp.GradScaler):
-    """``GradScaler`` with the plan's scaler inside; made by ``grad_scaler``."""
+    """A ``GradScaler`` with the plan's scaler. Call ``grad_scaler`` to make one."""
 
     def __init__(self, plan: PrecisionPlan, device: str) -> None:
         self._plan_scaler = levels.scaler_of(plan.loss_scale, levels.resolve(plan))

@@ -57,7 +57,7 @@ def refuse_shared_parameters(optimizers: Sequence[Optimizer]) -> None:
 
 @uncompiled("scale", "unscale_", "step", "update")
 class LoopScaler:
-    """Scales, unscales, steps and updates as ``GradScaler`` does; made by ``MixedPrecision.scaler``.
+    """``GradScaler``'s calls under a plan. Call ``MixedPrecision.scaler`` to make one.
 
     Attributes:
         last: The result of the last step.
@@ -77,9 +77,9 @@ class LoopScaler:
         self.last: StepResult | None = None
 
     def scale(self, outputs: Any) -> Any:
-        """A loss, or a nest of lists and tuples of them, times the scale, in FP32.
+        """Multiply a loss, or nested lists and tuples of losses, by the loss scale, in FP32.
 
-        The backward pass of what it returns runs in the plan's arithmetic.
+        The backward pass of the result runs in the plan's arithmetic.
         """
         if isinstance(outputs, Tensor):
             stepping.note_loss(self._context, outputs)
@@ -92,10 +92,10 @@ class LoopScaler:
         raise UsageError(message)
 
     def unscale_(self, optimizer: Optimizer) -> None:
-        """Divide an optimizer's gradients by their scale ahead of its step.
+        """Divide an optimizer's gradients by the loss scale before its step.
 
         Raises:
-            UsageError: If it was called since the last ``update``, as torch refuses it.
+            UsageError: If ``unscale_`` or ``step`` was called for it since the last ``update``.
         """
         (found,) = self._context.chosen(optimizer)
         if id(found) in self._unscaled | self._stepped:
@@ -107,16 +107,16 @@ class LoopScaler:
     def step(self, optimizer: Optimizer, **options: Any) -> StepResult:
         """Step an optimizer, or skip it with a reason.
 
-        One of several is skipped for its own gradients, and for buffers of the models that it steps,
-        as ``GradScaler`` does; an infinite loss may be another's.
+        If there are several optimizers, only its own gradients and the buffers of its models decide,
+        as in ``GradScaler``: an infinite loss may belong to another one.
 
         Args:
-            optimizer: One that ``MixedPrecision`` was given.
-            options: What its ``step`` takes; no closure.
+            optimizer: An optimizer that was passed to ``MixedPrecision``.
+            options: Arguments for its ``step``, without a closure.
 
         Raises:
             TrainingDiverged: As for ``MixedPrecision.step``.
-            UsageError: If there is no gradient, or it was stepped since the last ``update``.
+            UsageError: If there is no gradient, or ``step`` was called since the last ``update``.
         """
         context = self._context
         if "closure" in options:
