@@ -25,4 +25,4 @@ def test_one_step_without_a_loss_is_told_as_one(tmp_path):
     assert done.exit_code == 0
     assert "without a loss scale, step 0\n" in done.stdout
     assert "at most" not in done.stdout  # of several steps
-    assert "this layer decides the loss scale, and loses nothing" in done.stderr
+    assert "this layer decides the loss scale and loses nothing" in done.stderr

@@ -263,5 +263,5 @@ def test_the_dashboard_offers_it(root, run, monkeypatch):
 @pytest.mark.parametrize("framework", EXPORTERS)
 def test_an_export_says_that_its_framework_has_no_such_scaler(framework):
     export = export_plan(plan(64.0, margin=3), framework)
-    assert any("scales by PeakHold" in n and "has no such scaler" in n for n in export.notes)
+    assert any("loss scaler is PeakHold" in n and "has none like it" in n for n in export.notes)
     assert "margin is 3 in the plan; it cannot be set here." in export.notes
