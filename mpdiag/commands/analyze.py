@@ -70,7 +70,7 @@ def analyze(
         whole = [analysis_text(analysis, verbose=True)] if verbose else summary_text(analysis)
         terminal.show(*whole)
         broken = check is not None and not check.holds
-        if kept is not None:
+        if kept is not None and output is None:  # the plan was asked for elsewhere
             terminal.remark(kept)
         if broken and against is not None:
             folder = against if against.is_dir() else against.parent

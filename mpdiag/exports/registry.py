@@ -452,7 +452,8 @@ def _of_the_rest(plan: PrecisionPlan, support: Support) -> Iterator[str]:
         yield f"the plan reduces gradients over ranks in {reduction.dtype.upper()}{how}; not set here."
     for shape in plan.shapes:
         what = f"{shape.dimension} of {shape.module}"
-        yield f"pad {what} from {shape.size} to {shape.padded} in the model."
+        care = "".join(f"; {clause}" for clause in shape.evidence.get("care") or ())
+        yield f"pad {what} from {shape.size} to {shape.padded} in the model{care}."
     narrow = sorted(
         {layer.format for layer in plan.layer_formats if layer.format.startswith("fp8")}
     )

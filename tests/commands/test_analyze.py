@@ -44,6 +44,7 @@ def test_a_plan_that_is_there_is_never_replaced(bare):
     own.save(bare / "plan.json")
     done = run("analyze", bare)
     assert f"{bare / 'plan.json'} holds a different plan and was not replaced" in done.stderr
+    assert "was not replaced" not in run("analyze", bare, "-o", bare / "p.json").stderr
     assert PrecisionPlan.load(bare) == own
     (bare / "plan.json").write_text("{")
     assert "to replace it: mpdiag analyze" in run("analyze", bare).stderr

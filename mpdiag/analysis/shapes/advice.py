@@ -54,13 +54,25 @@ _WORTH = 0.05  # share of a model's matrix work from which there is a finding
 def advise_shapes(run: Run, wanted: Wanted) -> tuple[tuple[ShapeAdvice, ...], tuple[Finding, ...]]:
     """The dimensions to pad, one set that fits together, and findings about a model's shapes.
 
-    Those with the most matrix work come first.
+    Those with the most matrix work come first. A set that touches little of it is not worth a
+    change of the model: then none is named, in no report and no export.
     """
     rows = run.modules()
     works = module_work(rows)
     solved = solve_run(run, wanted)
-    advice = (*_advice(solved), *_batch(works, wanted, input_sizes(rows)))
+    batch = tuple(_batch(works, wanted, input_sizes(rows)))
+    share = max(_touched(solved)[1], *(float(b.evidence["share_of_flops"]) for b in batch), 0.0)
+    advice = (*_advice(solved), *batch) if share >= _WORTH else ()
     return advice, tuple(_findings(solved, works))
+
+
+def _touched(solved: Solved) -> tuple[set[str], float]:
+    """The modules with a size that changes, and their share of the matrix work."""
+    changed = {
+        d.module for d in solved.model.dimensions if solved.new(d.size) != solved.old(d.size)
+    }
+    touched = changed - {""}
+    return touched, sum(solved.shares.get(name, 0.0) for name in touched)
 
 
 def solve_run(run: Run, wanted: Wanted) -> Solved:
@@ -85,8 +97,7 @@ def _findings(solved: Solved, works: Sequence[ModuleWork]) -> Iterator[Finding]:
             fix="use model.to(memory_format=torch.channels_last), and the same for the images",
         )
     changed = [d for d in solved.model.dimensions if solved.new(d.size) != solved.old(d.size)]
-    touched = {d.module for d in changed if d.module}
-    share = sum(solved.shares.get(name, 0.0) for name in touched)
+    touched, share = _touched(solved)
     if touched and share >= _WORTH:
         fits = all(_proved(solved, d) for d in changed)
         yield Finding(

@@ -14,6 +14,7 @@ import mpdiag
 from mpdiag.analysis.shapes.advice import advise_shapes, recorded_generation
 from mpdiag.analysis.shapes.recorded import from_modules, module_work
 from mpdiag.analysis.shapes.solution import Wanted, solve_sizes
+from mpdiag.exports.registry import export_plan
 from mpdiag.reports.text.analysis import analysis_text
 
 DAMAGED = Path(__file__).with_name("damaged_modules.jsonl").read_text("utf-8").splitlines()
@@ -103,6 +104,22 @@ def test_an_aligned_model_is_left_alone(tmp_path):
     analysis = mpdiag.analyze(run)
     assert analysis.plan.shapes == ()
     assert "Shapes to pad" not in printed(analysis_text(analysis))
+
+
+@pytest.mark.parametrize(("width", "worth"), [(256, False), (32, True)])
+def test_what_is_padded_is_a_finding_too(tmp_path, width, worth):
+    """Of an output layer of 10 classes; the export says what to do with the added ones."""
+    body, head = nn.Linear(width, width), nn.Linear(width, 10)
+    model = Layers(lambda m, x: m.head(m.body(x)), body=body, head=head)
+    analysis = mpdiag.analyze(recorded_twice(model, torch.randn(8, width), tmp_path / "run"))
+    padded = [(s.module, s.size, s.padded) for s in analysis.plan.shapes]
+    assert padded == ([("head", 10, 16)] if worth else [])
+    assert any(f.code == "shapes-to-pad" for f in analysis.findings) == worth
+    notes = export_plan(analysis.plan, "torch").notes
+    assert (
+        any(n.startswith("pad out_features of head from 10 to 16 in the model; ") for n in notes)
+        == worth
+    )
 
 
 @pytest.mark.parametrize(
