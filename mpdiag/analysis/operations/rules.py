@@ -617,7 +617,9 @@ def gradients(step: StoredStep, scale: float) -> Iterator[IndexedFinding]:
         for t in op.outputs:
             factor = scale if t.tensor in graph.gradients else 1.0
             beyond = t.counted and target.overflows(t.absmax * factor)
-            if not beyond or graph.is_masked(t, target.max / factor):
+            if not beyond or t.absmax >= FP32_LIMIT:  # a format's lowest number, as a filling
+                continue
+            if graph.is_masked(t, target.max / factor):
                 continue
             reaches = f"reaches {t.absmax:.3g}"
             reaches += f" times the loss scale {factor:g}" if factor != 1 else ""

@@ -113,6 +113,17 @@ def test_a_gradient_beyond_the_range_that_relu_drops_is_no_overflow(tmp_path):
     assert not flagged(run, "gradient-overflow")
 
 
+def test_the_lowest_number_that_a_backward_pass_fills_with_is_no_overflow(tmp_path):
+    def risks(m, x):
+        h = m.head(m.filters(x)).squeeze(-1)
+        return h - h.logcumsumexp(0)
+
+    run = recorded(tmp_path / "run", risks, lambda _step: torch.randn(16, 4))
+    reached = max(t.absmax for op in run.operations() if op.node for t in op.outputs)
+    assert reached > FP16.max  # in FP16 it is FP16's lowest number
+    assert not flagged(run, "gradient-overflow")
+
+
 def test_what_follows_an_operation_that_another_step_puts_into_fp32_is_not_named(tmp_path):
     def batch(step):
         return (3e-5 if step else 1e-8) * torch.randn(16, 4)
