@@ -12,13 +12,13 @@ from rich.table import Table
 from rich.text import Text
 
 from mpdiag.analysis.analyzer import Analysis
-from mpdiag.analysis.figures import FigureTable, at_scale
+from mpdiag.analysis.figures import at_scale
 from mpdiag.analysis.plan_check import PlanCheck
 from mpdiag.analysis.scaling.loss_scale import LossScaleAnalysis
 from mpdiag.display.wording import counted, layer_name, magnitude, percent, scale_text, spoken_layer
 from mpdiag.files.paths import AnyPath
 from mpdiag.numerics.formats import BF16, FORMATS, FP16, TRAINABLE
-from mpdiag.plan import PrecisionPlan, ShapeAdvice, Verdict
+from mpdiag.plan import Fp32Choice, PrecisionPlan, ShapeAdvice, Verdict
 from mpdiag.reports import next_commands
 from mpdiag.reports.text.charts import Histogram
 from mpdiag.reports.text.tables import COLOURS, EXPLAIN, Fitted, finding_lines
@@ -75,8 +75,7 @@ def _plan(analysis: Analysis) -> Iterator[tuple[str, str]]:
     needed = "needed" if plan.master_weights.needed else "not needed"
     why = plan.master_weights.reason.partition("; ")[0]  # the rest: -v
     yield "Master weights", f"{needed}: {why}"
-    proven = [c for c in plan.fp32_operations if not c.evidence.get("policy")]
-    named = dict.fromkeys(" in ".join(filter(None, (c.op, c.module))) for c in proven)
+    named = dict.fromkeys(" in ".join(filter(None, (c.op, c.module))) for c in _kept(plan))
     names = f": {', '.join(named)}" if named else ""
     yield "Stay in FP32", kept_in_fp32(analysis) + names
 
@@ -282,14 +281,17 @@ def _facts(analysis: Analysis) -> Table:
     if plan.loss_scale.reason not in {f.message for f in analysis.findings}:  # said once
         grid.add_row("", escape(plan.loss_scale.reason))
     if known:
-        grid.add_row("Lost to zero", _lost(analysis.figures))
+        grid.add_row("Lost to zero", _lost(analysis))
     grid.add_row("Master weights", escape(plan.master_weights.reason))
     grid.add_row("Stay in FP32", kept_in_fp32(analysis))
     return grid
 
 
-def _lost(figures: FigureTable) -> str:
+def _lost(analysis: Analysis) -> str:
     """What all layers together lose to zero; the verdict's own figure is of its window."""
+    figures = analysis.figures
+    if not figures.layers():
+        return f"nothing: no recorded gradient is {analysis.target.label}"
     before, after = figures.find("all-values"), figures.find("all-values-scaled")
     if before is None:
         return "not known"
@@ -370,14 +372,19 @@ _NOTHING_MORE = "only autocast's own list"
 def kept_in_fp32(analysis: Analysis) -> str:
     """How much stays in FP32, in words."""
     plan = analysis.plan
+    kept = _kept(plan)
     if not analysis.run.meta.get("operations", {}).get("steps"):
-        kept = len(plan.fp32_operations)
-        return counted(kept, "module") if kept else _NOTHING_MORE
-    proven = [c for c in plan.fp32_operations if not c.evidence.get("policy")]
-    covered = len(plan.fp32_operations) - len(proven)
+        return counted(len(kept), "module") if kept else _NOTHING_MORE
+    covered = sum(bool(c.evidence.get("policy")) for c in plan.fp32_operations)
     more = f", and {covered} on autocast's own list" if covered else ""
-    words = counted(len(proven), "operation or module", "operations or modules")
-    return f"{words}{more}" if proven or covered else _NOTHING_MORE
+    words = counted(len(kept), "operation or module", "operations or modules")
+    return f"{words}{more}" if kept or covered else _NOTHING_MORE
+
+
+def _kept(plan: PrecisionPlan) -> list[Fp32Choice]:
+    """What stays in FP32 beyond the policy: operations, and modules without which no scale fits."""
+    proven = [c for c in plan.fp32_operations if not c.evidence.get("policy")]
+    return proven + [c for c in plan.fp32_modules if c not in proven]
 
 
 _COVERED = {

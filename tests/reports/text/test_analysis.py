@@ -12,6 +12,8 @@ import pytest
 from calls import printed
 
 from mpdiag.analysis.analyzer import analyze
+from mpdiag.analysis.scaling.loss_scale import nothing_stored
+from mpdiag.plan import Fp32Choice
 from mpdiag.reports.documents.markdown import findings_list
 from mpdiag.reports.documents.run_report import reasons
 from mpdiag.reports.text.analysis import (
@@ -84,6 +86,23 @@ def test_a_recording_that_allows_no_answer_gets_no_decision_of_a_plan(root: Path
     assert "Loss scale" in printed(*summary_text(answered))
     assert "Loss scale" in printed(analysis_text(answered))
     assert len(reasons(answered)) == 1  # the other one is a finding's sentence
+
+
+def test_a_module_without_which_no_scale_fits_is_said_to_stay_in_fp32(root: Path):
+    analysis = analyze(root / "sample_runs" / "ssd")
+    plan = replace(analysis.plan, fp32_modules=(Fp32Choice("", "head.a"),), fp32_operations=())
+    said = printed(*summary_text(replace(analysis, plan=plan)), width=200)
+    assert "Stay in FP32    1 module: head.a" in said
+    assert "Stay in FP32    1 module" in printed(analysis_text(replace(analysis, plan=plan)))
+
+
+def test_gradients_that_stay_fp32_lose_nothing(root: Path):
+    analysis = analyze(root / "sample_runs" / "ssd")
+    assert re.search("Lost to zero +[0-9.]+ % of all", printed(analysis_text(analysis)))
+    none = nothing_stored(analysis.loss_scale, analysis.target)
+    fp32 = replace(analysis, loss_scale=none, figures=none.figures)
+    said = printed(analysis_text(fp32), width=200)
+    assert "Lost to zero    nothing: no recorded gradient is FP16" in said
 
 
 def test_no_name_is_markup(tmp_path, monkeypatch):
