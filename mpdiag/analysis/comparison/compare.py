@@ -8,15 +8,16 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from mpdiag.analysis.comparison.comparison_findings import (
-    HINDRANCES,
     ONE_SEED,
     Answer,
     Curve,
     LayerShift,
     MetricComparison,
+    began_alike,
     comparison_findings,
     deciding,
     hindered,
+    hinders,
     metric_not_logged,
 )
 from mpdiag.analysis.comparison.equivalence import (
@@ -87,7 +88,7 @@ class Comparison:
     @property
     def hindrances(self) -> tuple[Finding, ...]:
         """Why the two sides cannot be compared, which is said before any answer."""
-        return tuple(f for f in self.findings if f.code in HINDRANCES)
+        return tuple(f for f in self.findings if hinders(f))
 
     @property
     def undecided(self) -> bool:
@@ -206,6 +207,9 @@ def compare_groups(
     models = relate_models(left.model, right.model)
     if hindered(left, right, models):
         metrics = tuple(replace(m, comparable=False) for m in metrics)
+    elif not began_alike(left, right):  # which may have helped the candidate
+        good = ("as FP32 (one seed)", "better (one seed)")
+        metrics = tuple(replace(m, comparable=m.answer not in good) for m in metrics)
     findings = comparison_findings(metrics, divergence, models, shifts, (left, right))
     curve = _curve(left, right)
     return Comparison(left, right, metrics, curve, shifts, findings, divergence, models)

@@ -65,7 +65,18 @@ def comparison_findings(
             *_model_findings(models, sides),
         ]
     )
-    return tuple(sorted(found, key=lambda f: f.code not in HINDRANCES))
+    return tuple(sorted(found, key=lambda f: not hinders(f)))
+
+
+def hinders(finding: Finding) -> bool:
+    """Whether a finding is said before any answer: the sides cannot be compared, or not fairly."""
+    unlike = finding.code == "beginnings-differ" and finding.severity == "warning"
+    return unlike or finding.code in HINDRANCES
+
+
+def began_alike(a: SeedGroup, b: SeedGroup) -> bool:
+    """Whether no first loss speaks of a model that was trained on, or of other data."""
+    return not any(map(hinders, _beginning_findings(a, b)))
 
 
 def hindered(a: SeedGroup, b: SeedGroup, models: ModelRelation | None) -> bool:

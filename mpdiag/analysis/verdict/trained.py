@@ -47,7 +47,7 @@ def stored_comparison(comparison: Comparison, b: str | os.PathLike[str]) -> Stor
     trained = list(_runs(place(b)))
     decisions = {followed_decisions(run) for run in trained}
     if (
-        comparison.hindrances
+        not all(m.comparable for m in comparison.metrics)
         or len(decisions) != 1
         or None in decisions
         or any(run.meta.get("half_precision_flops") == 0 for run in trained)

@@ -323,6 +323,23 @@ def test_sides_that_did_not_begin_alike(tmp_path, a, b, severity):
     assert [f.severity for f in findings if f.code == "beginnings-differ"] == (
         [severity] if severity else []
     )
+    assert (findings[0].code == "beginnings-differ") == (severity == "warning")  # said first
+
+
+@pytest.mark.parametrize(
+    ("seed", "last", "answer"),
+    [
+        (0, 0.2, "undecided (one seed)"),  # a model that was trained on
+        (0, 0.4, "undecided (one seed)"),
+        (0, 2.0, "worse (one seed)"),
+        (0, math.nan, "worse (one seed)"),
+        (1, 0.2, "better (one seed)"),  # another seed, and known to be
+    ],
+)
+def test_a_side_that_began_otherwise_is_not_called_as_good(tmp_path, seed, last, answer):
+    make_run(tmp_path / "a", losses=(1.0, 0.5, 0.4), seed=0)
+    make_run(tmp_path / "b", losses=(0.45, 0.4, last), seed=seed)
+    assert mpdiag.compare(tmp_path / "a", tmp_path / "b").answer == answer
 
 
 def test_of_several_seeds_pairs_began_alike_or_not(tmp_path):
