@@ -111,6 +111,9 @@ def _module_of(name: str) -> ModuleType:
     return _imported(folder / f"{name}.py")
 
 
+_DEFINE = "define one frozen dataclass derived from Workload"
+
+
 class _LeavesNoFile(SourceFileLoader):
     """Imports a file without writing compiled code beside it."""
 
@@ -122,12 +125,14 @@ def _imported(path: Path) -> ModuleType:
     """A file as a module of its own.
 
     Raises:
-        DamagedWorkload: If it is missing, or raises while it is imported.
+        DamagedWorkload: If it is missing, defines no dataclass, or raises while it is imported.
     """
     if not path.is_file():
         message = f"there is no file {path}: name a workload or a file that defines one"
         raise DamagedWorkload(message)
     source = path.read_bytes()
+    if b"dataclass" not in source:  # a training script would train while it is imported
+        raise DamagedWorkload(f"{path} defines no workload: {_DEFINE}")
     # Named by its content: the same file gives the same class again, a changed one a new class.
     digest = hashlib.sha256(bytes(path.resolve()) + b"\0" + source).hexdigest()[:12]
     name = f"workload_{path.stem}_{digest}"
@@ -155,7 +160,7 @@ def _class_in(module: ModuleType, name: str) -> type[Workload]:
     kinds = [k for k in own if not inspect.isabstract(k) and hasattr(k, "__dataclass_fields__")]
     if len(kinds) != 1:
         count = f"{len(kinds)} workloads" if len(kinds) > 1 else "no workload"
-        message = f"{name} defines {count}: define one frozen dataclass derived from Workload"
+        message = f"{name} defines {count}: {_DEFINE}"
         raise DamagedWorkload(message)
     return kinds[0]
 

@@ -95,9 +95,10 @@ def test_a_file_defines_a_workload(tmp_path) -> None:
     ("text", "sentence"),
     [
         (None, "there is no file .*mine.py"),
-        ("import nothing_of_this_name", "cannot be imported .ModuleNotFoundError"),
-        ("1 / 0", "cannot be imported .ZeroDivisionError: division by zero"),
+        ("import dataclasses, nothing_of_this_name", "cannot be imported .ModuleNotFoundError"),
+        ("import dataclasses; 1 / 0", "cannot be imported .ZeroDivisionError: division by zero"),
         ("x = 1", "defines no workload"),
+        ("raise SystemExit  # a training script", "defines no workload"),
         (
             MINE + MINE.partition("@")[1] + MINE.partition("@")[2].replace("Mine(", "Two("),
             "defines 2",
