@@ -38,6 +38,7 @@ from mpdiag.recording.cadence import (
     OperationSteps,
     Seconds,
 )
+from mpdiag.recording.contract import ContractWatch, optimizers_of
 from mpdiag.recording.failures import Failures, HookGuard
 from mpdiag.recording.grad_scaler import ScalerWatch
 from mpdiag.recording.growth import LayerGrowth
@@ -113,7 +114,7 @@ def record(
         UsageError: If an argument makes no sense.
         RunExists: If the folder holds a run and ``overwrite`` is False.
     """
-    optimizers = _as_list(optimizer)
+    optimizers = optimizers_of(optimizer)
     cadence = Cadence(every, max_steps, budget)
     if operations is not None and (type(operations) is not int or operations < 0):
         raise UsageError(f"operations must be a number of steps, 0 or more, not {operations!r}")
@@ -125,29 +126,6 @@ def record(
         precision=PrecisionWatch(off=fp32),
         copies=WeightCopies(copy_budget),
     )
-
-
-def _as_list(optimizer: Optimizers) -> list[Optimizer]:
-    if optimizer is None:
-        return []
-    found = [optimizer] if isinstance(optimizer, Optimizer) else optimizer
-    sequence: object = found  # callers without a type checker pass anything
-    if not isinstance(sequence, Sequence) or not all(isinstance(o, Optimizer) for o in sequence):
-        raise UsageError(
-            "the second argument of record() must be a torch.optim.Optimizer, a list of them or None, "
-            f"not {type(optimizer).__name__}"
-        )
-    return list({id(o): o for o in map(_unwrapped, found)}.values())
-
-
-def _unwrapped(optimizer: Optimizer) -> Optimizer:
-    """The optimizer that steps, inside a wrapper that only looks like one (Accelerate's is)."""
-    while not hasattr(optimizer, "_optimizer_step_pre_hooks"):
-        inner = getattr(optimizer, "optimizer", None)
-        if not isinstance(inner, Optimizer):
-            break
-        optimizer = inner
-    return optimizer
 
 
 def _warn_of_no_start(folder: AnyPath) -> None:
@@ -245,11 +223,16 @@ class Recorder:
         scalers = ScalerWatch(clock, ledger, optimizers)
         weights = WeightObserver(about, optimizers, copied, ledger, clock, watch, guard, copies)
         observer = Observer(about, copied, ledger, clock, watch, described.precision, guard)
-        folder = RunFolder(writer, ledger, self._losses, scalers, clock, self._failures, described)
+        contract = ContractWatch(
+            about, optimizers, copied.wrappers, described.world, self._failures.note
+        )
+        folder = RunFolder(
+            writer, ledger, self._losses, scalers, clock, self._failures, described, contract
+        )
         # A step's operations are written before anything of ours may count as one, and the folder,
         # which closes the ledger's step, comes last.
         clock.attach(
-            (scalers, operations, weights, observer, folder),
+            (scalers, operations, weights, observer, contract, folder),
             GovernedPace(described.options.cadence, governor, ledger, operations),
         )
         return _Parts(

@@ -1,0 +1,181 @@
+"""What precision each parameter of a training has: ``precision.json`` in a run folder.
+
+::
+
+    {"schema_version": 1, "step": 2, "parameters": [
+       {"name": "head.weight", "numel": 640, "trainable": true, "optimizer": "AdamW",
+        "stored": "bfloat16", "forward": "bfloat16", "input_grad": "bfloat16", "weight_grad": "bfloat16",
+        "grad": "bfloat16", "accumulated": "bfloat16", "reduced": null,
+        "states": {"exp_avg": "bfloat16", "exp_avg_sq": "bfloat16"}, "master": null,
+        "set_by": "before recording", "unknown": {"reduced": "one process: nothing is reduced"}}],
+     "changes": [{"step": 7, "name": "head.weight", "field": "stored", "was": "float32",
+        "is": "bfloat16"}],
+     "settings": [{"optimizer": "AdamW", "lr": 0.001, …}]}
+
+Dtypes have torch's names without ``torch.``. What is not known is null, and ``unknown`` says why; a null
+without a reason says that there is none (``master``: no master copy, ``optimizer``: none holds it).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any
+
+from mpdiag.errors import DamagedRun, NewerSchema
+from mpdiag.files.documents import read_document
+
+if TYPE_CHECKING:
+    from mpdiag.files.paths import AnyPath
+
+PRECISION = "precision.json"
+SCHEMA_VERSION = 1
+HALF = frozenset({"float16", "bfloat16"})
+
+
+@dataclass(frozen=True)
+class ParameterPrecision:
+    """The dtypes around one parameter; see above.
+
+    Attributes:
+        name: As the recording names it.
+        numel: Elements over all ranks.
+        trainable: Whether it requires a gradient.
+        optimizer: Type of the optimizer that holds it or its master; None where none does.
+        stored: Of the parameter itself.
+        forward: In which it is multiplied in the forward pass.
+        input_grad, weight_grad: In which the products of the backward pass are computed.
+        grad: Of its gradient as it arrives from the backward pass.
+        accumulated: Of the gradient that the optimizer reads, a sum over micro-batches.
+        reduced: In which gradients are added over ranks.
+        states: Of each tensor that the optimizer keeps for it, by name.
+        master: Of the copy that the optimizer steps in its place; None where there is none.
+        set_by: What chose the precision it computes in.
+        unknown: Why a field is None although there is something to know.
+    """
+
+    name: str
+    numel: int
+    trainable: bool
+    optimizer: str | None
+    stored: str
+    forward: str | None = None
+    input_grad: str | None = None
+    weight_grad: str | None = None
+    grad: str | None = None
+    accumulated: str | None = None
+    reduced: str | None = None
+    states: Mapping[str, str] = field(default_factory=dict)
+    master: str | None = None
+    set_by: str | None = None
+    unknown: Mapping[str, str] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """An entry of ``parameters``."""
+        return {**vars(self), "states": dict(self.states), "unknown": dict(self.unknown)}
+
+    @classmethod
+    def from_json(cls, entry: Mapping[str, Any]) -> ParameterPrecision:
+        """The inverse of ``to_json``; unknown fields are ignored.
+
+        Raises:
+            ValueError: If a field holds what is never written there.
+        """
+        known = {f.name: entry[f.name] for f in fields(cls) if f.name in entry}
+        whole = cls(**known)
+        for name, value in vars(whole).items():
+            if name in ("states", "unknown"):
+                good = isinstance(value, dict) and all(isinstance(v, str) for v in value.values())
+            elif name == "numel":
+                good = type(value) is int and value >= 0
+            elif name == "trainable":
+                good = type(value) is bool
+            else:
+                good = isinstance(value, str) or (value is None and name not in ("name", "stored"))
+            if not good:
+                raise ValueError(f"its field {name!r} holds a value that mpdiag never writes there")
+        return whole
+
+    def without(self, name: str, reason: str) -> ParameterPrecision:
+        """The same, with the reason why a field is not known."""
+        return replace(self, **{name: None}, unknown={**self.unknown, name: reason})
+
+
+@dataclass(frozen=True)
+class PrecisionFacts:
+    """What was read of a training's objects, at a step.
+
+    Attributes:
+        step: The last one at which it was read.
+        parameters: One entry each.
+        changes: What differed from an earlier reading: dicts of step, name, field, was and is.
+        settings: Type and plain settings of each optimizer's groups.
+    """
+
+    step: int
+    parameters: tuple[ParameterPrecision, ...]
+    changes: tuple[Mapping[str, Any], ...] = ()
+    settings: tuple[Mapping[str, Any], ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """The document."""
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "step": self.step,
+            "parameters": [p.to_json() for p in self.parameters],
+            "changes": [dict(change) for change in self.changes],
+            "settings": [dict(setting) for setting in self.settings],
+        }
+
+    def after(self, later: Iterable[ParameterPrecision], step: int) -> PrecisionFacts:
+        """These facts with a later reading: its values, and what changed."""
+        before = {p.name: p for p in self.parameters}
+        read = tuple(later)
+        changes = [
+            {"step": step, "name": p.name, "field": name, "was": _plain(was), "is": _plain(now)}
+            for p in read
+            if p.name in before
+            for name, was, now in _differences(before[p.name], p)
+        ]
+        return replace(self, step=step, parameters=read, changes=(*self.changes, *changes))
+
+
+def _differences(
+    one: ParameterPrecision, other: ParameterPrecision
+) -> Iterable[tuple[str, Any, Any]]:
+    """Fields that were known and have another value now; an optimizer's first states are no change."""
+    for name in ("stored", "grad", "accumulated", "states", "master", "optimizer", "trainable"):
+        was, now = getattr(one, name), getattr(other, name)
+        known = bool(was) or name == "trainable"
+        if was != now and known and name not in other.unknown:
+            yield name, was, now
+
+
+def _plain(value: Any) -> Any:
+    return dict(value) if isinstance(value, Mapping) else value
+
+
+def read_precision(folder: AnyPath) -> PrecisionFacts | None:
+    """What a run folder holds; None where the recording is of an earlier version, or too short.
+
+    Raises:
+        DamagedRun: If it cannot be read.
+        NewerSchema: If a newer version wrote it.
+    """
+    path = folder / PRECISION
+    try:
+        document = read_document(path)
+        version = document["schema_version"]
+        if isinstance(version, int) and version > SCHEMA_VERSION:
+            message = f"{path} was written by a newer mpdiag (schema {version}): upgrade to read it"
+            raise NewerSchema(message)
+        return PrecisionFacts(
+            int(document["step"]),
+            tuple(map(ParameterPrecision.from_json, document["parameters"])),
+            tuple(map(dict, document["changes"])),
+            tuple(map(dict, document["settings"])),
+        )
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise DamagedRun(f"{path} is damaged ({error}): record again, or remove it") from None
