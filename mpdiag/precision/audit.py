@@ -18,7 +18,7 @@ from mpdiag.display.wording import counted
 from mpdiag.errors import UsageError
 from mpdiag.precision.answers import Answer, answers
 from mpdiag.precision.consequences import LABELS, consequences
-from mpdiag.precision.products import Computed, computed_in
+from mpdiag.precision.products import NO_PRODUCTS, Computed, Products, computed_in
 from mpdiag.runs.precision import ParameterPrecision, PrecisionFacts, read_precision
 from mpdiag.runs.run import Run, open_run
 
@@ -149,7 +149,7 @@ def audit(
         return _of_run(model if isinstance(model, Run) else open_run(model))
     from mpdiag.recording.contract import facts_of
 
-    return _audited(facts_of(model, optimizer), {}, (), None)
+    return _audited(facts_of(model, optimizer), NO_PRODUCTS, (), None)
 
 
 def _of_run(run: Run) -> Audit:
@@ -166,11 +166,11 @@ def _of_run(run: Run) -> Audit:
 
 def _audited(
     facts: PrecisionFacts,
-    computed: dict[str, Computed],
+    products: Products,
     autocast: tuple[str, ...],
     run: Run | None,
 ) -> Audit:
-    parameters = tuple(_with_products(p, computed.get(p.name), autocast) for p in facts.parameters)
+    parameters = tuple(_with_products(p, products.of(p.name), autocast) for p in facts.parameters)
     findings = by_severity(consequences(facts, parameters, autocast, run))
     return Audit(facts, parameters, answers(parameters, autocast, run), findings, autocast)
 
@@ -181,19 +181,26 @@ def _with_products(
     """A parameter with the dtypes of its products, or why they are not known."""
     unknown = dict(parameter.unknown)
     found = computed or Computed()
-    fields = {
+    products = {
         "forward": found.forward or parameter.forward,
         "input_grad": found.input_grad,
         "weight_grad": found.weight_grad if parameter.trainable else None,
     }
-    for name, value in fields.items():
+    for name, value in products.items():
         if value is None and (name != "weight_grad" or parameter.trainable):
             unknown[name] = _NO_OPERATIONS if computed is None else "no product of it was recorded"
     set_by = parameter.set_by
     cast = found.forward is not None and found.forward != parameter.stored
     if cast and found.forward in autocast and set_by in (None, "default"):
         set_by = "autocast"
-    return replace(parameter, **fields, set_by=set_by, unknown=unknown)
+    return replace(
+        parameter,
+        forward=products["forward"],
+        input_grad=products["input_grad"],
+        weight_grad=products["weight_grad"],
+        set_by=set_by,
+        unknown=unknown,
+    )
 
 
 def summary(parameters: Sequence[ParameterPrecision], autocast: Sequence[str] = ()) -> str:

@@ -31,7 +31,8 @@ class Computed:
 
     Attributes:
         forward: That the parameter has where it is first read, in a product if it is in any.
-        input_grad, weight_grad: Of the products of the backward pass.
+        input_grad, weight_grad: Of the products of the backward pass; of what is in no product, the
+            dtype read by the operation that gives its gradient.
         others: Further dtypes in which the forward pass reads it.
     """
 
@@ -41,19 +42,42 @@ class Computed:
     others: tuple[str, ...] = ()
 
 
-def computed_in(operations: Iterable[Operation]) -> dict[str, Computed]:
-    """What each parameter is multiplied in, by its name; the first recorded step of a rank decides."""
+@dataclass(frozen=True)
+class Products:
+    """What a training multiplies in, by the first recorded step in which a product ran.
+
+    Attributes:
+        parameters: By a parameter's name.
+        modules: By a module's name, of the products in its own code. Under FSDP a module multiplies
+            by what was gathered of a parameter, which has no name.
+    """
+
+    parameters: Mapping[str, Computed]
+    modules: Mapping[str, Computed]
+
+    def of(self, name: str) -> Computed | None:
+        """Of a parameter, or of the module that owns it; None where neither was seen."""
+        return self.parameters.get(name) or self.modules.get(name.rpartition(".")[0])
+
+
+NO_PRODUCTS = Products({}, {})
+
+
+def computed_in(operations: Iterable[Operation]) -> Products:
+    """What each parameter is multiplied in; the first recorded step of a rank decides."""
     steps: dict[tuple[int, int], list[Operation]] = defaultdict(list)
     for operation in operations:
         steps[operation.rank, operation.step].append(operation)
-    found: dict[str, Computed] = {}
+    parameters: dict[str, Computed] = {}
+    modules: dict[str, Computed] = {}
     for place in sorted(steps, key=lambda key: key[::-1]):
-        for name, computed in _in_step(steps[place]).items():
-            found.setdefault(name, computed)
-    return found
+        named, inside = _in_step(steps[place])
+        parameters = {**named, **parameters}
+        modules = {**inside, **modules}
+    return Products(parameters, modules)
 
 
-def _in_step(operations: Sequence[Operation]) -> dict[str, Computed]:
+def _in_step(operations: Sequence[Operation]) -> tuple[dict[str, Computed], dict[str, Computed]]:
     origin = _origins(operations)
     backward: dict[int, list[Operation]] = defaultdict(list)
     for operation in operations:
@@ -66,7 +90,19 @@ def _in_step(operations: Sequence[Operation]) -> dict[str, Computed]:
                 name = origin.get(tensor.tensor)
                 if name:
                     readers[name].append((operation, tensor))
-    return {name: _computed(name, uses, backward, origin) for name, uses in readers.items()}
+    named = {name: _computed(name, uses, backward, origin) for name, uses in readers.items()}
+    inside: dict[str, Computed] = {}
+    for operation in operations:
+        if operation.phase == "forward" and operation.op in PRODUCTS and operation.module:
+            dtypes = {
+                b.inputs[0].dtype
+                for b in backward.get(operation.index, ())
+                if b.op in PRODUCTS | _BOTH
+            }
+            gradient = dtypes.pop() if len(dtypes) == 1 else None
+            own = Computed(operation.inputs[0].dtype, gradient, gradient)
+            inside.setdefault(operation.module, own)
+    return named, inside
 
 
 def _origins(operations: Sequence[Operation]) -> dict[int, str]:
@@ -98,7 +134,9 @@ def _computed(
     dtypes.pop(tensor.dtype)
     input_grad = weight_grad = None
     for operation in backward.get(first.index, ()):
-        if operation.op in _BOTH:
+        if first.op not in PRODUCTS:
+            weight_grad = weight_grad or next((t.dtype for t in operation.inputs), None)
+        elif operation.op in _BOTH:
             input_grad = weight_grad = operation.inputs[0].dtype
         elif operation.op in PRODUCTS:
             if any(origin.get(t.tensor) == name for t in operation.inputs):

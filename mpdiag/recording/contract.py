@@ -112,6 +112,7 @@ def _of(
         trainable=parameter.requires_grad,
         optimizer=None if holder is None else type(holder).__name__,
         stored=str(short(stored)),
+        forward=short(compute),
         grad=short(arrives) if parameter.requires_grad else None,
         accumulated=short(summed),
         reduced=short(reduced),

@@ -96,10 +96,6 @@ class ParameterPrecision:
                 raise ValueError(f"its field {name!r} holds a value that mpdiag never writes there")
         return whole
 
-    def without(self, name: str, reason: str) -> ParameterPrecision:
-        """The same, with the reason why a field is not known."""
-        return replace(self, **{name: None}, unknown={**self.unknown, name: reason})
-
 
 @dataclass(frozen=True)
 class PrecisionFacts:

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from rich.console import RenderableType
 from rich.text import Text
 
-from mpdiag.precision.audit import LABELS, Audit
+from mpdiag.precision.audit import Audit
+from mpdiag.precision.consequences import LABELS
 from mpdiag.reports.text.tables import EXPLAIN, Fitted, finding_lines
 
 _HEADINGS = {
