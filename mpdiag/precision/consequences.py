@@ -30,7 +30,8 @@ def consequences(
         yield from _stuck_states(holder, held, groups)
         yield from _narrow_states(holder, held)
         yield from _stuck_decay(holder, held, groups)
-    yield from _narrow_sums(parameters)
+    if facts.accumulating:
+        yield from _narrow_sums(parameters)
     yield from _narrow_reductions(parameters)
 
 

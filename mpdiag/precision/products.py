@@ -134,6 +134,8 @@ def _computed(
     dtypes.pop(tensor.dtype)
     input_grad = weight_grad = None
     for operation in backward.get(first.index, ()):
+        if operation.op in _PASSES_ON:
+            continue
         if first.op not in PRODUCTS:
             weight_grad = weight_grad or next((t.dtype for t in operation.inputs), None)
         elif operation.op in _BOTH:

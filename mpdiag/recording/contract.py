@@ -238,6 +238,11 @@ class ContractWatch(StepListener):
         self._gradients: dict[str, str] = {}
         self._reads = True
 
+    def step_began(self, step: Step) -> None:
+        """Note whether the step before had several backward passes."""
+        if step.accumulating and self.facts is not None and not self.facts.accumulating:
+            self.facts = replace(self.facts, accumulating=True)
+
     def optimizer_stepped(self, optimizer: Any) -> None:
         """Note the dtypes of gradients while they are there."""
         del optimizer
@@ -259,7 +264,9 @@ class ContractWatch(StepListener):
         self._gradients.clear()
 
     def _read(self, step: int) -> None:
-        names = {n.name: n.parameter for n in self._subjects.parameters.values()}
+        inside = {id(p) for root in self._subjects.roots for p in root.parameters()}
+        named = self._subjects.parameters.items()
+        names = {n.name: n.parameter for key, n in named if key in inside}  # no copies of an optimizer
         around = [*self._subjects.roots, *self._wrappers()]
         read = [
             self._with_gradient(p)

@@ -10,7 +10,7 @@
         "set_by": "before recording", "unknown": {"reduced": "one process: nothing is reduced"}}],
      "changes": [{"step": 7, "name": "head.weight", "field": "stored", "was": "float32",
         "is": "bfloat16"}],
-     "settings": [{"optimizer": "AdamW", "lr": 0.001, …}]}
+     "settings": [{"optimizer": "AdamW", "groups": [{"lr": 0.001, …}]}], "accumulating": false}
 
 Dtypes have torch's names without ``torch.``. What is not known is null, and ``unknown`` says why; a null
 without a reason says that there is none (``master``: no master copy, ``optimizer``: none holds it).
@@ -106,12 +106,14 @@ class PrecisionFacts:
         parameters: One entry each.
         changes: What differed from an earlier reading: dicts of step, name, field, was and is.
         settings: Type and plain settings of each optimizer's groups.
+        accumulating: Whether a step has several backward passes.
     """
 
     step: int
     parameters: tuple[ParameterPrecision, ...]
     changes: tuple[Mapping[str, Any], ...] = ()
     settings: tuple[Mapping[str, Any], ...] = ()
+    accumulating: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """The document."""
@@ -121,6 +123,7 @@ class PrecisionFacts:
             "parameters": [p.to_json() for p in self.parameters],
             "changes": [dict(change) for change in self.changes],
             "settings": [dict(setting) for setting in self.settings],
+            "accumulating": self.accumulating,
         }
 
     def after(self, later: Iterable[ParameterPrecision], step: int) -> PrecisionFacts:
@@ -170,6 +173,7 @@ def read_precision(folder: AnyPath) -> PrecisionFacts | None:
             tuple(map(ParameterPrecision.from_json, document["parameters"])),
             tuple(map(dict, document["changes"])),
             tuple(map(dict, document["settings"])),
+            document.get("accumulating") is True,
         )
     except FileNotFoundError:
         return None
