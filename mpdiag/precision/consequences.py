@@ -10,7 +10,7 @@ from mpdiag.analysis.findings import Finding
 from mpdiag.display.wording import counted
 from mpdiag.numerics.decay import NARROW, decay
 from mpdiag.precision.moments import moments
-from mpdiag.runs.precision import HALF, ParameterPrecision, PrecisionFacts
+from mpdiag.runs.precision import HALF, ParameterPrecision, PrecisionFacts, Shadow
 from mpdiag.runs.run import Run
 
 LABELS = {"float32": "FP32", "bfloat16": "BF16", "float16": "FP16", "float64": "FP64"}
@@ -27,7 +27,7 @@ def consequences(
     yield from _unheld(parameters)
     for holder, held in _by_optimizer(parameters).items():
         groups = _settings_of(facts, holder)
-        yield from _stuck_states(holder, held, groups)
+        yield from _stuck_states(holder, held, groups, facts.shadows)
         yield from _narrow_states(holder, held)
         yield from _stuck_decay(holder, held, groups)
     if facts.accumulating:
@@ -77,7 +77,10 @@ def _unheld(parameters: Sequence[ParameterPrecision]) -> Iterator[Finding]:
 
 
 def _stuck_states(
-    holder: str, held: Sequence[ParameterPrecision], groups: Sequence[Mapping[str, Any]]
+    holder: str,
+    held: Sequence[ParameterPrecision],
+    groups: Sequence[Mapping[str, Any]],
+    shadows: Sequence[Shadow],
 ) -> Iterator[Finding]:
     """Moving averages that cannot fall: rounding gives the decayed value back."""
     for state, factors in moments(holder, groups).items():
@@ -90,11 +93,13 @@ def _stuck_states(
                 whole = found.stuck == found.values
                 share = f"all {found.values:,}" if whole else f"{found.stuck:,} of {found.values:,}"
                 label = LABELS[dtype]
+                seen = next((s for s in shadows if (s.optimizer, s.state) == (holder, state)), None)
                 yield Finding(
                     severity="warning",
                     code="precision-stuck-state",
                     message=f"{holder}'s {state} in {label} {'cannot' if whole else 'can hardly'} fall "
-                    f"by its factor {factor:g}; rounding gives back {share} normal values of {label}",
+                    f"by its factor {factor:g}; rounding gives back {share} normal values of {label}"
+                    f"{_beside_fp32(seen)}",
                     evidence={
                         **_named(those),
                         "state": state,
@@ -102,9 +107,22 @@ def _stuck_states(
                         "factor": factor,
                         "stuck": found.stuck,
                         "values": found.values,
+                        "measured": None if seen is None else vars(seen),
                     },
                     fix=f"keep {state} in FP32: FP32 masters, or an optimizer with FP32 states",
                 )
+
+
+def _beside_fp32(seen: Shadow | None) -> str:
+    """How far a state is from FP32's, and what that does to Adam's steps, as it was measured."""
+    if seen is None:
+        return "; how far it is from FP32's was not measured"
+    factor = seen.median**-0.5
+    size = "about as large" if 0.95 < factor < 1.05 else f"{factor:.2g} times as large"
+    return (
+        f"; after {counted(seen.steps, 'step')} it is {seen.median:.2g} times FP32's (median of "
+        f"{seen.elements:,} elements), so that steps are {size}"
+    )
 
 
 def _narrow_states(holder: str, held: Sequence[ParameterPrecision]) -> Iterator[Finding]:

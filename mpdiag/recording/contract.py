@@ -15,6 +15,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from mpdiag.errors import UsageError
+from mpdiag.recording.state_shadow import StateShadow
 from mpdiag.recording.step_clock import Step, StepListener
 from mpdiag.runs import provenance
 from mpdiag.runs.precision import ParameterPrecision, PrecisionFacts
@@ -212,6 +213,7 @@ class ContractWatch(StepListener):
         optimizers: The optimizers, which may become more.
         wrappers: Modules around the models, as far as they were seen.
         world: Processes that train together.
+        shadow: Follows states that are stored in half precision.
         failed: Told what failed; after that nothing more is read.
         setter: Says who gave a parameter its dtype, if that was seen.
 
@@ -225,9 +227,11 @@ class ContractWatch(StepListener):
         optimizers: Sequence[Optimizer],
         wrappers: Callable[[], Iterable[nn.Module]],
         world: int,
+        shadow: StateShadow,
         failed: Callable[[str, Exception], None],
         setter: Callable[[nn.Parameter], str | None] = lambda _: None,
     ) -> None:
+        self._shadow = shadow
         self.facts: PrecisionFacts | None = None
         self._subjects = subjects
         self._optimizers = optimizers
@@ -266,7 +270,9 @@ class ContractWatch(StepListener):
     def _read(self, step: int) -> None:
         inside = {id(p) for root in self._subjects.roots for p in root.parameters()}
         named = self._subjects.parameters.items()
-        names = {n.name: n.parameter for key, n in named if key in inside}  # no copies of an optimizer
+        names = {
+            n.name: n.parameter for key, n in named if key in inside
+        }  # no copies of an optimizer
         around = [*self._subjects.roots, *self._wrappers()]
         read = [
             self._with_gradient(p)
@@ -275,10 +281,12 @@ class ContractWatch(StepListener):
             )
         ]
         settings = tuple(_settings(o) for o in self._optimizers)
+        shadows = self._shadow.found()
         if self.facts is None:
-            self.facts = PrecisionFacts(step, tuple(read), (), settings)
+            self.facts = PrecisionFacts(step, tuple(read), (), settings, shadows=shadows)
         else:
-            self.facts = replace(self.facts.after(read, step), settings=settings)
+            later = self.facts.after(read, step)
+            self.facts = replace(later, settings=settings, shadows=shadows)
 
     def _with_gradient(self, parameter: ParameterPrecision) -> ParameterPrecision:
         seen = self._gradients.get(parameter.name)

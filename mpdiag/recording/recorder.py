@@ -48,6 +48,7 @@ from mpdiag.recording.losses import LossLog
 from mpdiag.recording.observer import Observer
 from mpdiag.recording.operations import OperationWatch
 from mpdiag.recording.run_folder import Audience, Described, RecordingOptions, RunFolder
+from mpdiag.recording.state_shadow import StateShadow
 from mpdiag.recording.step_clock import StepClock
 from mpdiag.recording.weights import CopiedParameters, WeightCopies, WeightObserver
 from mpdiag.runs import provenance
@@ -223,8 +224,9 @@ class Recorder:
         scalers = ScalerWatch(clock, ledger, optimizers)
         weights = WeightObserver(about, optimizers, copied, ledger, clock, watch, guard, copies)
         observer = Observer(about, copied, ledger, clock, watch, described.precision, guard)
+        shadow = StateShadow(optimizers, self._failures.note)
         contract = ContractWatch(
-            about, optimizers, copied.wrappers, described.world, self._failures.note
+            about, optimizers, copied.wrappers, described.world, shadow, self._failures.note
         )
         folder = RunFolder(
             writer, ledger, self._losses, scalers, clock, self._failures, described, contract
@@ -232,7 +234,7 @@ class Recorder:
         # A step's operations are written before anything of ours may count as one, and the folder,
         # which closes the ledger's step, comes last.
         clock.attach(
-            (scalers, operations, weights, observer, contract, folder),
+            (scalers, operations, weights, observer, shadow, contract, folder),
             GovernedPace(described.options.cadence, governor, ledger, operations),
         )
         return _Parts(

@@ -19,7 +19,7 @@ without a reason says that there is none (``master``: no master copy, ``optimize
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from mpdiag.errors import DamagedRun, NewerSchema
@@ -98,6 +98,28 @@ class ParameterPrecision:
 
 
 @dataclass(frozen=True)
+class Shadow:
+    """A state in half precision beside the same in FP32, in elements that were followed.
+
+    Attributes:
+        optimizer: The optimizer's type.
+        state: The state's name.
+        parameters, elements: Of how many.
+        steps: Over how many steps.
+        low, median, high: The state over FP32's: 10th, 50th and 90th percentile of the elements.
+    """
+
+    optimizer: str
+    state: str
+    parameters: int
+    elements: int
+    steps: int
+    low: float
+    median: float
+    high: float
+
+
+@dataclass(frozen=True)
 class PrecisionFacts:
     """What was read of a training's objects, at a step.
 
@@ -107,6 +129,7 @@ class PrecisionFacts:
         changes: What differed from an earlier reading: dicts of step, name, field, was and is.
         settings: Type and plain settings of each optimizer's groups.
         accumulating: Whether a step has several backward passes.
+        shadows: States beside the same in FP32.
     """
 
     step: int
@@ -114,6 +137,7 @@ class PrecisionFacts:
     changes: tuple[Mapping[str, Any], ...] = ()
     settings: tuple[Mapping[str, Any], ...] = ()
     accumulating: bool = False
+    shadows: tuple[Shadow, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """The document."""
@@ -124,6 +148,7 @@ class PrecisionFacts:
             "changes": [dict(change) for change in self.changes],
             "settings": [dict(setting) for setting in self.settings],
             "accumulating": self.accumulating,
+            "shadows": [asdict(shadow) for shadow in self.shadows],
         }
 
     def after(self, later: Iterable[ParameterPrecision], step: int) -> PrecisionFacts:
@@ -174,6 +199,7 @@ def read_precision(folder: AnyPath) -> PrecisionFacts | None:
             tuple(map(dict, document["changes"])),
             tuple(map(dict, document["settings"])),
             document.get("accumulating") is True,
+            tuple(Shadow(**shadow) for shadow in document.get("shadows", ())),
         )
     except FileNotFoundError:
         return None
