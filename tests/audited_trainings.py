@@ -83,7 +83,7 @@ def _of(dtype, make=torch.optim.AdamW, **options) -> Callable:
 
 
 STUCK, DECAY = "precision-stuck-state", "precision-decay-without-effect"
-SUM = "precision-narrow-sum"
+SUM, STILL = "precision-narrow-sum", "precision-updates-rounded-away"
 CASES = (
     Case("fp32", _of(FP32), "FP32 weights and AdamW states", ()),
     Case(
@@ -108,7 +108,7 @@ CASES = (
         "bf16-short-memory",
         _of(BF16, settings={"betas": (0.9, 0.95), "weight_decay": 0.0}),
         "BF16 weights and AdamW states, no FP32 masters",
-        (),
+        (STILL,),
     ),
     Case(
         "bf16-masters",
@@ -120,6 +120,6 @@ CASES = (
         "sgd",
         _of(BF16, make=torch.optim.SGD, settings={"momentum": 0.9}),
         "BF16 weights and SGD states, no FP32 masters",
-        (),
+        (STILL,),
     ),
 )

@@ -7,12 +7,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from mpdiag.analysis.findings import Finding
-from mpdiag.display.wording import counted
+from mpdiag.display.wording import counted, percent
 from mpdiag.numerics.decay import NARROW, decay
 from mpdiag.precision.moments import moments
+from mpdiag.precision.movement import standstill
 from mpdiag.runs.precision import HALF, ParameterPrecision, PrecisionFacts, Shadow
 from mpdiag.runs.run import Run
 
+STILL = 0.01
+"""Share of elements that stand still in a step, above which it is said."""
+EARLY = 100
+"""Steps below which a moving average with a factor of 0.999 has hardly begun."""
 LABELS = {"float32": "FP32", "bfloat16": "BF16", "float16": "FP16", "float64": "FP64"}
 
 
@@ -23,13 +28,15 @@ def consequences(
     run: Run | None,
 ) -> Iterator[Finding]:
     """What to know of a training's precision."""
-    del autocast, run
+    del autocast
     yield from _unheld(parameters)
     for holder, held in _by_optimizer(parameters).items():
         groups = _settings_of(facts, holder)
         yield from _stuck_states(holder, held, groups, facts.shadows)
         yield from _narrow_states(holder, held)
         yield from _stuck_decay(holder, held, groups)
+    if run is not None:
+        yield from _standing_still(parameters, run)
     if facts.accumulating:
         yield from _narrow_sums(parameters)
     yield from _narrow_reductions(parameters)
@@ -117,6 +124,8 @@ def _beside_fp32(seen: Shadow | None) -> str:
     """How far a state is from FP32's, and what that does to Adam's steps, as it was measured."""
     if seen is None:
         return "; how far it is from FP32's was not measured"
+    if seen.steps < EARLY:
+        return f"; {counted(seen.steps, 'step')} are too few to measure how far it is from FP32's"
     factor = seen.median**-0.5
     size = "about as large" if 0.95 < factor < 1.05 else f"{factor:.2g} times as large"
     return (
@@ -169,6 +178,24 @@ def _stuck_decay(
                     evidence={**_named(those), "factor": factor, "values": found.values},
                     fix="keep FP32 masters, or set weight_decay=0",
                 )
+
+
+def _standing_still(parameters: Sequence[ParameterPrecision], run: Run) -> Iterator[Finding]:
+    """Half-precision weights that did not move although they had a gradient."""
+    those = [p for p in parameters if p.stored in HALF and p.master is None and p.optimizer]
+    if not those:
+        return
+    seen = standstill(run, {p.name for p in those})
+    if seen.share > STILL:
+        label = "/".join(sorted({LABELS[p.stored] for p in those}))
+        yield Finding(
+            severity="warning",
+            code="precision-updates-rounded-away",
+            message=f"at least {percent(seen.share)} of the {label} weights with a gradient did not "
+            f"move in a step; their updates round to nothing ({counted(seen.steps, 'step')} recorded)",
+            evidence={**_named(those), **vars(seen)},
+            fix="keep FP32 masters, or round updates stochastically",
+        )
 
 
 def _narrow_sums(parameters: Sequence[ParameterPrecision]) -> Iterator[Finding]:
