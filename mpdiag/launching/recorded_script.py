@@ -207,7 +207,7 @@ class ScriptRecording:
         from mpdiag.tracing.precision import PrecisionWatch
 
         self._precision = PrecisionWatch(
-            off=bool(self.settings.options.fp32), say=_warn_of_autocast
+            off=bool(self.settings.options.fp32), say=_warn_of_autocast, tell=_tell_precision
         )
         if self._precision.off:  # a region may be entered before the model in it is found
             self._precision.attach()
@@ -367,6 +367,11 @@ def _tell_steps(recorder: Recorder) -> None:
     if len(taken) > 1 and announced_ranks()[0] == 0:
         words = ", ".join(f"{kind} {count}" for kind, count in taken)
         processes.tell(f"{recorder.step} steps, each an update of weights; by optimizer: {words}")
+
+
+def _tell_precision(line: str) -> None:
+    if announced_ranks()[0] == 0:
+        processes.tell(line)
 
 
 def _warn_of_autocast(dtype: str) -> None:

@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,9 +17,9 @@ from mpdiag.analysis.findings import Finding, by_severity
 from mpdiag.display.wording import counted
 from mpdiag.errors import UsageError
 from mpdiag.precision.answers import Answer, answers
-from mpdiag.precision.consequences import LABELS, consequences
+from mpdiag.precision.consequences import consequences
 from mpdiag.precision.products import NO_PRODUCTS, Computed, Products, computed_in
-from mpdiag.runs.precision import ParameterPrecision, PrecisionFacts, read_precision
+from mpdiag.runs.precision import ParameterPrecision, PrecisionFacts, read_precision, summary
 from mpdiag.runs.run import Run, open_run
 
 if TYPE_CHECKING:
@@ -201,39 +201,3 @@ def _with_products(
         set_by=set_by,
         unknown=unknown,
     )
-
-
-def summary(parameters: Sequence[ParameterPrecision], autocast: Sequence[str] = ()) -> str:
-    """The precision of a training in one line.
-
-    Args:
-        parameters: Of all models.
-        autocast: Dtypes in which autocast was on.
-    """
-    trained = [p for p in parameters if p.trainable] or list(parameters)
-    stored = _labels(p.stored for p in trained)
-    masters = {p.master for p in trained}
-    states = _labels(d for p in trained for d in p.states.values())
-    optimizers = sorted({p.optimizer for p in trained if p.optimizer})
-    words = f"{stored} weights"
-    if states and states == stored:
-        words += f" and {'/'.join(optimizers)} states"
-    elif states:
-        words += f", {states} {'/'.join(optimizers)} states"
-    half = any(p.stored in ("bfloat16", "float16") for p in trained)
-    if half:
-        words += ", no FP32 masters" if masters == {None} else ""
-        words += ", FP32 masters" if masters == {"float32"} else ""
-        words += ", FP32 masters of some" if len(masters) > 1 else ""
-    policies = sorted({p.set_by for p in trained if p.set_by and "recision" in p.set_by})
-    if policies:
-        computed = _labels(p.forward for p in trained if p.forward)
-        words += f"; {', '.join(policies)} computes in {computed}"
-    elif autocast:
-        words += f"; autocast computes in {_labels(autocast)}"
-    return words
-
-
-def _labels(dtypes: Iterable[str]) -> str:
-    found = dict.fromkeys(LABELS.get(d, d) for d in dtypes)
-    return "/".join(found)

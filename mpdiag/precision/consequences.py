@@ -11,14 +11,13 @@ from mpdiag.display.wording import counted, percent
 from mpdiag.numerics.decay import NARROW, decay
 from mpdiag.precision.moments import moments
 from mpdiag.precision.movement import standstill
-from mpdiag.runs.precision import HALF, ParameterPrecision, PrecisionFacts, Shadow
+from mpdiag.runs.precision import HALF, LABELS, ParameterPrecision, PrecisionFacts, Shadow
 from mpdiag.runs.run import Run
 
 STILL = 0.01
 """Share of elements that stand still in a step, above which it is said."""
 EARLY = 100
 """Steps below which a moving average with a factor of 0.999 has hardly begun."""
-LABELS = {"float32": "FP32", "bfloat16": "BF16", "float16": "FP16", "float64": "FP64"}
 
 
 def consequences(

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mpdiag.runs.run import Run
-from mpdiag.runs.schema import TOTAL
+from mpdiag.runs.schema import TOTAL, Kind
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,8 @@ def standstill(run: Run, names: Collection[str]) -> Standstill:
     zeros: dict[tuple[int, int, str], int] = defaultdict(int)
     for rows in run.pieces(histograms=False):
         chosen = rows.with_names(names) & (rows.micro == TOTAL) & ~rows.skipped
-        for kind, whole in (("update", True), ("weight_grad", False)):
+        kinds: tuple[Kind, ...] = ("update", "weight_grad")
+        for kind in kinds:
             part = rows.select(chosen & rows.of_kind(kind))
             keys = zip(part.rank.tolist(), part.step.tolist(), part.texts("name"), strict=True)
             for key, numel, zero, changed, sampled in zip(
@@ -59,7 +60,7 @@ def standstill(run: Run, names: Collection[str]) -> Standstill:
                 part.sampled_from.tolist(),
                 strict=True,
             ):
-                if not whole:
+                if kind == "weight_grad":
                     zeros[key] += zero
                 elif sampled <= 0:
                     updates[key] = (numel, numel - changed)

@@ -18,9 +18,9 @@ from mpdiag.errors import UsageError
 from mpdiag.recording.state_shadow import StateShadow
 from mpdiag.recording.step_clock import Step, StepListener
 from mpdiag.runs import provenance
-from mpdiag.runs.precision import ParameterPrecision, PrecisionFacts
+from mpdiag.runs.precision import ParameterPrecision, PrecisionFacts, summary
 from mpdiag.tracing.names import Models, Subjects, subjects
-from mpdiag.tracing.precision import HALF
+from mpdiag.tracing.precision import HALF, PrecisionWatch
 from mpdiag.tracing.sharding import Reduction, reductions
 
 FIRST_STEPS = 3
@@ -214,6 +214,7 @@ class ContractWatch(StepListener):
         wrappers: Modules around the models, as far as they were seen.
         world: Processes that train together.
         shadow: Follows states that are stored in half precision.
+        precision: Knows whether autocast is on, and whom to tell what was read.
         failed: Told what failed; after that nothing more is read.
         setter: Says who gave a parameter its dtype, if that was seen.
 
@@ -228,10 +229,12 @@ class ContractWatch(StepListener):
         wrappers: Callable[[], Iterable[nn.Module]],
         world: int,
         shadow: StateShadow,
+        precision: PrecisionWatch,
         failed: Callable[[str, Exception], None],
         setter: Callable[[nn.Parameter], str | None] = lambda _: None,
     ) -> None:
         self._shadow = shadow
+        self._precision = precision
         self.facts: PrecisionFacts | None = None
         self._subjects = subjects
         self._optimizers = optimizers
@@ -284,6 +287,8 @@ class ContractWatch(StepListener):
         shadows = self._shadow.found()
         if self.facts is None:
             self.facts = PrecisionFacts(step, tuple(read), (), settings, shadows=shadows)
+            if self._precision.tell is not None:
+                self._precision.tell(summary(read, sorted(self._precision.autocast)))
         else:
             later = self.facts.after(read, step)
             self.facts = replace(later, settings=settings, shadows=shadows)

@@ -184,6 +184,7 @@ class Recorder:
         self._unstarted: weakref.finalize[..., Recorder] | None = None
         precision = precision or PrecisionWatch()
         precision.say = precision.say or self._warn_of_autocast
+        precision.tell = precision.tell or logger.info
         try:
             writer = RunWriter(folder, rank=rank, world_size=world, overwrite=options.overwrite)
         except OSError as error:
@@ -226,7 +227,13 @@ class Recorder:
         observer = Observer(about, copied, ledger, clock, watch, described.precision, guard)
         shadow = StateShadow(optimizers, self._failures.note)
         contract = ContractWatch(
-            about, optimizers, copied.wrappers, described.world, shadow, self._failures.note
+            about,
+            optimizers,
+            copied.wrappers,
+            described.world,
+            shadow,
+            described.precision,
+            self._failures.note,
         )
         folder = RunFolder(
             writer, ledger, self._losses, scalers, clock, self._failures, described, contract

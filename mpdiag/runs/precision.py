@@ -18,7 +18,7 @@ without a reason says that there is none (``master``: no master copy, ``optimize
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 PRECISION = "precision.json"
 SCHEMA_VERSION = 1
 HALF = frozenset({"float16", "bfloat16"})
+LABELS = {"float32": "FP32", "bfloat16": "BF16", "float16": "FP16", "float64": "FP64"}
+"""Dtypes as people write them."""
 
 
 @dataclass(frozen=True)
@@ -205,3 +207,39 @@ def read_precision(folder: AnyPath) -> PrecisionFacts | None:
         return None
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise DamagedRun(f"{path} is damaged ({error}): record again, or remove it") from None
+
+
+def summary(parameters: Sequence[ParameterPrecision], autocast: Sequence[str] = ()) -> str:
+    """The precision of a training in one line.
+
+    Args:
+        parameters: Of all models.
+        autocast: Dtypes in which autocast was on.
+    """
+    trained = [p for p in parameters if p.trainable] or list(parameters)
+    stored = _labels(p.stored for p in trained)
+    masters = {p.master for p in trained}
+    states = _labels(d for p in trained for d in p.states.values())
+    optimizers = sorted({p.optimizer for p in trained if p.optimizer})
+    words = f"{stored} weights"
+    if states and states == stored:
+        words += f" and {'/'.join(optimizers)} states"
+    elif states:
+        words += f", {states} {'/'.join(optimizers)} states"
+    half = any(p.stored in HALF for p in trained)
+    if half:
+        words += ", no FP32 masters" if masters == {None} else ""
+        words += ", FP32 masters" if masters == {"float32"} else ""
+        words += ", FP32 masters of some" if len(masters) > 1 else ""
+    policies = sorted({p.set_by for p in trained if p.set_by and "recision" in p.set_by})
+    if policies:
+        computed = _labels(p.forward for p in trained if p.forward)
+        words += f"; {', '.join(policies)} computes in {computed}"
+    elif autocast:
+        words += f"; autocast computes in {_labels(autocast)}"
+    return words
+
+
+def _labels(dtypes: Iterable[str]) -> str:
+    found = dict.fromkeys(LABELS.get(d, d) for d in dtypes)
+    return "/".join(found)

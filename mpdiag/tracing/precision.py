@@ -24,17 +24,26 @@ class PrecisionWatch:
     Args:
         off: Whether to switch the training's autocast off.
         say: Told, once for each dtype, that autocast is on in it.
+        tell: Told in one line which precision the training has, after its first step.
 
     Attributes:
         off: See above.
         say: See above.
+        tell: See above.
         autocast: Dtypes in which autocast was on.
         modules: Names of modules that returned, or received a gradient of, half precision.
     """
 
-    def __init__(self, *, off: bool = False, say: Callable[[str], None] | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        off: bool = False,
+        say: Callable[[str], None] | None = None,
+        tell: Callable[[str], None] | None = None,
+    ) -> None:
         self.off = off
         self.say = say
+        self.tell = tell
         self.autocast: set[str] = set()
         self.modules: set[str] = set()
         self._inside: Callable[[], bool] = lambda: False

@@ -10,6 +10,7 @@ are private, so what cannot be read is said to be unknown.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -81,9 +82,8 @@ def _fsdp2(module: nn.Module) -> Iterator[tuple[list[torch.Tensor], Reduction]]:
 
 
 def _fsdp1(module: nn.Module) -> Iterator[tuple[list[torch.Tensor], Reduction]]:
-    from torch.distributed.fsdp import FullyShardedDataParallel
-
-    if isinstance(module, FullyShardedDataParallel):
+    loaded = sys.modules.get("torch.distributed.fsdp")  # a second to import, and seldom there
+    if loaded is not None and isinstance(module, loaded.FullyShardedDataParallel):
         policy: Any = module.mixed_precision
         compute = getattr(policy, "param_dtype", None)
         chosen = "FSDP1's MixedPrecision" if compute else ""

@@ -8,8 +8,8 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from mpdiag.precision.audit import Audit
-from mpdiag.precision.consequences import LABELS
 from mpdiag.reports.text.tables import EXPLAIN, Fitted, finding_lines
+from mpdiag.runs.precision import LABELS
 
 _HEADINGS = {
     "stored": "stored",
