@@ -6,6 +6,7 @@ the same shape that an optimizer holds: one that rounds to the parameter is its 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -25,6 +26,7 @@ from mpdiag.tracing.sharding import Reduction, reductions
 
 FIRST_STEPS = 3
 """Steps after which the precision is read; later only in recorded steps."""
+_HEAD = 64
 _COUNTERS = ("step", "steps")
 """States that count, and hold no statistic."""
 
@@ -54,9 +56,10 @@ def read_parameters(
     wrapped = reductions(around)
     holders = {id(p): o for o in optimizers for g in o.param_groups for p in g["params"]}
     own = {id(p) for p in names.values()}
-    loose = [
-        (p, o) for o in optimizers for g in o.param_groups for p in g["params"] if id(p) not in own
-    ]
+    loose: dict[int, list[tuple[torch.Tensor, Optimizer]]] = defaultdict(list)
+    for optimizer in optimizers:
+        for p in (p for g in optimizer.param_groups for p in g["params"] if id(p) not in own):
+            loose[p.numel()].append((p, optimizer))
     found = []
     for name, parameter in names.items():
         holder, state, master = holders.get(id(parameter)), {}, None
@@ -64,10 +67,13 @@ def read_parameters(
             state = holder.state.get(parameter, {})
             master = next((t for t in _tensors(state).values() if _is_master(t, parameter)), None)
         elif parameter.dtype in HALF:
-            master, holder = next(
-                ((t, o) for t, o in loose if _is_master(t, parameter)), (None, None)
-            )
-            state = {} if holder is None or master is None else holder.state.get(master, {})
+            candidates = loose[parameter.numel()]
+            masters = ((t, o) for t, o in candidates if _is_master(t, parameter))
+            master, holder = next(masters, (None, None))
+            if master is not None and holder is not None:
+                state = holder.state.get(master, {})
+                # Of parameters with equal values each has its own.
+                candidates[:] = [c for c in candidates if c[0] is not master]
         found.append(
             _of(name, parameter, holder, state, master, wrapped.get(id(parameter)), world, setter)
         )
@@ -152,7 +158,9 @@ def _is_master(candidate: torch.Tensor, parameter: nn.Parameter) -> bool:
     theirs, ours = _local(candidate.detach()), _local(parameter.detach())
     if theirs.shape != ours.shape or theirs.device != ours.device or ours.numel() == 0:
         return False
-    return torch.equal(theirs.to(ours.dtype), ours)
+    # Most candidates differ in their first elements; only those that do not are compared whole.
+    head = (theirs.reshape(-1)[:_HEAD].to(ours.dtype), ours.reshape(-1)[:_HEAD])
+    return torch.equal(*head) and torch.equal(theirs.to(ours.dtype), ours)
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
