@@ -1,7 +1,7 @@
 """Reads the precision of a training from its objects: parameters, gradients, optimizers, wrappers.
 
-Nothing is computed but comparisons for equality, of half-precision parameters with FP32 tensors of
-the same shape that an optimizer holds: one that rounds to the parameter is its master copy.
+Nothing is computed but comparisons for equality, of parameters that no optimizer holds with FP32
+tensors of the same shape that one does: one that rounds to the parameter is its master copy.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from mpdiag.errors import UsageError
+from mpdiag.recording.counting.tensors import has_memory
 from mpdiag.recording.state_shadow import StateShadow
 from mpdiag.recording.step_clock import Step, StepListener
 from mpdiag.runs import provenance
@@ -65,8 +66,11 @@ def read_parameters(
         holder, state, master = holders.get(id(parameter)), {}, None
         if holder is not None:
             state = holder.state.get(parameter, {})
-            master = next((t for t in _tensors(state).values() if _is_master(t, parameter)), None)
-        elif parameter.dtype in HALF:
+            if parameter.dtype in HALF:
+                master = next(
+                    (t for t in _tensors(state).values() if _is_master(t, parameter)), None
+                )
+        else:  # its optimizer may step a copy of it
             candidates = loose[parameter.numel()]
             masters = ((t, o) for t, o in candidates if _is_master(t, parameter))
             master, holder = next(masters, (None, None))
@@ -152,10 +156,12 @@ def _keeps_states(optimizer: Optimizer) -> bool:
 
 
 def _is_master(candidate: torch.Tensor, parameter: nn.Parameter) -> bool:
-    """Whether an FP32 tensor rounds to a half-precision parameter, in every element."""
-    if parameter.dtype not in HALF or candidate.dtype != torch.float32:
+    """Whether an FP32 tensor rounds to a parameter, in every element."""
+    if parameter.dtype not in (*HALF, torch.float32) or candidate.dtype != torch.float32:
         return False
     theirs, ours = _local(candidate.detach()), _local(parameter.detach())
+    if not (has_memory(theirs) and has_memory(ours)):
+        return False
     if theirs.shape != ours.shape or theirs.device != ours.device or ours.numel() == 0:
         return False
     # Most candidates differ in their first elements; only those that do not are compared whole.

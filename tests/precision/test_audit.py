@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from audited_trainings import BF16, CASES, model, train
+from audited_trainings import BF16, CASES, Masters, model, train
 
 import mpdiag
 from mpdiag.errors import DamagedRun, NewerSchema, UsageError
@@ -57,6 +57,17 @@ def test_what_no_optimizer_holds_is_said(tmp_path):
     (finding,) = found.findings
     assert finding.code == "precision-unheld"
     assert finding.evidence["parameters"] == ["1.weight", "1.bias"]
+
+
+def test_an_optimizer_of_copies_holds_what_it_copies(tmp_path):
+    net = model(BF16)
+    net[1].float()
+    found = train(net, Masters(net.parameters(), lr=1e-2), tmp_path / "run")
+    assert {(p.stored, p.master, p.optimizer) for p in found.parameters} == {
+        ("bfloat16", "float32", "Masters"),
+        ("float32", "float32", "Masters"),
+    }
+    assert "precision-unheld" not in {f.code for f in found.findings}
 
 
 def test_a_dtype_that_changes_under_way_is_noted(tmp_path):
