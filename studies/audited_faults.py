@@ -55,8 +55,37 @@ class Named:
         return finding["code"] == self.code and bool(re.search(self.words, finding["message"]))
 
 
-NAMED_BY: dict[str, tuple[Named, Named]] = {}
-"""By file: the finding of the cause, and the one of the consequence."""
+AWAY = "precision-updates-rounded-away"
+STUCK = "precision-stuck-state"
+NAMED_BY = {
+    "accelerate_3979": (Named(AWAY, "BF16 weights"), Named(AWAY, "round to nothing")),
+    "areal_1292": (Named(STUCK, "exp_avg_sq in BF16"), Named(STUCK, "times FP32's")),
+    "megatron_149": (Named("precision-narrow-sum"), Named("precision-narrow-sum", r"\d %|e-\d")),
+    "modelopt_2322": (Named(AWAY, "BF16 weights"), Named(AWAY, "round to nothing")),
+    "onetrainer_996": (
+        Named("precision-decay-without-effect"),
+        Named("precision-decay-without-effect", "no effect"),
+    ),
+    "openrig3r_35": (
+        Named("precision-no-loss-scale"),
+        Named("precision-no-loss-scale", r"\d %"),
+    ),
+    "pytorch_106395": (
+        Named("precision-narrow-reduction"),
+        Named("precision-narrow-reduction", r"\d %|e-\d"),
+    ),
+    "pytorch_149205": (Named("precision-unheld"), Named("precision-unheld", "do not train")),
+    "speculators_668": (Named(AWAY, "BF16 weights"), Named(AWAY, "norm")),
+    "torchtitan_2886": (
+        Named("precision-policy-not-applied"),
+        Named("precision-policy-not-applied", "FP32"),
+    ),
+    "verl_6150": (
+        Named("precision-policy-not-applied", "FP32"),
+        Named("precision-policy-not-applied", "BF16"),
+    ),
+}
+"""By file: the findings of cause and consequence; what no rule finds has no entry."""
 
 
 def names() -> list[str]:
