@@ -54,6 +54,7 @@ from mpdiag.recording.weights import CopiedParameters, WeightCopies, WeightObser
 from mpdiag.runs import provenance
 from mpdiag.runs.writer import RunWriter
 from mpdiag.tracing.dispatch import after_backward, in_backward
+from mpdiag.tracing.fp32_only import Fp32Only
 from mpdiag.tracing.names import Models, Subjects, subjects
 from mpdiag.tracing.precision import PrecisionWatch
 
@@ -105,8 +106,10 @@ def record(
             cost; 0 records none. Where several optimizers step one at a time, so many of each, and
             the first step from where one joins. Of a closure, its first evaluation is recorded.
         overwrite: Replace a run that lies in the folder already.
-        fp32: Switch the training's own ``torch.autocast`` off while it is recorded. With it on, the
-            recording is none of FP32 training, and says so.
+        fp32: Record in FP32: switch the training's own ``torch.autocast`` and FSDP's policy off, and
+            convert its half-precision weights, inputs and optimizer states. Weights and states get
+            their dtype back when recording stops; FSDP's policy does not. Without it the recording
+            of a half-precision training says that it is not of FP32.
         copy_budget: Bytes that copies of weights from before a step may take on a device; default: a
             quarter of what is free there at the first recorded step. Of parameters whose copies do not
             fit, the updates of the same blocks are recorded in each step, and the rows say so.
@@ -119,12 +122,14 @@ def record(
     cadence = Cadence(every, max_steps, budget)
     if operations is not None and (type(operations) is not int or operations < 0):
         raise UsageError(f"operations must be a number of steps, 0 or more, not {operations!r}")
+    only = Fp32Only(logger.info) if fp32 else None
     return Recorder(
         model,
         optimizers,
         place(run),
         RecordingOptions(cadence, include, exclude, overwrite, operations),
-        precision=PrecisionWatch(off=fp32),
+        precision=PrecisionWatch(off=fp32, only=dict if only is None else only.to_json),
+        fp32=only,
         copies=WeightCopies(copy_budget),
     )
 
@@ -146,6 +151,7 @@ class Recorder:
         folder: The run folder.
         options: What is asked of it.
         precision: Notes what is not FP32.
+        fp32: Keeps the training in FP32 while it is recorded.
         copies: How parameters are copied before a step.
         clock: Seconds, monotonic.
 
@@ -161,11 +167,13 @@ class Recorder:
         options: RecordingOptions,
         *,
         precision: PrecisionWatch | None = None,
+        fp32: Fp32Only | None = None,
         copies: WeightCopies | None = None,
         clock: Seconds = time.perf_counter,
     ) -> None:
         rank, world = provenance.ranks()
         self.folder = folder
+        self._fp32 = fp32
         self._subjects: Subjects = (
             model
             if isinstance(model, Subjects)
@@ -301,6 +309,9 @@ class Recorder:
         if any(n.reason is not None for n in self._subjects.modules.values()):
             parts.operations.refuse("the model is compiled: record the eager one")
         try:
+            if self._fp32 is not None:
+                self._fp32.attach()
+                self._fp32.settle(self._subjects.roots, self._optimizers, lasting=False)
             self._clock.start(missed)
             parts.ledger.prepare(
                 p.device for root in self._subjects.roots for p in root.parameters()
@@ -347,6 +358,8 @@ class Recorder:
         self._losses.detach()
         live.discard(self)
         parts.folder.finish(state)
+        if self._fp32 is not None:
+            self._fp32.detach()
         clock.release()
         if parts.governor.changes:
             logger.warning("recording into %s: %s", self.folder, parts.governor.words())

@@ -25,6 +25,7 @@ class PrecisionWatch:
         off: Whether to switch the training's autocast off.
         say: Told, once for each dtype, that autocast is on in it.
         tell: Told in one line which precision the training has, after its first step.
+        only: Says what ``--fp32`` switched off beside autocast, for ``meta.json``.
 
     Attributes:
         off: See above.
@@ -40,7 +41,9 @@ class PrecisionWatch:
         off: bool = False,
         say: Callable[[str], None] | None = None,
         tell: Callable[[str], None] | None = None,
+        only: Callable[[], dict[str, Any]] = dict,
     ) -> None:
+        self._only = only
         self.off = off
         self.say = say
         self.tell = tell
@@ -101,6 +104,7 @@ class PrecisionWatch:
             "half_parameter_count_total": sum(p.numel() for p in parameters),
             "half_modules": len(self.modules),
             "autocast_off": self.off,
+            **self._only(),
         }
 
 

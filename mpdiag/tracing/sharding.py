@@ -19,7 +19,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-_HOOKS = {
+HOOKS = {
     "allreduce_hook": None,
     "fp16_compress_hook": torch.float16,
     "fp16_compress_wrapper": torch.float16,
@@ -104,8 +104,8 @@ def _ddp(module: nn.Module) -> Iterator[tuple[list[torch.Tensor], Reduction]]:
     for hook, _ in hooks:
         name = getattr(hook, "__name__", type(hook).__name__)
         own = str(getattr(hook, "__module__", "")).startswith("torch.")
-        if own and name in _HOOKS:
-            reduce = _HOOKS[name] or reduce
+        if own and name in HOOKS:
+            reduce = HOOKS[name] or reduce
         else:
             unknown = f"the communication hook {name} decides it"
     ignored: Any = getattr(module, "parameters_to_ignore", ())
