@@ -41,7 +41,9 @@ def record(
     ] = None,
     fp32: Annotated[
         bool,
-        Option("--fp32", help="Train in FP32: switch off autocast, FSDP's policy and half weights."),
+        Option(
+            "--fp32", help="Train in FP32: switch off autocast, FSDP's policy and half weights."
+        ),
     ] = False,
     live: Annotated[
         bool, Option("--live", help="Show loss, worst layers and verdict while the script runs.")

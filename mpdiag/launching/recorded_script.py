@@ -296,12 +296,14 @@ class ScriptRecording:
             )
 
     def made(self, optimizer: Optimizer) -> None:
-        """With ``--fp32``, make all models FP32 before it steps; it counts from its first step on."""
+        """With ``--fp32``, make its models FP32 before it steps; it counts from its first step on."""
         if self._fp32 is not None:
             from mpdiag.launching.discovery import top_modules
 
             try:
-                self._fp32.settle(top_modules(), [optimizer], lasting=True)
+                held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+                tops = [m for m in top_modules() if any(id(p) in held for p in m.parameters())]
+                self._fp32.settle(tops, [optimizer], lasting=True)
             except Exception as error:  # noqa: BLE001 - the script goes on
                 self.trouble(error)
 
