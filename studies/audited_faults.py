@@ -44,7 +44,7 @@ class Named:
     """What a finding must say.
 
     Attributes:
-        code: Its code.
+        code: A pattern that its code matches.
         words: A pattern that its message matches.
     """
 
@@ -52,7 +52,8 @@ class Named:
     words: str = ""
 
     def __call__(self, finding: Mapping[str, Any]) -> bool:
-        return finding["code"] == self.code and bool(re.search(self.words, finding["message"]))
+        named = re.fullmatch(self.code, finding["code"])
+        return named is not None and bool(re.search(self.words, finding["message"]))
 
 
 AWAY = "precision-updates-rounded-away"
@@ -60,8 +61,24 @@ STUCK = "precision-stuck-state"
 NAMED_BY = {
     "accelerate_3979": (Named(AWAY, "BF16 weights"), Named(AWAY, "round to nothing")),
     "areal_1292": (Named(STUCK, "exp_avg_sq in BF16"), Named(STUCK, "times FP32's")),
+    "automodel_2213": (
+        Named("precision-equal-parted", "head.weight"),
+        Named("precision-equal-parted", "differ"),
+    ),
+    "deepspeed_8442": (
+        Named("precision-no-orthogonalization"),
+        Named("precision-no-orthogonalization", "SGD"),
+    ),
+    "flashoptim_2": (
+        Named("precision-narrow-values", "exp_avg_sq"),
+        Named("precision-narrow-values|precision-stuck-state", "cannot fall"),
+    ),
     "megatron_149": (Named("precision-narrow-sum"), Named("precision-narrow-sum", r"\d %|e-\d")),
     "modelopt_2322": (Named(AWAY, "BF16 weights"), Named(AWAY, "round to nothing")),
+    "muon_54": (
+        Named("precision-frozen-moved", "up.weight"),
+        Named("precision-frozen-moved", r"moved by .* %"),
+    ),
     "onetrainer_996": (
         Named("precision-decay-without-effect"),
         Named("precision-decay-without-effect", "no effect"),

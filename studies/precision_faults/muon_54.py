@@ -1,7 +1,7 @@
 """An optimizer decays parameters whose gradient is None: what is frozen moves.
 
 Thread: KellerJordan/Muon#54.
-Stand-ins: the update is the momentum without Newton-Schulz; one layer is frozen.
+Stand-ins: the first layer is frozen; vectors are stepped by their momentum.
 """
 
 import torch
@@ -10,6 +10,15 @@ from shared import batches, block, loss_of, main
 RANKS = 1
 CAUSE = "a frozen parameter moves"
 CONSEQUENCE = "how far it has moved"
+
+
+def newton_schulz(matrix: torch.Tensor, steps: int = 5) -> torch.Tensor:
+    a, b, c = 3.4445, -4.7750, 2.0315
+    x = matrix / (matrix.norm() + 1e-7)
+    for _ in range(steps):
+        gram = x @ x.mT
+        x = a * x + (b * gram + c * gram @ gram) @ x
+    return x
 
 
 class Muon(torch.optim.Optimizer):
@@ -28,7 +37,8 @@ class Muon(torch.optim.Optimizer):
                 gradient = torch.zeros_like(p) if p.grad is None else p.grad
                 buffer = self.state[p].setdefault("momentum_buffer", torch.zeros_like(p))
                 buffer.mul_(group["momentum"]).add_(gradient)
-                p.mul_(1 - group["lr"] * group["weight_decay"]).add_(buffer, alpha=-group["lr"])
+                update = newton_schulz(buffer) if p.ndim == 2 else buffer
+                p.mul_(1 - group["lr"] * group["weight_decay"]).add_(update, alpha=-group["lr"])
 
 
 def train(skips: bool) -> None:
