@@ -133,8 +133,8 @@ def load(name: str) -> ModuleType:
         sys.path.remove(str(FOLDER))
 
 
-def record(name: str, half: str, folder: Path, ranks: int) -> None:
-    """Record one half as ``mpdiag record`` does, on as many ranks as it needs.
+def record(name: str, half: str, folder: Path, ranks: int, every: int) -> None:
+    """Record one half as ``mpdiag record --every`` does, on as many ranks as it needs.
 
     Raises:
         RuntimeError: If a rank fails.
@@ -143,7 +143,7 @@ def record(name: str, half: str, folder: Path, ranks: int) -> None:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     meeting = {"WORLD_SIZE": ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    words = ["record", "--out", folder, "--every", "1", "--operations", "3", "--"]
+    words = ["record", "--out", folder, "--every", every, "--operations", "3", "--"]
     words = [str(word) for word in (*words, FOLDER / f"{name}.py", half)]
     said = folder.with_suffix(".txt")
     children = []
@@ -179,7 +179,8 @@ def _child(words: Sequence[str], environment: Mapping[str, str], said: Path) -> 
 def audited(name: str, half: str, place: Path) -> dict[str, Any]:
     """The line and the findings of one half."""
     folder = place / f"{name}-{half}"
-    record(name, half, folder, load(name).RANKS)
+    module = load(name)
+    record(name, half, folder, module.RANKS, getattr(module, "EVERY", 1))
     found = mpdiag.audit(folder)
     return {"line": found.line, "findings": [_plain(finding) for finding in found.findings]}
 

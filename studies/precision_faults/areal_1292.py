@@ -10,6 +10,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 RANKS = 2
+EVERY = 20
 CAUSE = "AdamW's exp_avg and exp_avg_sq are BF16, and there are no FP32 masters"
 CONSEQUENCE = "the second moment cannot fall; how far it is from FP32's"
 
