@@ -6,12 +6,14 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from mpdiag.analysis.findings import Finding
 from mpdiag.display.wording import counted, percent
 from mpdiag.numerics.decay import NARROW, decay
 from mpdiag.precision.moments import moments
 from mpdiag.precision.movement import standstill
-from mpdiag.runs.precision import HALF, LABELS, ParameterPrecision, PrecisionFacts, Shadow
+from mpdiag.runs.precision import HALF, LABELS, Observed, ParameterPrecision, PrecisionFacts, Shadow
 from mpdiag.runs.run import Run
 
 STILL = 0.01
@@ -27,15 +29,19 @@ def consequences(
     run: Run | None,
 ) -> Iterator[Finding]:
     """What to know of a training's precision."""
-    del autocast
     yield from _unheld(parameters)
+    yield from _observed(facts)
+    if run is not None:
+        yield from _without_scale(autocast, run)
     for holder, held in _by_optimizer(parameters).items():
         groups = _settings_of(facts, holder)
-        yield from _stuck_states(holder, held, groups, facts.shadows)
+        torchs = _is_torchs(facts, holder)
+        yield from _stuck_states(holder, held, groups, facts.shadows, proved=torchs)
         yield from _narrow_states(holder, held)
-        yield from _stuck_decay(holder, held, groups)
+        if torchs and not _decay_was_seen(facts, holder):
+            yield from _stuck_decay(holder, held, groups)
     if run is not None:
-        yield from _standing_still(parameters, run)
+        yield from _standing_still(parameters, run, facts)
     if facts.accumulating:
         yield from _narrow_sums(parameters)
     yield from _narrow_reductions(parameters)
@@ -58,6 +64,18 @@ def _settings_of(facts: PrecisionFacts, holder: str) -> list[Mapping[str, Any]]:
         if settings.get("optimizer") == holder
         for group in settings.get("groups", ())
     ]
+
+
+def _decay_was_seen(facts: PrecisionFacts, holder: str) -> bool:
+    """Whether a factor without effect was seen in an optimizer's step, which then says it."""
+    kinds = {(one.kind, one.names[0]) for one in facts.observed}
+    return ("factor-without-effect", holder) in kinds
+
+
+def _is_torchs(facts: PrecisionFacts, holder: str) -> bool:
+    """Whether the optimizers of a name step by torch's own code, whose formula is known."""
+    steps = [s.get("step") for s in facts.settings if s.get("optimizer") == holder]
+    return bool(steps) and all(str(step).startswith("torch.optim.") for step in steps)
 
 
 def _named(parameters: Sequence[ParameterPrecision]) -> dict[str, Any]:
@@ -87,8 +105,13 @@ def _stuck_states(
     held: Sequence[ParameterPrecision],
     groups: Sequence[Mapping[str, Any]],
     shadows: Sequence[Shadow],
+    *,
+    proved: bool,
 ) -> Iterator[Finding]:
-    """Moving averages that cannot fall: rounding gives the decayed value back."""
+    """Moving averages that cannot fall: rounding gives the decayed value back.
+
+    Of an optimizer that is not torch's, whose formula is not known, only what was measured is said.
+    """
     for state, factors in moments(holder, groups).items():
         for factor in sorted(factors):
             for dtype in NARROW:
@@ -100,6 +123,8 @@ def _stuck_states(
                 share = f"all {found.values:,}" if whole else f"{found.stuck:,} of {found.values:,}"
                 label = LABELS[dtype]
                 seen = next((s for s in shadows if (s.optimizer, s.state) == (holder, state)), None)
+                if not proved and not _is_off(seen):
+                    continue
                 yield Finding(
                     severity="warning",
                     code="precision-stuck-state",
@@ -117,6 +142,11 @@ def _stuck_states(
                     },
                     fix=f"keep {state} in FP32: FP32 masters, or an optimizer with FP32 states",
                 )
+
+
+def _is_off(seen: Shadow | None) -> bool:
+    """Whether a state was measured to be far from FP32's."""
+    return seen is not None and seen.steps >= EARLY and not 0.9 < seen.median < 1.1
 
 
 def _beside_fp32(seen: Shadow | None) -> str:
@@ -179,21 +209,105 @@ def _stuck_decay(
                 )
 
 
-def _standing_still(parameters: Sequence[ParameterPrecision], run: Run) -> Iterator[Finding]:
-    """Half-precision weights that did not move although they had a gradient."""
+def _standing_still(
+    parameters: Sequence[ParameterPrecision], run: Run, facts: PrecisionFacts
+) -> Iterator[Finding]:
+    """Half-precision weights that did not move although they had a gradient.
+
+    Torch's optimizers round to nearest. One of the script's own may round stochastically, and then an
+    element that stood still has lost nothing.
+    """
     those = [p for p in parameters if p.stored in HALF and p.master is None and p.optimizer]
     if not those:
         return
     seen = standstill(run, {p.name for p in those})
     if seen.share > STILL:
         label = "/".join(sorted({LABELS[p.stored] for p in those}))
+        torchs = all(_is_torchs(facts, str(p.optimizer)) for p in those)
+        why = (
+            "their updates round to nothing" if torchs else "rounding to nearest loses such updates"
+        )
         yield Finding(
-            severity="warning",
+            severity="warning" if torchs else "info",
             code="precision-updates-rounded-away",
             message=f"at least {percent(seen.share)} of the {label} weights with a gradient did not "
-            f"move in a step; their updates round to nothing ({counted(seen.steps, 'step')} recorded)",
+            f"move in a step; {why} ({counted(seen.steps, 'step')} recorded)",
             evidence={**_named(those), **vars(seen)},
             fix="keep FP32 masters, or round updates stochastically",
+        )
+
+
+def _observed(facts: PrecisionFacts) -> Iterator[Finding]:
+    """What values showed and dtypes do not."""
+    by_kind: dict[str, list[Observed]] = defaultdict(list)
+    for one in facts.observed:
+        by_kind[one.kind].append(one)
+    if moved := by_kind["frozen-moved"]:
+        largest = max(moved, key=lambda one: one.size)
+        yield Finding(
+            severity="warning",
+            code="precision-frozen-moved",
+            message=f"{_names([one.names[0] for one in moved])} changed, though frozen "
+            f"(requires_grad is False); {largest.names[0]} moved by {percent(largest.size)} of its "
+            f"size by step {largest.last}",
+            evidence={"parameters": [one.names[0] for one in moved][:20], "size": largest.size},
+            fix="leave frozen parameters out of the optimizer",
+        )
+    for one in by_kind["parted"]:
+        yield Finding(
+            severity="warning",
+            code="precision-equal-parted",
+            message=f"{one.names[0]} and {one.names[1]} were equal before the first step and differ "
+            f"after step {one.first}; if they were tied, the tie is broken",
+            evidence={"parameters": list(one.names), "step": one.first},
+            fix=f"tie them again: {one.names[1]} = {one.names[0]}",
+        )
+    if narrow := [one for one in by_kind["narrow-values"] if one.last > one.first]:
+        states = sorted({one.names[0] for one in narrow})
+        yield Finding(
+            severity="warning",
+            code="precision-narrow-values",
+            message=f"{', '.join(states)}: stored in FP32, but each value looked at is a BF16 number; "
+            f"something rounds it in each step ({_names([one.names[1] for one in narrow])})",
+            evidence={"parameters": [one.names[1] for one in narrow][:20], "states": states},
+            fix="look for a cast to BF16 in the optimizer, or in the kernel that it calls",
+        )
+    without: dict[tuple[str, float], list[str]] = defaultdict(list)
+    for one in by_kind["factor-without-effect"]:
+        without[one.names[0], one.size].append(one.names[1])
+    for (holder, factor), names in without.items():
+        yield Finding(
+            severity="warning",
+            code="precision-decay-without-effect",
+            message=f"{holder} multiplies {_names(names)} by {factor:.6g}, and no element changes; "
+            "rounding gives each value back, so weight decay has no effect",
+            evidence={"parameters": names[:20], "factor": factor},
+            fix="keep FP32 masters, or set weight_decay=0",
+        )
+    for one in by_kind["optimizer-products"]:
+        holder, dtype = one.names
+        if dtype in HALF:
+            yield Finding(
+                severity="info",
+                code="precision-optimizer-products",
+                message=f"{holder} multiplies in {LABELS[dtype]} inside its step",
+                evidence={"optimizer": holder, "dtype": dtype, "products": int(one.size)},
+                fix="compare with FP32 products if the updates look noisy",
+            )
+
+
+def _without_scale(autocast: Sequence[str], run: Run) -> Iterator[Finding]:
+    """FP16 autocast without a loss scale."""
+    if "float16" not in autocast:
+        return
+    scales = np.concatenate([rows.scale for rows in run.pieces(histograms=False)])
+    if (np.isnan(scales) | (scales == 1.0)).all():
+        yield Finding(
+            severity="warning",
+            code="precision-no-loss-scale",
+            message="autocast computes in FP16, and no loss scale was seen; small gradients become 0",
+            evidence={"autocast": list(autocast)},
+            fix="use torch.amp.GradScaler, or train in BF16",
         )
 
 
@@ -223,7 +337,9 @@ def _narrow_reductions(parameters: Sequence[ParameterPrecision]) -> Iterator[Fin
         )
 
 
+def _names(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{counted(len(names), 'parameter')} ({names[0]} …)"
+
+
 def _some(parameters: Sequence[ParameterPrecision]) -> str:
-    if len(parameters) == 1:
-        return parameters[0].name
-    return f"{counted(len(parameters), 'parameter')} ({parameters[0].name} …)"
+    return _names([p.name for p in parameters])

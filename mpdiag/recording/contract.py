@@ -19,6 +19,7 @@ from mpdiag.errors import UsageError
 from mpdiag.recording.counting.tensors import has_memory
 from mpdiag.recording.state_shadow import StateShadow
 from mpdiag.recording.step_clock import Step, StepListener
+from mpdiag.recording.value_watch import ValueWatch
 from mpdiag.runs import provenance
 from mpdiag.runs.precision import ParameterPrecision, PrecisionFacts, summary
 from mpdiag.tracing.names import Models, Subjects, subjects
@@ -228,6 +229,7 @@ class ContractWatch(StepListener):
         wrappers: Modules around the models, as far as they were seen.
         world: Processes that train together.
         shadow: Follows states that are stored in half precision.
+        values: Knows what values showed.
         precision: Knows whether autocast is on, and whom to tell what was read.
         failed: Told what failed; after that nothing more is read.
         setter: Says who gave a parameter its dtype, if that was seen.
@@ -243,11 +245,13 @@ class ContractWatch(StepListener):
         wrappers: Callable[[], Iterable[nn.Module]],
         world: int,
         shadow: StateShadow,
+        values: ValueWatch,
         precision: PrecisionWatch,
         failed: Callable[[str, Exception], None],
         setter: Callable[[nn.Parameter], str | None] = lambda _: None,
     ) -> None:
         self._shadow = shadow
+        self._values = values
         self._precision = precision
         self.facts: PrecisionFacts | None = None
         self._subjects = subjects
@@ -298,14 +302,14 @@ class ContractWatch(StepListener):
             )
         ]
         settings = tuple(_settings(o) for o in self._optimizers)
-        shadows = self._shadow.found()
+        shadows, observed = self._shadow.found(), self._values.found()
         if self.facts is None:
-            self.facts = PrecisionFacts(step, tuple(read), (), settings, shadows=shadows)
+            self.facts = PrecisionFacts(step, tuple(read), (), settings, False, shadows, observed)
             if self._precision.tell is not None:
                 self._precision.tell(summary(read, sorted(self._precision.autocast)))
         else:
             later = self.facts.after(read, step)
-            self.facts = replace(later, settings=settings, shadows=shadows)
+            self.facts = replace(later, settings=settings, shadows=shadows, observed=observed)
 
     def _with_gradient(self, parameter: ParameterPrecision) -> ParameterPrecision:
         seen = self._gradients.get(parameter.name)
@@ -321,7 +325,12 @@ def _settings(optimizer: Optimizer) -> dict[str, Any]:
         {k: v for k, v in group.items() if _is_plain(v)} | {"parameters": len(group["params"])}
         for group in optimizer.param_groups
     ]
-    return {"optimizer": type(optimizer).__name__, "groups": groups}
+    step = type(optimizer).step
+    return {
+        "optimizer": type(optimizer).__name__,
+        "step": str(getattr(step, "__module__", "")),
+        "groups": groups,
+    }
 
 
 def _is_plain(value: Any) -> bool:

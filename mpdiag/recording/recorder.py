@@ -50,6 +50,7 @@ from mpdiag.recording.operations import OperationWatch
 from mpdiag.recording.run_folder import Audience, Described, RecordingOptions, RunFolder
 from mpdiag.recording.state_shadow import StateShadow
 from mpdiag.recording.step_clock import StepClock
+from mpdiag.recording.value_watch import ValueWatch
 from mpdiag.recording.weights import CopiedParameters, WeightCopies, WeightObserver
 from mpdiag.runs import provenance
 from mpdiag.runs.writer import RunWriter
@@ -234,12 +235,14 @@ class Recorder:
         weights = WeightObserver(about, optimizers, copied, ledger, clock, watch, guard, copies)
         observer = Observer(about, copied, ledger, clock, watch, described.precision, guard)
         shadow = StateShadow(optimizers, self._failures.note)
+        values = ValueWatch(about, optimizers, self._failures.note)
         contract = ContractWatch(
             about,
             optimizers,
             copied.wrappers,
             described.world,
             shadow,
+            values,
             described.precision,
             self._failures.note,
         )
@@ -249,7 +252,7 @@ class Recorder:
         # A step's operations are written before anything of ours may count as one, and the folder,
         # which closes the ledger's step, comes last.
         clock.attach(
-            (scalers, operations, weights, observer, shadow, contract, folder),
+            (scalers, operations, weights, observer, shadow, values, contract, folder),
             GovernedPace(described.options.cadence, governor, ledger, operations),
         )
         return _Parts(

@@ -122,6 +122,28 @@ class Shadow:
 
 
 @dataclass(frozen=True)
+class Observed:
+    """What values showed.
+
+    Attributes:
+        kind: ``frozen-moved``: a parameter without a gradient changed; ``parted``: two that were equal
+            are not any more; ``narrow-values``: an FP32 state holds BF16 numbers alone;
+            ``optimizer-products``: products in an optimizer's step; ``factor-without-effect``: a factor
+            below 1 that changed no element of a parameter.
+        names: Of the parameters; before them the state or the optimizer. Of products their dtype.
+        first, last: Steps after which it was seen.
+        size: Of the change over the values' norm; of ``parted`` the norm of the difference; the number
+            of products; the factor.
+    """
+
+    kind: str
+    names: tuple[str, ...]
+    first: int
+    last: int
+    size: float
+
+
+@dataclass(frozen=True)
 class PrecisionFacts:
     """What was read of a training's objects, at a step.
 
@@ -132,6 +154,7 @@ class PrecisionFacts:
         settings: Type and plain settings of each optimizer's groups.
         accumulating: Whether a step has several backward passes.
         shadows: States beside the same in FP32.
+        observed: What values showed.
     """
 
     step: int
@@ -140,6 +163,7 @@ class PrecisionFacts:
     settings: tuple[Mapping[str, Any], ...] = ()
     accumulating: bool = False
     shadows: tuple[Shadow, ...] = ()
+    observed: tuple[Observed, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """The document."""
@@ -151,6 +175,7 @@ class PrecisionFacts:
             "settings": [dict(setting) for setting in self.settings],
             "accumulating": self.accumulating,
             "shadows": [asdict(shadow) for shadow in self.shadows],
+            "observed": [asdict(one) for one in self.observed],
         }
 
     def after(self, later: Iterable[ParameterPrecision], step: int) -> PrecisionFacts:
@@ -202,6 +227,10 @@ def read_precision(folder: AnyPath) -> PrecisionFacts | None:
             tuple(map(dict, document["settings"])),
             document.get("accumulating") is True,
             tuple(Shadow(**shadow) for shadow in document.get("shadows", ())),
+            tuple(
+                Observed(**{**one, "names": tuple(one["names"])})
+                for one in document.get("observed", ())
+            ),
         )
     except FileNotFoundError:
         return None

@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 from audited_trainings import BF16, CASES, Masters, model, train
+from torch import nn
 
 import mpdiag
 from mpdiag.errors import DamagedRun, NewerSchema, UsageError
@@ -123,3 +124,125 @@ def test_a_run_without_it_says_what_to_do(tmp_path, audits):
         mpdiag.audit(tmp_path / "run")
     with pytest.raises(UsageError, match="give audit\\(\\) the run alone"):
         mpdiag.audit(tmp_path / "run", torch.optim.SGD(net.parameters(), lr=0.1))
+
+
+def codes(found):
+    return [f.code for f in found.findings]
+
+
+class Decays(torch.optim.Optimizer):
+    """Decays what it holds, with or without a gradient; rounds to nearest."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {"lr": 1e-3, "weight_decay": 1e-2})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.mul_(1.0 - group["lr"] * group["weight_decay"])
+                if p.grad is not None:
+                    p.sub_(p.grad, alpha=group["lr"])
+
+
+class Rounds(torch.optim.Adam):
+    """Passes its states through BF16 in every step, as a fused kernel may."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        super().step(closure)
+        for state in self.state.values():
+            for name in ("exp_avg", "exp_avg_sq"):
+                state[name].copy_(state[name].bfloat16())
+
+
+def test_frozen_parameters_that_move_are_said_and_those_that_stay_are_not(tmp_path):
+    def frozen():
+        net = model()
+        net[0].requires_grad_(False)
+        return net
+
+    net = frozen()
+    found = train(net, Decays(net.parameters()), tmp_path / "moves")
+    assert codes(found) == ["precision-frozen-moved"]
+    assert found.findings[0].evidence["parameters"] == ["0.weight", "0.bias"]
+    net = frozen()
+    assert codes(train(net, torch.optim.AdamW(net.parameters()), tmp_path / "stays")) == []
+
+
+def test_a_factor_without_effect_is_seen_in_an_optimizer_of_ones_own(tmp_path):
+    net = model(BF16)
+    found = train(net, Decays(net.parameters()), tmp_path / "run")
+    assert "precision-decay-without-effect" in codes(found)
+    net = model()
+    assert codes(train(net, Decays(net.parameters()), tmp_path / "fp32")) == []
+
+
+def test_equal_parameters_that_part_are_said(tmp_path):
+    class Tied(nn.Module):
+        def __init__(self, *, tied):
+            super().__init__()
+            torch.manual_seed(0)
+            self.up, self.down = nn.Linear(8, 8), nn.Linear(8, 8)
+            if tied:
+                self.down.weight = self.up.weight
+            else:
+                self.down.load_state_dict(self.up.state_dict())
+
+        def forward(self, x):
+            return self.down(self.up(x).relu())
+
+    for tied, said in ((True, []), (False, ["precision-equal-parted"] * 2)):
+        net = Tied(tied=tied)
+        found = train(net, torch.optim.SGD(net.parameters(), 0.1), tmp_path / str(tied))
+        assert codes(found) == said
+
+
+def test_states_that_hold_bf16_numbers_alone_are_said(tmp_path):
+    for kind, said in ((Rounds, ["precision-narrow-values"]), (torch.optim.Adam, [])):
+        net = model()
+        assert codes(train(net, kind(net.parameters()), tmp_path / kind.__name__)) == said
+
+
+@pytest.mark.parametrize(("scaled", "said"), [(False, ["precision-no-loss-scale"]), (True, [])])
+def test_fp16_autocast_without_a_scale_is_said(tmp_path, scaled, said):
+    net, scaler = model(), torch.amp.GradScaler("cpu", init_scale=64.0, enabled=scaled)
+    optimizer = torch.optim.SGD(net.parameters(), 0.01)
+    with mpdiag.record(net, optimizer, tmp_path / "run"):
+        for _ in range(3):
+            with torch.autocast("cpu", torch.float16):
+                loss = net(torch.randn(12, 8)).float().square().mean()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+    assert codes(mpdiag.audit(tmp_path / "run")) == said
+
+
+def test_what_an_optimizer_multiplies_in_is_said(tmp_path):
+    net = nn.Linear(8, 16, bias=False)
+    found = train(net, torch.optim.Muon(net.parameters(), lr=0.01), tmp_path / "run")
+    assert codes(found) == ["precision-optimizer-products"]
+    assert found.findings[0].evidence["dtype"] == "bfloat16"
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("steady", [False, True])
+def test_a_stuck_second_moment_is_measured_beside_fp32(tmp_path, fused, steady):
+    torch.manual_seed(0)
+    net = nn.Linear(16, 16, bias=False).bfloat16()
+    optimizer = torch.optim.AdamW(net.parameters(), 1e-6, weight_decay=0.0, fused=fused)
+    always = torch.randn(16, 16)
+    exact = torch.zeros(16, 16, dtype=torch.float64)
+    with mpdiag.record(net, optimizer, tmp_path / "run", operations=0):
+        for _ in range(400):
+            gradient = (always if steady else torch.randn(16, 16)).bfloat16()
+            (net.weight * gradient).sum().backward()
+            optimizer.step()
+            exact = 0.999 * exact + 0.001 * gradient.double() ** 2
+            optimizer.zero_grad()
+    (shadow,) = mpdiag.audit(tmp_path / "run").facts.shadows
+    ratios = (optimizer.state[net.weight]["exp_avg_sq"].double() / exact).flatten()
+    # The last recorded step is not the last one of all: the ratio has moved on a little since.
+    assert shadow.median == pytest.approx(float(ratios.median()), rel=0.1)
+    assert shadow.steps > 350
