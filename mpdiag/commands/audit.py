@@ -28,6 +28,9 @@ def audit(
     steps: Annotated[
         int, Option(min=1, metavar="N", help="Steps of a script to run before it is stopped.")
     ] = 3,
+    verbose: Annotated[
+        bool, Option("--verbose", "-v", help="Every group of parameters, however many.")
+    ] = False,
 ) -> None:
     """Say which dtype everything has. Weights, gradients, sums, optimizer states, and the effects."""
     from mpdiag.launching.audited_script import first_steps
@@ -36,7 +39,7 @@ def audit(
     from mpdiag.reports.text.audit import audit_text
 
     script = context.meta["script"]
-    if (run is not None and script is None) == bool(script) or (script is None and arguments):
+    if (run is None) == (script is None) or script == [] or arguments:
         raise UsageError("give a run or a script: mpdiag audit RUN, mpdiag audit -- script.py ARGS")
     if script:
         with (
@@ -49,5 +52,5 @@ def audit(
     if as_json:
         terminal.show_json(found.to_json())
     else:
-        terminal.show(*audit_text(found))
+        terminal.show(*audit_text(found, verbose=verbose))
     options.exit_on_findings(strict, (finding.severity for finding in found.findings))

@@ -9,12 +9,12 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from mpdiag.analysis.findings import Finding, by_severity
-from mpdiag.display.wording import counted
 from mpdiag.errors import UsageError
 from mpdiag.precision.answers import Answer, answers
 from mpdiag.precision.consequences import consequences
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 1
 COLUMNS = ("stored", "forward", "weight_grad", "accumulated", "reduced", "states", "master")
 """What the table shows of a group of parameters."""
+_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
+"""An index in a name: ``layers.3.weight`` is ``layers.*.weight``."""
 _NO_OPERATIONS = "no operation was recorded"
 
 
@@ -49,11 +51,14 @@ class Group:
 
     @property
     def words(self) -> str:
-        """The group in words: the name of a single one, else how many and the first."""
-        first = self.parameters[0].name
-        if len(self.parameters) == 1:
-            return first
-        return f"{counted(len(self.parameters), 'parameter')}: {first} …"
+        """The group in words: its name or its names' pattern, else the first and how many more."""
+        names = [p.name for p in self.parameters]
+        patterns = {_NUMBER.sub("*", name) for name in names}
+        if len(names) == 1:
+            return names[0]
+        if len(patterns) == 1:
+            return f"{patterns.pop()} ({len(names):,})"
+        return f"{names[0]} and {len(names) - 1:,} more"
 
 
 @dataclass(frozen=True)

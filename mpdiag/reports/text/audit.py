@@ -7,64 +7,93 @@ from collections.abc import Iterator
 from rich.console import RenderableType
 from rich.text import Text
 
+from mpdiag.precision.answers import Certainty
 from mpdiag.precision.audit import Audit
-from mpdiag.reports.text.tables import EXPLAIN, Fitted, finding_lines
+from mpdiag.reports.text.tables import Fitted, add_findings, titled_rows
 from mpdiag.runs.precision import LABELS
 
-_HEADINGS = {
+HEADINGS = {
     "stored": "stored",
     "forward": "forward",
-    "weight_grad": "weight grad",
+    "weight_grad": "backward",
     "accumulated": "summed",
     "reduced": "reduced",
     "states": "states",
     "master": "master",
 }
+"""Of the columns of ``Audit.table`` that hold dtypes."""
+CERTAINTIES: dict[Certainty, str] = {"exact": "exactly", "bound": "up to rounding", "no": "no"}
+"""How a recording answers, in the order of the rows."""
+_STYLES = {"exact": "green", "bound": "cyan", "no": "yellow"}
+GROUPS = 10
+"""Groups of parameters that are shown without ``-v``."""
 
 
-def audit_text(audit: Audit) -> Iterator[RenderableType]:
-    """The page of ``mpdiag audit``."""
+def audit_text(audit: Audit, *, verbose: bool = False) -> Iterator[RenderableType]:
+    """The page of ``mpdiag audit``.
+
+    Args:
+        audit: What was found.
+        verbose: Every group of parameters, however many.
+    """
     yield Text(audit.line, style="bold")
+    shown = shown_columns(audit)
     table = Fitted(
-        ("parameters", "elements", *_HEADINGS.values()),
+        ("parameters", "elements", *(HEADINGS[name] for name in shown)),
         names=frozenset({"parameters"}),
         right=frozenset({"elements"}),
-        spare=("reduced", "master", "weight grad"),
-        caption=_caption(audit),
+        spare=("elements",),
         boxed=False,
     )
-    for row in audit.table:
-        cells = (_label(row[name]) for name in _HEADINGS)
-        table.add_row(row["parameters"], f"{row['numel']:,}", *cells)
+    groups = audit.table if verbose else audit.table[:GROUPS]
+    for row in groups:
+        table.add_row(row["parameters"], f"{row['numel']:,}", *(label(row[n]) for n in shown))
     yield table
+    more = len(audit.table) - len(groups)
+    if more > 0:
+        yield Text(f" and {more:,} smaller groups: -v", "dim")
+    rows = titled_rows()
+    for title, words in sources(audit):
+        rows.add_row(title, Text(words))
     if audit.findings:
-        yield ""
-        yield from finding_lines(audit.findings)
-        yield Text(EXPLAIN, "dim")
-    yield ""
-    yield from _answers(audit)
+        rows.add_row("", "")
+        add_findings(rows, audit.findings, whole=True)
+    yield rows
+    yield Text("\nWhat this recording can answer", style="bold")
+    rows = titled_rows()
+    for certainty, words in answered(audit):
+        rows.add_row(Text(CERTAINTIES[certainty], _STYLES[certainty]), Text(words))
+    yield rows
 
 
-def _caption(audit: Audit) -> str:
-    """Who set the precision, and why a column is empty."""
+def shown_columns(audit: Audit) -> list[str]:
+    """The columns of dtypes in which any group has one."""
+    return [name for name in HEADINGS if any(row[name] for row in audit.table)]
+
+
+def label(dtypes: str | None) -> str:
+    """Dtypes as people write them; a dash for none."""
+    return ", ".join(LABELS.get(d, d) for d in dtypes.split(", ")) if dtypes else "–"
+
+
+def sources(audit: Audit) -> Iterator[tuple[str, str]]:
+    """Who set the precision, and why nothing is said of a reduction: titles and words."""
     setters = dict.fromkeys(
         p.set_by for p in audit.parameters if p.set_by and p.set_by != "default"
     )
-    said = f"Set by: {', '.join(setters)}. " if setters else ""
+    if setters:
+        yield "Set by", ", ".join(setters)
     reasons = dict.fromkeys(
         p.unknown["reduced"] for p in audit.parameters if "reduced" in p.unknown
     )
-    return said + (f"Reduced: {'; '.join(reasons)}." if reasons else "")
+    if reasons:
+        yield "Reduced", "; ".join(reasons)
 
 
-def _label(dtypes: str | None) -> str:
-    return ", ".join(LABELS.get(d, d) for d in dtypes.split(", ")) if dtypes else "—"
-
-
-def _answers(audit: Audit) -> Iterator[Text]:
-    yield Text("What this recording can answer", style="bold")
-    for answer in audit.answers:
-        styles = {"exact": "green", "bound": "cyan", "no": "yellow"}
-        yield Text.assemble(
-            (f"{answer.answer:<6}", styles[answer.answer]), f"{answer.question}: {answer.reason}"
-        )
+def answered(audit: Audit) -> Iterator[tuple[Certainty, str]]:
+    """How the recording answers, and questions with their reason; those with the same one together."""
+    together: dict[tuple[Certainty, str], list[str]] = {}
+    for answer in sorted(audit.answers, key=lambda a: list(CERTAINTIES).index(a.answer)):
+        together.setdefault((answer.answer, answer.reason), []).append(answer.question)
+    for (certainty, reason), questions in together.items():
+        yield certainty, f"{', '.join(questions)}: {reason}"
