@@ -151,19 +151,28 @@ def audit(
     if isinstance(model, (str, os.PathLike, Run)):
         if optimizer is not None:
             raise UsageError("a run has its optimizers in it: give audit() the run alone")
-        return _of_run(model if isinstance(model, Run) else open_run(model))
+        run = model if isinstance(model, Run) else open_run(model)
+        found = audit_of_run(run)
+        if found is None:
+            raise UsageError(
+                f"{run.folder} says nothing of precision: it was recorded by an earlier mpdiag, or "
+                "ended in its first step; record it again"
+            )
+        return found
     from mpdiag.recording.contract import facts_of
 
     return _audited(facts_of(model, optimizer), NO_PRODUCTS, (), None)
 
 
-def _of_run(run: Run) -> Audit:
+def audit_of_run(run: Run) -> Audit | None:
+    """The audit of a recording; None of one by an earlier version, or one that has no step.
+
+    Raises:
+        InputError: If the run cannot be read.
+    """
     facts = read_precision(run.folder)
     if facts is None:
-        raise UsageError(
-            f"{run.folder} says nothing of precision: it was recorded by an earlier mpdiag, or ended "
-            "in its first step; record it again"
-        )
+        return None
     precision = run.meta.get("precision")
     autocast = precision.get("autocast", ()) if isinstance(precision, dict) else ()
     return _audited(facts, computed_in(run.operations()), tuple(autocast), run)

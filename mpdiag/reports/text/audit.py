@@ -61,8 +61,10 @@ def audit_text(audit: Audit, *, verbose: bool = False) -> Iterator[RenderableTyp
     yield rows
     yield Text("\nWhat this recording can answer", style="bold")
     rows = titled_rows()
-    for certainty, words in answered(audit):
-        rows.add_row(Text(CERTAINTIES[certainty], _STYLES[certainty]), Text(words))
+    for certainty, questions, reason in answered(audit):
+        rows.add_row(
+            Text(CERTAINTIES[certainty], _STYLES[certainty]), Text(f"{questions}: {reason}")
+        )
     yield rows
 
 
@@ -90,10 +92,10 @@ def sources(audit: Audit) -> Iterator[tuple[str, str]]:
         yield "Reduced", "; ".join(reasons)
 
 
-def answered(audit: Audit) -> Iterator[tuple[Certainty, str]]:
-    """How the recording answers, and questions with their reason; those with the same one together."""
+def answered(audit: Audit) -> Iterator[tuple[Certainty, str, str]]:
+    """How the recording answers which questions, and why; those with the same reason together."""
     together: dict[tuple[Certainty, str], list[str]] = {}
     for answer in sorted(audit.answers, key=lambda a: list(CERTAINTIES).index(a.answer)):
         together.setdefault((answer.answer, answer.reason), []).append(answer.question)
     for (certainty, reason), questions in together.items():
-        yield certainty, f"{', '.join(questions)}: {reason}"
+        yield certainty, ", ".join(questions), reason
