@@ -19,8 +19,7 @@ if audit is None:
 else:
     st.markdown(f"**{in_markdown(sentence(audit.line))}**")
     widgets.table(precision_frame(audit))
-    for title, words in sources(audit):
-        st.caption(f"{title}: {in_markdown(words)}.")
+    st.caption(" ".join(f"{title}: {in_markdown(words)}." for title, words in sources(audit)))
     st.header("Findings", anchor=False)
     if not audit.findings:
         st.markdown("No findings.")
