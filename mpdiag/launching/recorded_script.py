@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from mpdiag.launching.discovery import Discovered, Discovery, Root
     from mpdiag.launching.live_view import LiveView
     from mpdiag.recording.recorder import Adopted, Recorder
+    from mpdiag.tracing.dtype_setters import DtypeSetters
     from mpdiag.tracing.fp32_only import Fp32Only
     from mpdiag.tracing.precision import PrecisionWatch
 
@@ -189,6 +190,7 @@ class ScriptRecording:
         self._discovery: Discovery | None = None
         self._precision: PrecisionWatch | None = None
         self._fp32: Fp32Only | None = None
+        self._setters: DtypeSetters | None = None
         self._roots: set[int] = set()
         self._without_model: list[Optimizer] = []  # found before any model
         self._state: str | None = None
@@ -206,12 +208,15 @@ class ScriptRecording:
     def attach(self) -> None:
         """Look for what trains from now on; torch has been imported."""
         from mpdiag.launching.discovery import Discovery
+        from mpdiag.tracing.dtype_setters import DtypeSetters
         from mpdiag.tracing.precision import PrecisionWatch
 
+        self._setters = DtypeSetters()
+        self._setters.attach()
         if self.settings.options.fp32:
             from mpdiag.tracing.fp32_only import Fp32Only
 
-            self._fp32 = Fp32Only(_tell_precision)
+            self._fp32 = Fp32Only(_tell_precision, self._setters.of)
             self._fp32.attach()
         self._precision = PrecisionWatch(
             off=self._fp32 is not None,
@@ -265,6 +270,8 @@ class ScriptRecording:
             self._discovery.detach()
         self._compiles.detach()
         self._precision_as_it_was()
+        if self._setters is not None:
+            self._setters.detach()
 
     def _precision_as_it_was(self) -> None:
         if self._precision is not None:
@@ -370,6 +377,7 @@ class ScriptRecording:
                 script=settings.script,
             ),
             precision=self._precision,
+            setters=self._setters,
         )
         if self._compiles.seen:
             self._forgo_operations()

@@ -55,6 +55,7 @@ from mpdiag.recording.weights import CopiedParameters, WeightCopies, WeightObser
 from mpdiag.runs import provenance
 from mpdiag.runs.writer import RunWriter
 from mpdiag.tracing.dispatch import after_backward, in_backward
+from mpdiag.tracing.dtype_setters import DtypeSetters
 from mpdiag.tracing.fp32_only import Fp32Only
 from mpdiag.tracing.names import Models, Subjects, subjects
 from mpdiag.tracing.precision import PrecisionWatch
@@ -153,6 +154,7 @@ class Recorder:
         options: What is asked of it.
         precision: Notes what is not FP32.
         fp32: Keeps the training in FP32 while it is recorded.
+        setters: Notes who gives parameters their dtype; default: from the start of recording on.
         copies: How parameters are copied before a step.
         clock: Seconds, monotonic.
 
@@ -169,12 +171,14 @@ class Recorder:
         *,
         precision: PrecisionWatch | None = None,
         fp32: Fp32Only | None = None,
+        setters: DtypeSetters | None = None,
         copies: WeightCopies | None = None,
         clock: Seconds = time.perf_counter,
     ) -> None:
         rank, world = provenance.ranks()
         self.folder = folder
         self._fp32 = fp32
+        self._setters = setters or DtypeSetters()
         self._subjects: Subjects = (
             model
             if isinstance(model, Subjects)
@@ -245,6 +249,7 @@ class Recorder:
             values,
             described.precision,
             self._failures.note,
+            self._setters.of,
         )
         folder = RunFolder(
             writer, ledger, self._losses, scalers, clock, self._failures, described, contract
@@ -312,6 +317,7 @@ class Recorder:
         if any(n.reason is not None for n in self._subjects.modules.values()):
             parts.operations.refuse("the model is compiled: record the eager one")
         try:
+            self._setters.attach()
             if self._fp32 is not None:
                 self._fp32.attach()
                 self._fp32.settle(self._subjects.roots, self._optimizers, lasting=False)
@@ -363,6 +369,7 @@ class Recorder:
         parts.folder.finish(state)
         if self._fp32 is not None:
             self._fp32.detach()
+        self._setters.detach()
         clock.release()
         if parts.governor.changes:
             logger.warning("recording into %s: %s", self.folder, parts.governor.words())

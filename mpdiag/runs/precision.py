@@ -33,6 +33,8 @@ SCHEMA_VERSION = 1
 HALF = frozenset({"float16", "bfloat16"})
 LABELS = {"float32": "FP32", "bfloat16": "BF16", "float16": "FP16", "float64": "FP64"}
 """Dtypes as people write them."""
+_POLICIES = ("MixedPrecisionPolicy", "MixedPrecision", "mixed precision")
+"""How ``set_by`` ends where a wrapper's policy chose; casts and checkpoints end in a line's number."""
 
 
 @dataclass(frozen=True)
@@ -260,7 +262,7 @@ def summary(parameters: Sequence[ParameterPrecision], autocast: Sequence[str] = 
         words += ", no FP32 masters" if masters == {None} else ""
         words += ", FP32 masters" if masters == {"float32"} else ""
         words += ", FP32 masters of some" if len(masters) > 1 else ""
-    policies = sorted({p.set_by for p in trained if p.set_by and "recision" in p.set_by})
+    policies = sorted({p.set_by for p in trained if p.set_by and p.set_by.endswith(_POLICIES)})
     if policies:
         computed = _labels(p.forward for p in trained if p.forward)
         words += f"; {', '.join(policies)} computes in {computed}"

@@ -23,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from mpdiag.tracing.dispatch import is_traced
+from mpdiag.tracing.dtype_setters import Replacements
 from mpdiag.tracing.precision import HALF
 from mpdiag.tracing.sharding import HOOKS, Reduction, reductions
 from mpdiag.tracing.source_lines import calling_line
@@ -35,28 +36,34 @@ class Fp32Only:
 
     Args:
         tell: Told what is switched off, what cannot be, and what memory that takes; each once.
+        setter: Says who gave a parameter its dtype, if that was seen.
 
     Attributes:
         refused: What was switched off.
         kept: What could not be switched off.
     """
 
-    def __init__(self, tell: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        tell: Callable[[str], None],
+        setter: Callable[[nn.Parameter], str | None] = lambda _: None,
+    ) -> None:
         self._tell = tell
+        self._setter = setter
         self.refused: list[str] = []
         self.kept: list[str] = []
         self._seen: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._bytes: dict[int, int] = {}  # in half precision, by id of a parameter
         self._told_bytes = 0
-        self._undo: list[tuple[Any, str, Any]] = []
+        self._replaced = Replacements()
         self._converted: list[tuple[torch.Tensor, torch.dtype]] = []
         self._optimizers: list[Optimizer] = []
 
     def attach(self) -> None:
         """Replace torch's functions that give half precision."""
-        if self._undo:
+        if self._replaced:
             return
-        replace, module = self._replace, nn.Module
+        replace, module = self._replaced.replace, nn.Module
         replace(module, "to", self._to)
         replace(module, "type", self._type)
         replace(module, "half", functools.partial(self._cast, "half"))
@@ -67,9 +74,7 @@ class Fp32Only:
 
     def detach(self) -> None:
         """Put torch's functions back, and converted parameters and states into their dtype."""
-        while self._undo:
-            owner, name, before = self._undo.pop()
-            setattr(owner, name, before)
+        self._replaced.restore()
         for tensor, dtype in self._converted:
             states = [v for o in self._optimizers for v in o.state.get(tensor, {}).values()]
             alike = [v for v in states if isinstance(v, torch.Tensor) and v.shape == tensor.shape]
@@ -113,16 +118,6 @@ class Fp32Only:
         return {name: list(lines) for name, lines in found.items() if lines}
 
     # -- what asks for half precision --------------------------------------------------------------
-
-    def _replace(self, owner: Any, name: str, call: Callable[..., Any]) -> None:
-        before = getattr(owner, name)
-        self._undo.append((owner, name, before))
-
-        @functools.wraps(before)
-        def replaced(*args: Any, **kwargs: Any) -> Any:
-            return call(before, *args, **kwargs)
-
-        setattr(owner, name, replaced)
 
     def _to(self, plain: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         device, dtype, non_blocking, layout = torch._C._nn._parse_to(*args, **kwargs)
@@ -211,7 +206,10 @@ class Fp32Only:
             return
         kinds = " and ".join(sorted({_name(t.dtype) for t in half.values()}))
         if say:
-            self._refuse(f"the {kinds} weights of {type(module).__name__}")
+            setters = {self._setter(t) for t in half.values() if isinstance(t, nn.Parameter)}
+            known = "; ".join(sorted(filter(None, setters)))
+            by = f" ({known})" if known else ""
+            self._refuse(f"the {kinds} weights of {type(module).__name__}{by}")
         try:
             if lasting or any(hasattr(t, "_local_tensor") for t in half.values()):
                 module._apply(lambda t: t.float() if t.dtype in HALF else t)  # as FSDP wants it

@@ -5,6 +5,7 @@ from script_processes import SCRIPTS
 from support import NEEDS_GLOO
 
 from mpdiag.analysis.analyzer import analyze
+from mpdiag.precision.audit import audit
 from mpdiag.runs.run import open_run
 
 pytestmark = NEEDS_GLOO
@@ -35,6 +36,16 @@ def test_with_fp32_it_is_the_training_that_asked_for_nothing_bit_for_bit(
     assert f"--fp32 switches off {KINDS[kind]}" in done.err
     assert "--fp32" not in other.err
     assert "not-fp32" not in {f.code for f in analyze(run).findings}
+
+
+def test_sharded_weights_keep_who_cast_them(fork_server, tmp_path):
+    record = ("record", "--every", "1", "--out", "run", "--", SCRIPT, "fsdp2-cast")
+    done, other = fork_server.ranks("mpdiag", *record, cwd=tmp_path)
+    assert (done.code, other.code) == (0, 0), done.err
+    found = {p.set_by for p in audit(tmp_path / "run").parameters}
+    (words,) = found
+    assert words.startswith("Sequential.bfloat16() at ")
+    assert "half_sharded.py:" in words
 
 
 def test_without_fp32_the_policy_is_named_and_how_to_switch_it_off(fork_server, tmp_path):

@@ -1,6 +1,6 @@
 """Sharded, and in half precision of several kinds; ``fp32`` as the second word: the same without it.
 
-The first word is fsdp2, fsdp2-weights, fsdp1 or ddp-hook.
+The first word is fsdp2, fsdp2-weights, fsdp2-cast, fsdp1 or ddp-hook.
 """
 
 import os
@@ -38,6 +38,8 @@ def made(kind, half):
     if kind == "fsdp2-weights":
         for p in model.parameters():
             p.data = p.data.to(BF16) if half else p.data.to(BF16).float()
+    if kind == "fsdp2-cast":
+        model.bfloat16()
     policy = MixedPrecisionPolicy(BF16, BF16) if half and kind == "fsdp2" else None
     options = {"mesh": dist.init_device_mesh("cpu", (dist.get_world_size(),))}
     options |= {} if policy is None else {"mp_policy": policy}
@@ -55,7 +57,7 @@ def main(kind, how="half"):
     for _ in range(8):
         x = torch.randn(32, 8)
         x = x.to(BF16).float() if kind == "fsdp2-weights" else x
-        x = x.to(BF16) if half and kind == "fsdp2-weights" else x
+        x = x.to(BF16) if half and kind in ("fsdp2-weights", "fsdp2-cast") else x
         y = x[:, :2].float().prod(1, keepdim=True)
         loss = nn.functional.mse_loss(model(x[part::parts]).float(), y[part::parts])
         optimizer.zero_grad()

@@ -74,7 +74,11 @@ SCRIPTS = {
     "half": (lambda: net().half(), net, "Net.half() at"),
     "to": (lambda: net().to("cpu", BF16), net, "Net.to(torch.bfloat16) at"),
     "type": (lambda: net().type(FP16), net, "Net.type(torch.float16) at"),
-    "dtype": (lambda: net(BF16), lambda: net(BF16).float(), "the bfloat16 weights of Net"),
+    "dtype": (
+        lambda: net(BF16),
+        lambda: net(BF16).float(),
+        "the bfloat16 weights of Net (made in ",
+    ),
     "loaded": (lambda: loaded(FP16), lambda: loaded(FP16).float(), "the float16 weights of Net"),
     "compiled": (lambda: compiled(net().bfloat16()), net, "Net.bfloat16() at"),
 }
