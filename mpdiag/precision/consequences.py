@@ -338,7 +338,11 @@ def _narrow_reductions(parameters: Sequence[ParameterPrecision]) -> Iterator[Fin
 
 
 def _names(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{counted(len(names), 'parameter')} ({names[0]} …)"
+    return (
+        names[0]
+        if len(names) == 1
+        else f"{counted(len(names), 'parameter')} ({names[0]} and others)"
+    )
 
 
 def _some(parameters: Sequence[ParameterPrecision]) -> str:
