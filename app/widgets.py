@@ -239,12 +239,17 @@ def findings(found: Sequence[Finding], most: int, page: str, label: str) -> None
             link(page, f"{label}, and {counted(more, 'more finding')}" if more > 0 else label)
         if not found:
             st.markdown("No findings.")
-        for finding in found[:most]:
-            icon = {"error": "error", "warning": "warning"}.get(finding.severity, "info")
-            with st.expander(in_markdown(sentence(finding.message)), icon=f":material/{icon}:"):
-                if finding.fix:
-                    st.markdown(f"→ {in_markdown(sentence(finding.fix))}")
-                meaning_of(finding.code)
+        folded(found[:most])
+
+
+def folded(found: Sequence[Finding]) -> None:
+    """Findings, each folded to a line; unfolded it has the fix and the meaning."""
+    for finding in found:
+        icon = {"error": "error", "warning": "warning"}.get(finding.severity, "info")
+        with st.expander(in_markdown(sentence(finding.message)), icon=f":material/{icon}:"):
+            if finding.fix:
+                st.markdown(f"→ {in_markdown(sentence(finding.fix))}")
+            meaning_of(finding.code)
 
 
 def meaning_of(code: str) -> None:

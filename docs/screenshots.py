@@ -36,7 +36,7 @@ PAGES = {
 }
 """Of each picture: its page, how many figures must be drawn on it, the height of the window."""
 VIEWS = (
-    *("runs", "overview", "verdict", "gradients", "layers", "updates", "operations"),
+    *("runs", "overview", "verdict", "precision", "gradients", "layers", "updates", "operations"),
     *("tensor_cores", "training", "training?tab=Loss-scale+replay", "layers?tab=One+step"),
     *("layers?layer=trunk.1", "compare"),
 )

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from mpdiag.analysis.comparison.compare import compare
     from mpdiag.numerics.histograms import ExponentHistogram
     from mpdiag.plan import PrecisionPlan
+    from mpdiag.precision.audit import audit
     from mpdiag.profiler import profile
     from mpdiag.recording.recorder import Recorder, record
     from mpdiag.runs.run import Run, list_runs, open_run
@@ -43,6 +44,7 @@ _HOMES = {
     "StepResult": "mpdiag.training.results",
     "TrainerOptions": "mpdiag.training.options",
     "analyze": "mpdiag.analysis.analyzer",
+    "audit": "mpdiag.precision.audit",
     "compare": "mpdiag.analysis.comparison.compare",
     "find_nonfinite": "mpdiag.tracing.nonfinite",
     "list_runs": "mpdiag.runs.run",
@@ -65,6 +67,7 @@ __all__ = [
     "TrainerOptions",
     "__version__",
     "analyze",
+    "audit",
     "compare",
     "find_nonfinite",
     "list_runs",

@@ -24,8 +24,8 @@ from mpdiag.errors import ExitCode, MpdiagError
 from mpdiag.version import __version__
 
 COMMANDS = (
-    "demo", "search", "record", "train", "profile", "analyze", "why", "explain", "replay", "compare",
-    "report", "dashboard", "runs", "doctor", "export", "board",
+    "demo", "search", "record", "train", "profile", "analyze", "audit", "why", "explain", "replay",
+    "compare", "report", "dashboard", "runs", "doctor", "export", "board",
 )  # fmt: skip
 """In the order of the help. Each is the function of that name in a module of that name; a module whose
 command needs a class of its own has it as ``COMMAND_CLASS``."""

@@ -21,6 +21,7 @@ FLOORS = [
     ["files", "tracing"],
     ["plan", "runs", "emulation"],
     ["recording", "analysis", "exports"],
+    ["precision"],
     ["training", "reports"],
     ["sensitivity", "launching", "workloads", "integrations"],
     ["tensorcores"],

@@ -19,6 +19,7 @@ from mpdiag.display.wording import counted, percent
 from mpdiag.errors import DamagedRun, MpdiagError
 from mpdiag.numerics.periods import unseen_periods
 from mpdiag.runs.coverage import stepped_in
+from mpdiag.runs.precision import read_precision
 from mpdiag.runs.records import Records
 from mpdiag.runs.run import Run
 
@@ -27,6 +28,7 @@ NOT_FP32 = "not-fp32"
 WIDER_THAN_FP32 = frozenset({"float64", "complex128"})
 """Dtypes that hold more than FP32 does."""
 _HALF = frozenset({"float16", "bfloat16"})
+_AGAIN = "record again with --fp32 (in code: record(…, fp32=True))"
 _NO_CASTS = "remove casts to half precision from the model, and record again"
 FEW_STEPS = 20
 """Recorded steps below which an analysis says that it rests on few."""
@@ -85,12 +87,22 @@ def _loop_findings(run: Run, layers: Layers) -> Iterator[Finding]:
 def _precision_findings(run: Run) -> Iterator[Finding]:
     """What of the training was not FP32: then advice describes what it does already."""
     precision = run.meta.get("precision") or {}
-    found = list(_narrow_weights(run))
+    found = [*_narrow_weights(run), *_narrow_in_spite(precision)]
     yield from found
     if precision.get("autocast"):
         yield _autocast_finding(precision)
     elif found:
         return
+    elif policies := _policies(run):
+        names, dtypes = " and ".join(sorted(policies)), " and ".join(sorted({*policies.values()}))
+        yield Finding(
+            severity="warning",
+            code=NOT_FP32,
+            message=f"{names} casts the weights to {dtypes}, so this is not a recording of FP32 "
+            f"training; it cannot show what {dtypes} rounded away",
+            evidence={"policies": policies},
+            fix=f"{_AGAIN}, which switches {names} off",
+        )
     elif precision.get("half_modules"):
         yield Finding(
             severity="warning",
@@ -102,6 +114,32 @@ def _precision_findings(run: Run) -> Iterator[Finding]:
         )
     else:
         yield from _narrow_products(run)
+
+
+def _narrow_in_spite(precision: Mapping[str, Any]) -> Iterator[Finding]:
+    """What ``--fp32`` met and could not switch off."""
+    kept = [str(what) for what in precision.get("not_switched_off") or ()]
+    if kept:
+        more = f", and {counted(len(kept) - 1, 'more thing')}" if len(kept) > 1 else ""
+        yield Finding(
+            severity="warning",
+            code=NOT_FP32,
+            message=f"--fp32 could not switch off {kept[0]}{more}, so this is not a recording of "
+            "FP32 training; it cannot show what that rounded away",
+            evidence={"not_switched_off": kept},
+            fix="remove it from the script, and record again with --fp32",
+        )
+
+
+def _policies(run: Run) -> dict[str, str]:
+    """Wrappers' policies that cast weights to half precision, with their dtype."""
+    try:
+        facts = read_precision(run.folder)
+    except MpdiagError:  # the audit says so; the rest of the recording is as good as before
+        facts = None
+    read = () if facts is None else facts.parameters
+    chosen = ((p.set_by, p.forward) for p in read if p.stored not in _HALF)
+    return {by: dtype for by, dtype in chosen if by and dtype in _HALF}
 
 
 def _narrow_products(run: Run) -> Iterator[Finding]:
@@ -143,7 +181,7 @@ def _narrow_weights(run: Run) -> Iterator[Finding]:
     share = sum(sizes[kind] for kind in kinds) / max(1, sum(sizes.values()))
     which = "the weights" if share == 1 else f"{percent(share, 1)} of the weights"
     missing = f"it cannot show what {dtypes} rounded away or could not represent"
-    fix = "record the model in FP32: model.float()"
+    fix = f"{_AGAIN}, which makes them FP32"
     if not halves and set(kinds) <= WIDER_THAN_FP32:
         missing = "whether FP32 suffices for it was not seen, and no plan trains it as it is"
         fix = "make model and inputs FP32, see that it still trains, and record that"
@@ -158,7 +196,7 @@ def _narrow_weights(run: Run) -> Iterator[Finding]:
 
 def _autocast_finding(precision: Mapping[str, Any]) -> Finding:
     dtypes = " and ".join(precision["autocast"])
-    again = "record again with --fp32 (in code: record(…, fp32=True)), which switches it off"
+    again = f"{_AGAIN}, which switches it off"
     by_hand = "--fp32 does not reach it: remove torch.set_autocast_enabled from the script"
     return Finding(
         severity="warning",

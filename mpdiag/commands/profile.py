@@ -1,7 +1,7 @@
 """``mpdiag profile``: whether matrix work ran on Tensor Cores."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from typer import Argument, Option
@@ -9,18 +9,7 @@ from typer import Argument, Option
 from mpdiag.commands.shared import options
 from mpdiag.errors import UsageError
 
-
-class ProfileCommand(options.PlainCommand):
-    """Keeps the words after ``--`` apart: a script follows them, not a trace."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse all words, and note those after ``--`` as they were typed."""
-        words = args[args.index("--") + 1 :] if "--" in args else None
-        ctx.meta["script"] = words
-        return super().parse_args(ctx, args)
-
-
-COMMAND_CLASS = ProfileCommand
+COMMAND_CLASS = options.ScriptApart
 
 
 def profile(

@@ -40,7 +40,12 @@ def record(
             help="Record every operation in N steps; default: 3, then more as the budget allows.",
         ),
     ] = None,
-    fp32: Annotated[bool, Option("--fp32", help="Switch the script's own autocast off.")] = False,
+    fp32: Annotated[
+        bool,
+        Option(
+            "--fp32", help="Train in FP32: switch off autocast, FSDP's policy and half weights."
+        ),
+    ] = False,
     live: Annotated[
         bool, Option("--live", help="Show loss, worst layers and verdict while the script runs.")
     ] = False,

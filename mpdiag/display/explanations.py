@@ -21,6 +21,7 @@ SECTIONS = (
 GROUPS = (
     "The recording",
     "Training",
+    "Precision",
     "Ranks",
     "Gradients and loss scale",
     "Operations and activations",

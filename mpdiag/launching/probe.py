@@ -5,10 +5,7 @@ ended when it has logged the steps that are wanted. The script runs twice from i
 writes itself, it writes twice.
 """
 
-import contextlib
 import math
-import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -19,6 +16,7 @@ from pathlib import Path
 
 from mpdiag.analysis.verdict.probe import Probe
 from mpdiag.errors import InputError, MpdiagError
+from mpdiag.launching.audited_script import end_group
 from mpdiag.plan import LossScalePlan, PrecisionPlan
 from mpdiag.runs.training_log import FILE, TrainingStep, read_log
 
@@ -126,7 +124,7 @@ def run_apart(
         try:
             code = _wait(child, run / FILE, steps, seconds)
         finally:
-            _end(child)
+            end_group(child)
         if code in (None, 0):
             return ""
         output.seek(0)
@@ -159,13 +157,3 @@ def _logged(log: Path) -> int:
         return log.read_bytes().count(b"\n")
     except OSError:
         return 0
-
-
-def _end(child: subprocess.Popen[bytes]) -> None:
-    """End a child that we started, with the processes that it started."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        if hasattr(os, "killpg"):
-            os.killpg(child.pid, signal.SIGKILL)
-        else:
-            child.kill()
-    child.wait()

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from mpdiag.launching.discovery import Discovered, Discovery, Root
     from mpdiag.launching.live_view import LiveView
     from mpdiag.recording.recorder import Adopted, Recorder
+    from mpdiag.tracing.dtype_setters import DtypeSetters
+    from mpdiag.tracing.fp32_only import Fp32Only
     from mpdiag.tracing.precision import PrecisionWatch
 
 
@@ -187,6 +189,8 @@ class ScriptRecording:
         self._recorder: Recorder | None = None
         self._discovery: Discovery | None = None
         self._precision: PrecisionWatch | None = None
+        self._fp32: Fp32Only | None = None
+        self._setters: DtypeSetters | None = None
         self._roots: set[int] = set()
         self._without_model: list[Optimizer] = []  # found before any model
         self._state: str | None = None
@@ -204,10 +208,21 @@ class ScriptRecording:
     def attach(self) -> None:
         """Look for what trains from now on; torch has been imported."""
         from mpdiag.launching.discovery import Discovery
+        from mpdiag.tracing.dtype_setters import DtypeSetters
         from mpdiag.tracing.precision import PrecisionWatch
 
+        self._setters = DtypeSetters()
+        self._setters.attach()
+        if self.settings.options.fp32:
+            from mpdiag.tracing.fp32_only import Fp32Only
+
+            self._fp32 = Fp32Only(_tell_precision, self._setters.of)
+            self._fp32.attach()
         self._precision = PrecisionWatch(
-            off=bool(self.settings.options.fp32), say=_warn_of_autocast
+            off=self._fp32 is not None,
+            say=_warn_of_autocast,
+            tell=_tell_precision,
+            only=dict if self._fp32 is None else self._fp32.to_json,
         )
         if self._precision.off:  # a region may be entered before the model in it is found
             self._precision.attach()
@@ -225,11 +240,11 @@ class ScriptRecording:
     def finish(self, state: str) -> None:
         """Stop and finish the run folder; of several calls the first one counts.
 
-        One before the script's end leaves the script's autocast switched off, where it is: a training
+        One before the script's end leaves what ``--fp32`` switched off as it is: a training
         that went on in half precision from there would be neither.
         """
         if self._state is not None:
-            self._autocast_as_it_was()
+            self._precision_as_it_was()
             return
         with self._termination.after_this():
             try:
@@ -254,11 +269,15 @@ class ScriptRecording:
         if self._discovery is not None:
             self._discovery.detach()
         self._compiles.detach()
-        self._autocast_as_it_was()
+        self._precision_as_it_was()
+        if self._setters is not None:
+            self._setters.detach()
 
-    def _autocast_as_it_was(self) -> None:
+    def _precision_as_it_was(self) -> None:
         if self._precision is not None:
             self._precision.detach()
+        if self._fp32 is not None:
+            self._fp32.detach()
 
     # -- what discovery finds ----------------------------------------------------------------------
 
@@ -283,8 +302,17 @@ class ScriptRecording:
                 {id(r.model): name for r, name in zip(found.roots, names, strict=True)}
             )
 
-    def made(self, _optimizer: Optimizer) -> None:
-        """Do nothing: an optimizer counts from its first step on."""
+    def made(self, optimizer: Optimizer) -> None:
+        """With ``--fp32``, make its models FP32 before it steps; it counts from its first step on."""
+        if self._fp32 is not None:
+            from mpdiag.launching.discovery import top_modules
+
+            try:
+                held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+                tops = [m for m in top_modules() if any(id(p) in held for p in m.parameters())]
+                self._fp32.settle(tops, [optimizer], lasting=True)
+            except Exception as error:  # noqa: BLE001 - the script goes on
+                self.trouble(error)
 
     def called(self, module: nn.Module, args: Any) -> None:
         """Let the recorder see the call in which it was made, and parts that are called alone."""
@@ -304,8 +332,9 @@ class ScriptRecording:
         limit = self.settings.options.max_steps
         if limit is not None and self._state is None and recorder.steps_recorded >= limit:
             self.finish("complete")
-            if self._precision is not None and self._precision.off:
+            if self._precision is not None and self._fp32 is not None:
                 self._precision.attach()  # until the script ends
+                self._fp32.attach()
 
     def _forgo_operations(self) -> None:
         """Record no operations any more: the script compiles something from now on."""
@@ -348,6 +377,7 @@ class ScriptRecording:
                 script=settings.script,
             ),
             precision=self._precision,
+            setters=self._setters,
         )
         if self._compiles.seen:
             self._forgo_operations()
@@ -367,6 +397,11 @@ def _tell_steps(recorder: Recorder) -> None:
     if len(taken) > 1 and announced_ranks()[0] == 0:
         words = ", ".join(f"{kind} {count}" for kind, count in taken)
         processes.tell(f"{recorder.step} steps, each an update of weights; by optimizer: {words}")
+
+
+def _tell_precision(line: str) -> None:
+    if announced_ranks()[0] == 0:
+        processes.tell(line)
 
 
 def _warn_of_autocast(dtype: str) -> None:

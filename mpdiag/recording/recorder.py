@@ -39,6 +39,7 @@ from mpdiag.recording.cadence import (
     OperationSteps,
     Seconds,
 )
+from mpdiag.recording.contract import ContractWatch, optimizers_of
 from mpdiag.recording.failures import Failures, HookGuard
 from mpdiag.recording.grad_scaler import ScalerWatch
 from mpdiag.recording.growth import LayerGrowth
@@ -48,11 +49,15 @@ from mpdiag.recording.losses import LossLog
 from mpdiag.recording.observer import Observer
 from mpdiag.recording.operations import OperationWatch
 from mpdiag.recording.run_folder import Audience, Described, RecordingOptions, RunFolder
+from mpdiag.recording.state_shadow import StateShadow
 from mpdiag.recording.step_clock import StepClock
+from mpdiag.recording.value_watch import ValueWatch
 from mpdiag.recording.weights import CopiedParameters, WeightCopies, WeightObserver
 from mpdiag.runs import provenance
 from mpdiag.runs.writer import RunWriter
 from mpdiag.tracing.dispatch import after_backward, in_backward
+from mpdiag.tracing.dtype_setters import DtypeSetters
+from mpdiag.tracing.fp32_only import Fp32Only
 from mpdiag.tracing.names import Models, Subjects, subjects
 from mpdiag.tracing.precision import PrecisionWatch
 
@@ -103,8 +108,10 @@ def record(
             optimizers step in turn, this many steps of each, and the first step after one joins.
             Only the first evaluation of a closure is recorded.
         overwrite: Replace a run that is already in the folder.
-        fp32: Switch the training's own ``torch.autocast`` off during the recording. With autocast on,
-            the recording is not of FP32 training, and is marked as such.
+        fp32: Record in FP32: switch the training's own ``torch.autocast`` and FSDP's policy off, and
+            convert its half-precision weights, inputs and optimizer states. Weights and states get
+            their dtype back when recording stops; FSDP's policy does not. Without it the recording
+            of a half-precision training says that it is not of FP32.
         copy_budget: Bytes per device for copies of weights from before a step. Default: a quarter of
             the memory that is free at the first recorded step. If a parameter's copy does not fit,
             updates of the same blocks of it are recorded in each step, and its rows say so.
@@ -113,41 +120,20 @@ def record(
         UsageError: If an argument has the wrong type or value.
         RunExists: If the folder holds a run and ``overwrite`` is False.
     """
-    optimizers = _as_list(optimizer)
+    optimizers = optimizers_of(optimizer)
     cadence = Cadence(every, max_steps, budget)
     if operations is not None and (type(operations) is not int or operations < 0):
         raise UsageError(f"operations must be a number of steps, 0 or more, not {operations!r}")
+    only = Fp32Only(logger.info) if fp32 else None
     return Recorder(
         model,
         optimizers,
         place(run),
         RecordingOptions(cadence, include, exclude, overwrite, operations),
-        precision=PrecisionWatch(off=fp32),
+        precision=PrecisionWatch(off=fp32, only=dict if only is None else only.to_json),
+        fp32=only,
         copies=WeightCopies(copy_budget),
     )
-
-
-def _as_list(optimizer: Optimizers) -> list[Optimizer]:
-    if optimizer is None:
-        return []
-    found = [optimizer] if isinstance(optimizer, Optimizer) else optimizer
-    sequence: object = found  # callers without a type checker pass anything
-    if not isinstance(sequence, Sequence) or not all(isinstance(o, Optimizer) for o in sequence):
-        raise UsageError(
-            "the second argument of record() must be a torch.optim.Optimizer, a list of them or None, "
-            f"not {type(optimizer).__name__}"
-        )
-    return list({id(o): o for o in map(_unwrapped, found)}.values())
-
-
-def _unwrapped(optimizer: Optimizer) -> Optimizer:
-    """The optimizer that steps, inside a wrapper that only looks like one (Accelerate's is)."""
-    while not hasattr(optimizer, "_optimizer_step_pre_hooks"):
-        inner = getattr(optimizer, "optimizer", None)
-        if not isinstance(inner, Optimizer):
-            break
-        optimizer = inner
-    return optimizer
 
 
 def _warn_of_no_start(folder: AnyPath) -> None:
@@ -167,6 +153,8 @@ class Recorder:
         folder: The run folder.
         options: The options of ``mpdiag.record``.
         precision: Notes operations that are not in FP32.
+        fp32: Keeps the training in FP32 while it is recorded.
+        setters: Notes who gives parameters their dtype. Default: from the start of the recording.
         copies: Copies parameters before a step.
         clock: A monotonic clock, in seconds.
 
@@ -182,11 +170,15 @@ class Recorder:
         options: RecordingOptions,
         *,
         precision: PrecisionWatch | None = None,
+        fp32: Fp32Only | None = None,
+        setters: DtypeSetters | None = None,
         copies: WeightCopies | None = None,
         clock: Seconds = time.perf_counter,
     ) -> None:
         rank, world = provenance.ranks()
         self.folder = folder
+        self._fp32 = fp32
+        self._setters = setters or DtypeSetters()
         self._subjects: Subjects = (
             model
             if isinstance(model, Subjects)
@@ -205,6 +197,7 @@ class Recorder:
         self._unstarted: weakref.finalize[..., Recorder] | None = None
         precision = precision or PrecisionWatch()
         precision.say = precision.say or self._warn_of_autocast
+        precision.tell = precision.tell or logger.info
         try:
             writer = RunWriter(folder, rank=rank, world_size=world, overwrite=options.overwrite)
         except OSError as error:
@@ -245,11 +238,26 @@ class Recorder:
         scalers = ScalerWatch(clock, ledger, optimizers)
         weights = WeightObserver(about, optimizers, copied, ledger, clock, watch, guard, copies)
         observer = Observer(about, copied, ledger, clock, watch, described.precision, guard)
-        folder = RunFolder(writer, ledger, self._losses, scalers, clock, self._failures, described)
+        shadow = StateShadow(optimizers, self._failures.note)
+        values = ValueWatch(about, optimizers, self._failures.note)
+        contract = ContractWatch(
+            about,
+            optimizers,
+            copied.wrappers,
+            described.world,
+            shadow,
+            values,
+            described.precision,
+            self._failures.note,
+            self._setters.of,
+        )
+        folder = RunFolder(
+            writer, ledger, self._losses, scalers, clock, self._failures, described, contract
+        )
         # A step's operations are written before anything of ours may count as one, and the folder,
         # which closes the ledger's step, comes last.
         clock.attach(
-            (scalers, operations, weights, observer, folder),
+            (scalers, operations, weights, observer, shadow, values, contract, folder),
             GovernedPace(described.options.cadence, governor, ledger, operations),
         )
         return _Parts(
@@ -318,6 +326,10 @@ class Recorder:
         if any(n.reason is not None for n in self._subjects.modules.values()):
             parts.operations.refuse("the model is compiled: record the eager one")
         try:
+            self._setters.attach()
+            if self._fp32 is not None:
+                self._fp32.attach()
+                self._fp32.settle(self._subjects.roots, self._optimizers, lasting=False)
             self._clock.start(missed)
             parts.ledger.prepare(
                 p.device for root in self._subjects.roots for p in root.parameters()
@@ -364,6 +376,9 @@ class Recorder:
         self._losses.detach()
         live.discard(self)
         parts.folder.finish(state)
+        if self._fp32 is not None:
+            self._fp32.detach()
+        self._setters.detach()
         clock.release()
         if parts.governor.changes:
             logger.warning("recording into %s: %s", self.folder, parts.governor.words())

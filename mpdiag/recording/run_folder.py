@@ -30,9 +30,11 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from mpdiag.recording.cadence import Cadence, Governor, OperationSteps
+    from mpdiag.recording.contract import ContractWatch
     from mpdiag.recording.grad_scaler import ScalerWatch
     from mpdiag.recording.ledger import Ledger
     from mpdiag.recording.losses import LossLog
+    from mpdiag.runs.precision import PrecisionFacts
     from mpdiag.runs.training_log import TrainingStep
     from mpdiag.runs.writer import RunWriter
     from mpdiag.tracing.precision import PrecisionWatch
@@ -117,6 +119,7 @@ class RunFolder(StepListener):
         clock: Stopped when nothing can be written.
         failures: Where failures are noted.
         described: What ``meta.json`` says beside progress.
+        contract: Reads what ``precision.json`` says.
 
     Attributes:
         state: ``recording``, or how it ended.
@@ -132,6 +135,7 @@ class RunFolder(StepListener):
         clock: StepClock,
         failures: Failures,
         described: Described,
+        contract: ContractWatch,
     ) -> None:
         self.state = "recording"
         self.audience: Audience | None = None
@@ -142,6 +146,8 @@ class RunFolder(StepListener):
         self._clock = clock
         self._failures = failures
         self._described = described
+        self._contract = contract
+        self._facts: PrecisionFacts | None = None  # as they were written last
         self._created = now()
         self._written_at = time.monotonic()
         self._retries, self._retry_at = 0, 0.0
@@ -308,6 +314,10 @@ class RunFolder(StepListener):
         if rows != self._table:
             self._writer.write_modules(rows)
             self._table = rows
+        facts = self._contract.facts
+        if facts is not None and facts is not self._facts:
+            self._writer.write_precision(facts)
+            self._facts = facts
 
     def _describe(self, optimizer: Optimizer) -> dict[str, Any]:
         """An optimizer, how often it stepped, in a recorded step too, and evaluated a closure."""

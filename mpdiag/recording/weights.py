@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import os
+import weakref
 from collections.abc import Callable, Container, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -45,11 +46,15 @@ class CopiedParameters:
 
     def __init__(self) -> None:
         self._ids: set[int] = set()
-        self._wrappers: set[int] = set()
+        self._wrappers: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 
     def __contains__(self, parameter: torch.Tensor) -> bool:
         """Whether every rank has this one."""
         return id(parameter) in self._ids
+
+    def wrappers(self) -> list[torch.nn.Module]:
+        """DDP's modules that were seen."""
+        return list(self._wrappers)
 
     def search(self, models: Iterable[torch.nn.Module]) -> None:
         """Take in those of tensor-parallel models, and those under DDP."""
@@ -60,9 +65,9 @@ class CopiedParameters:
 
     def add_wrapped(self, module: torch.nn.Module) -> None:
         """Take in the parameters under a module, if it is DDP's and new."""
-        if not isinstance(module, DistributedDataParallel) or id(module) in self._wrappers:
+        if not isinstance(module, DistributedDataParallel) or module in self._wrappers:
             return
-        self._wrappers.add(id(module))
+        self._wrappers.add(module)
         ignored: Any = getattr(module, "parameters_to_ignore", ())
         self._ids.update(
             id(p) for name, p in module.module.named_parameters() if name not in ignored

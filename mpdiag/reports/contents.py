@@ -14,6 +14,7 @@ from mpdiag.errors import MpdiagError, RunNotFound
 from mpdiag.files.paths import AnyPath
 from mpdiag.plan import FILE as PLAN
 from mpdiag.plan import PrecisionPlan
+from mpdiag.precision.audit import Audit, audit_of_run
 from mpdiag.runs import results
 from mpdiag.runs.operations import Operation
 from mpdiag.runs.run import Run, open_run
@@ -32,6 +33,7 @@ class RunContents:
         search: What a search for the smallest FP32 set left.
         log: Its training log, if that has a step.
         profile: Its ``profile.json``.
+        audit: Of the training's precision.
     """
 
     analysis: Analysis
@@ -41,6 +43,7 @@ class RunContents:
     search: results.StoredSearch | None = None
     log: TrainingLog | None = None
     profile: Mapping[str, Any] | None = None
+    audit: Audit | None = None
 
     @property
     def folder(self) -> AnyPath:
@@ -68,6 +71,7 @@ def read_contents(analysis: Analysis) -> RunContents:
         results.read_search(folder),
         log if log is not None and log.steps else None,
         profile,
+        audit_of_run(analysis.run),
     )
 
 

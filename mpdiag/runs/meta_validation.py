@@ -40,6 +40,8 @@ _META: dict[str, Any] = {
     "precision": {
         "autocast": [str],
         "autocast_off": bool,
+        "switched_off": [str],
+        "not_switched_off": [str],
         **dict.fromkeys(_HALVES, COUNT),
     },
     "failures": [{"step": COUNT, "where": str, "error": str}],

@@ -13,6 +13,8 @@ from mpdiag.errors import RunExists
 from mpdiag.files.arrow_columns import array_from
 from mpdiag.files.atomic import atomic_path, json_text, write_json
 from mpdiag.files.paths import AnyPath, is_remote, place
+from mpdiag.runs.precision import PRECISION, PrecisionFacts
+from mpdiag.runs.results import COMPARISON
 from mpdiag.runs.run import META, SCHEMA_VERSION, modules_schema
 from mpdiag.runs.schema import repeating_columns
 
@@ -22,9 +24,9 @@ if TYPE_CHECKING:
 
 _MADE = (
     *("plan.json", "training.jsonl", "profile.json", "sensitivity.json", "search.json"),
-    *("report.html", "report.md"),
+    *("report.html", "report.md", COMPARISON, PRECISION),
 )
-"""What other commands write into a run; once the run is replaced they describe another one."""
+"""What is made of a run; once the run is replaced, these files describe another one."""
 
 
 class RunWriter:
@@ -137,6 +139,11 @@ class RunWriter:
             path.open("wb") as file,
         ):
             pq.write_table(table, file, compression="zstd")
+
+    def write_precision(self, facts: PrecisionFacts) -> None:
+        """Write what is known of precision; the lowest rank's, as of modules, is read."""
+        if self.rank == 0:
+            write_json(self.folder / PRECISION, facts.to_json())
 
     def append(self, table: pa.Table, part: int | None = None) -> None:
         """Write one part of statistics; it is whole on disk when this returns.

@@ -24,17 +24,29 @@ class PrecisionWatch:
     Args:
         off: Whether to switch the training's autocast off.
         say: Told, once for each dtype, that autocast is on in it.
+        tell: Told in one line which precision the training has, after its first step.
+        only: Says what ``--fp32`` switched off beside autocast, for ``meta.json``.
 
     Attributes:
         off: See above.
         say: See above.
+        tell: See above.
         autocast: Dtypes in which autocast was on.
         modules: Names of modules that returned, or received a gradient of, half precision.
     """
 
-    def __init__(self, *, off: bool = False, say: Callable[[str], None] | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        off: bool = False,
+        say: Callable[[str], None] | None = None,
+        tell: Callable[[str], None] | None = None,
+        only: Callable[[], dict[str, Any]] = dict,
+    ) -> None:
+        self._only = only
         self.off = off
         self.say = say
+        self.tell = tell
         self.autocast: set[str] = set()
         self.modules: set[str] = set()
         self._inside: Callable[[], bool] = lambda: False
@@ -92,6 +104,7 @@ class PrecisionWatch:
             "half_parameter_count_total": sum(p.numel() for p in parameters),
             "half_modules": len(self.modules),
             "autocast_off": self.off,
+            **self._only(),
         }
 
 

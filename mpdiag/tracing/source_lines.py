@@ -165,6 +165,20 @@ def locate() -> tuple[str, int, str, str]:
     return "", 0, "", function
 
 
+def calling_line() -> str:
+    """``file:line`` of the frame of the user's own code nearest to here, else of a library's."""
+    frame: FrameType | None = sys._getframe(1)
+    nearest = ""
+    while frame is not None:
+        if _kind(frame.f_code) == "user" and not frame.f_code.co_filename.startswith(_PACKAGE):
+            place = f"{_shown(frame.f_code.co_filename)}:{frame.f_lineno}"
+            if "site-packages" not in frame.f_code.co_filename:
+                return place
+            nearest = nearest or place
+        frame = frame.f_back
+    return nearest or "an unknown line"
+
+
 @lru_cache(maxsize=4096)
 def _kind(code: CodeType) -> str:
     file = code.co_filename

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import axe_checks
 import pytest
+import torch
+from audited_trainings import BF16, model, train
 from browsing import at_rest, open_view
 
 pytest.importorskip("streamlit", reason="needs Streamlit, of the extra `app`")
@@ -35,6 +37,8 @@ def runs(root, tmp_path_factory):
     folder = tmp_path_factory.mktemp("accessible") / "runs"
     for name in ("ssd", "ssd-fp16-plan", "digits", "gpu-sample"):
         shutil.copytree(root / "sample_runs" / name, folder / name)
+    weights = model(BF16)
+    train(weights, torch.optim.AdamW(weights.parameters(), lr=1e-2), folder / "bf16")
     return folder
 
 

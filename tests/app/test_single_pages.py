@@ -7,7 +7,9 @@ import shutil
 import made_runs as hand
 import pyarrow as pa
 import pytest
+import torch
 from app_pages import metrics, page_text, words
+from audited_trainings import BF16, model, train
 from made_profiles import profile
 
 from mpdiag.analysis.comparison.compare import compare
@@ -228,3 +230,19 @@ def test_trainings_that_claim_half_precision_and_ran_in_none_are_no_comparison(
     assert not test.get("plotly_chart")
     test = opened(tmp_path, "training", run="ssd-2", trainings="ssd-2")
     assert "none of its matrix products ran in it" in test.error[0].value
+
+
+def test_the_precision_of_a_training(opened, tmp_path):
+    weights = model(BF16)
+    audit = train(weights, torch.optim.AdamW(weights.parameters(), lr=1e-2), tmp_path / "bf16")
+    test = opened(tmp_path, "precision", run="bf16")
+    assert not test.exception
+    assert f"**{audit.line}.**" in words(test).replace("\\", "")
+    (table,) = (t.value for t in test.dataframe)
+    assert table["parameters"].tolist() == ["0.weight and 5 more"]
+    assert table["states"].tolist() == ["BF16"]
+    assert [fold.label.replace("\\", "").rstrip(".") for fold in test.expander] == [
+        f.message[:1].upper() + f.message[1:] for f in audit.findings
+    ]
+    (answers,) = (t.value for t in test.table)
+    assert answers["answer"].tolist() == ["exactly", "up to rounding", "no", "no"]

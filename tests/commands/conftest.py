@@ -4,6 +4,8 @@ import json
 import shutil
 
 import pytest
+import torch
+from audited_trainings import BF16, model, train
 from support import record_and_train
 from tensorcores.timeline.test_ranks import trace as rank_trace
 from tensorcores.traces import FALLBACK, SGEMM, kernel, launch, op, product, step, write
@@ -60,4 +62,6 @@ def printed(root, tmp_path_factory):
     for rank, compute in ((0, 40), (1, 70)):
         path = rank_trace(place / f"rank{rank}.json", rank, compute)
         shutil.copy(path, place / "ranks" / path.name)
+    weights = model(BF16)
+    train(weights, torch.optim.AdamW(weights.parameters(), lr=1e-2), place / "audited" / "bf16")
     return place

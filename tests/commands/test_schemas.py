@@ -18,6 +18,7 @@ from mpdiag.analysis.verdict.probe import Probe
 from mpdiag.exports.registry import EXPORTERS, TextLanguage
 from mpdiag.hardware.capabilities import How
 from mpdiag.plan import LossScaleNeed, PrecisionPlan, VerdictLevel
+from mpdiag.precision.answers import Certainty
 from mpdiag.runs.schema import Kind
 from mpdiag.sensitivity.fp32_search import Answer
 from mpdiag.tensorcores.causes import CauseCode
@@ -25,6 +26,7 @@ from mpdiag.tensorcores.kernels.rules import KernelVerdict
 
 WHOLE = [
     ("analyze", "analyze ssd --against ssd-fp16-plan"),
+    ("audit", "audit audited/bf16"),
     ("why", "why ssd"),
     ("replay", "replay digits"),
     ("compare", "compare ssd ssd-fp16-plan"),
@@ -51,7 +53,7 @@ MORE = [
 
 FREE = {
     *("before", "cuda_tflops", "evidence", "kernel_us", "meta", "now", "packages", "parameters"),
-    *("sections", "settings", "tensor_tflops"),
+    *("sections", "settings", "states", "tensor_tflops", "unknown"),
 }
 """Objects whose fields are named by what was found: no schema can miss one."""
 MAPS = {"formats", "kinds", "idle_causes"}
@@ -157,6 +159,7 @@ def test_an_open_object_takes_a_field_of_a_later_version_and_others_do_not(docum
         ("analyze/$defs/figure/properties/key", Key),
         ("analyze/$defs/figure/properties/counted", Counted),
         ("analyze/$defs/layer/properties/kind", Kind),
+        ("audit/$defs/answer/properties/answer", Certainty),
         ("compare/properties/verdict", equivalence.EquivalenceVerdict),
         ("compare/properties/answer", comparison_findings.Answer),
         ("compare/properties/metrics/items/properties/margin_kind", margins.MarginKind),

@@ -16,6 +16,7 @@ def report(model, metric, rank=0):
     digest = hashlib.sha256()
     for value in model.state_dict().values():
         whole = value.full_tensor() if hasattr(value, "full_tensor") else value
+        whole = whole.float() if whole.dtype == torch.bfloat16 else whole  # NumPy has none
         digest.update(whole.numpy().tobytes())
     if rank == 0:
         print("digest", digest.hexdigest(), "metric", metric, flush=True)

@@ -35,14 +35,14 @@ class Inner(nn.Module):
         return hidden.float()
 
 
-def train(model, autocast=None, steps=3, scaler=None):
+def train(model, autocast=None, steps=3, scaler=None, dtype=torch.float32):
     """A loop; returns its losses and all weights."""
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     losses = []
     for _ in range(steps):
         optimizer.zero_grad()
         with torch.autocast("cpu", autocast or torch.bfloat16, enabled=autocast is not None):
-            loss = model(torch.randn(8, 4)).float().square().mean()
+            loss = model(torch.randn(8, 4).to(dtype)).float().square().mean()
         (loss if scaler is None else scaler.scale(loss)).backward()
         if scaler is None:
             optimizer.step()
@@ -158,7 +158,7 @@ def test_a_launcher_is_given_the_same_options():
 def test_a_script_is_told_of_its_autocast_once(tmp_path, capsys):
     with loops.recording(tmp_path / "run"):
         train(made(), autocast=torch.float16)
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if "autocast" in line]
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "own autocast" in line]
     assert line.startswith("mpdiag: ")
     assert "--fp32" in line
 
@@ -214,3 +214,10 @@ def test_products_of_half_precision_inside_a_module_are_found(tmp_path):
     assert "its own code computes products in half precision" in analysis.verdict.text
     frozen = step_of(nn.Linear(4, 1), tmp_path / "frozen", frozen=True)
     assert "not-fp32" not in {f.code for f in frozen.findings}
+
+
+def test_a_recording_of_half_precision_weights_says_so_after_its_first_step(tmp_path, capsys):
+    with loops.recording(tmp_path / "run"):
+        train(made().half(), autocast=None, dtype=torch.float16)
+    told = capsys.readouterr().err
+    assert "mpdiag: FP16 weights, no FP32 masters" in told

@@ -121,6 +121,10 @@ def _what_is_narrow(evidence: Mapping[str, Any]) -> str:
     """What of a training is not FP32, by the evidence of a finding that says so."""
     if "half_modules" in evidence:
         return f"{counted(evidence['half_modules'], 'module')} returned half precision"
+    if "policies" in evidence:
+        return f"{' and '.join(sorted(evidence['policies']))} casts its weights to half precision"
+    if "not_switched_off" in evidence:
+        return f"--fp32 could not switch off {evidence['not_switched_off'][0]}"
     if "half_products" in evidence:
         return "its own code computes products in half precision"
     return "its weights are not FP32"

@@ -59,6 +59,15 @@ class PlainCommand(TyperCommand):
         return parameters
 
 
+class ScriptApart(PlainCommand):
+    """Keeps the words after ``--`` apart, as ``meta["script"]``: a script follows them, no input."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the words before ``--``, and note those after it as they were typed."""
+        ctx.meta["script"] = args[args.index("--") + 1 :] if "--" in args else None
+        return super().parse_args(ctx, args)
+
+
 def _no_type(ctx: Any) -> str:  # noqa: ARG001 - as typer calls it
     return ""
 

@@ -79,6 +79,8 @@ def countable(tensor: torch.Tensor) -> Countable | str:
         if type(local).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
             return f"a {type(local).__name__}, a tensor class whose values cannot be read"
         local = local.as_subclass(torch.Tensor)
+    if not has_memory(local):
+        return "memory that was given back (FSDP does so with gathered parameters)"
     dense = _dense(local)
     implicit = 0 if local.layout == torch.strided else local.numel() - dense.numel()
     # Magnitudes alone are counted: what a view turns the sign of is read as it lies.
@@ -90,6 +92,13 @@ def countable(tensor: torch.Tensor) -> Countable | str:
     values, repeat = flat_values(dense)
     own = local.layout == torch.strided and values.data_ptr() == local.data_ptr()
     return Countable(values, repeat, implicit, dtype, placement, values.numel() > 0 and own)
+
+
+def has_memory(tensor: torch.Tensor) -> bool:
+    """Whether a plain tensor's values can be read; reading a storage of size 0 crashes."""
+    if tensor.layout != torch.strided or tensor.numel() == 0:
+        return True
+    return tensor.untyped_storage().nbytes() > 0
 
 
 def sum_of_bits(values: torch.Tensor) -> int | None:

@@ -16,10 +16,12 @@ from mpdiag.analysis.analyzer import Analysis
 from mpdiag.analysis.figures import Key, gradients_svg
 from mpdiag.display.wording import counted, layer_name, percent, sentence
 from mpdiag.numerics.formats import FORMATS, half_of
+from mpdiag.precision.audit import Audit
 from mpdiag.reports.documents.page import PageTable, frame_table
 from mpdiag.reports.documents.run_report import next_command, reasons
 from mpdiag.reports.text.analysis import gradients_picture, grounds
 from mpdiag.reports.views.operations import operations_frame
+from mpdiag.reports.views.precision import precision_frame
 from mpdiag.reports.views.verdict import facts, formats_frame, formats_note, levels_frame
 
 TOP = 8
@@ -98,17 +100,18 @@ def run_picture(analysis: Analysis) -> str:
     return gradients_svg(analysis.layers, analysis.figures, fmt, scale, ground=WHITE)
 
 
-def run_markdown(analysis: Analysis, picture: str = "") -> str:
+def run_markdown(analysis: Analysis, picture: str = "", audit: Audit | None = None) -> str:
     """The whole document.
 
     Args:
         analysis: Of the run.
         picture: The file of its picture, beside the document; "" for none.
+        audit: Of its precision, if that is known.
     """
-    return "\n\n".join(_parts(analysis, picture)) + "\n"
+    return "\n\n".join(_parts(analysis, picture, audit)) + "\n"
 
 
-def _parts(analysis: Analysis, picture: str) -> Iterator[str]:
+def _parts(analysis: Analysis, picture: str, audit: Audit | None) -> Iterator[str]:
     yield f"## {escaped(analysis.run.name)}"
     yield f"**{escaped(analysis.verdict.text)}**"
     if command := next_command(analysis):
@@ -125,6 +128,11 @@ def _parts(analysis: Analysis, picture: str) -> Iterator[str]:
         yield findings_list(f.to_json() for f in analysis.findings)
     for title, words in reasons(analysis):
         yield f"**{title}.** {escaped(words)}"
+    if audit is not None:
+        yield f"### Precision: {escaped(audit.line)}"
+        yield page_table(frame_table(precision_frame(audit)))
+        if audit.findings:
+            yield findings_list(f.to_json() for f in audit.findings)
     yield from _layers(analysis)
     yield from _histogram(analysis)
     yield from _folded_tables(analysis)

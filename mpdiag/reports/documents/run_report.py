@@ -15,14 +15,17 @@ from mpdiag.analysis.figures import Key, at_scale
 from mpdiag.display.wording import counted, percent, sentence
 from mpdiag.files.paths import is_remote
 from mpdiag.numerics.formats import half_of
+from mpdiag.precision.audit import Audit
 from mpdiag.reports.contents import RunContents
 from mpdiag.reports.documents.page import figure_data, findings, frame_table, page
 from mpdiag.reports.picture import Picture
 from mpdiag.reports.registry import reported_pictures
 from mpdiag.reports.text.analysis import after_analysis, grounds
+from mpdiag.reports.text.audit import sources
 from mpdiag.reports.views.gradients.frame import in_model_order
 from mpdiag.reports.views.gradients.pictures import Gradients, share_axis
 from mpdiag.reports.views.operations import operations_frame
+from mpdiag.reports.views.precision import answers_frame, precision_frame
 from mpdiag.reports.views.verdict import facts, formats_frame, formats_note, levels_frame
 
 KEY = "heat-map"
@@ -63,12 +66,26 @@ def run_page(contents: RunContents) -> str:
         facts=facts(analysis),
         why=reasons(analysis),
         findings=findings(f.to_json() for f in analysis.findings),
+        precision=_precision(contents.audit),
         operations=frame_table(operations_frame(analysis)),
         levels=frame_table(levels_frame(analysis.plan)),
         formats=frame_table(formats_frame(analysis.formats).map(percent).reset_index()),
         formats_note=formats_note(analysis),
         provenance=list(_provenance(analysis)),
     )
+
+
+def _precision(audit: Audit | None) -> dict[str, Any] | None:
+    """What the page says of the training's precision; None where that is not known."""
+    if audit is None:
+        return None
+    return {
+        "line": sentence(audit.line),
+        "table": frame_table(precision_frame(audit)),
+        "sources": [f"{title}: {words}." for title, words in sources(audit)],
+        "findings": findings(f.to_json() for f in audit.findings),
+        "answers": frame_table(answers_frame(audit)),
+    }
 
 
 def _tone(analysis: Analysis) -> str:

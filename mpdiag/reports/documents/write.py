@@ -5,6 +5,7 @@ from pathlib import Path
 
 from mpdiag.analysis.analyzer import analyze
 from mpdiag.files.paths import AnyPath, place
+from mpdiag.precision.audit import audit_of_run
 from mpdiag.reports.contents import read_contents
 from mpdiag.reports.documents.markdown import run_markdown, run_picture
 from mpdiag.reports.documents.page import save
@@ -31,7 +32,8 @@ def write_report(run: str | os.PathLike[str], output: Path | None = None) -> Any
     analysis = analyze(run)
     path = output or place(run) / REPORT
     if path.suffix == ".md":
-        return save(path, run_markdown(analysis, picture_beside(path, run_picture(analysis))))
+        picture = picture_beside(path, run_picture(analysis))
+        return save(path, run_markdown(analysis, picture, audit_of_run(analysis.run)))
     return save(path, run_page(read_contents(analysis)))
 
 

@@ -21,7 +21,7 @@ from mpdiag.numerics.formats import BF16, FORMATS, FP16, TRAINABLE
 from mpdiag.plan import Fp32Choice, PrecisionPlan, ShapeAdvice, Verdict
 from mpdiag.reports import next_commands
 from mpdiag.reports.text.charts import Histogram
-from mpdiag.reports.text.tables import COLOURS, EXPLAIN, Fitted, finding_lines
+from mpdiag.reports.text.tables import EXPLAIN, Fitted, add_findings, finding_lines, titled_rows
 from mpdiag.runs.run import Run
 
 FINDINGS = 3
@@ -35,23 +35,12 @@ def summary_text(analysis: Analysis) -> Iterator[RenderableType]:
     yield _verdict(analysis)
     yield _provenance(analysis, model=False)
     yield Text("")
-    rows = _titled()
+    rows = titled_rows()
     if analysis.advises:
         for title, words in _plan(analysis):
             rows.add_row(title, Text(words))
         rows.add_row("", "")
-    shown = analysis.findings[:FINDINGS]
-    for finding in shown:
-        severity = Text(finding.severity, COLOURS[finding.severity])
-        rows.add_row(severity, Text(finding.headline))
-        if finding.fix:
-            rows.add_row("", Text(f"→ {finding.fix}", "dim"))
-    more = len(analysis.findings) - len(shown)
-    if more > 0:
-        rows.add_row("", Text(f"and {counted(more, 'finding')} more: -v", "dim"))
-    if shown:
-        codes = dict.fromkeys(f.code for f in shown)
-        rows.add_row(Text("mpdiag explain", "not bold dim"), Text(" | ".join(codes), "dim"))
+    add_findings(rows, analysis.findings[:FINDINGS], more=len(analysis.findings) - FINDINGS)
     bounds = analysis.verdict.not_examined
     if bounds:
         rows.add_row("", "")
@@ -220,14 +209,6 @@ def _provenance(analysis: Analysis, *, model: bool = True) -> Text:
     return Text(f"{analysis.run.folder}: {kind}{steps}, {meta.get('state', 'unknown')}", "dim")
 
 
-def _titled() -> Table:
-    """Rows of a bold title and words."""
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="bold", no_wrap=True)
-    grid.add_column(overflow="fold")
-    return grid
-
-
 def grounds(verdict: Verdict) -> tuple[tuple[str, str], ...]:
     """What a verdict rests on and what was not looked at: titles and clauses; empty ones left out."""
     parts = (("Rests on", verdict.evidence), ("Not checked", verdict.not_examined))
@@ -237,7 +218,7 @@ def grounds(verdict: Verdict) -> tuple[tuple[str, str], ...]:
 def _grounds(analysis: Analysis) -> list[RenderableType]:
     """What the verdict rests on, what was not looked at, and the check that would settle it."""
     verdict = analysis.verdict
-    grid = _titled()
+    grid = titled_rows()
     for title, clauses in grounds(verdict):
         grid.add_row(title, escape(clauses))
     if can_be_settled(analysis):
@@ -269,7 +250,7 @@ def _workload(words: list[str], folder: str) -> str:
 
 def _facts(analysis: Analysis) -> Table:
     scale, plan = analysis.loss_scale, analysis.plan
-    grid = _titled()
+    grid = titled_rows()
     known = plan.loss_scale.need != "unknown"
     grid.add_row(
         "Loss scale",

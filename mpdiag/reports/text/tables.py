@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mpdiag.analysis.findings import Finding
+from mpdiag.display.wording import counted
 
 COLOURS = {"error": "bold red", "warning": "yellow", "info": "cyan"}
 EXPLAIN = "what a finding means: mpdiag explain CODE"
@@ -151,3 +152,34 @@ def finding_lines(findings: Sequence[Finding]) -> list[RenderableType]:
             fix = Text(f"{f.fix}  [{f.code}]".lstrip(), style="dim")
             lines.append(Padding(fix, (0, 0, 0, 2), expand=False))
     return lines
+
+
+def titled_rows() -> Table:
+    """Rows of a bold title and words."""
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="bold", no_wrap=True)
+    grid.add_column(overflow="fold")
+    return grid
+
+
+def add_findings(
+    rows: Table, findings: Sequence[Finding], *, more: int = 0, whole: bool = False
+) -> None:
+    """Findings as titled rows, and the command that explains them.
+
+    Args:
+        rows: Of ``titled_rows``.
+        findings: The findings to show.
+        more: How many are left out.
+        whole: Their whole messages, else what was found alone.
+    """
+    for finding in findings:
+        severity = Text(finding.severity, COLOURS[finding.severity])
+        rows.add_row(severity, Text(finding.message if whole else finding.headline))
+        if finding.fix:
+            rows.add_row("", Text(f"→ {finding.fix}", "dim"))
+    if more > 0:
+        rows.add_row("", Text(f"and {counted(more, 'finding')} more: -v", "dim"))
+    if findings:
+        codes = dict.fromkeys(f.code for f in findings)
+        rows.add_row(Text("mpdiag explain", "not bold dim"), Text(" | ".join(codes), "dim"))

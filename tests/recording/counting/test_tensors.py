@@ -148,6 +148,22 @@ def test_an_empty_parameter(tmp_path):
         assert rows(tmp_path / "run", kind=kind, name="none")["numel"].tolist() == [0]
 
 
+def test_memory_that_was_given_back_is_not_read(tmp_path):
+    """An optimizer made after FSDP2's first forward pass holds gathered parameters, freed since."""
+    model = nn.Linear(8, 4)
+    freed = nn.Parameter(torch.ones(3, 4, dtype=torch.bfloat16))
+    model.gathered = freed
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    freed.untyped_storage().resize_(0)
+    with mpdiag.record(model, optimizer, tmp_path / "run") as recorder:
+        for _ in range(2):
+            model(torch.randn(5, 8)).sum().backward()
+            optimizer.step()
+    assert recorder.failures == []
+    assert "given back" in not_recorded(tmp_path / "run")["gathered"]
+    assert mpdiag.audit(tmp_path / "run").parameters[-1].master is None
+
+
 def test_sparse_gradients_count_their_zeros(tmp_path):
     model = nn.Embedding(50, 4, sparse=True)
     optimizer = torch.optim.SparseAdam(model.parameters())

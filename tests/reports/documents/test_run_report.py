@@ -6,6 +6,8 @@ import re
 
 import made_runs as hand
 import pytest
+import torch
+from audited_trainings import BF16, model, train
 from html_reader import Page
 from typer.testing import CliRunner
 
@@ -124,3 +126,17 @@ def test_a_place_that_cannot_be_written(tmp_path):
     result = CliRunner().invoke(app, ["report", str(run), "-o", str(tmp_path / "no" / "x.html")])
     assert result.exit_code == 2
     assert re.search(r"cannot write .*x.html", "".join(result.stderr.split("\n")))
+
+
+def test_a_report_has_the_precision_of_a_training_that_says_it(sample, tmp_path):
+    weights = model(BF16)
+    run = tmp_path / "bf16"
+    audit = train(weights, torch.optim.AdamW(weights.parameters(), lr=1e-2), run)
+    page = read(write_report(run))
+    text = write_report(run, tmp_path / "bf16.md").read_text(encoding="utf-8")
+    for words in (audit.line, *(f.message[1:] for f in audit.findings)):
+        assert words in page.text
+        assert words in text.replace("\\", "")
+    assert "0.weight and 5 more" in page.text
+    assert "What this recording can answer" in page.text
+    assert "What this recording can answer" not in sample[2].text

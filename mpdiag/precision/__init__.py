@@ -1,0 +1,1 @@
+"""What precision a training really has, and what that does: the audit."""

@@ -1,0 +1,349 @@
+"""What the precision of a training does: proved by arithmetic, or counted in the recording."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from mpdiag.analysis.findings import Finding
+from mpdiag.display.wording import counted, percent
+from mpdiag.numerics.decay import NARROW, decay
+from mpdiag.precision.moments import moments
+from mpdiag.precision.movement import standstill
+from mpdiag.runs.precision import HALF, LABELS, Observed, ParameterPrecision, PrecisionFacts, Shadow
+from mpdiag.runs.run import Run
+
+STILL = 0.01
+"""Share of elements that stand still in a step, above which it is said."""
+EARLY = 100
+"""Steps below which a moving average with a factor of 0.999 has hardly begun."""
+
+
+def consequences(
+    facts: PrecisionFacts,
+    parameters: Sequence[ParameterPrecision],
+    autocast: Sequence[str],
+    run: Run | None,
+) -> Iterator[Finding]:
+    """What to know of a training's precision."""
+    yield from _unheld(parameters)
+    yield from _observed(facts)
+    if run is not None:
+        yield from _without_scale(autocast, run)
+    for holder, held in _by_optimizer(parameters).items():
+        groups = _settings_of(facts, holder)
+        torchs = _is_torchs(facts, holder)
+        yield from _stuck_states(holder, held, groups, facts.shadows, proved=torchs)
+        yield from _narrow_states(holder, held)
+        if torchs and not _decay_was_seen(facts, holder):
+            yield from _stuck_decay(holder, held, groups)
+    if run is not None:
+        yield from _standing_still(parameters, run, facts)
+    if facts.accumulating:
+        yield from _narrow_sums(parameters)
+    yield from _narrow_reductions(parameters)
+
+
+def _by_optimizer(
+    parameters: Iterable[ParameterPrecision],
+) -> Mapping[str, list[ParameterPrecision]]:
+    found: dict[str, list[ParameterPrecision]] = defaultdict(list)
+    for p in parameters:
+        if p.optimizer is not None:
+            found[p.optimizer].append(p)
+    return found
+
+
+def _settings_of(facts: PrecisionFacts, holder: str) -> list[Mapping[str, Any]]:
+    return [
+        group
+        for settings in facts.settings
+        if settings.get("optimizer") == holder
+        for group in settings.get("groups", ())
+    ]
+
+
+def _decay_was_seen(facts: PrecisionFacts, holder: str) -> bool:
+    """Whether a factor without effect was seen in an optimizer's step, which then says it."""
+    kinds = {(one.kind, one.names[0]) for one in facts.observed}
+    return ("factor-without-effect", holder) in kinds
+
+
+def _is_torchs(facts: PrecisionFacts, holder: str) -> bool:
+    """Whether the optimizers of a name step by torch's own code, whose formula is known."""
+    steps = [s.get("step") for s in facts.settings if s.get("optimizer") == holder]
+    return bool(steps) and all(str(step).startswith("torch.optim.") for step in steps)
+
+
+def _named(parameters: Sequence[ParameterPrecision]) -> dict[str, Any]:
+    return {
+        "parameters": [p.name for p in parameters][:20],
+        "parameter_count": len(parameters),
+        "numel": sum(p.numel for p in parameters),
+    }
+
+
+def _unheld(parameters: Sequence[ParameterPrecision]) -> Iterator[Finding]:
+    if all(p.optimizer is None for p in parameters):
+        return  # no optimizer is known at all
+    unheld = [p for p in parameters if p.trainable and p.optimizer is None]
+    if unheld:
+        yield Finding(
+            severity="warning",
+            code="precision-unheld",
+            message=f"no optimizer holds {_some(unheld)}, which require a gradient; they do not train",
+            evidence=_named(unheld),
+            fix="give them to the optimizer, or set requires_grad=False",
+        )
+
+
+def _stuck_states(
+    holder: str,
+    held: Sequence[ParameterPrecision],
+    groups: Sequence[Mapping[str, Any]],
+    shadows: Sequence[Shadow],
+    *,
+    proved: bool,
+) -> Iterator[Finding]:
+    """Moving averages that cannot fall: rounding gives the decayed value back.
+
+    Of an optimizer that is not torch's, whose formula is not known, only what was measured is said.
+    """
+    for state, factors in moments(holder, groups).items():
+        for factor in sorted(factors):
+            for dtype in NARROW:
+                those = [p for p in held if p.states.get(state) == dtype]
+                found = decay(dtype, factor)
+                if not those or not found.stuck:
+                    continue
+                whole = found.stuck == found.values
+                share = f"all {found.values:,}" if whole else f"{found.stuck:,} of {found.values:,}"
+                label = LABELS[dtype]
+                seen = next((s for s in shadows if (s.optimizer, s.state) == (holder, state)), None)
+                if not proved and not _is_off(seen):
+                    continue
+                yield Finding(
+                    severity="warning",
+                    code="precision-stuck-state",
+                    message=f"{holder}'s {state} in {label} {'cannot' if whole else 'can hardly'} fall "
+                    f"by its factor {factor:g}; rounding gives back {share} normal values of {label}"
+                    f"{_beside_fp32(seen)}",
+                    evidence={
+                        **_named(those),
+                        "state": state,
+                        "dtype": dtype,
+                        "factor": factor,
+                        "stuck": found.stuck,
+                        "values": found.values,
+                        "measured": None if seen is None else vars(seen),
+                    },
+                    fix=f"keep {state} in FP32: FP32 masters, or an optimizer with FP32 states",
+                )
+
+
+def _is_off(seen: Shadow | None) -> bool:
+    """Whether a state was measured to be far from FP32's."""
+    return seen is not None and seen.steps >= EARLY and not 0.9 < seen.median < 1.1
+
+
+def _beside_fp32(seen: Shadow | None) -> str:
+    """How far a state is from FP32's, and what that does to Adam's steps, as it was measured."""
+    if seen is None:
+        return "; how far it is from FP32's was not measured"
+    if seen.steps < EARLY:
+        return f"; {counted(seen.steps, 'step')} are too few to measure how far it is from FP32's"
+    factor = seen.median**-0.5
+    size = "about as large" if 0.95 < factor < 1.05 else f"{factor:.2g} times as large"
+    return (
+        f"; after {counted(seen.steps, 'step')} it is {seen.median:.2g} times FP32's (median of "
+        f"{seen.elements:,} elements), so that steps are {size}"
+    )
+
+
+def _narrow_states(holder: str, held: Sequence[ParameterPrecision]) -> Iterator[Finding]:
+    """FP32 weights whose optimizer keeps statistics in half precision."""
+    those = [
+        p
+        for p in held
+        if (p.master or p.stored) == "float32" and HALF.intersection(p.states.values())
+    ]
+    if those:
+        states = sorted({n for p in those for n, d in p.states.items() if d in HALF})
+        yield Finding(
+            severity="info",
+            code="precision-narrow-state",
+            message=f"{holder} keeps {', '.join(states)} of {_some(those)} in half precision, "
+            "though the weights are FP32",
+            evidence={**_named(those), "states": states},
+            fix="check that this was asked for; otherwise use FP32 states",
+        )
+
+
+def _stuck_decay(
+    holder: str, held: Sequence[ParameterPrecision], groups: Sequence[Mapping[str, Any]]
+) -> Iterator[Finding]:
+    """Weight decay that rounding undoes, where it is applied as a factor (AdamW, decoupled SGD)."""
+    if not holder.endswith("W") and holder not in ("Lion", "Muon"):
+        return
+    for group in groups:
+        rate, strength = group.get("lr"), group.get("weight_decay")
+        if not isinstance(rate, float) or not isinstance(strength, (int, float)) or not strength:
+            continue
+        factor = 1.0 - rate * float(strength)
+        for dtype in NARROW:
+            those = [p for p in held if p.stored == dtype and p.master is None]
+            found = decay(dtype, factor)
+            if those and found.stuck == found.values:
+                label = LABELS[dtype]
+                yield Finding(
+                    severity="warning",
+                    code="precision-decay-without-effect",
+                    message=f"weight decay of {strength:g} at a learning rate of {rate:g} has no effect "
+                    f"on {label} weights; 1 - {rate * strength:.2g} times any of {label}'s "
+                    f"{found.values:,} normal values rounds back to it",
+                    evidence={**_named(those), "factor": factor, "values": found.values},
+                    fix="keep FP32 masters, or set weight_decay=0",
+                )
+
+
+def _standing_still(
+    parameters: Sequence[ParameterPrecision], run: Run, facts: PrecisionFacts
+) -> Iterator[Finding]:
+    """Half-precision weights that did not move although they had a gradient.
+
+    Torch's optimizers round to nearest. One of the script's own may round stochastically, and then an
+    element that stood still has lost nothing.
+    """
+    those = [p for p in parameters if p.stored in HALF and p.master is None and p.optimizer]
+    if not those:
+        return
+    seen = standstill(run, {p.name for p in those})
+    if seen.share > STILL:
+        label = "/".join(sorted({LABELS[p.stored] for p in those}))
+        torchs = all(_is_torchs(facts, str(p.optimizer)) for p in those)
+        why = (
+            "their updates round to nothing" if torchs else "rounding to nearest loses such updates"
+        )
+        yield Finding(
+            severity="warning" if torchs else "info",
+            code="precision-updates-rounded-away",
+            message=f"at least {percent(seen.share)} of the {label} weights with a gradient did not "
+            f"move in a step; {why} ({counted(seen.steps, 'step')} recorded)",
+            evidence={**_named(those), **vars(seen)},
+            fix="keep FP32 masters, or round updates stochastically",
+        )
+
+
+def _observed(facts: PrecisionFacts) -> Iterator[Finding]:
+    """What values showed and dtypes do not."""
+    by_kind: dict[str, list[Observed]] = defaultdict(list)
+    for one in facts.observed:
+        by_kind[one.kind].append(one)
+    if moved := by_kind["frozen-moved"]:
+        largest = max(moved, key=lambda one: one.size)
+        yield Finding(
+            severity="warning",
+            code="precision-frozen-moved",
+            message=f"{_names([one.names[0] for one in moved])} changed, though frozen "
+            f"(requires_grad is False); {largest.names[0]} moved by {percent(largest.size)} of its "
+            f"size by step {largest.last}",
+            evidence={"parameters": [one.names[0] for one in moved][:20], "size": largest.size},
+            fix="leave frozen parameters out of the optimizer",
+        )
+    for one in by_kind["parted"]:
+        yield Finding(
+            severity="warning",
+            code="precision-equal-parted",
+            message=f"{one.names[0]} and {one.names[1]} were equal before the first step and differ "
+            f"after step {one.first}; if they were tied, the tie is broken",
+            evidence={"parameters": list(one.names), "step": one.first},
+            fix=f"tie them again: {one.names[1]} = {one.names[0]}",
+        )
+    if narrow := [one for one in by_kind["narrow-values"] if one.last > one.first]:
+        states = sorted({one.names[0] for one in narrow})
+        yield Finding(
+            severity="warning",
+            code="precision-narrow-values",
+            message=f"{', '.join(states)}: stored in FP32, but each value looked at is a BF16 number; "
+            f"something rounds it in each step ({_names([one.names[1] for one in narrow])})",
+            evidence={"parameters": [one.names[1] for one in narrow][:20], "states": states},
+            fix="look for a cast to BF16 in the optimizer, or in the kernel that it calls",
+        )
+    without: dict[tuple[str, float], list[str]] = defaultdict(list)
+    for one in by_kind["factor-without-effect"]:
+        without[one.names[0], one.size].append(one.names[1])
+    for (holder, factor), names in without.items():
+        yield Finding(
+            severity="warning",
+            code="precision-decay-without-effect",
+            message=f"{holder} multiplies {_names(names)} by {factor:.6g}, and no element changes; "
+            "rounding gives each value back, so weight decay has no effect",
+            evidence={"parameters": names[:20], "factor": factor},
+            fix="keep FP32 masters, or set weight_decay=0",
+        )
+    for one in by_kind["optimizer-products"]:
+        holder, dtype = one.names
+        if dtype in HALF:
+            yield Finding(
+                severity="info",
+                code="precision-optimizer-products",
+                message=f"{holder} multiplies in {LABELS[dtype]} inside its step",
+                evidence={"optimizer": holder, "dtype": dtype, "products": int(one.size)},
+                fix="compare with FP32 products if the updates look noisy",
+            )
+
+
+def _without_scale(autocast: Sequence[str], run: Run) -> Iterator[Finding]:
+    """FP16 autocast without a loss scale."""
+    if "float16" not in autocast:
+        return
+    scales = np.concatenate([rows.scale for rows in run.pieces(histograms=False)])
+    if (np.isnan(scales) | (scales == 1.0)).all():
+        yield Finding(
+            severity="warning",
+            code="precision-no-loss-scale",
+            message="autocast computes in FP16, and no loss scale was seen; small gradients become 0",
+            evidence={"autocast": list(autocast)},
+            fix="use torch.amp.GradScaler, or train in BF16",
+        )
+
+
+def _narrow_sums(parameters: Sequence[ParameterPrecision]) -> Iterator[Finding]:
+    those = [p for p in parameters if p.accumulated in HALF]
+    if those:
+        label = "/".join(sorted({LABELS[str(p.accumulated)] for p in those}))
+        yield Finding(
+            severity="info",
+            code="precision-narrow-sum",
+            message=f"gradients of {_some(those)} add up in {label} over micro-batches",
+            evidence=_named(those),
+            fix="with many micro-batches, accumulate in FP32",
+        )
+
+
+def _narrow_reductions(parameters: Sequence[ParameterPrecision]) -> Iterator[Finding]:
+    those = [p for p in parameters if p.reduced in HALF]
+    if those:
+        label = "/".join(sorted({LABELS[str(p.reduced)] for p in those}))
+        yield Finding(
+            severity="info",
+            code="precision-narrow-reduction",
+            message=f"gradients of {_some(those)} are added over ranks in {label}",
+            evidence=_named(those),
+            fix="reduce in FP32: reduce_dtype=torch.float32",
+        )
+
+
+def _names(names: Sequence[str]) -> str:
+    return (
+        names[0]
+        if len(names) == 1
+        else f"{counted(len(names), 'parameter')} ({names[0]} and others)"
+    )
+
+
+def _some(parameters: Sequence[ParameterPrecision]) -> str:
+    return _names([p.name for p in parameters])

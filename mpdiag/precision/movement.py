@@ -1,0 +1,70 @@
+"""How much of the weights stood still although their gradients were not zero: a bound, by counting.
+
+An element that did not change had an update that rounding removed, or none. Where its gradient is not
+zero, an optimizer of torch has an update for it. Which elements these are is not recorded, how many of
+each is: of n elements, if u did not change and z have a gradient of zero, at least u − z stood still
+with a gradient.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import numpy as np
+
+from mpdiag.runs.run import Run
+from mpdiag.runs.schema import TOTAL, Kind
+
+
+@dataclass(frozen=True)
+class Standstill:
+    """Elements of parameters that did not change, over the recorded steps.
+
+    Attributes:
+        elements: Elements × steps in which they could have changed.
+        still: Of these at least, those with a gradient that did not change.
+        steps: Recorded steps.
+    """
+
+    elements: int
+    still: int
+    steps: int
+
+    @property
+    def share(self) -> float:
+        """The least share that stood still with a gradient."""
+        return self.still / self.elements if self.elements else 0.0
+
+
+def standstill(run: Run, names: Collection[str]) -> Standstill:
+    """How much of some parameters stood still, in steps whose updates were recorded whole.
+
+    Raises:
+        DamagedRun: If the statistics cannot be read.
+    """
+    updates: dict[tuple[int, int, str], tuple[int, int]] = {}
+    zeros: dict[tuple[int, int, str], int] = defaultdict(int)
+    for rows in run.pieces(histograms=False):
+        chosen = rows.with_names(names) & (rows.micro == TOTAL) & ~rows.skipped
+        kinds: tuple[Kind, ...] = ("update", "weight_grad")
+        for kind in kinds:
+            part = rows.select(chosen & rows.of_kind(kind))
+            keys = zip(part.rank.tolist(), part.step.tolist(), part.texts("name"), strict=True)
+            for key, numel, zero, changed, sampled in zip(
+                keys,
+                part.numel.tolist(),
+                part.zeros.tolist(),
+                part.changed.tolist(),
+                part.sampled_from.tolist(),
+                strict=True,
+            ):
+                if kind == "weight_grad":
+                    zeros[key] += zero
+                elif sampled <= 0:
+                    updates[key] = (numel, numel - changed)
+    known = [key for key in updates if key in zeros]
+    still = sum(max(0, updates[key][1] - zeros[key]) for key in known)
+    elements = sum(max(0, updates[key][0] - zeros[key]) for key in known)
+    return Standstill(elements, still, len(np.unique([key[1] for key in known])))

@@ -1,0 +1,339 @@
+"""Reads the precision of a training from its objects: parameters, gradients, optimizers, wrappers.
+
+Nothing is computed but comparisons for equality, of parameters that no optimizer holds with FP32
+tensors of the same shape that one does: one that rounds to the parameter is its master copy.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from mpdiag.errors import UsageError
+from mpdiag.recording.counting.tensors import has_memory
+from mpdiag.recording.state_shadow import StateShadow
+from mpdiag.recording.step_clock import Step, StepListener
+from mpdiag.recording.value_watch import ValueWatch
+from mpdiag.runs import provenance
+from mpdiag.runs.precision import ParameterPrecision, PrecisionFacts, summary
+from mpdiag.tracing.names import Models, Subjects, subjects
+from mpdiag.tracing.precision import HALF, PrecisionWatch
+from mpdiag.tracing.sharding import Reduction, reductions
+
+FIRST_STEPS = 3
+"""Steps after which the precision is read; later only in recorded steps."""
+_HEAD = 64
+_COUNTERS = ("step", "steps")
+"""States that count, and hold no statistic."""
+
+
+def short(dtype: torch.dtype | None) -> str | None:
+    """A dtype's name without ``torch.``."""
+    return None if dtype is None else str(dtype).removeprefix("torch.")
+
+
+def read_parameters(
+    names: Mapping[str, nn.Parameter],
+    optimizers: Sequence[Optimizer],
+    around: Iterable[nn.Module],
+    *,
+    world: int,
+    setter: Callable[[nn.Parameter], str | None] = lambda _: None,
+) -> tuple[ParameterPrecision, ...]:
+    """The precision of each parameter, as far as the objects of a training tell.
+
+    Args:
+        names: Parameters by name.
+        optimizers: All that step.
+        around: The models, and what is wrapped around them.
+        world: Processes that train together.
+        setter: Says who gave a parameter its dtype, if that was seen.
+    """
+    wrapped = reductions(around)
+    holders = {id(p): o for o in optimizers for g in o.param_groups for p in g["params"]}
+    own = {id(p) for p in names.values()}
+    loose: dict[int, list[tuple[torch.Tensor, Optimizer]]] = defaultdict(list)
+    for optimizer in optimizers:
+        for p in (p for g in optimizer.param_groups for p in g["params"] if id(p) not in own):
+            loose[p.numel()].append((p, optimizer))
+    found = []
+    for name, parameter in names.items():
+        holder, state, master = holders.get(id(parameter)), {}, None
+        if holder is not None:
+            state = holder.state.get(parameter, {})
+            if parameter.dtype in HALF:
+                master = next(
+                    (t for t in _tensors(state).values() if _is_master(t, parameter)), None
+                )
+        else:  # its optimizer may step a copy of it
+            candidates = loose[parameter.numel()]
+            masters = ((t, o) for t, o in candidates if _is_master(t, parameter))
+            master, holder = next(masters, (None, None))
+            if master is not None and holder is not None:
+                state = holder.state.get(master, {})
+                # Of parameters with equal values each has its own.
+                candidates[:] = [c for c in candidates if c[0] is not master]
+        found.append(
+            _of(name, parameter, holder, state, master, wrapped.get(id(parameter)), world, setter)
+        )
+    return tuple(found)
+
+
+def _of(
+    name: str,
+    parameter: nn.Parameter,
+    holder: Optimizer | None,
+    state: Mapping[str, Any],
+    master: torch.Tensor | None,
+    reduction: Reduction | None,
+    world: int,
+    setter: Callable[[nn.Parameter], str | None],
+) -> ParameterPrecision:
+    unknown: dict[str, str] = {}
+    compute = None if reduction is None else reduction.compute
+    stored = parameter.dtype
+    arrives = compute or getattr(parameter, "grad_dtype", None) or stored
+    summed = _accumulated(parameter)
+    if parameter.requires_grad and summed is None:
+        unknown["accumulated"] = "no gradient was seen"
+    reduced = None
+    if parameter.requires_grad:
+        if world == 1:
+            unknown["reduced"] = "one process: nothing is reduced"
+        elif reduction is None:
+            unknown["reduced"] = "no DDP or FSDP holds it: the script reduces it, or nothing does"
+        elif reduction.unknown:
+            unknown["reduced"] = reduction.unknown
+        else:
+            reduced = reduction.dtype or arrives
+    states = {key: str(short(t.dtype)) for key, t in _tensors(state).items() if t is not master}
+    if holder is not None and not states and not state and _keeps_states(holder):
+        unknown["states"] = "the optimizer has not stepped it"
+    set_by = (reduction.policy if reduction is not None else "") or setter(parameter)
+    if not set_by:
+        set_by = "before recording" if stored != torch.get_default_dtype() else "default"
+    return ParameterPrecision(
+        name=name,
+        numel=parameter.numel(),
+        trainable=parameter.requires_grad,
+        optimizer=None if holder is None else type(holder).__name__,
+        stored=str(short(stored)),
+        forward=short(compute),
+        grad=short(arrives) if parameter.requires_grad else None,
+        accumulated=short(summed),
+        reduced=short(reduced),
+        states=states,
+        master=None if master is None else short(master.dtype),
+        set_by=set_by,
+        unknown=unknown,
+    )
+
+
+def _accumulated(parameter: nn.Parameter) -> torch.dtype | None:
+    """Of the gradient that is summed: Megatron's ``main_grad``, or torch's ``grad``."""
+    for held in (getattr(parameter, "main_grad", None), parameter.grad):
+        if isinstance(held, torch.Tensor):
+            return held.dtype
+    return None
+
+
+def _tensors(state: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    return {
+        str(key): value
+        for key, value in state.items()
+        if isinstance(value, torch.Tensor) and key not in _COUNTERS
+    }
+
+
+def _keeps_states(optimizer: Optimizer) -> bool:
+    """Whether it keeps states for any parameter, so that those of one that has none are yet to come."""
+    return any(_tensors(state) for state in optimizer.state.values()) or not optimizer.state
+
+
+def _is_master(candidate: torch.Tensor, parameter: nn.Parameter) -> bool:
+    """Whether an FP32 tensor rounds to a parameter, in every element."""
+    if parameter.dtype not in (*HALF, torch.float32) or candidate.dtype != torch.float32:
+        return False
+    theirs, ours = _local(candidate.detach()), _local(parameter.detach())
+    if not (has_memory(theirs) and has_memory(ours)):
+        return False
+    if theirs.shape != ours.shape or theirs.device != ours.device or ours.numel() == 0:
+        return False
+    # Most candidates differ in their first elements; only those that do not are compared whole.
+    head = (theirs.reshape(-1)[:_HEAD].to(ours.dtype), ours.reshape(-1)[:_HEAD])
+    return torch.equal(*head) and torch.equal(theirs.to(ours.dtype), ours)
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's part of a DTensor; a plain tensor itself."""
+    part = getattr(tensor, "_local_tensor", None)
+    return part if isinstance(part, torch.Tensor) else tensor
+
+
+def facts_of(
+    model: Models, optimizer: Optimizer | Sequence[Optimizer] | None = None
+) -> PrecisionFacts:
+    """The precision of a model and its optimizers as they are; nothing runs.
+
+    Raises:
+        UsageError: If the model is no module, or the optimizer no optimizer.
+    """
+    about = subjects(model, None, None)
+    optimizers = optimizers_of(optimizer)
+    names = {n.name: n.parameter for n in about.parameters.values()}
+    world = provenance.ranks()[1]
+    read = read_parameters(names, optimizers, about.roots, world=world)
+    return PrecisionFacts(0, read, (), tuple(map(_settings, optimizers)))
+
+
+def optimizers_of(optimizer: Optimizer | Sequence[Optimizer] | None) -> list[Optimizer]:
+    """The optimizers that a caller named, without wrappers; each once.
+
+    Raises:
+        UsageError: If one is none.
+    """
+    if optimizer is None:
+        return []
+    found = [optimizer] if isinstance(optimizer, Optimizer) else optimizer
+    sequence: object = found  # callers without a type checker pass anything
+    if not isinstance(sequence, Sequence) or not all(isinstance(o, Optimizer) for o in sequence):
+        raise UsageError(
+            "the second argument must be a torch.optim.Optimizer, a list of them or None, "
+            f"not {type(optimizer).__name__}"
+        )
+    return list({id(o): o for o in map(_unwrapped, found)}.values())
+
+
+def _unwrapped(optimizer: Optimizer) -> Optimizer:
+    """The optimizer that steps, inside a wrapper that only looks like one (Accelerate's is)."""
+    while not hasattr(optimizer, "_optimizer_step_pre_hooks"):
+        inner = getattr(optimizer, "optimizer", None)
+        if not isinstance(inner, Optimizer):
+            break
+        optimizer = inner
+    return optimizer
+
+
+class ContractWatch(StepListener):
+    """Reads the precision after the first steps, and again in recorded ones.
+
+    Args:
+        subjects: What is recorded.
+        optimizers: The optimizers, which may become more.
+        wrappers: Modules around the models, as far as they were seen.
+        world: Processes that train together.
+        shadow: Follows states that are stored in half precision.
+        values: Knows what values showed.
+        precision: Knows whether autocast is on, and whom to tell what was read.
+        failed: Told what failed; after that nothing more is read.
+        setter: Says who gave a parameter its dtype, if that was seen.
+
+    Attributes:
+        facts: What was read; None before the first step has ended.
+    """
+
+    def __init__(
+        self,
+        subjects: Subjects,
+        optimizers: Sequence[Optimizer],
+        wrappers: Callable[[], Iterable[nn.Module]],
+        world: int,
+        shadow: StateShadow,
+        values: ValueWatch,
+        precision: PrecisionWatch,
+        failed: Callable[[str, Exception], None],
+        setter: Callable[[nn.Parameter], str | None] = lambda _: None,
+    ) -> None:
+        self._shadow = shadow
+        self._values = values
+        self._precision = precision
+        self.facts: PrecisionFacts | None = None
+        self._subjects = subjects
+        self._optimizers = optimizers
+        self._wrappers = wrappers
+        self._world = world
+        self._failed = failed
+        self._setter = setter
+        self._gradients: dict[str, str] = {}
+        self._reads = True
+
+    def step_began(self, step: Step) -> None:
+        """Note whether the step before had several backward passes."""
+        if step.accumulating and self.facts is not None and not self.facts.accumulating:
+            self.facts = replace(self.facts, accumulating=True)
+
+    def optimizer_stepped(self, optimizer: Any) -> None:
+        """Note the dtypes of gradients while they are there."""
+        del optimizer
+        if not self._reads:
+            return
+        for named in self._subjects.parameters.values():
+            dtype = _accumulated(named.parameter)
+            if dtype is not None:
+                self._gradients[named.name] = str(short(dtype))
+
+    def step_ended(self, step: Step) -> None:
+        """Read the rest, when all optimizers of the step have stepped."""
+        if self._reads and (step.number < FIRST_STEPS or step.recorded):
+            try:
+                self._read(step.number)
+            except Exception as error:  # noqa: BLE001 - whatever it is, training goes on
+                self._reads = False
+                self._failed("reading the precision of parameters", error)
+        self._gradients.clear()
+
+    def _read(self, step: int) -> None:
+        inside = {id(p) for root in self._subjects.roots for p in root.parameters()}
+        named = self._subjects.parameters.items()
+        names = {
+            n.name: n.parameter for key, n in named if key in inside
+        }  # no copies of an optimizer
+        around = [*self._subjects.roots, *self._wrappers()]
+        read = [
+            self._with_gradient(p)
+            for p in read_parameters(
+                names, self._optimizers, around, world=self._world, setter=self._setter
+            )
+        ]
+        settings = tuple(_settings(o) for o in self._optimizers)
+        shadows, observed = self._shadow.found(), self._values.found()
+        if self.facts is None:
+            self.facts = PrecisionFacts(step, tuple(read), (), settings, False, shadows, observed)
+            if self._precision.tell is not None:
+                self._precision.tell(summary(read, sorted(self._precision.autocast)))
+        else:
+            later = self.facts.after(read, step)
+            self.facts = replace(later, settings=settings, shadows=shadows, observed=observed)
+
+    def _with_gradient(self, parameter: ParameterPrecision) -> ParameterPrecision:
+        seen = self._gradients.get(parameter.name)
+        if seen is None:
+            return parameter
+        unknown = {k: v for k, v in parameter.unknown.items() if k != "accumulated"}
+        return replace(parameter, accumulated=seen, unknown=unknown)
+
+
+def _settings(optimizer: Optimizer) -> dict[str, Any]:
+    """An optimizer's type, and the plain settings of its groups that differ from each other."""
+    groups = [
+        {k: v for k, v in group.items() if _is_plain(v)} | {"parameters": len(group["params"])}
+        for group in optimizer.param_groups
+    ]
+    step = type(optimizer).step
+    return {
+        "optimizer": type(optimizer).__name__,
+        "step": str(getattr(step, "__module__", "")),
+        "groups": groups,
+    }
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, (tuple, list)):
+        return all(isinstance(v, (int, float)) for v in value)
+    return value is None or isinstance(value, (bool, int, float, str))

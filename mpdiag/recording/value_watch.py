@@ -1,0 +1,153 @@
+"""What values show and dtypes do not: frozen weights that move, equal ones that part, narrow values.
+
+A few elements of each tensor are kept and compared: what changes a tensor as a whole, as decay, a copy
+or a cast does, changes them.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch.optim import Optimizer
+
+from mpdiag.recording.counting.tensors import has_memory
+from mpdiag.recording.step_clock import Step, StepListener
+from mpdiag.recording.step_tap import StepTap
+from mpdiag.runs.precision import Observed
+from mpdiag.tracing.names import Subjects
+
+ELEMENTS = 256
+"""Of each tensor at most, at equal distances."""
+LEAST = 64
+"""Elements that must not be 0 where a tensor's values are judged."""
+STEPS = 3
+"""Steps after which values are looked at; later in recorded steps alone."""
+
+
+class ValueWatch(StepListener):
+    """Looks at elements of parameters and states.
+
+    Args:
+        subjects: What is recorded.
+        optimizers: All that step; they may become more.
+        failed: Told what failed; after that nothing more is looked at.
+    """
+
+    def __init__(
+        self,
+        subjects: Subjects,
+        optimizers: Sequence[Optimizer],
+        failed: Callable[[str, Exception], None],
+    ) -> None:
+        self._subjects = subjects
+        self._optimizers = optimizers
+        self._failed = failed
+        self._looks = True
+        self._begun = False
+        self._frozen: dict[str, torch.Tensor] = {}
+        self._pairs: list[tuple[str, str]] = []
+        self._found: dict[tuple[str, ...], Observed] = {}
+        self._steps = StepTap(self._name, failed)
+        self._watched = 0  # optimizers around whose steps hooks were placed
+
+    def _name(self, key: int) -> str:
+        named = self._subjects.parameters.get(key)
+        return "" if named is None else named.name
+
+    def stopped(self) -> None:
+        """Remove the hooks around optimizers' steps."""
+        self._steps.stop()
+
+    def step_began(self, step: Step) -> None:
+        """Keep what frozen and equal parameters are before the first step."""
+        if self._looks and not self._begun:
+            self._begun = True
+            self._safely(self._begin)
+        if len(self._optimizers) > self._watched:
+            self._steps.watch(self._optimizers[self._watched :])
+            self._watched = len(self._optimizers)
+        del step
+
+    def step_ended(self, step: Step) -> None:
+        """Compare."""
+        if self._looks and (step.number < STEPS or step.recorded):
+            self._safely(lambda: self._look(step.number))
+
+    def found(self) -> tuple[Observed, ...]:
+        """All that was observed, once each."""
+        return (*self._found.values(), *self._steps.found())
+
+    def _safely(self, look: Callable[[], None]) -> None:
+        try:
+            with torch.no_grad():
+                look()
+        except Exception as error:  # noqa: BLE001 - whatever it is, training goes on
+            self._looks = False
+            self._failed("looking at values", error)
+
+    def _begin(self) -> None:
+        alike: dict[tuple[object, ...], list[str]] = defaultdict(list)
+        inside = {id(p) for root in self._subjects.roots for p in root.parameters()}
+        for key, named in self._subjects.parameters.items():
+            values = _some(named.parameter)
+            if values is None or key not in inside:
+                continue  # an optimizer's copies are equal to what they are copies of
+            if not named.parameter.requires_grad:
+                self._frozen[named.name] = values
+            elif bool((values != values[0]).any()):  # constants are equal by chance
+                alike[(named.parameter.shape, *values.double().tolist())].append(named.name)
+        for names in alike.values():
+            self._pairs += [(names[0], other) for other in names[1:]]
+
+    def _look(self, step: int) -> None:
+        now = {n.name: n.parameter for n in self._subjects.parameters.values()}
+        for name, before in list(self._frozen.items()):
+            parameter = now.get(name)
+            values = None if parameter is None or parameter.requires_grad else _some(parameter)
+            if values is None or values.shape != before.shape:
+                del self._frozen[name]  # it trains now, or was replaced
+            elif not torch.equal(values, before):
+                moved = (values - before).double().norm() / before.double().norm().clamp_min(1e-45)
+                self._note("frozen-moved", (name,), step, float(moved))
+        for one, other in self._pairs:
+            a, b = (_some(now[n]) if n in now else None for n in (one, other))
+            if a is not None and b is not None and not torch.equal(a, b):
+                self._note("parted", (one, other), step, float((a - b).double().norm()))
+        for kind, name, share in self._narrow():
+            self._note("narrow-values", (kind, name), step, share)
+
+    def _narrow(self) -> Iterator[tuple[str, str, float]]:
+        """FP32 states whose values are all BF16 numbers: their low 16 bits are 0."""
+        known = {id(n.parameter): n.name for n in self._subjects.parameters.values()}
+        for optimizer in self._optimizers:
+            for parameter, state in optimizer.state.items():
+                for kind, value in state.items():
+                    if isinstance(value, torch.Tensor) and value.dtype == torch.float32:
+                        values = _some(value)
+                        if values is None or id(parameter) not in known:
+                            continue
+                        values = values[values != 0].contiguous()
+                        if values.numel() >= LEAST:
+                            low = values.view(torch.int32) & 0xFFFF
+                            if not bool(low.any()):
+                                yield (
+                                    f"{type(optimizer).__name__}.{kind}",
+                                    known[id(parameter)],
+                                    1.0,
+                                )
+
+    def _note(self, kind: str, names: tuple[str, ...], step: int, size: float) -> None:
+        key = (kind, *names)
+        first = self._found[key].first if key in self._found else step
+        self._found[key] = Observed(kind, names, first, step, size)
+
+
+def _some(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Copies of elements at equal distances, (k,); None where there are none to read."""
+    part = getattr(tensor, "_local_tensor", tensor).detach()
+    if part.numel() == 0 or not part.is_floating_point() or not has_memory(part):
+        return None
+    flat = part.reshape(-1)
+    return flat[:: max(1, flat.numel() // ELEMENTS)][:ELEMENTS].clone()

@@ -1,0 +1,35 @@
+"""The precision of a training: the dtypes of its parameters, and what its recording answers."""
+
+import pandas as pd
+
+from mpdiag.precision.audit import Audit
+from mpdiag.reports.picture import View
+from mpdiag.reports.text.audit import CERTAINTIES, HEADINGS, answered, label, shown_columns
+
+MISSING = (
+    "this run does not say which dtypes it had: an earlier mpdiag recorded it, or it ended in its "
+    "first step; record it again"
+)
+
+
+def precision_frame(audit: Audit) -> pd.DataFrame:
+    """Groups of parameters with the same dtypes: ``parameters``, ``elements`` and their dtypes."""
+    shown = shown_columns(audit)
+    rows = [
+        {"parameters": row["parameters"], "elements": row["numel"]}
+        | {HEADINGS[name]: label(row[name]) for name in shown}
+        for row in audit.table
+    ]
+    return pd.DataFrame(rows, columns=["parameters", "elements", *(HEADINGS[n] for n in shown)])
+
+
+def answers_frame(audit: Audit) -> pd.DataFrame:
+    """Whether the recording answers questions: ``answer``, ``question`` and ``reason``."""
+    rows = [
+        {"answer": CERTAINTIES[certainty], "question": questions, "reason": reason}
+        for certainty, questions, reason in answered(audit)
+    ]
+    return pd.DataFrame(rows, columns=["answer", "question", "reason"])
+
+
+VIEW = View("precision", "Precision", "straighten")

@@ -1,0 +1,113 @@
+"""In which dtypes wrappers compute with parameters and reduce their gradients over ranks.
+
+The gradient that arrives in a parameter does not show it: FSDP reduces a gradient in its policy's dtype
+and hands it over in the parameter's. So the policy is read, or the hook that DDP calls.
+
+FSDP2 keeps its policy in a state of the module (``torch.distributed.fsdp._fully_shard``), FSDP1 in
+``mixed_precision``, DDP in ``mixed_precision`` and its list of communication hooks: all but the second
+are private, so what cannot be read is said to be unknown.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+HOOKS = {
+    "allreduce_hook": None,
+    "fp16_compress_hook": torch.float16,
+    "fp16_compress_wrapper": torch.float16,
+    "bf16_compress_hook": torch.bfloat16,
+    "bf16_compress_wrapper": torch.bfloat16,
+    "batched_powerSGD_hook": torch.float32,
+    "powerSGD_hook": torch.float32,
+}
+"""Communication hooks of torch, and the dtype in which each adds; None for the gradient's own."""
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """What a wrapper does with a parameter.
+
+    Attributes:
+        wrapper: ``FSDP2``, ``FSDP1`` or ``DDP``.
+        compute: The dtype in which the parameter enters the forward pass; None for its own.
+        dtype: The dtype in which gradients are added over ranks; None for the gradient's own.
+        unknown: Why ``dtype`` is not known; empty where it is.
+        policy: What chose ``compute``; empty where nothing did.
+    """
+
+    wrapper: str
+    compute: torch.dtype | None = None
+    dtype: torch.dtype | None = None
+    unknown: str = ""
+    policy: str = ""
+
+
+def reductions(modules: Iterable[nn.Module]) -> dict[int, Reduction]:
+    """What reduces each parameter, by ``id``.
+
+    Args:
+        modules: Models, and wrappers around them.
+    """
+    found: dict[int, Reduction] = {}
+    for root in modules:
+        for module in root.modules():
+            for parameters, reduction in (*_fsdp2(module), *_fsdp1(module), *_ddp(module)):
+                found.update((id(p), reduction) for p in parameters)
+    return found
+
+
+def _fsdp2(module: nn.Module) -> Iterator[tuple[list[torch.Tensor], Reduction]]:
+    state_of = getattr(module, "_get_fsdp_state", None)
+    if state_of is None:
+        return
+    state: Any = state_of()
+    groups = getattr(state, "_fsdp_param_groups", None) or [
+        getattr(state, "_fsdp_param_group", None)
+    ]
+    for group in groups:
+        for parameter in getattr(group, "fsdp_params", ()):
+            policy: Any = getattr(parameter, "mp_policy", None) or getattr(group, "mp_policy", None)
+            compute = getattr(policy, "param_dtype", None)
+            chosen = "FSDP2's MixedPrecisionPolicy" if compute else ""
+            reduce = getattr(policy, "reduce_dtype", None) or compute
+            yield [parameter.sharded_param], Reduction("FSDP2", compute, reduce, policy=chosen)
+
+
+def _fsdp1(module: nn.Module) -> Iterator[tuple[list[torch.Tensor], Reduction]]:
+    loaded = sys.modules.get("torch.distributed.fsdp")  # a second to import, and seldom there
+    if loaded is not None and isinstance(module, loaded.FullyShardedDataParallel):
+        policy: Any = module.mixed_precision
+        compute = getattr(policy, "param_dtype", None)
+        chosen = "FSDP1's MixedPrecision" if compute else ""
+        reduce = getattr(policy, "reduce_dtype", None) or compute
+        # An inner wrapper comes later, and takes its own parameters over.
+        yield list(module.parameters()), Reduction("FSDP1", compute, reduce, policy=chosen)
+
+
+def _ddp(module: nn.Module) -> Iterator[tuple[list[torch.Tensor], Reduction]]:
+    if not isinstance(module, DistributedDataParallel):
+        return
+    policy: Any = module.mixed_precision
+    compute = getattr(policy, "param_dtype", None)
+    reduce = getattr(policy, "reduce_dtype", None) or compute
+    chosen = "DDP's mixed precision" if compute else ""
+    unknown = ""
+    hooks: Any = getattr(module, "_comm_hooks", ())
+    for hook, _ in hooks:
+        name = getattr(hook, "__name__", type(hook).__name__)
+        own = str(getattr(hook, "__module__", "")).startswith("torch.")
+        if own and name in HOOKS:
+            reduce = HOOKS[name] or reduce
+        else:
+            unknown = f"the communication hook {name} decides it"
+    ignored: Any = getattr(module, "parameters_to_ignore", ())
+    inside = [p for name, p in module.module.named_parameters() if name not in ignored]
+    yield inside, Reduction("DDP", compute, reduce, unknown, chosen)

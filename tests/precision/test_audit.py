@@ -1,0 +1,248 @@
+"""The audit of recordings and of objects, against trainings of a known precision."""
+
+import json
+
+import pytest
+import torch
+from audited_trainings import BF16, CASES, Masters, model, train
+from torch import nn
+
+import mpdiag
+from mpdiag.errors import DamagedRun, NewerSchema, UsageError
+from mpdiag.runs.precision import PRECISION, read_precision
+
+ENTRY = {"name": "a", "numel": 1, "trainable": True, "optimizer": None, "stored": "float32"}
+EMPTY = {"schema_version": 1, "step": 0, "changes": [], "settings": [], "parameters": []}
+
+
+@pytest.fixture(scope="module")
+def audits(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("audits")
+    return {case.name: case.run(folder / case.name) for case in CASES}
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_an_audit_says_what_the_training_is(audits, case):
+    found = audits[case.name]
+    assert found.line == case.line
+    assert {f.code for f in found.findings} == set(case.codes)
+
+
+def test_the_dtypes_are_those_of_torch(audits):
+    by_name = {p.name: p for p in audits["autocast"].parameters}
+    linear, norm = by_name["3.weight"], by_name["1.weight"]
+    assert (linear.stored, linear.forward, linear.set_by) == ("float32", "bfloat16", "autocast")
+    assert linear.input_grad == linear.weight_grad == "bfloat16"
+    # Autocast on a CPU leaves the layer norm its FP32 weight, and its gradient arrives in BF16.
+    assert (norm.forward, norm.weight_grad, norm.set_by) == ("float32", "bfloat16", "default")
+    first = audits["bf16"].parameters[0]
+    assert first.states == {"exp_avg": "bfloat16", "exp_avg_sq": "bfloat16"}
+    assert (first.grad, first.accumulated, first.master) == ("bfloat16", "bfloat16", None)
+    assert first.set_by == "before recording"
+    assert first.unknown["reduced"] == "one process: nothing is reduced"
+    assert {p.master for p in audits["bf16-masters"].parameters} == {"float32"}
+
+
+def test_objects_are_audited_without_a_step():
+    net = model(BF16)
+    found = mpdiag.audit(net, torch.optim.AdamW(net.parameters()))
+    assert found.line == "BF16 weights, no FP32 masters"
+    assert found.parameters[0].unknown["states"] == "the optimizer has not stepped it"
+    assert {a.answer for a in found.answers} == {"no"}
+
+
+def test_what_no_optimizer_holds_is_said(tmp_path):
+    net = model()
+    held = [p for name, p in net.named_parameters() if not name.startswith("1.")]
+    found = train(net, torch.optim.SGD(held, lr=0.1), tmp_path / "run")
+    (finding,) = found.findings
+    assert finding.code == "precision-unheld"
+    assert finding.evidence["parameters"] == ["1.weight", "1.bias"]
+
+
+def test_an_optimizer_of_copies_holds_what_it_copies(tmp_path):
+    net = model(BF16)
+    net[1].float()
+    found = train(net, Masters(net.parameters(), lr=1e-2), tmp_path / "run")
+    assert {(p.stored, p.master, p.optimizer) for p in found.parameters} == {
+        ("bfloat16", "float32", "Masters"),
+        ("float32", "float32", "Masters"),
+    }
+    assert "precision-unheld" not in {f.code for f in found.findings}
+
+
+def test_a_dtype_that_changes_under_way_is_noted(tmp_path):
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+
+    def narrow(step):
+        if step == 1:
+            for state in optimizer.state.values():
+                state["momentum_buffer"] = state["momentum_buffer"].bfloat16()
+
+    changes = train(net, optimizer, tmp_path / "run", steps=4, between=narrow).facts.changes
+    assert {(c["step"], c["field"]) for c in changes} == {(2, "states")}
+    assert changes[0]["is"] == {"momentum_buffer": "bfloat16"}
+
+
+def test_the_document_holds_what_the_contract_says(audits):
+    document = json.loads(json.dumps(audits["bf16"].to_json()))
+    assert document["schema_version"] == 1
+    fields = {
+        "name", "numel", "stored", "forward", "input_grad", "weight_grad", "grad", "accumulated",
+        "reduced", "states", "master", "set_by", "optimizer", "trainable", "unknown",
+    }  # fmt: skip
+    assert all(set(p) == fields for p in document["parameters"])
+    assert {a["answer"] for a in document["answers"]} <= {"exact", "bound", "no"}
+    assert all(f["code"].startswith("precision-") for f in document["findings"])
+
+
+@pytest.mark.parametrize(
+    ("content", "error"),
+    [
+        ("{", DamagedRun),
+        ("[]", DamagedRun),
+        ('{"schema_version": 1}', DamagedRun),
+        ('{"schema_version": 9}', NewerSchema),
+        (json.dumps(EMPTY | {"parameters": [ENTRY | {"numel": -1}]}), DamagedRun),
+        (json.dumps(EMPTY | {"parameters": [ENTRY | {"states": {"a": 1}}]}), DamagedRun),
+    ],
+)
+def test_a_damaged_document_is_one_sentence(tmp_path, content, error):
+    (tmp_path / PRECISION).write_text(content)
+    with pytest.raises(error) as caught:
+        read_precision(tmp_path)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_run_without_it_says_what_to_do(tmp_path, audits):
+    del audits
+    net = model()
+    train(net, torch.optim.SGD(net.parameters(), lr=0.1), tmp_path / "run")
+    (tmp_path / "run" / PRECISION).unlink()
+    with pytest.raises(UsageError, match="record it again"):
+        mpdiag.audit(tmp_path / "run")
+    with pytest.raises(UsageError, match="give audit\\(\\) the run alone"):
+        mpdiag.audit(tmp_path / "run", torch.optim.SGD(net.parameters(), lr=0.1))
+
+
+def codes(found):
+    return [f.code for f in found.findings]
+
+
+class Decays(torch.optim.Optimizer):
+    """Decays what it holds, with or without a gradient; rounds to nearest."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {"lr": 1e-3, "weight_decay": 1e-2})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.mul_(1.0 - group["lr"] * group["weight_decay"])
+                if p.grad is not None:
+                    p.sub_(p.grad, alpha=group["lr"])
+
+
+class Rounds(torch.optim.Adam):
+    """Passes its states through BF16 in every step, as a fused kernel may."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        super().step(closure)
+        for state in self.state.values():
+            for name in ("exp_avg", "exp_avg_sq"):
+                state[name].copy_(state[name].bfloat16())
+
+
+def test_frozen_parameters_that_move_are_said_and_those_that_stay_are_not(tmp_path):
+    def frozen():
+        net = model()
+        net[0].requires_grad_(False)
+        return net
+
+    net = frozen()
+    found = train(net, Decays(net.parameters()), tmp_path / "moves")
+    assert codes(found) == ["precision-frozen-moved"]
+    assert found.findings[0].evidence["parameters"] == ["0.weight", "0.bias"]
+    net = frozen()
+    assert codes(train(net, torch.optim.AdamW(net.parameters()), tmp_path / "stays")) == []
+
+
+def test_a_factor_without_effect_is_seen_in_an_optimizer_of_ones_own(tmp_path):
+    net = model(BF16)
+    found = train(net, Decays(net.parameters()), tmp_path / "run")
+    assert "precision-decay-without-effect" in codes(found)
+    net = model()
+    assert codes(train(net, Decays(net.parameters()), tmp_path / "fp32")) == []
+
+
+def test_equal_parameters_that_part_are_said(tmp_path):
+    class Tied(nn.Module):
+        def __init__(self, *, tied):
+            super().__init__()
+            torch.manual_seed(0)
+            self.up, self.down = nn.Linear(8, 8), nn.Linear(8, 8)
+            if tied:
+                self.down.weight = self.up.weight
+            else:
+                self.down.load_state_dict(self.up.state_dict())
+
+        def forward(self, x):
+            return self.down(self.up(x).relu())
+
+    for tied, said in ((True, []), (False, ["precision-equal-parted"] * 2)):
+        net = Tied(tied=tied)
+        found = train(net, torch.optim.SGD(net.parameters(), 0.1), tmp_path / str(tied))
+        assert codes(found) == said
+
+
+def test_states_that_hold_bf16_numbers_alone_are_said(tmp_path):
+    for kind, said in ((Rounds, ["precision-narrow-values"]), (torch.optim.Adam, [])):
+        net = model()
+        assert codes(train(net, kind(net.parameters()), tmp_path / kind.__name__)) == said
+
+
+@pytest.mark.parametrize(("scaled", "said"), [(False, ["precision-no-loss-scale"]), (True, [])])
+def test_fp16_autocast_without_a_scale_is_said(tmp_path, scaled, said):
+    net, scaler = model(), torch.amp.GradScaler("cpu", init_scale=64.0, enabled=scaled)
+    optimizer = torch.optim.SGD(net.parameters(), 0.01)
+    with mpdiag.record(net, optimizer, tmp_path / "run"):
+        for _ in range(3):
+            with torch.autocast("cpu", torch.float16):
+                loss = net(torch.randn(12, 8)).float().square().mean()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+    assert codes(mpdiag.audit(tmp_path / "run")) == said
+
+
+def test_what_an_optimizer_multiplies_in_is_said(tmp_path):
+    net = nn.Linear(8, 16, bias=False)
+    found = train(net, torch.optim.Muon(net.parameters(), lr=0.01), tmp_path / "run")
+    assert codes(found) == ["precision-optimizer-products"]
+    assert found.findings[0].evidence["dtype"] == "bfloat16"
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("steady", [False, True])
+def test_a_stuck_second_moment_is_measured_beside_fp32(tmp_path, fused, steady):
+    torch.manual_seed(0)
+    net = nn.Linear(16, 16, bias=False).bfloat16()
+    optimizer = torch.optim.AdamW(net.parameters(), 1e-6, weight_decay=0.0, fused=fused)
+    always = torch.randn(16, 16)
+    exact = torch.zeros(16, 16, dtype=torch.float64)
+    with mpdiag.record(net, optimizer, tmp_path / "run", operations=0):
+        for _ in range(400):
+            gradient = (always if steady else torch.randn(16, 16)).bfloat16()
+            (net.weight * gradient).sum().backward()
+            optimizer.step()
+            exact = 0.999 * exact + 0.001 * gradient.double() ** 2
+            optimizer.zero_grad()
+    (shadow,) = mpdiag.audit(tmp_path / "run").facts.shadows
+    ratios = (optimizer.state[net.weight]["exp_avg_sq"].double() / exact).flatten()
+    # The last recorded step is not the last one of all: the ratio has moved on a little since.
+    assert shadow.median == pytest.approx(float(ratios.median()), rel=0.1)
+    assert shadow.steps > 350
