@@ -242,6 +242,15 @@ def _observed(facts: PrecisionFacts) -> Iterator[Finding]:
     by_kind: dict[str, list[Observed]] = defaultdict(list)
     for one in facts.observed:
         by_kind[one.kind].append(one)
+    for one in by_kind["policy-not-applied"]:
+        yield Finding(
+            severity="warning",
+            code="precision-policy-not-applied",
+            message=f"the script makes {' and '.join(one.names)}, but no FSDP wrapper of the "
+            "recorded models has it",
+            evidence={"policies": list(one.names)},
+            fix="give it to fully_shard or FullyShardedDataParallel, or remove it",
+        )
     if moved := by_kind["frozen-moved"]:
         largest = max(moved, key=lambda one: one.size)
         yield Finding(

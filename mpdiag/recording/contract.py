@@ -21,10 +21,10 @@ from mpdiag.recording.state_shadow import StateShadow
 from mpdiag.recording.step_clock import Step, StepListener
 from mpdiag.recording.value_watch import ValueWatch
 from mpdiag.runs import provenance
-from mpdiag.runs.precision import ParameterPrecision, PrecisionFacts, summary
+from mpdiag.runs.precision import Observed, ParameterPrecision, PrecisionFacts, summary
 from mpdiag.tracing.names import Models, Subjects, subjects
 from mpdiag.tracing.precision import HALF, PrecisionWatch
-from mpdiag.tracing.sharding import Reduction, reductions
+from mpdiag.tracing.sharding import Reduction, reductions, unapplied
 
 FIRST_STEPS = 3
 """Steps after which the precision is read; later only in recorded steps."""
@@ -262,6 +262,7 @@ class ContractWatch(StepListener):
         self._setter = setter
         self._gradients: dict[str, str] = {}
         self._reads = True
+        self._unapplied: tuple[Observed, ...] = ()
 
     def step_began(self, step: Step) -> None:
         """Note whether the step before had several backward passes."""
@@ -302,7 +303,14 @@ class ContractWatch(StepListener):
             )
         ]
         settings = tuple(_settings(o) for o in self._optimizers)
-        shadows, observed = self._shadow.found(), self._values.found()
+        if self.facts is None:
+            # --fp32 takes policies away itself.
+            made = [] if self._precision.off else unapplied(reductions(around).values())
+            self._unapplied = (
+                (Observed("policy-not-applied", tuple(made), step, step, 0.0),) if made else ()
+            )
+        shadows = self._shadow.found()
+        observed = (*self._unapplied, *self._values.found())
         if self.facts is None:
             self.facts = PrecisionFacts(step, tuple(read), (), settings, False, shadows, observed)
             if self._precision.tell is not None:
