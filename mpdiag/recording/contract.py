@@ -290,11 +290,12 @@ class ContractWatch(StepListener):
         self._gradients.clear()
 
     def _read(self, step: int) -> None:
-        inside = {id(p) for root in self._subjects.roots for p in root.parameters()}
-        named = self._subjects.parameters.items()
+        known = self._subjects.parameters  # with copies of an optimizer, without what came later
         names = {
-            n.name: n.parameter for key, n in named if key in inside
-        }  # no copies of an optimizer
+            known[id(p)].name if id(p) in known else name: p
+            for root in self._subjects.roots
+            for name, p in root.named_parameters()
+        }
         around = [*self._subjects.roots, *self._wrappers()]
         read = [
             self._with_gradient(p)
@@ -333,12 +334,14 @@ def _settings(optimizer: Optimizer) -> dict[str, Any]:
         {k: v for k, v in group.items() if _is_plain(v)} | {"parameters": len(group["params"])}
         for group in optimizer.param_groups
     ]
-    step = type(optimizer).step
-    return {
+    held = (p for group in optimizer.param_groups for p in group["params"])
+    freed = sum(not has_memory(_local(p)) for p in held)
+    found = {
         "optimizer": type(optimizer).__name__,
-        "step": str(getattr(step, "__module__", "")),
+        "step": str(getattr(type(optimizer).step, "__module__", "")),
         "groups": groups,
     }
+    return found | ({"freed": freed} if freed else {})
 
 
 def _is_plain(value: Any) -> bool:
