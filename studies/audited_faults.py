@@ -95,7 +95,10 @@ NAMED_BY = {
         Named("precision-narrow-reduction"),
         Named("precision-narrow-reduction", r"\d %|e-\d"),
     ),
-    "pytorch_149205": (Named("precision-unheld"), Named("precision-unheld", "do not train")),
+    "pytorch_149205": (
+        Named("precision-unheld"),
+        Named("precision-unheld", "do not reach the model"),
+    ),
     "speculators_668": (Named(AWAY, "BF16 weights"), Named(AWAY, "norm")),
     "torchtitan_2886": (
         Named("precision-policy-not-applied"),

@@ -30,6 +30,7 @@ def consequences(
 ) -> Iterator[Finding]:
     """What to know of a training's precision."""
     yield from _unheld(parameters)
+    yield from _freed(facts)
     yield from _observed(facts)
     if run is not None:
         yield from _without_scale(autocast, run)
@@ -98,6 +99,20 @@ def _unheld(parameters: Sequence[ParameterPrecision]) -> Iterator[Finding]:
             evidence=_named(unheld),
             fix="give them to the optimizer, or set requires_grad=False",
         )
+
+
+def _freed(facts: PrecisionFacts) -> Iterator[Finding]:
+    for settings in facts.settings:
+        if settings.get("freed"):
+            holder, freed = settings["optimizer"], settings["freed"]
+            yield Finding(
+                severity="warning",
+                code="precision-unheld",
+                message=f"{holder} holds {counted(freed, 'parameter')} without memory, as fully_shard "
+                "leaves them after a forward pass; its steps do not reach the model",
+                evidence={"optimizer": holder, "parameter_count": freed},
+                fix="make the optimizer before the first forward pass",
+            )
 
 
 def _stuck_states(
@@ -242,6 +257,15 @@ def _observed(facts: PrecisionFacts) -> Iterator[Finding]:
     by_kind: dict[str, list[Observed]] = defaultdict(list)
     for one in facts.observed:
         by_kind[one.kind].append(one)
+    for one in by_kind["policy-not-applied"]:
+        yield Finding(
+            severity="warning",
+            code="precision-policy-not-applied",
+            message=f"the script makes {' and '.join(one.names)}, but no FSDP wrapper of the "
+            "recorded models has it",
+            evidence={"policies": list(one.names)},
+            fix="give it to fully_shard or FullyShardedDataParallel, or remove it",
+        )
     if moved := by_kind["frozen-moved"]:
         largest = max(moved, key=lambda one: one.size)
         yield Finding(

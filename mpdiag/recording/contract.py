@@ -21,10 +21,10 @@ from mpdiag.recording.state_shadow import StateShadow
 from mpdiag.recording.step_clock import Step, StepListener
 from mpdiag.recording.value_watch import ValueWatch
 from mpdiag.runs import provenance
-from mpdiag.runs.precision import ParameterPrecision, PrecisionFacts, summary
+from mpdiag.runs.precision import Observed, ParameterPrecision, PrecisionFacts, summary
 from mpdiag.tracing.names import Models, Subjects, subjects
 from mpdiag.tracing.precision import HALF, PrecisionWatch
-from mpdiag.tracing.sharding import Reduction, reductions
+from mpdiag.tracing.sharding import Reduction, reductions, unapplied
 
 FIRST_STEPS = 3
 """Steps after which the precision is read; later only in recorded steps."""
@@ -262,6 +262,7 @@ class ContractWatch(StepListener):
         self._setter = setter
         self._gradients: dict[str, str] = {}
         self._reads = True
+        self._unapplied: tuple[Observed, ...] = ()
 
     def step_began(self, step: Step) -> None:
         """Note whether the step before had several backward passes."""
@@ -289,11 +290,12 @@ class ContractWatch(StepListener):
         self._gradients.clear()
 
     def _read(self, step: int) -> None:
-        inside = {id(p) for root in self._subjects.roots for p in root.parameters()}
-        named = self._subjects.parameters.items()
+        known = self._subjects.parameters  # with copies of an optimizer, without what came later
         names = {
-            n.name: n.parameter for key, n in named if key in inside
-        }  # no copies of an optimizer
+            known[id(p)].name if id(p) in known else name: p
+            for root in self._subjects.roots
+            for name, p in root.named_parameters()
+        }
         around = [*self._subjects.roots, *self._wrappers()]
         read = [
             self._with_gradient(p)
@@ -302,7 +304,14 @@ class ContractWatch(StepListener):
             )
         ]
         settings = tuple(_settings(o) for o in self._optimizers)
-        shadows, observed = self._shadow.found(), self._values.found()
+        if self.facts is None:
+            # --fp32 takes policies away itself.
+            made = [] if self._precision.off else unapplied(reductions(around).values())
+            self._unapplied = (
+                (Observed("policy-not-applied", tuple(made), step, step, 0.0),) if made else ()
+            )
+        shadows = self._shadow.found()
+        observed = (*self._unapplied, *self._values.found())
         if self.facts is None:
             self.facts = PrecisionFacts(step, tuple(read), (), settings, False, shadows, observed)
             if self._precision.tell is not None:
@@ -325,12 +334,14 @@ def _settings(optimizer: Optimizer) -> dict[str, Any]:
         {k: v for k, v in group.items() if _is_plain(v)} | {"parameters": len(group["params"])}
         for group in optimizer.param_groups
     ]
-    step = type(optimizer).step
-    return {
+    held = (p for group in optimizer.param_groups for p in group["params"])
+    freed = sum(not has_memory(_local(p)) for p in held)
+    found = {
         "optimizer": type(optimizer).__name__,
-        "step": str(getattr(step, "__module__", "")),
+        "step": str(getattr(type(optimizer).step, "__module__", "")),
         "groups": groups,
     }
+    return found | ({"freed": freed} if freed else {})
 
 
 def _is_plain(value: Any) -> bool:

@@ -131,7 +131,8 @@ class Observed:
         kind: ``frozen-moved``: a parameter without a gradient changed; ``parted``: two that were equal
             are not any more; ``narrow-values``: an FP32 state holds BF16 numbers alone;
             ``optimizer-products``: products in an optimizer's step; ``factor-without-effect``: a factor
-            below 1 that changed no element of a parameter.
+            below 1 that changed no element of a parameter; ``policy-not-applied``: FSDP's policies
+            that were made, and that no wrapper had at the first reading.
         names: Of the parameters; before them the state or the optimizer. Of products their dtype.
         first, last: Steps after which it was seen.
         size: Of the change over the values' norm; of ``parted`` the norm of the difference; the number

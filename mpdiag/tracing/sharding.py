@@ -10,6 +10,7 @@ are private, so what cannot be read is said to be unknown.
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -62,6 +63,23 @@ def reductions(modules: Iterable[nn.Module]) -> dict[int, Reduction]:
             for parameters, reduction in (*_fsdp2(module), *_fsdp1(module), *_ddp(module)):
                 found.update((id(p), reduction) for p in parameters)
     return found
+
+
+def unapplied(found: Iterable[Reduction]) -> list[str]:
+    """Policies for half precision that were made, and that no wrapper applies, in words.
+
+    Args:
+        found: What wrappers do with the parameters of the training.
+    """
+    loaded = sys.modules.get("torch.distributed.fsdp")
+    names = ("MixedPrecisionPolicy", "MixedPrecision")
+    kinds = tuple(vars(loaded)[n] for n in names if n in vars(loaded)) if loaded else ()
+    if not kinds or any(one.policy for one in found):
+        return []
+    made = [one for one in gc.get_objects() if type(one) in kinds]
+    dtypes = [(type(one).__name__, one.param_dtype) for one in made]
+    half = (torch.float16, torch.bfloat16)
+    return sorted({f"{n}(param_dtype={d})" for n, d in dtypes if d in half})
 
 
 def _fsdp2(module: nn.Module) -> Iterator[tuple[list[torch.Tensor], Reduction]]:

@@ -83,3 +83,17 @@ def test_in_code_a_cast_counts_from_the_start_of_recording_on(tmp_path):
     first, second = (p for p in mpdiag.audit(tmp_path / "run").parameters if "weight" in p.name)
     assert first.set_by == "before recording"
     assert second.set_by.startswith("Linear.bfloat16() at tests/tracing/test_dtype_setters.py:")
+
+
+@pytest.mark.parametrize("dtype", [None, BF16])
+def test_a_policy_that_no_wrapper_has_is_found(tmp_path, dtype):
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
+    held = {"policy": MixedPrecisionPolicy(param_dtype=dtype)}  # as a library's plugin holds it
+    with loops.recording(tmp_path / "run"):
+        train(nn.Linear(4, 2))
+    found = [f for f in mpdiag.audit(tmp_path / "run").findings if "not-applied" in f.code]
+    assert [f.evidence["policies"] for f in found] == (
+        [] if dtype is None else [["MixedPrecisionPolicy(param_dtype=torch.bfloat16)"]]
+    )
+    assert held
