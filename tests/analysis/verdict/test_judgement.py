@@ -117,7 +117,7 @@ SEEN = {"type": "Adam", "steps_taken": 300, "steps_recorded": 30}
 MISSED = {"type": "LBFGS", "steps_taken": 1, "steps_recorded": 0, "evaluations": 1}
 SEARCHING = {"type": "LBFGS", "steps_taken": 3, "steps_recorded": 3, "evaluations": 61}
 ONCE = {"type": "SGD", "steps_taken": 30, "steps_recorded": 30, "evaluations": 30}
-REASON = "no gradient reached it in a recorded step"
+REASON = "it got no gradient in a recorded step"
 MODULES = [
     *({"name": n, "what": "module", "type": "Linear", "recorded": True} for n in ("layer", "lost")),
     parameter("layer.weight", 300),
