@@ -41,6 +41,6 @@ def refuse_captured(names: Iterable[tuple[str, torch.nn.Module]]) -> None:
         if getattr(forward, "__module__", None) == "torch.cuda.graphs":
             raise UsageError(
                 f"module {name or type(module).__name__!r} was captured in a CUDA graph, which "
-                "reads the FP32 weights, and this level replaces them: wrap the model before you capture "
-                "it, or choose level O1"
+                "reads the FP32 weights, and this level replaces them: wrap the model before you "
+                "capture it, or choose level O1"
             )
