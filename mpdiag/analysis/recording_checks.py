@@ -217,10 +217,7 @@ def _coverage_findings(run: Run) -> Iterator[Finding]:
 
 def unseen_periods_sentence(unseen: Iterable[int]) -> str:
     """What a recording that misses phases of these periods does not show."""
-    return (
-        f"if something in your training happens every {_ranges(sorted(unseen))} steps, the recording "
-        "may have missed it"
-    )
+    return f"the recording may have missed what your training does every {_ranges(sorted(unseen))} steps"
 
 
 def period_findings(run: Run, recorded: Sequence[int]) -> Iterator[Finding]:
@@ -246,9 +243,9 @@ def period_findings(run: Run, recorded: Sequence[int]) -> Iterator[Finding]:
             "every": every,
             "unseen": {str(period): list(phases) for period, phases in unseen.items()},
         },
-        fix="if so, record more steps, or without every=, or with every=1"
+        fix="record more steps, or without every=, or with every=1"
         if every
-        else "if so, record more steps, or all of them with every=1",
+        else "record more steps, or all of them with every=1",
     )
 
 

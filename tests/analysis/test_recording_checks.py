@@ -27,8 +27,8 @@ def test_a_cadence_names_the_periods_that_it_cannot_see():
     (finding,) = found(range(0, 400, 2), 400, every=2)
     assert (finding.code, finding.severity) == ("periods-not-seen", "info")
     assert finding.message == (
-        "if something in your training happens every 2, 4, 6, 8, 10, 12, 14 and 16 steps, the "
-        "recording may have missed it; 200 of 400 steps were recorded"
+        "the recording may have missed what your training does every 2, 4, 6, 8, 10, 12, 14 and 16 "
+        "steps; 200 of 400 steps were recorded"
     )
     assert finding.evidence["unseen"]["2"] == [1]
     assert "every=1" in finding.fix
