@@ -91,7 +91,7 @@ MISUSES = {
         lambda f: recorded(f, include="zzz"),
         "include='zzz' leaves no module or parameter",
     ),
-    "names to include": (lambda f: recorded(f, include="zzz"), "names such as 0, 1, 2"),
+    "names to include": (lambda f: recorded(f, include="zzz"), "names like 0, 1, 2"),
     "exclude": (lambda f: recorded(f, exclude=""), "exclude='' leaves no module or parameter"),
     "an include that matches": (lambda f: recorded(f, include="4"), None),
     "a metric of no run": (metric_of_no_run, "start the script with `mpdiag record --`"),

@@ -246,7 +246,7 @@ def _scale(
     return nothing_concluded(
         layers,
         non_finite,
-        f"this is not a recording of an FP32 training: {narrow}",
+        f"the recording is not of an FP32 training: {narrow}",
         target,
         statistics.steps(),
         diverges=maxima.size > 0 and not np.isfinite(maxima[-1]),
@@ -322,9 +322,8 @@ def _holds(scale: LossScaleAnalysis) -> bool:
 
 def _modules_apart(scale: LossScaleAnalysis) -> tuple[Fp32Choice, ...]:
     """The modules that must stay FP32 for a loss scale to fit."""
-    reason = (
-        f"no loss scale fits with it in FP16; in FP32, {scale_text(scale.plan.recommended)} fits"
-    )
+    fits = scale_text(scale.plan.recommended)
+    reason = f"no loss scale fits with it in FP16; with it in FP32, {fits} fits"
     return tuple(Fp32Choice("", module, reason) for module in scale.fp32_modules)
 
 

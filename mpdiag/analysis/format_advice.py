@@ -26,7 +26,7 @@ SPARE = 1
 """Bits that the largest recorded value leaves free: steps that were not recorded may go further."""
 TOGETHER = 0.1
 """Rounding error that all layers' formats of a kind may add up to (root of the sum of squares)."""
-_NOT_MEASURED = "what it does to a step late in the training was not measured"
+_NOT_MEASURED = "its effect on a late step was not measured"
 _NAMES = (*(fmt.name for fmt in CANDIDATES), FP32.name)
 
 
@@ -208,12 +208,12 @@ class _Effects:
         if keeper := self._evidence.keeper(name):
             return keeper
         text = (
-            "keeps 99 % of Σ|x|, holds twice the largest value, and leaves the rounding of all layers' "
-            f"formats together at {together:.2g} of the values or less"
+            "keeps 99 % of Σ|x|, holds twice the largest value, and keeps the rounding error of all "
+            f"layers' formats together at {together:.2g} of the values or less"
         )
         step, measured = self._evidence.step(), self.of(name, row) is not None
         if measured:
-            text += f"; step {step}, run again, bears it together with the other formats measured"
+            text += f"; step {step}, run again, tolerates it together with the other formats"
         else:
             text += f"; {_NOT_MEASURED}"
         if row == narrowest:
@@ -379,9 +379,7 @@ def choose_reduction(layers: Layers, scale: float, world_size: int) -> Reduction
         reason = f"{world_size} ranks' largest gradients sum to less than FP16's {FP16.max:.5g}"
         return ReductionPlan(FP16.name, pre_divide=False, reason=reason, evidence=evidence)
     if top < FP16.max and lost <= HARMLESS:
-        reason = (
-            f"the sum over {world_size} ranks could overflow FP16; dividing first prevents that"
-        )
+        reason = f"the sum over {world_size} ranks could overflow FP16; divide before you add"
         return ReductionPlan(FP16.name, pre_divide=True, reason=reason, evidence=evidence)
-    reason = f"it is not certain that the sum over {world_size} ranks, or even its parts, fit FP16"
+    reason = f"the sum over {world_size} ranks, or even its parts, may not fit FP16"
     return ReductionPlan(FP32.name, pre_divide=False, reason=reason, evidence=evidence)

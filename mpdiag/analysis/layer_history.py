@@ -104,7 +104,7 @@ def explain_layer(run: str | os.PathLike[str], layer: str | None = None) -> Laye
         raise LayerNotFound(f"no layer of {opened.folder} decides the loss scale ({why}): name one")
     if layer not in names:
         near = _of_type(opened, layer) or difflib.get_close_matches(layer, names, n=3, cutoff=0.3)
-        hint = f"did you mean {', '.join(near)}?" if near else "see mpdiag analyze for the names"
+        hint = f"did you mean {', '.join(near)}?" if near else "mpdiag analyze lists the names"
         raise LayerNotFound(f"{opened.folder} has no layer {layer!r}: {hint}")
     return history_of(analysis, layer)
 
@@ -145,25 +145,25 @@ def _roles(layer: str, analysis: Analysis) -> Iterator[str]:
     figures = analysis.figures
     lost, values = figures.find("layer-sum", layer), figures.find("layer-values", layer)
     if lost is not None and values is not None:
-        most = ", the most of all layers" if layer == figures.layers()[0] and lost.value else ""
+        most = " (the most of all layers)" if layer == figures.layers()[0] and lost.value else ""
         scaled, kept = figures.find("layer-values-scaled", layer), ""
         if scaled is not None:
-            kept = f"; {scaled.at_scale}, {scaled.said} of the values"
+            kept = f" ({scaled.at_scale}: {scaled.said})"
         yield (
-            f"{lost.where} {FORMATS[lost.format].label} loses {lost.said} of its gradients' sum "
-            f"{lost.at_scale}{most}, and {values.said} of their values{kept}"
+            f"{lost.at_scale}, {FORMATS[lost.format].label} loses {lost.said} of its gradient{most}, "
+            f"and {values.said} of its values{kept} {lost.where}"
         )
     lower, upper = figures.find("scale-lower", layer), figures.find("scale-upper", layer)
     if lower is not None:
         share = f"{100 * MATTERS:g} %"
         yield (
-            f"it sets the lower end of the loss scale: below {lower.said} more than {share} of its "
-            f"gradients' sum is lost {lower.where}"
+            f"it limits the loss scale from below: under {lower.said} it loses more than {share} of its "
+            f"gradient {lower.where}"
         )
     if upper is not None:
         yield (
-            "it has the largest gradient, which sets the upper end of the loss scale: above "
-            f"{upper.said} it overflows"
+            "it limits the loss scale from above: it has the largest gradient, which overflows above "
+            f"{upper.said}"
         )
 
 

@@ -89,7 +89,7 @@ def _model(plan: PrecisionPlan, now: PrecisionPlan) -> Iterator[Finding]:
         yield Finding(
             severity="info",
             code="plan-model-unknown",
-            message=f"{whose} does not say which model it is of, so this was not checked",
+            message=f"{whose} does not store which model it is for, so mpdiag did not check this",
             evidence={"plan": plan.model is not None, "run": now.model is not None},
             fix="write the plan again with mpdiag analyze RUN -o PLAN",
         )
@@ -101,11 +101,11 @@ def _model(plan: PrecisionPlan, now: PrecisionPlan) -> Iterator[Finding]:
     if not (difference.changes or prefix):
         return
     whose = "plan" if difference.first_prefix else "run"
-    below = f"what the {whose} calls {prefix} is compared" if prefix else ""
+    below = f"compared with {prefix} of the {whose}" if prefix else ""
     yield Finding(
         severity="info",
         code="plan-model-differs",
-        message="the model is not quite the plan's: "
+        message="the model has changed since the plan: "
         + "; ".join(filter(None, (difference.changes, below))),
         evidence={
             "changed": list(difference.changed),
@@ -114,7 +114,7 @@ def _model(plan: PrecisionPlan, now: PrecisionPlan) -> Iterator[Finding]:
             "plan_prefix": difference.first_prefix,
             "run_prefix": difference.second_prefix,
         },
-        fix="the check is of this run and holds for its layers; a new plan would name them too",
+        fix="the check holds for this run's layers; a new plan would name the new layers, too",
     )
 
 
@@ -140,9 +140,9 @@ def _unanswered(now: PrecisionPlan, why: str) -> Iterator[Finding]:
         yield Finding(
             severity="error",
             code="plan-not-checked",
-            message=f"this run cannot tell whether the plan holds: {why.rstrip('.')}",
+            message=f"this run cannot show whether the plan holds: {why.rstrip('.')}",
             evidence={"level": now.verdict.level},
-            fix="record an FP32 training that goes well, with its optimizer, and check again",
+            fix="record an FP32 training that converges, with its optimizer, and check again",
         )
 
 

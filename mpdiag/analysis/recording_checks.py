@@ -29,7 +29,7 @@ WIDER_THAN_FP32 = frozenset({"float64", "complex128"})
 """Dtypes that hold more than FP32 does."""
 _HALF = frozenset({"float16", "bfloat16"})
 _AGAIN = "record again with --fp32 (in code: record(…, fp32=True))"
-_NO_CASTS = "remove casts to half precision from the model, and record again"
+_NO_CASTS = "remove the model's casts to half precision, and record again"
 FEW_STEPS = 20
 """Recorded steps below which an analysis says that it rests on few."""
 
@@ -43,7 +43,7 @@ def require_finite_gradients(run: Run, layers: Layers) -> None:
     h = layers.of_kind("activation_grad", "weight_grad").histograms
     if h.numel.sum() > 0 and h.finite.sum() == 0:
         raise DamagedRun(
-            f"every gradient in {run.folder} is NaN or infinite: the FP32 training diverged before "
+            f"all gradients in {run.folder} are NaN or infinite: the FP32 training diverged before "
             "its first recorded step; fix it and record again"
         )
 
@@ -67,7 +67,7 @@ def _loop_findings(run: Run, layers: Layers) -> Iterator[Finding]:
         yield Finding(
             severity="warning",
             code="no-optimizer-step",
-            message="no optimizer step was seen, so the whole recording counts as one step",
+            message="the loop called no optimizer step, so the whole recording counts as one step",
             evidence={"steps_seen": seen},
             fix="call optimizer.step() after backward(), and record again",
         )
@@ -77,10 +77,10 @@ def _loop_findings(run: Run, layers: Layers) -> Iterator[Finding]:
             severity="warning",
             code="optimizer-not-recorded",
             message=f"no step of {counted(len(unseen), 'optimizer')} was recorded "
-            f"({' and '.join(unseen)}); the recorded steps are all steps of others",
+            f"({' and '.join(unseen)}); all recorded steps are other optimizers'",
             evidence={"optimizers": unseen},
-            fix="record without --every and --max-steps, or with another --every: the first steps "
-            "of each optimizer are recorded, and those that step in turn have steps of their own",
+            fix="record without --every and --max-steps, or with another --every; if optimizers take "
+            "turns, --every 2 can miss every step of one",
         )
 
 
@@ -108,7 +108,7 @@ def _precision_findings(run: Run) -> Iterator[Finding]:
             severity="warning",
             code=NOT_FP32,
             message=f"{counted(precision['half_modules'], 'module')} returned half precision; "
-            "what that rounded away cannot be seen in this recording",
+            "the recording does not show what that rounded away",
             evidence={"half_modules": precision["half_modules"]},
             fix=_NO_CASTS,
         )
@@ -160,8 +160,8 @@ def _narrow_products(run: Run) -> Iterator[Finding]:
     yield Finding(
         severity="warning",
         code=NOT_FP32,
-        message=f"the training's own code computes products in {dtypes} (at {places[0]}); so this "
-        f"is not a recording of FP32 training, and what {dtypes} rounded away cannot be seen",
+        message=f"the training computes matrix products in {dtypes} (at {places[0]}), so this is "
+        f"not an FP32 recording; it does not show what {dtypes} rounded away",
         evidence={"half_products": places},
         fix=_NO_CASTS,
     )
@@ -180,15 +180,15 @@ def _narrow_weights(run: Run) -> Iterator[Finding]:
     dtypes = " and ".join(kinds)
     share = sum(sizes[kind] for kind in kinds) / max(1, sum(sizes.values()))
     which = "the weights" if share == 1 else f"{percent(share, 1)} of the weights"
-    missing = f"it cannot show what {dtypes} rounded away or could not represent"
+    missing = f"it does not show what {dtypes} rounded away or could not represent"
     fix = f"{_AGAIN}, which makes them FP32"
     if not halves and set(kinds) <= WIDER_THAN_FP32:
-        missing = "whether FP32 suffices for it was not seen, and no plan trains it as it is"
-        fix = "make model and inputs FP32, see that it still trains, and record that"
+        missing = "it does not show whether FP32 is enough"
+        fix = "convert model and inputs to FP32, check that it still trains, and record again"
     yield Finding(
         severity="warning",
         code=NOT_FP32,
-        message=f"{which} are {dtypes}, so this is not a recording of FP32 training; {missing}",
+        message=f"{which} are {dtypes}, so this is not an FP32 recording; {missing}",
         evidence={"dtypes": kinds, "share": share},
         fix=fix,
     )
@@ -196,13 +196,13 @@ def _narrow_weights(run: Run) -> Iterator[Finding]:
 
 def _autocast_finding(precision: Mapping[str, Any]) -> Finding:
     dtypes = " and ".join(precision["autocast"])
-    again = f"{_AGAIN}, which switches it off"
-    by_hand = "--fp32 does not reach it: remove torch.set_autocast_enabled from the script"
+    again = f"{_AGAIN}, which disables autocast"
+    by_hand = "remove torch.set_autocast_enabled from the script, because --fp32 cannot disable it"
     return Finding(
         severity="warning",
         code=NOT_FP32,
-        message=f"the training's own autocast was on ({dtypes}), so this is not a recording of FP32 "
-        f"training; what {dtypes} rounded away cannot be seen, and the advice is circular",
+        message=f"the training used autocast ({dtypes}), so this is not an FP32 recording; it does not "
+        f"show what {dtypes} rounded away",
         evidence={"autocast": list(precision["autocast"])},
         fix=by_hand if precision.get("autocast_off") else again,
     )
@@ -214,9 +214,9 @@ def _length_findings(run: Run) -> Iterator[Finding]:
         yield Finding(
             severity="info",
             code="few-steps",
-            message=f"the analysis is based on only {counted(steps, 'recorded step')}",
+            message=f"only {counted(steps, 'step')} {'was' if steps == 1 else 'were'} recorded",
             evidence={"steps_recorded": steps},
-            fix="record a few hundred steps: gradients shrink as training proceeds",
+            fix="record a few hundred steps: gradients shrink during training",
         )
 
 
@@ -228,9 +228,9 @@ def _failure_findings(run: Run) -> Iterator[Finding]:
     yield Finding(
         severity="warning",
         code="recording-failed",
-        message=f"recording failed {times}in {failures[0].get('where')}",
+        message=f"the recording failed {times}in {failures[0].get('where')}",
         evidence={"failures": failures},
-        fix="the recording is incomplete: see the evidence, and record again",
+        fix="see the evidence (--json), remove the cause, and record again",
     )
 
 
@@ -255,7 +255,7 @@ def _coverage_findings(run: Run) -> Iterator[Finding]:
 
 def unseen_periods_sentence(unseen: Iterable[int]) -> str:
     """What a recording that misses phases of these periods does not show."""
-    return f"the recording may have missed what happens every {_ranges(sorted(unseen))} steps"
+    return f"the recording may have missed what your training does every {_ranges(sorted(unseen))} steps"
 
 
 def period_findings(run: Run, recorded: Sequence[int]) -> Iterator[Finding]:
@@ -322,7 +322,7 @@ def rank_findings(run: Run) -> Iterator[Finding]:
             code="rank-missing",
             message=f"{_ranks(silent)} of {world} left no recording",
             evidence={"ranks": silent, "world_size": world},
-            fix="check that they trained at all, and that they could write to the run folder",
+            fix="check that they trained, and that they could write to the run folder",
         )
 
 
@@ -360,7 +360,7 @@ def _stopped(run: Run, metas: Mapping[int, Mapping[str, Any]], world: int) -> It
             message=f"rank {rank} of {world} {how} after {steps[rank]} steps (last update "
             f"{updated}){went_on}",
             evidence=evidence,
-            fix="check that rank's log; what all ranks recorded until then is sound",
+            fix="check that rank's log; the recording up to then is sound",
         )
 
 
@@ -460,11 +460,11 @@ def _optimizer_findings(run: Run, layers: Layers) -> Iterator[Finding]:
     yield Finding(
         severity="warning",
         code="no-optimizer",
-        message="no optimizer was recorded, so no weight update was seen",
+        message="no optimizer was recorded, so the recording has no weight update",
         evidence={"optimizers": 0},
-        fix="hand the optimizer to mpdiag.record, too, and record again"
+        fix="pass the optimizer to mpdiag.record(model, optimizer, …), and record again"
         if run.meta.get("script") is None
-        else "let an optimizer of torch.optim change the weights, and record again",
+        else "update the weights with an optimizer of torch.optim, and record again",
     )
 
 
@@ -476,8 +476,8 @@ def _search_findings(run: Run) -> Iterator[Finding]:
                 severity="warning",
                 code="optimizer-searches",
                 message=f"{one.kind} evaluated its loss {counted(one.evaluations, 'time')} in "
-                f"{counted(one.taken, 'step')}, and goes by differences between them; "
-                "where its search ends in half precision, which rounds them, cannot be seen here",
+                f"{counted(one.taken, 'step')} and compares the values; half precision rounds them, and "
+                "an FP32 recording does not show where the search then ends",
                 evidence={
                     "optimizer": one.kind,
                     "steps": one.taken,

@@ -50,7 +50,7 @@ def analyze_weight_updates(
     if changed.sum() == 0:
         return MasterWeightsPlan(
             needed=True,
-            reason="no weight update was recorded, so FP32 masters are kept to be safe",
+            reason="no weight update was recorded, so the plan keeps FP32 masters to be safe",
         )
     held = target if target in HALVES else BF16  # nothing is counted for FP8 weights
     swallowed, vanished = known["swallowed", held.name], known["vanished", FP16.name]
@@ -63,10 +63,12 @@ def analyze_weight_updates(
     fraction = float(share(swallowed.sum(), changed.sum()))
     gone, parameter = _vanished(layers, held)
     needed = standing >= NEEDED or gone >= HELD
-    told = f"{held.label} makes {percent(gone)} of the sum of {parameter} 0" if gone >= HELD else ""
+    told = f"{held.label} rounds {percent(gone)} of {parameter}'s sum to 0" if gone >= HELD else ""
     limit = f"limit: {100 * NEEDED:.0f} %"
     missed = f"{held.label} weights would miss {percent(standing)} of the total weight change"
-    unjudged = "" if needed else "; how precisely such weights can converge was not tested"
+    unjudged = (
+        "" if needed else f"; mpdiag did not test how precisely {held.label} weights converge"
+    )
     return MasterWeightsPlan(
         needed=needed,
         swallowed_fraction=fraction,
@@ -101,8 +103,8 @@ def _sampling(seen: NDArray[np.int64], of: NDArray[np.int64]) -> str:
         return ""
     who = counted(int((of > 0).sum()), "parameter")
     return (
-        f"; of {who} {percent(seen.sum() / of.sum())} of the updates were recorded, the same elements "
-        "in each step, as copies of all weights did not fit the budget"
+        f"; {percent(seen.sum() / of.sum())} of the updates of {who} were recorded, the same elements "
+        "in each step, because copies of all weights did not fit the memory budget"
     )
 
 
@@ -167,8 +169,8 @@ def advise_levels(
         reasons["O3"] = f"not for this training: {masters.reason}"
     elif states:
         reasons["O3"] = (
-            "an upper bound on speed: weights in FP16 would take the updates, but the optimizer's own "
-            "state would be FP16, too, which this recording does not judge"
+            "an upper bound on speed: FP16 weights would keep the updates, but the optimizer state "
+            "would be FP16, too, and the recording does not show whether that works"
         )
     advice = []
     for level in ("O0", "O1", "O2", "O3"):

@@ -70,7 +70,7 @@ def operation_named(name: str) -> str:
         return plain
     near = difflib.get_close_matches(plain, [*LISTS, *ALIASES], 3, 0.5)
     hint = f": did you mean {', '.join(near)}?" if near else ""
-    raise UsageError(f"torch has no operation {name!r}{hint or ''}")
+    raise UsageError(f"torch has no operation {name!r}{hint}")
 
 
 @dataclass
@@ -261,7 +261,7 @@ def _kernel(op: Any, name: str, key: str, *, replaces: bool) -> Callable[..., An
 
 
 _BANNED = (
-    "binary_cross_entropy loses small probabilities in low precision: pass the logits "
+    "binary_cross_entropy rounds small probabilities to 0 in low precision: pass logits "
     "to binary_cross_entropy_with_logits, or name it in fp32_operations"
 )
 

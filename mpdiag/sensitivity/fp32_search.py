@@ -226,12 +226,12 @@ def _check(plan: PrecisionPlan, budget: float, seeds: Sequence[int], probe_seeds
     if not budget > 0:
         raise UsageError(f"budget must be a number of minutes above 0, not {budget!r}")
     if len(set(seeds)) != len(seeds) or len(seeds) < 2:
-        message = "seeds must be at least two different numbers: their spread sets the limit"
+        message = "seeds must be two or more different numbers: the limit is their spread"
         raise UsageError(message)
     if not 1 <= probe_seeds <= len(seeds):
         raise UsageError(f"probe_seeds must lie between 1 and {len(seeds)}, the number of seeds")
     if plan.level == "O0":
-        message = "the plan's level is O0, where everything is FP32, so there is nothing to search"
+        message = "the plan's level is O0 (all FP32), so there is nothing to search"
         raise UsageError(message)
 
 
@@ -416,18 +416,18 @@ class _Search:
         }
         if answer == "unfinished":
             reason = (
-                "training succeeds with it in FP32; the budget ended before it was known "
-                "whether it is needed"
+                "training succeeds with it in FP32; the time budget ended before mpdiag could try "
+                "training without it"
             )
         elif less is not None and not all(map(math.isfinite, less.metrics)):
             reason = "training diverges without it and succeeds with it"
         elif less is not None and spread is not None:
             reason = (
-                f"without it the metric is {less.metrics[-1]:.4g}, outside the spread of "
-                f"FP32 seeds (limit {spread.bound:.4g}); with it training succeeds"
+                f"without it the metric is {less.metrics[-1]:.4g}, outside the FP32 seeds' spread "
+                f"(limit {spread.bound:.4g}); with it training succeeds"
             )
         else:
-            reason = "part of the smallest set with which training succeeds"
+            reason = "it is in the smallest set with which training succeeds"
         return Fp32Choice(c.op, c.module, reason, evidence)
 
 

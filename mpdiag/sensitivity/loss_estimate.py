@@ -239,7 +239,9 @@ def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """
     found = {n: p for n, p in model.named_parameters() if p.requires_grad}
     if not found:
-        message = "no parameter of the model requires a gradient: measure it in training mode"
+        message = (
+            "no parameter of the model requires a gradient: set requires_grad_() on those to train"
+        )
         raise UsageError(message)
     return found
 
@@ -251,7 +253,7 @@ def check_loss(loss: object) -> None:
         UsageError: If it is not a scalar tensor with an autograd graph.
     """
     if not (isinstance(loss, Tensor) and loss.numel() == 1 and loss.requires_grad):
-        message = "the step must return its loss, a scalar tensor that backward can start from"
+        message = "step() must return its loss: a scalar tensor on which backward() works"
         raise UsageError(message)
 
 

@@ -126,7 +126,7 @@ def load_state(path: AnyPath | None, key: dict[str, Any]) -> SearchState:
         if not all(p.metrics for p in state.probes):
             raise ValueError("a probe without metrics")
     except (OSError, ValueError, RecursionError) as error:
-        message = f"{path} is not a readable search ({error}): delete it to start over"
+        message = f"{path} cannot be read as a search ({error}): delete it to start over"
         raise DamagedSearch(message) from error
     if document.version != VERSION or document.key != json.loads(json.dumps(key)):
         raise StateMismatch(
@@ -177,9 +177,9 @@ def spread_of(metrics: Sequence[float], *, higher_is_better: bool) -> SeedSpread
         UsageError: If there are fewer than two, or one is not finite.
     """
     if len(metrics) < 2:
-        raise UsageError("the spread of FP32 seeds needs at least two seeds")
+        raise UsageError("a spread needs at least two FP32 seeds")
     if not all(map(math.isfinite, metrics)):
-        raise UsageError("an FP32 training diverged: fix that before changing the format")
+        raise UsageError("an FP32 training diverged: fix it before you change the format")
     mean, n = statistics.fmean(metrics), len(metrics)
     reach = t_quantile(1 - ALPHA, n - 1) * statistics.stdev(metrics) * math.sqrt(1 + 1 / n)
     reach = max(reach, LEAST * abs(mean))

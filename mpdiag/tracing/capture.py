@@ -9,8 +9,8 @@ from mpdiag.errors import UsageError
 _WITH_CUDA = torch.backends.cuda.is_built()  # torch without it raises where it is asked
 
 _STEP = (
-    "a training step cannot be captured in a CUDA graph: whether its gradients are finite is read on "
-    "the host, and a replay would keep the loss scale of the capture; capture parts of the model with "
+    "a training step cannot be captured in a CUDA graph: the host reads whether gradients are finite, "
+    "and a replay would repeat the captured loss scale; capture parts of the model with "
     "torch.cuda.make_graphed_callables, or compile it with mode='reduce-overhead'"
 )
 
@@ -40,7 +40,7 @@ def refuse_captured(names: Iterable[tuple[str, torch.nn.Module]]) -> None:
         forward = vars(module).get("forward")
         if getattr(forward, "__module__", None) == "torch.cuda.graphs":
             raise UsageError(
-                f"module {name or type(module).__name__!r} was captured in a CUDA graph, which reads "
-                "weights where they were in FP32, and the level casts them: capture it after the model "
-                "is wrapped, or choose O1"
+                f"module {name or type(module).__name__!r} was captured in a CUDA graph, which "
+                "reads the FP32 weights, and this level replaces them: wrap the model before you "
+                "capture it, or choose level O1"
             )

@@ -15,7 +15,7 @@ FIRST_RATE = "first_lr"
 """In ``meta.json``, an optimizer's learning rate in its first step. A schedule changes ``lr`` later."""
 _SETTINGS = ("weight_decay", "eps", "amsgrad", "nesterov", "decoupled_weight_decay")
 """Settings that decide the size of updates, and that no scheduler of torch changes."""
-_UPDATES = "the loss scale and the answer on master weights"
+_UPDATES = "the loss scale and the need for master weights"
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Change:
     touches: str
 
     def __str__(self) -> str:
-        return f"{self.what} is {self.now} and was {self.before} in the plan's recording"
+        return f"{self.what} is {self.now}, but was {self.before} in the plan's recording"
 
 
 def changes(recorded: TrainingConditions, now: TrainingConditions) -> tuple[Change, ...]:
@@ -99,7 +99,7 @@ def changes(recorded: TrainingConditions, now: TrainingConditions) -> tuple[Chan
     found = [c for o in now.optimizers for c in _of_optimizer(recorded.optimizers, o)]
     a, b = recorded.first_input, now.first_input
     if a and b and a != b:
-        touches = "the loss scale, the memory of each level and the sizes to pad"
+        touches = "the loss scale, the memory per level and the sizes to pad"
         found.append(Change("the model's input", _sizes(a), _sizes(b), touches))
     if recorded.torch and now.torch and recorded.torch != now.torch:
         touches = "the operations that stay in FP32"
@@ -120,7 +120,7 @@ def _of_optimizer(
         yield from _other("the learning rate", rates, now.learning_rate, _UPDATES)
     for name, value in now.settings.items():
         before = [o.settings[name] for o in alike if name in o.settings]
-        yield from _other(name, before, value, "the answer on master weights")
+        yield from _other(name, before, value, "the need for master weights")
 
 
 def _other(what: str, before: Sequence[Any], now: Any, touches: str) -> Iterator[Change]:

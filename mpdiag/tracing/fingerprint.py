@@ -134,9 +134,9 @@ def other_model(
     alike = len(difference.same) - len(difference.changed)
     common = "no layer" if not alike else f"{alike} of {difference.layers} layers"
     return (
-        f"the plan is of another model: {common} of the plan's ({some_of(plan.layers)}) "
-        f"{'is' if alike < 2 else 'are'} the same in the {whose}'s ({some_of(model.layers)}); give "
-        f"the plan of this model, or write one with mpdiag analyze RUN -o plan.json"
+        f"the plan is for another model: {common} of the plan's ({some_of(plan.layers)}) "
+        f"{'is' if alike < 2 else 'are'} the same in the {whose}'s ({some_of(model.layers)}); use "
+        f"this model's plan, or write one: mpdiag analyze RUN -o plan.json"
     )
 
 

@@ -65,7 +65,7 @@ class NamedModule:
         called = self.output_shapes is not None
         unseen = "returned no tensor" if called else "never called in a recorded step"
         if self.captured:
-            unseen = "captured in a CUDA graph: what its replays compute is not recorded"
+            unseen = "captured in a CUDA graph: hooks do not run in its replays"
         reason = self.reason or ("" if self.seen and not self.captured else unseen)
         return {
             "name": self.name,
@@ -89,7 +89,7 @@ class NamedModule:
         """Why no gradient of its output was recorded, though its output was."""
         if not self.has_gradient():
             return "its output needs no gradient: nothing before it is trained"
-        return "no gradient of its output arrived in a recorded step"
+        return "its output got no gradient in a recorded step"
 
 
 @dataclass(eq=False)
@@ -111,9 +111,7 @@ class NamedParameter:
         elif not p.requires_grad:
             reason = "frozen: it has neither gradient nor update"
         else:
-            reason = (
-                "" if "weight_grad" in self.seen else "no gradient reached it in a recorded step"
-            )
+            reason = "" if "weight_grad" in self.seen else "it got no gradient in a recorded step"
         return {
             "name": self.name,
             "what": "parameter",
@@ -162,8 +160,8 @@ class Subjects:
         named = [name for name in self.names.values() if name][:3]
         asked = {"include": self.chosen.include, "exclude": self.chosen.exclude}
         patterns = " and ".join(f"{k}={v!r}" for k, v in asked.items() if v is not None)
-        such = f": choose among names such as {', '.join(named)}" if named else ""
-        return f"{patterns or 'the model'} leaves no module or parameter to record{such}"
+        like = f": match names like {', '.join(named)}" if named else ""
+        return f"{patterns or 'the model'} leaves no module or parameter to record{like}"
 
     def grow(self) -> None:
         """Take in what was added to the models since: adapters, parametrisations, new heads.

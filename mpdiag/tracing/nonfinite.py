@@ -101,12 +101,12 @@ class Producer:
     def __str__(self) -> str:
         """A sentence that names the operation, its place and its inputs."""
         place = self.module or "the model" if self.module is not None else "outside the model"
-        side = "" if self.phase == "forward" else "the backward pass of "
+        side = "" if self.phase == "forward" else "backward pass of "
         at = f" at {self.where} ({self.code})" if self.where else ""
         given = "; ".join(map(str, self.inputs))
         return (
             f"{self.kind} first in {self.op}, {side}{place}{at}: {self.values:,} of {self.of:,} "
-            f"values of {self.dtype}, from {given or 'no tensors'}"
+            f"{self.dtype} values, from {given or 'no tensors'}"
         )
 
     def to_json(self) -> dict[str, Any]:

@@ -79,7 +79,7 @@ class PrecisionShare:
         """What was counted, or why nothing is known."""
         if self.share is None:
             why = self.unknown or "no matrix product or convolution ran"
-            return f"the share of FLOPs in half precision is not known: {why}"
+            return f"the share of FLOPs in half precision is unknown: {why}"
         return (
             f"{self.percent} of FLOPs in half precision ({self.low_products} of {self.products} "
             f"products, counted in {len(self.steps)} steps)"
@@ -124,12 +124,14 @@ class PrecisionShare:
         if not wanted:
             self._everywhere.detach()
         elif not self._everywhere.attach():
-            self.stop("the script traces its steps, which shows no operations")
+            self.stop("the script traces its steps, and mpdiag sees no operations there")
 
     def _yield_to_compiler(self) -> None:
         """Under a mode torch runs compiled code eagerly, and without one nothing is seen of it."""
         if self.is_active and compiler_in_use():
-            self.stop("torch.compile is in use, and compiled code shows no operations")
+            self.stop(
+                "the script uses torch.compile, and mpdiag sees no operations in compiled code"
+            )
 
     def counting(self) -> AbstractContextManager[object]:
         """Count what runs here, above every other mode: before emulation widens it."""
@@ -166,7 +168,7 @@ class PrecisionShare:
             if flops is None:
                 flops = int(formula(*args, **kwargs, out_val=result))
         except Exception as error:  # noqa: BLE001 - a count must never end a training
-            self.unknown = f"the FLOPs of {func} are not known ({type(error).__name__})"
+            self.unknown = f"mpdiag cannot count the FLOPs of {func} ({type(error).__name__})"
             return result
         low = any(t.dtype in HALF for t in tensors_of((args, kwargs)))
         self.flops += flops

@@ -84,7 +84,7 @@ def test_many_small_pushes_that_are_all_lost_are_an_alarm(tmp_path, weight, need
     rows = [(s, "activation_grad", "layer", g) for s in range(30)]
     analysis = analyze(write_rows(tmp_path / "run", rows))
     assert analysis.plan.loss_scale.need == need
-    assert ("99.00 % of the values of layer's gradient" in analysis.plan.loss_scale.reason) == (
+    assert ("99.00 % of the values in layer's gradient" in analysis.plan.loss_scale.reason) == (
         need == "needed"
     )
     assert lost_by_scale(analysis.loss_scale.late)[:, 0].max() == pytest.approx(weight, rel=0.1)
@@ -115,7 +115,9 @@ def test_no_scale_fits_when_the_range_is_too_wide(tmp_path):
     assert (finding.severity, finding.code) == ("error", "no-loss-scale-fits")
     assert "BF16" in finding.fix
     assert analysis.loss_scale.limiting_layer == "huge"
-    assert "no method does" in analysis.plan.loss_scale.reason  # the closest is named all the same
+    assert (
+        "no scaling method is good enough" in analysis.plan.loss_scale.reason
+    )  # the closest is named all the same
     assert not analysis.loss_scale.fits
     assert analyze(tmp_path / "run", target="bf16").loss_scale.fits
 

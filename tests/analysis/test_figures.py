@@ -25,16 +25,18 @@ from mpdiag.reports.views.gradients.frame import scale_frame
 SHARE = r"(< 0\.01 %|[\d.]+ %)"
 CLAIMS = (
     (rf"loses {SHARE} of the gradient's sum in (the model|[^\s;]+)[ ;]", "layer-sum"),
-    (rf"loses most: {SHARE} of its gradient's sum", "layer-sum"),
-    (rf"loses {SHARE} of its gradients' sum", "layer-sum"),
+    (rf"loses the most[^:;]*: {SHARE} of its gradient ", "layer-sum"),
+    (rf"FP16 loses {SHARE} of (the model|[^\s;]+)'s gradient ", "layer-sum"),
+    (rf"FP16 loses {SHARE} of its gradient[ ,]", "layer-sum"),
+    (rf"at a loss scale of [\d,]+, it loses {SHARE}", "layer-sum-scaled"),
     (rf"loses {SHARE} of the gradient's values in (the model|[^\s;]+)[ ;]", "layer-values"),
-    (rf"loses {SHARE} of a step's sum in (the model|\S+) ", "replayed-sum"),
-    (rf"allows up to {SHARE} of all", "overflow-bound"),
+    (rf"loses {SHARE} of (the model|\S+)'s gradient on average ", "replayed-sum"),
+    (rf"at most {SHARE} of all steps", "overflow-bound"),
     (rf"{SHARE} of all activation gradients' values over all", "all-values"),
     (rf"{SHARE} of the recorded updates", "updates-swallowed"),
     (rf"would miss {SHARE} of the total weight change", "path-stalled"),
-    (rf"loses {SHARE} of the sum of all weights' gradients", "all-weights-sum"),
-    (rf"makes {SHARE} of the sum of (\S+) 0", "weights-vanished"),
+    (rf"loses {SHARE} of all weight gradients", "all-weights-sum"),
+    (rf"rounds {SHARE} of (\S+)'s sum to 0", "weights-vanished"),
 )
 UNNAMED = re.compile(
     r"\b(this|that|the recommended|the plan's) (loss )?scale\b(?!, \d)", re.IGNORECASE

@@ -120,12 +120,12 @@ def test_an_edited_model_does_not_break_the_gate_and_its_layers_are_named():
 
 
 def test_the_plan_of_another_model_is_refused_in_one_sentence(trained, tmp_path):
-    with pytest.raises(InputError, match="the plan is of another model: no layer of"):
+    with pytest.raises(InputError, match="the plan is for another model: no layer of"):
         check_plan(scaled(), replace(scaled(), model=OTHER))
     replace(scaled(), model=OTHER).save(tmp_path / "plan.json")
     done = run("analyze", trained / "first run", "--strict", "--against", tmp_path / "plan.json")
     assert (done.exit_code, done.stdout) == (3, "")
-    assert done.stderr.startswith("error: the plan is of another model")
+    assert done.stderr.startswith("error: the plan is for another model")
 
 
 def test_what_changed_since_the_recording_is_a_note_and_names_the_answers():
@@ -138,8 +138,8 @@ def test_what_changed_since_the_recording_is_a_note_and_names_the_answers():
     assert check.holds
     assert [f.code for f in check.findings] == ["plan-training-differs"] * 2
     rate, torch = check.findings
-    assert rate.message == "the learning rate is 0.2 and was 0.1 in the plan's recording"
-    assert rate.fix.endswith("the loss scale and the answer on master weights")
+    assert rate.message == "the learning rate is 0.2, but was 0.1 in the plan's recording"
+    assert rate.fix.endswith("the loss scale and the need for master weights")
     assert torch.evidence == {
         "what": "torch", "before": "2.13.0", "now": "2.14.0",
         "touches": "the operations that stay in FP32",

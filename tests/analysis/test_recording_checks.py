@@ -27,8 +27,8 @@ def test_a_cadence_names_the_periods_that_it_cannot_see():
     (finding,) = found(range(0, 400, 2), 400, every=2)
     assert (finding.code, finding.severity) == ("periods-not-seen", "info")
     assert finding.message == (
-        "the recording may have missed what happens every 2, 4, 6, 8, 10, 12, 14 and 16 steps; 200 "
-        "of 400 steps were recorded"
+        "the recording may have missed what your training does every 2, 4, 6, 8, 10, 12, 14 and 16 "
+        "steps; 200 of 400 steps were recorded"
     )
     assert finding.evidence["unseen"]["2"] == [1]
     assert "every=1" in finding.fix
@@ -95,10 +95,10 @@ def test_a_double_precision_recording_says_what_it_does_not_show(tmp_path):
     analysis = mpdiag.analyze(tmp_path / "run")
     finding = next(f for f in analysis.findings if f.code == "not-fp32")
     assert finding.message.startswith("the weights are float64")
-    assert "whether FP32 suffices for it was not seen" in finding.message
+    assert "it does not show whether FP32 is enough" in finding.message
     assert "rounded away" not in finding.message  # it holds more than FP32, and not less
     assert analysis.verdict.level == "cannot"
-    assert "a training in float64: whether it trains in FP32 was not seen" in analysis.verdict.text
+    assert "a training in float64: it does not show whether FP32 works" in analysis.verdict.text
     named = after_analysis(analysis, tmp_path / "run", tmp_path / "plan.json")
     assert named == ("mpdiag", "report", tmp_path / "run")  # a training by its plan is refused
 
@@ -116,7 +116,7 @@ def test_without_activation_gradients_no_loss_scale_is_named(tmp_path):
     analysis = mpdiag.analyze(tmp_path / "run")
     assert "no-activation-gradients" in {f.code for f in analysis.findings}
     assert analysis.plan.loss_scale.need == "unknown"
-    assert analysis.verdict.text.startswith("No activation gradients were recorded")
+    assert analysis.verdict.text.startswith("The recording has no activation gradients")
     assert not analysis.concluded
     assert analysis.plan.master_weights.needed
 

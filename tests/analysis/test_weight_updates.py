@@ -96,7 +96,7 @@ def test_weights_that_vanish_need_masters(size, needed, tmp_path):
     if needed:
         assert masters.needed
         assert masters.worst_parameter == "0.weight"
-        assert masters.reason.startswith("FP16 makes 100 % of the sum of 0.weight 0; ")
+        assert masters.reason.startswith("FP16 rounds 100 % of 0.weight's sum to 0; ")
 
 
 def test_a_bias_that_is_nothing_beside_what_it_is_added_to_needs_no_masters(tmp_path):

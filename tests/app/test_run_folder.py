@@ -108,7 +108,7 @@ def test_a_run_that_is_still_recording_grows(opened, root, tmp_path):
     assert "recording, last written" in words(test)
     so_far = test.info[0].value.replace("\\", "")
     assert "Recording in progress: 20 steps so far, 20 of them recorded" in so_far
-    assert "So far: Expected from the recording" in so_far
+    assert "So far: FP16 should work" in so_far
     assert "was killed" not in so_far
     before = test.dataframe[0].value["values"].sum()
     parts[-1].write_bytes(later)

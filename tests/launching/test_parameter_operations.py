@@ -131,7 +131,7 @@ def test_a_compiled_model_is_not_counted(train, fork_server, tmp_path):
     done, share = train("model(x)", PrecisionPlan(target="bf16"), compiled)
     assert share is None
     assert "4 steps by the plan for bf16" in done.err
-    assert "is not known: a compiled model shows no operations" in done.err
+    assert "is unknown: a compiled model shows no operations" in done.err
 
 
 def test_a_failed_training_names_no_comparison(fork_server, tmp_path):

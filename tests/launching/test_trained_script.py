@@ -521,7 +521,7 @@ def test_a_script_may_save_and_copy_its_whole_model(train):
 
 OWN = [("0.weight", (8, 4)), ("0.bias", (8,)), ("2.weight", (1, 8)), ("2.bias", (1,))]
 CNN = [("stem.weight", (8, 3, 3, 3)), ("norm.weight", (8,)), ("head.weight", (10, 8))]
-OTHER = "error: this script cannot be trained by a plan: the plan is of another model"
+OTHER = "error: this script cannot be trained by a plan: the plan is for another model"
 
 
 @pytest.mark.parametrize(
@@ -568,8 +568,8 @@ DECAYING = """
 @pytest.mark.parametrize("evaluates", [False, True])
 @pytest.mark.parametrize(
     ("rate", "batch", "said"),
-    [(0.1, 32, []), (0.2, 32, ["the learning rate is 0.2 and was 0.1"]),
-     (0.1, 16, ["the model's input is 16×8 and was 32×8"])],
+    [(0.1, 32, []), (0.2, 32, ["the learning rate is 0.2, but was 0.1"]),
+     (0.1, 16, ["the model's input is 16×8, but was 32×8"])],
 )  # fmt: skip
 def test_what_has_changed_since_the_recording_is_said_once(train, rate, batch, said, evaluates):
     plan = replace(constant(8.0), conditions=RECORDED)
@@ -588,8 +588,8 @@ def test_another_optimizer_and_another_torch_are_said(train):
         DECAYING.format(rate=0.1, batch=32, evaluates=False),
         replace(constant(8.0), conditions=adam),
     )
-    assert "the optimizer is SGD and was Adam in the plan's recording" in done.err
-    assert "and was 2.6.0 in the plan's recording: the operations that stay in FP32" in done.err
+    assert "the optimizer is SGD, but was Adam in the plan's recording" in done.err
+    assert "but was 2.6.0 in the plan's recording: the operations that stay in FP32" in done.err
 
 
 def test_an_optimizer_that_moves_nothing_is_said_once_and_one_that_adds_up_itself_is_not(train):

@@ -260,8 +260,8 @@ def test_the_search_is_kept_at_a_url_too(tmp_path, monkeypatch):
     [
         ({"budget": 0}, "budget"),
         ({"budget": float("nan")}, "budget"),
-        ({"seeds": (1,)}, "two different"),
-        ({"seeds": (1, 1)}, "two different"),
+        ({"seeds": (1,)}, "two or more different"),
+        ({"seeds": (1, 1)}, "two or more different"),
         ({"probe_seeds": 0}, "probe_seeds"),
         ({"probe_seeds": 3}, "probe_seeds"),
         ({"plan": dataclasses.replace(constant(), level="O0")}, "nothing to search"),

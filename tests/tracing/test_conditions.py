@@ -14,8 +14,8 @@ SGD = OptimizerSettings("SGD", 0.1, {"weight_decay": 0.0, "nesterov": False})
 ADAM = OptimizerSettings("Adam", 0.001, {"weight_decay": 0.01, "eps": 1e-8})
 RECORDED = TrainingConditions((SGD,), (32, 8), "2.13.0")
 GAN = replace(RECORDED, optimizers=(ADAM, replace(ADAM, learning_rate=0.004)))
-BOTH = "the loss scale and the answer on master weights"
-MASTERS = "the answer on master weights"
+BOTH = "the loss scale and the need for master weights"
+MASTERS = "the need for master weights"
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ MASTERS = "the answer on master weights"
          [("weight_decay", "0", "0.1", MASTERS)]),
         (RECORDED, replace(RECORDED, first_input=(64, 8), torch="2.14.0"),
          [("the model's input", "32×8", "64×8",
-           "the loss scale, the memory of each level and the sizes to pad"),
+           "the loss scale, the memory per level and the sizes to pad"),
           ("torch", "2.13.0", "2.14.0", "the operations that stay in FP32")]),
         # Of two optimizers of one class each may be the one that is compared.
         (GAN, replace(GAN, optimizers=GAN.optimizers[::-1]), []),

@@ -87,7 +87,7 @@ def test_another_model_is_told_from_an_edited_one(a, b):
     assert differ(a, b).disjoint
     assert differ(b, a).disjoint
     said = other_model(differ(a, b), fingerprint(a), fingerprint(b), "run")
-    assert said.startswith("the plan is of another model: no layer of the plan's (")
+    assert said.startswith("the plan is for another model: no layer of the plan's (")
 
 
 def test_a_model_inside_another_is_found_under_its_prefix():

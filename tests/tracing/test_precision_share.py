@@ -110,7 +110,7 @@ def test_what_has_no_products_has_no_share():
     torch.randn(4, requires_grad=True).exp().sum().backward()
     share.stop()
     assert share.share is None
-    assert share.message.endswith("is not known: no matrix product or convolution ran")
+    assert share.message.endswith("is unknown: no matrix product or convolution ran")
 
 
 def trained(folder, *, inside: bool, level: str = "O1", model=None):

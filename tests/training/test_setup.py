@@ -31,7 +31,7 @@ def test_the_plan_of_another_model_is_refused_and_the_model_stays_as_it_was():
     plan = of(
         model=nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1))
     )
-    with pytest.raises(UsageError, match="the plan is of another model: no layer"):
+    with pytest.raises(UsageError, match="the plan is for another model: no layer"):
         train(plan, model)
     train(of(model=network()), model)  # nothing holds it
     train(dataclasses.replace(plan, model=None), model)  # whoever wants to, can
@@ -40,7 +40,7 @@ def test_the_plan_of_another_model_is_refused_and_the_model_stays_as_it_was():
 def test_layers_that_the_plan_does_not_know_are_named():
     plan, model = of(model=network()), network()
     model.append(nn.Linear(10, 2))
-    with pytest.warns(RuntimeWarning, match=r"nothing is known: 5$"):
+    with pytest.warns(RuntimeWarning, match=r"knows nothing about them: 5$"):
         train(plan, model)
 
 
@@ -53,9 +53,9 @@ def test_a_part_of_the_plans_models_is_no_other_model():
 
 def test_a_small_model_beside_a_large_plan_may_be_a_part_of_it_under_another_name():
     plan = of(model=nn.Sequential(*(nn.Linear(4, 4) for _ in range(8))))
-    with pytest.warns(RuntimeWarning, match="nothing is known"):
+    with pytest.warns(RuntimeWarning, match="knows nothing about them"):
         train(plan, nn.ModuleDict({"own": nn.Linear(4, 4)}))
-    with pytest.raises(UsageError, match="the plan is of another model: no layer"):
+    with pytest.raises(UsageError, match="the plan is for another model: no layer"):
         train(plan, nn.Conv2d(1, 1, 1))
     some = dataclasses.replace(plan.model, complete=False)  # of a recording of some layers
     train(dataclasses.replace(plan, model=some), nn.Conv2d(1, 1, 1))

@@ -52,9 +52,9 @@ def choose_fp32_operations(
         elif kind.startswith(NORMS):
             reason = "a normalisation: its statistics are a large reduction"
         elif kind in EXPONENTIALS:
-            reason = "an exponential and a sum over its outputs"
+            reason = "an exponential and a sum over its results"
         elif kind.endswith("Loss"):
-            reason = "a loss: a reduction over everything"
+            reason = "a loss: a reduction over all values"
         else:
             continue
         choices.append(Fp32Choice(op=kind, module=name, reason=reason, evidence=numbers))
@@ -186,8 +186,8 @@ def activation_findings(
         yield Finding(
             severity="error",
             code="activation-overflow",
-            message=f"{counted(len(named), 'module')} output values beyond {target.label}'s "
-            f"range; the largest is {worst.evidence['absmax']:.3g} in "
+            message=f"{counted(len(named), 'module')} {'has' if len(named) == 1 else 'have'} output "
+            f"values beyond {target.label}'s range; the largest is {worst.evidence['absmax']:.3g} in "
             f"{worst.module or 'the model'}",
             evidence={"modules": sorted(named), "absmax": worst.evidence["absmax"]},
             fix=f"keep them in FP32 (the plan does){', or train in BF16' if bf16 else ''}; a loss "
@@ -206,6 +206,6 @@ def activation_findings(
             message=f"the output of {name or 'the model'} reaches {top:.3g}, within {CLOSE:g}× "
             f"of {target.label}'s largest value",
             evidence={"modules": [n for n, _ in close], "absmax": top},
-            fix=f"keep it in FP32{', or train in BF16,' if bf16 else ''} if you train longer: it may "
-            "overflow there",
+            fix="if you train longer, it may overflow: keep it in FP32"
+            f"{', or train in BF16' if bf16 else ''}",
         )

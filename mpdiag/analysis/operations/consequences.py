@@ -53,16 +53,19 @@ class Fate:
         return {
             "end": f"{many}, and the loss becomes NaN or Inf",
             "gradients": f"{many}, the gradients become NaN, and the step is skipped",
-            "zeros": f"{many}, and {self.by} makes 0 of them: the result is wrong, no step is skipped",
+            "zeros": f"{many}, and {self.by} turns them into 0: the result is wrong, and no step is "
+            "skipped",
         }.get(self.reaches, f"{many}: the result is wrong or NaN")
 
     def of_gradient(self, scale: float) -> str:
         """The same of a gradient that carries a loss scale; 1 where it carries none."""
         if self.reaches == "end":
-            return f"every such step is skipped{', and the loss scale falls' if scale > 1 else ''}"
+            return (
+                f"each of these steps is skipped{', and the loss scale falls' if scale > 1 else ''}"
+            )
         if self.reaches == "zeros":
-            return f"{self.by} makes 0 of it: the gradient is wrong, no step is skipped"
-        return "the gradient is wrong, or such steps are skipped"
+            return f"{self.by} turns it into 0: the gradient is wrong, and no step is skipped"
+        return "the gradient is wrong, or the step is skipped"
 
 
 State = Literal["recorded", "mixed", "other"]

@@ -272,14 +272,14 @@ def bf16_findings(
     yield Finding(
         severity="info",
         code="bf16-precision",
-        message=f"BF16 would need FP32 in {counted(len(found), 'operation')}, too: "
+        message=f"BF16 would need FP32 for {counted(len(found), 'operation')}, too: "
         f"{first.subject}: {first.reason}",
         evidence={
             "operations": [
                 {"op": f.op, "module": f.module, "line": f.where, "rule": f.code} for f in found
             ]
         },
-        fix="analyze with --target bf16 for a plan of its own",
+        fix="for a BF16 plan, analyze with --target bf16",
     )
 
 
@@ -295,11 +295,10 @@ def refused_findings(operations: Iterable[Operation]) -> Iterator[Finding]:
         yield Finding(
             severity="warning",
             code="refused-by-autocast",
-            message=f"torch.autocast refuses {op.op} on CUDA (at {place}); a training that calls it "
-            "there, where autocast is on, ends with an error",
+            message=f"on CUDA, {op.op} raises an error under autocast (at {place})",
             evidence={"op": op.op, "where": op.where, "module": op.module},
             fix="leave out the sigmoid and call binary_cross_entropy_with_logits, or call it outside "
-            "autocast, on FP32",
+            "autocast with FP32 inputs",
         )
 
 

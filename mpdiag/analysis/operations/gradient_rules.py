@@ -80,10 +80,10 @@ def gradient_errors(step: StoredStep) -> Iterator[rules.IndexedFinding]:
         yield rules.indexed(
             op,
             "gradient-error",
-            f"rounded to {target.label}, it changes the gradients by {_times(error)}; the loss changes "
-            f"{_number(beside)} times as much as in a step",
+            f"its rounding to {target.label} changes the gradients by {_times(error)}, and the loss "
+            f"{_number(beside)} times as much as a training step does",
             "",
-            "the training follows rounding errors",
+            "rounding errors drive the training",
             {"gradient_error": error, "loss_moves": beside, "of_first_loss": of_start},
         )
 
@@ -135,10 +135,10 @@ def _breaking(op: Operation, target: FloatFormat) -> rules.OperationFinding:
     return rules.finding_of(
         op,
         "gradient-error",
-        f"rounded to {target.label}, it makes the loss or a gradient infinite or NaN; its values stay "
-        "in the range",
+        f"its rounding to {target.label} makes the loss or a gradient infinite or NaN, although its "
+        "values stay in range",
         "",
-        "the training ends, or skips such steps",
+        "the training stops, or skips these steps",
         {"breaks": True},
     )
 

@@ -222,10 +222,10 @@ class LayerEvidence:
         for layers, widened in self._kept_tensors:
             for op in layers.makers(name):
                 if self._is_kept(op):
-                    return f"the plan keeps {called(op)} in FP32 there"
+                    return f"the plan keeps its {called(op)} in FP32"
             outputs = (t.tensor for op in layers.made(name) for t in op.outputs)
             if not widened.isdisjoint(outputs):
-                return "it is FP32 because of what the plan keeps in FP32 before it"
+                return "it reads FP32 values, because the plan keeps an operation before it in FP32"
         return ""
 
     def _is_kept(self, op: Operation) -> bool:

@@ -67,18 +67,18 @@ def imprecise(step: StoredStep) -> Iterator[rules.IndexedFinding]:
             if not low[t.tensor] or (error < rules.WRONG and changed < CHANGED):
                 continue
             told = (
-                f"{percent(changed, 0)} of its integers"
+                f"{percent(changed, 0)} of the resulting integers"
                 if changed >= CHANGED
-                else f"its result by {percent(min(1.0, error), 0)}"
+                else f"the result by {percent(min(1.0, error), 0)}"
             )
             yield from _blamed(
                 step,
                 t,
                 op,
                 "imprecise",
-                f"its values, up to {t.absmax:.3g}, are read by {op.op}, and rounding them to "
+                f"{op.op} reads its values (up to {t.absmax:.3g}), and rounding them to "
                 f"{target.label} changes {told}",
-                "the function sees rounding error instead of its argument",
+                f"{op.op} computes from rounding errors",
                 {"error": error, "changed": changed, "absmax": t.absmax},
             )
 
@@ -94,10 +94,10 @@ def indistinct(step: StoredStep) -> Iterator[rules.IndexedFinding]:
                 continue
             evidence = {"noise": noise, "absmax": t.absmax}
             told = (
-                f"values up to {t.absmax:.3g} whose rounding error in {target.label} is "
-                f"{noise:.2g} of their spread"
+                f"values up to {t.absmax:.3g} with a rounding error in {target.label} of "
+                f"{noise:.2g} times their spread"
             )
-            without = "what tells one sample from another is lost"
+            without = "samples become equal"
             if product and (step.policy or low[t.tensor]):
                 yield rules.indexed(
                     op,
@@ -115,7 +115,7 @@ def indistinct(step: StoredStep) -> Iterator[rules.IndexedFinding]:
                             other,
                             op,
                             "indistinct",
-                            f"its values are compared ({op.op}) with {told}",
+                            f"{op.op} compares its values with {told}",
                             without,
                             evidence,
                         )
@@ -138,7 +138,7 @@ def diverging(step: StoredStep) -> Iterator[rules.IndexedFinding]:
             told = (
                 f"the bound {bound:.9g} is 1 in {target.label}"
                 if bound is not None
-                else f"{max(1, count):,} of its {t.numel:,} values are rounded to where {op.op} is "
+                else f"{max(1, count):,} of its {t.numel:,} values round to a point at which {op.op} is "
                 f"{'infinitely steep' if reached and not count else 'not finite'}"
             )
             yield from _blamed(
@@ -163,16 +163,16 @@ def hollow(step: StoredStep) -> Iterator[rules.IndexedFinding]:
             consumer, epsilon = _singular_reader(step, op)
             if consumer is None:
                 continue
-            follows = f"{count:,} results of {op.op} 0, and {consumer.op} follows"
+            follows = f"{count:,} results of {op.op} become 0, and {consumer.op} follows"
             yield from _blamed(
                 step,
                 t,
                 op,
                 "vanishing",
-                f"rounded to {target.label}, its values make {follows}",
+                f"if its values are rounded to {target.label}, {follows}",
                 rules.of_zero(step, consumer)
                 if epsilon is None
-                else f"{consumer.op} reads {epsilon:g} instead: its result and slope are wrong",
+                else f"{consumer.op} reads {epsilon:g} instead, and its result and slope are wrong",
                 {
                     "lost": count,
                     "of": op.outputs[0].numel if op.outputs else 0,
@@ -181,7 +181,7 @@ def hollow(step: StoredStep) -> Iterator[rules.IndexedFinding]:
                     "consumer_line": consumer.where,
                 },
                 itself=op,
-                own=f"rounding what it reads to {target.label} makes {follows}",
+                own=f"if its inputs are rounded to {target.label}, {follows}",
             )
 
 
@@ -198,12 +198,12 @@ def underflow(step: StoredStep) -> Iterator[rules.IndexedFinding]:
             lost = _share_lost(t, target)
             if lost < FAINT:
                 continue
-            makes = f"{target.label} makes {percent(lost, 0)}"
-            told = f"it reads values of which {makes} of the sum 0"
-            made = f"its values are read by {op.op}, and {makes} of their sum 0"
+            loses = f"{target.label} rounds {percent(lost, 0)} of their sum to 0"
+            told = f"it reads tiny values, and {loses}"
+            made = f"{op.op} reads its values, and {loses}"
             evidence = {"lost_sum": lost, "absmax": t.absmax}
-            without = "what they contribute is lost in every step"
-            instead = "measure in another unit"
+            without = "the model loses their contribution in every step"
+            instead = "change the unit of these values"
             yield op.index, rules.finding_of(op, "underflow", told, instead, without, evidence)
             if low[t.tensor]:
                 yield from _blamed(step, t, op, "underflow", made, without, evidence)
@@ -240,11 +240,11 @@ def _missing_kernel(op: Operation, target: FloatFormat) -> str:
     if op.function in NO_HALF_FUNCTIONS:
         return f"torch.{op.function} refuses {target.label} {uncast}"
     if op.op in NO_HALF or (target.name == "bf16" and op.op in NO_BF16):
-        return f"PyTorch has no {target.label} kernel of {op.op} {uncast}"
+        return f"PyTorch has no {target.label} kernel for {op.op} {uncast}"
     if op.op in FFT and target.name == "fp16":
         odd = [n for n in _transformed(op) if n & (n - 1)]
         if odd:
-            lengths = f"lengths that are powers of two alone, and not {odd[0]},"
+            lengths = f"only lengths that are powers of two, not {odd[0]},"
             return f"{op.op} in FP16 takes {lengths} {uncast}"
     return ""
 
@@ -254,7 +254,7 @@ def _other_dtype(op: Operation, low: Mapping[int, bool]) -> str:
     dense = [t for t in op.inputs[-2:] if t.counted]
     if op.op not in ONE_DTYPE or not any(low[t.tensor] for t in dense):
         return ""
-    return f"{op.op} takes operands of one dtype, and autocast casts none of them"
+    return f"{op.op} needs operands of one dtype, and autocast casts neither"
 
 
 def _transformed(op: Operation) -> Iterator[int]:

@@ -130,9 +130,7 @@ class OperationFinding:
     def told(self) -> str:
         """The reason, beside the operation's own name."""
         return (
-            self.reason
-            if self.about is None
-            else f"so that {self.subject} is in FP32: {self.reason}"
+            self.reason if self.about is None else f"to keep {self.subject} in FP32: {self.reason}"
         )
 
     @property
@@ -162,7 +160,7 @@ def fix_of(findings: Sequence[OperationFinding]) -> str:
     ]
     told = f"keep {', '.join(names)} in FP32"
     if first.about is not None:
-        told += f", so that {located(called(first.about), None, '')} is in FP32"
+        told += f" to keep {located(called(first.about), None, '')} in FP32"
     return f"{told}, or {first.instead}" if first.instead else told
 
 
@@ -178,7 +176,7 @@ def overflows(step: StoredStep) -> Iterator[IndexedFinding]:
             yield indexed(
                 op,
                 "mask-fill",
-                f"it fills in {fill:g}, which {target.label} cannot hold (±{target.max:g})",
+                f"it writes {fill:g}, which {target.label} cannot hold (±{target.max:g})",
                 "fill with torch.finfo(x.dtype).min",
                 "PyTorch refuses to convert the number, or a masked row becomes NaN",
                 {"value": fill},
@@ -241,7 +239,7 @@ def _overflow(
         told += f" by step {growth.step} (estimated from how {growth.name or 'the model'} grows)"
     elif "highest" in op.facts and op.op.startswith("exp"):
         evidence["highest"] = op.facts["highest"]
-        told = f"the exponent reaches {op.facts['highest']:.3g} and its result {largest:.3g}"
+        told = f"its exponent reaches {op.facts['highest']:.3g} and its result {largest:.3g}"
         instead = "subtract the maximum before exp (torch.softmax, torch.logsumexp do)"
     elif op.reduction > 1:
         source = op.inputs[0]
@@ -278,8 +276,8 @@ def vanishing(step: StoredStep) -> Iterator[IndexedFinding]:
         told = (
             f"the epsilon {epsilon:g} is 0 in {target.label}"
             if epsilon is not None
-            else f"{graph.lost(t, target):,} of its {t.numel:,} values, down to {t.absmin:.3g}, are "
-            f"0 in {target.label}"
+            else f"{graph.lost(t, target):,} of its {t.numel:,} values (smallest {t.absmin:.3g}) are 0 "
+            f"in {target.label}"
         )
         evidence = {
             "absmin": t.absmin,
@@ -306,7 +304,7 @@ def vanishing(step: StoredStep) -> Iterator[IndexedFinding]:
 def of_zero(step: StoredStep, op: Operation) -> str:
     """What follows where an operation reads 0 and must not, as a clause."""
     if op.op.startswith("sqrt"):
-        return "the slope of sqrt at 0 is infinite, and the gradients become NaN or Inf"
+        return "sqrt has an infinite slope at 0, and the gradients become NaN or Inf"
     return fate(step, op, read=True).of_values(f"{op.op} of 0 gives Inf or NaN")
 
 
@@ -356,7 +354,7 @@ def differences(step: StoredStep) -> Iterator[IndexedFinding]:
         if change is not None:
             evidence["loss_change"] = change
         reason = (
-            f"it subtracts nearly equal numbers (the result is {ratio:.2g} of them): stored in "
+            f"it subtracts nearly equal numbers (the result is {ratio:.2g} times as large): in "
             f"{target.label}, {percent(min(1.0, error), 0)} of the result is rounding error"
         )
         makers = before_difference(
@@ -429,15 +427,15 @@ def running_sums(step: StoredStep) -> Iterator[IndexedFinding]:
         lost = 0.0 if logarithm is None else _share_of_logarithm(op, logarithm)
         if lost >= WRONG:
             told = (
-                f"{percent(share, 0)} of the added values are lost beside the larger operand, and with "
-                f"them {percent(min(1.0, lost), 0)} of the logarithm that follows"
+                f"{percent(share, 0)} of the small addends are rounded away, and with them "
+                f"{percent(min(1.0, lost), 0)} of the logarithm that follows"
             )
             instead = "write torch.log1p(x) for log(1 + x)"
-            without = "the logarithm is 0 where it was small"
+            without = "the logarithm is 0 for small x"
         elif length[op.index] >= RUNNING:
             told = (
-                f"the running sum (addition {length[op.index]} in a row) no longer changes in "
-                f"{percent(share, 0)} of its elements"
+                f"the running sum stops changing in {percent(share, 0)} of its elements (addition "
+                f"{length[op.index]} in a row)"
             )
             instead = "add in pairs"
             without = "the sum stops growing"
@@ -447,7 +445,8 @@ def running_sums(step: StoredStep) -> Iterator[IndexedFinding]:
         yield indexed(
             op,
             "swallowed",
-            f"{told}: it reaches {large:.3g}, {target.label} has {target.mantissa_bits + 1} bits",
+            f"{told}; the sum reaches {large:.3g}, and {target.label} has "
+            f"{target.mantissa_bits + 1} bits",
             instead,
             without,
             {
@@ -488,10 +487,10 @@ def carried(step: StoredStep) -> Iterator[IndexedFinding]:
             yield indexed(
                 stored[-1],
                 "imprecise",
-                f"it keeps a running value of {large:.3g} in {target.label}; a step moves it by "
-                f"{moved:.2g}, less than half of the spacing there ({spacing / 2:.2g})",
+                f"it stores a running value of {large:.3g} in {target.label}; a step changes it by "
+                f"{moved:.2g}, which {target.label} rounds away (under {spacing / 2:.2g})",
                 "keep the running value in FP32",
-                "the running value stands still",
+                "the running value never changes",
                 {"swallowed": share, "absmax": large, "moved": moved, "running": True},
             )
 
@@ -543,10 +542,10 @@ def complements(step: StoredStep) -> Iterator[IndexedFinding]:
         yield indexed(
             op,
             "swallowed",
-            f"rounding its result to {target.label} loses {percent(share, 0)} of values of about "
-            f"{rms(small):.2g} beside 1, and {reader.op} follows",
+            f"{target.label} loses {percent(share, 0)} of values of about {rms(small):.2g} next to 1, "
+            f"and {reader.op} follows",
             f"{'write' if reader.op in _LOGARITHMS else 'sum'} torch.log1p(-p)",
-            f"{reader.op} sees 1, or a multiple of {2.0 ** (-target.mantissa_bits - 1):.2g} less",
+            f"{reader.op} reads 1, or 1 minus a multiple of {2.0 ** (-target.mantissa_bits - 1):.2g}",
             {"swallowed": share, "added": small.absmax, "consumer": reader.op},
         )
 
@@ -631,7 +630,7 @@ def gradients(step: StoredStep, scale: float) -> Iterator[IndexedFinding]:
             else:  # computed in FP32, and cast for a result that is narrow
                 given = graph.differentiated(t, op.forward)
                 blamed = [g for g in given if any(low[o.tensor] for o in g.outputs)]
-                reason = f"the gradient that {forward.op} passes on to it {reaches}"
+                reason = f"the gradient from {forward.op} {reaches}"
             for one in blamed:
                 found = finding_of(one, "gradient-overflow", reason, "", without, evidence)
                 yield one.index, found

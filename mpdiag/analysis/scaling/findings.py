@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from mpdiag.analysis.findings import Finding
 from mpdiag.analysis.layers import Layers
 from mpdiag.analysis.scaling.loss_scale import LossScaleAnalysis
+from mpdiag.analysis.scaling.necessity import NEEDED
 from mpdiag.display.wording import counted, scale_text, spoken_layer, spoken_layers
 from mpdiag.numerics.formats import FloatFormat
 
@@ -37,7 +38,7 @@ def gradient_findings(
             code="exploding-gradients",
             message=scale.void,
             evidence={"absmax": float(h.absmax.max(initial=0.0))},
-            fix="fix the FP32 training first; no loss scale brings such gradients into range",
+            fix="fix the FP32 training first; no loss scale brings these gradients into range",
         )
     yield from _scale_findings(target, scale)
 
@@ -51,7 +52,7 @@ def _non_finite(scale: LossScaleAnalysis, values: int) -> Finding:
         return Finding(
             severity="error",
             code="non-finite-gradients",
-            message=f"FP32 gradients were infinite or NaN in {where}: the training diverges in FP32",
+            message=f"FP32 gradients were infinite or NaN in {where}: the FP32 training diverges",
             evidence=evidence,
             fix="fix the FP32 training first; a loss scale cannot help",
         )
@@ -60,7 +61,7 @@ def _non_finite(scale: LossScaleAnalysis, values: int) -> Finding:
         code="non-finite-steps",
         message=f"FP32 gradients were infinite or NaN in {where}, and finite again in later ones",
         evidence=evidence,
-        fix="find what made them so; a trainer by this plan skips such a step",
+        fix="find the cause; a training by the plan skips these steps",
     )
 
 
@@ -70,9 +71,9 @@ def _scale_findings(target: FloatFormat, scale: LossScaleAnalysis) -> Iterator[F
         yield Finding(
             severity="error",
             code="no-loss-scale-fits",
-            message=f"no loss scale fits {target.label}: {_lower_end(scale)} "
-            f"needs at least {scale_text(plan.lower)}, {spoken_layer(scale.limiting_layer)} allows "
-            f"at most {scale_text(plan.upper)}",
+            message=f"no loss scale fits {target.label}: {_lower_end(scale)} needs at least "
+            f"{scale_text(plan.lower)}, but {spoken_layer(scale.limiting_layer)} overflows above "
+            f"{scale_text(plan.upper)}",
             evidence={"lower": plan.lower, "upper": plan.upper, "layer": scale.limiting_layer},
             fix=f"train in BF16, or keep the module of {spoken_layer(scale.limiting_layer)} in FP32",
         )
@@ -82,7 +83,7 @@ def _scale_findings(target: FloatFormat, scale: LossScaleAnalysis) -> Iterator[F
         yield Finding(
             severity="warning",
             code="no-loss-scale-fits",
-            message=f"no loss scale fits if all modules are {target.label}; with {modules} in FP32, "
+            message=f"no loss scale fits if all modules run in {target.label}; with {modules} in FP32, "
             f"{scale_text(plan.recommended)} fits",
             evidence={"lower": plan.lower, "upper": plan.upper, "modules": [*scale.fp32_modules]},
             fix=f"keep {modules} in FP32 (the plan does)",
@@ -95,10 +96,26 @@ def _scale_findings(target: FloatFormat, scale: LossScaleAnalysis) -> Iterator[F
         yield Finding(
             severity="warning" if plan.need == "needed" else "info",
             code="loss-scale-needed" if plan.need == "needed" else "loss-scale-advisable",
-            message=plan.reason,
+            message=_without(scale),
             evidence=plan.evidence,
             fix=f"scale the loss by {scale_text(plan.recommended)} ({plan.method})",
         )
+
+
+def _without(scale: LossScaleAnalysis) -> str:
+    """What is lost without a scale, and what is left of it at the plan's; the rest is its reason."""
+    told, figures = scale.plan.reason.partition("; ")[0], scale.figures
+    unscaled, scaled = (
+        figures.find(key, scale.deciding_layer) for key in ("layer-sum", "layer-sum-scaled")
+    )
+    over = figures.find("overflowing-unscaled")
+    if unscaled is None or scaled is None or figures.find("all-weights-sum") is not None:
+        return told
+    if over is not None and over.count:
+        return told
+    by_values = scale.plan.need == "needed" and unscaled.value < NEEDED
+    of = " of the sum" if by_values else ""  # of what, where the values come first
+    return f"{told}; {scaled.at_scale}, it loses {scaled.said}{of}"
 
 
 def _out_of_reach(target: FloatFormat, scale: LossScaleAnalysis) -> Finding:
@@ -120,9 +137,9 @@ def _tight(scale: LossScaleAnalysis) -> Finding:
     return Finding(
         severity="warning",
         code="loss-scale-tight",
-        message=f"{_lower_end(scale)} needs a loss scale of {scale_text(plan.lower)}, and "
-        f"{spoken_layer(scale.limiting_layer)} allows at most {scale_text(plan.upper)}; trainings "
-        "that lost as much there reached the same result",
+        message=f"{_lower_end(scale)} needs a loss scale of {scale_text(plan.lower)}, but "
+        f"{spoken_layer(scale.limiting_layer)} overflows above {scale_text(plan.upper)}; in our "
+        f"reference trainings, losing as much as at {scale_text(plan.upper)} did no harm",
         evidence={"lower": plan.lower, "upper": plan.upper, "layer": scale.limiting_layer},
         fix=f"scale the loss by {scale_text(plan.recommended)} ({plan.method}), or train in BF16",
     )

@@ -217,14 +217,18 @@ class MethodChoice:
     def describe(self) -> str:
         """Why this method, in a clause."""
         chosen, scale = self.chosen, scale_text(self.chosen.scale)
-        outcome = f"{_skips(chosen)}{_origin(chosen)}{_loses(chosen)}"
+        outcome = f"{_skips(chosen)}{_loses(chosen)}"
         if not chosen.fits:
-            return f"no method does; the closest, {chosen.method} from {scale}, {outcome}"
+            return (
+                f"no scaling method is good enough; {_replayed(chosen)}, the closest, {chosen.method} "
+                f"from {scale}, {outcome}"
+            )
         if chosen.method == NO_SCALE:
-            return f"none of {counted(chosen.steps, 'recorded step')} comes near an overflow"
+            return "no recorded step comes near an overflow"
         if chosen.constant:
-            return f"a constant scale of {scale} is enough: with headroom it {outcome}"
-        described = f"{chosen.scaler.describe()} {outcome}"
+            replayed = f"{_replayed(chosen)}, with headroom"
+            return f"a constant scale of {scale} is enough: {replayed}, it {outcome}"
+        described = f"{_replayed(chosen)}, {chosen.scaler.describe()} {outcome}"
         constants = [c for c in self.judged if c.constant]
         if not constants:
             return described
@@ -237,29 +241,24 @@ class MethodChoice:
 
 def _skips(candidate: ScalingCandidate) -> str:
     """How many steps a method skips, in words."""
-    skips = f"{candidate.skips:,}" if candidate.skips else "none"
-    what = "replayed step" if candidate.repeated else "recorded step"
-    return f"skips {skips} of {counted(candidate.steps, what)}"
+    if not candidate.skips:
+        return "skips no step"
+    return f"skips {candidate.skips:,} of {counted(candidate.steps, 'step')}"
 
 
-def _origin(candidate: ScalingCandidate) -> str:
-    """Where replayed steps come from that were not recorded; empty if all were."""
-    if not candidate.repeated:
-        return ""
-    return (
-        f" ({candidate.steps - candidate.repeated:,} recorded, the last {candidate.repeated:,} of them "
-        f"once more, {2**candidate.smaller:,} times smaller)"
-    )
+def _replayed(candidate: ScalingCandidate) -> str:
+    """What a method was tried on: the recorded gradients, and smaller ones if these shrank."""
+    smaller = f", also {2**candidate.smaller:,} times smaller" if candidate.repeated else ""
+    return f"replayed over the recorded gradients{smaller}"
 
 
 def _loses(candidate: ScalingCandidate) -> str:
     """What a method loses, in words; empty if no layer was looked at."""
     if candidate.layer is None or candidate.window is None:
         return ""
-    smaller = ", its smaller repeats among them" if candidate.repeated else ""
     return (
-        f" and loses {percent(candidate.lost)} of a step's sum in {spoken_layer(candidate.layer)} "
-        f"{candidate.window.when}, as the mean of the replayed steps{smaller}"
+        f" and loses {percent(candidate.lost)} of {spoken_layer(candidate.layer)}'s gradient on average "
+        f"{candidate.window.when}"
     )
 
 

@@ -39,7 +39,7 @@ direction, and the values that are left do not make up for them: the softmax of 
 denoiser that took no harm loses 48 % and 16 %; a language model over 6,000 words that took none, 93 %
 and 3 %.
 """
-SHOWN = "trainings that lost as much failed or trained worse"
+SHOWN = "in our reference trainings, losing this much hurt"
 """What is known of losses from ``NEEDED`` on: of those above, and of no others."""
 MATTERS = 0.01
 """Share of Σ|g| in the worst layer below which what is lost no longer matters; from there up to
@@ -311,13 +311,13 @@ def describe_necessity(necessity: Necessity, figures: FigureTable, target: Float
 def _describe(necessity: Necessity, figures: FigureTable, target: FloatFormat) -> str:
     if necessity.overflowing:
         return (
-            f"without a scale gradients overflow {target.label} in {necessity.overflowing:,} of "
+            f"without a loss scale, gradients overflow {target.label} in {necessity.overflowing:,} of "
             f"{necessity.steps:,} recorded steps"
         )
-    loses = f"without a scale {target.label} loses"
+    loses = f"without a loss scale, {target.label} loses"
     gone = figures.find("all-weights-sum")
     if gone is not None:
-        return f"{loses} {gone.said} of all weights' gradients {gone.window.when}; {SHOWN}"
+        return f"{loses} {gone.said} of all weight gradients {gone.window.when}; {SHOWN}"
     found = figures.find("layer-sum", necessity.layer)
     if found is None:
         return "no activation gradient was recorded late in the training"
@@ -326,19 +326,24 @@ def _describe(necessity: Necessity, figures: FigureTable, target: FloatFormat) -
     if necessity.values_lost is not None:
         values = figures.said("layer-values", necessity.layer)
         return (
-            f"{loses} {values} of the values of {layer}'s gradient {when}, {found.said} of its sum; "
-            "they are small but point in one direction, and training missed them"
+            f"{loses} {values} of the values in {layer}'s gradient {when}, {found.said} of its sum; "
+            "the lost values are small, but point in one direction, and losing them hurts"
         )
     if necessity.need == "needed":
         return f"{told}; {SHOWN}"
     if necessity.moved is not None:
         return (
             f"{told}, but the weights there change by only {percent(necessity.moved)}; a scale is "
-            "recommended, and not shown to be needed"
+            "recommended, but not shown to be needed"
         )
     if necessity.need == "advisable":
-        return f"{told}; trainings that lost as much reached the same result, and a scale costs nothing"
+        return (
+            f"{told}; in our reference trainings, losing this much did no harm, and a scale costs "
+            "nothing"
+        )
     apart = bool(necessity.unmoved or necessity.beyond)
     if found.value == 0:
-        return f"{loses} nothing of any {'other ' if apart else ''}gradient {when}"
-    return f"{told}, the most of {'the other' if apart else 'all'} layers and too little to matter"
+        return (
+            f"without a loss scale, no {'other ' if apart else ''}layer loses any gradient {when}"
+        )
+    return f"{told}, the most of {'the other' if apart else 'all'} layers, but too little to matter"

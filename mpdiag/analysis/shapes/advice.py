@@ -91,10 +91,10 @@ def _findings(solved: Solved, works: Sequence[ModuleWork]) -> Iterator[Finding]:
         yield Finding(
             severity="info",
             code="channels-last",
-            message=f"{percent(share)} of the matrix work is convolutions, which Tensor Cores compute "
-            "in channels_last; any other layout is converted back and forth",
+            message=f"{percent(share)} of the matrix FLOPs are convolutions, which Tensor Cores compute "
+            "in channels_last; the library converts other layouts back and forth",
             evidence={"share_of_flops": share, "modules": [w.module for w in images]},
-            fix="use model.to(memory_format=torch.channels_last), and the same for the images",
+            fix="use model.to(memory_format=torch.channels_last), and convert the images, too",
         )
     changed = [d for d in solved.model.dimensions if solved.new(d.size) != solved.old(d.size)]
     touched, share = _touched(solved)
@@ -103,20 +103,20 @@ def _findings(solved: Solved, works: Sequence[ModuleWork]) -> Iterator[Finding]:
         yield Finding(
             severity="info",
             code="shapes-to-pad",
-            message=f"{counted(len(touched), 'layer')} ({percent(share)} of the matrix work) "
-            f"{'has' if len(touched) == 1 else 'have'} sizes that Tensor Cores cannot read at "
-            "full width",
+            message=f"{counted(len(touched), 'layer')} ({percent(share)} of the matrix FLOPs) "
+            f"{'has' if len(touched) == 1 else 'have'} misaligned sizes, so Tensor Cores load "
+            f"{'it' if len(touched) == 1 else 'them'} slowly",
             evidence={
                 "share_of_flops": share,
                 "modules": sorted(touched),
                 "added_flops": solved.cost,
                 "expected_time": solved.expected_time,
             },
-            fix="pad them as plan.shapes says, all of them"
+            fix="pad them as listed in plan.shapes; "
             + (
-                ": the recorded operations fit together with these sizes"
+                "the recorded operations fit together with the new sizes"
                 if fits
-                else "; that the new sizes fit together is not proved"
+                else "check that the new sizes fit together"
             ),
         )
     yield from _left_alone(solved)
@@ -141,13 +141,13 @@ def _undivided_heads(solved: Solved) -> Iterator[Finding]:
     if not odd:
         return
     most = math.gcd(*(n for counts in heads.values() for n in counts))
-    fewer = f", or parts that divide {most}" if most > 1 else ""
+    fewer = f", or a number of parts that divides {most}" if most > 1 else ""
     numbers = " and ".join(map(str, sorted({n for counts in odd.values() for n in counts})))
     yield Finding(
         severity="warning",
         code="heads-not-divisible",
         message=f"{counted(len(odd), 'attention layer')} cannot be split into {shards} "
-        f"tensor-parallel parts; each part takes whole heads, and there are {numbers}",
+        f"tensor-parallel parts: each takes whole heads, and there are {numbers}",
         evidence={"shards": shards, "heads": odd},
         fix=f"use a number of heads that is a multiple of {shards}{fewer}",
     )
@@ -166,18 +166,18 @@ def _left_alone(solved: Solved) -> Iterator[Finding]:
             "size": (now := solved.new(size)),
             "padded": padded(now, multiple),
             "growth": padded(now, multiple) / now - 1,
-            "reason": "padding would cost more work than it is expected to save, or nearly as much"
+            "reason": "padding would add as many FLOPs as it should save, or nearly as many"
             if size.classes
-            else "other sizes of the script fix it",
+            else "the script fixes it elsewhere",
         }
         for module, size in left
     ]
     yield Finding(
         severity="info",
         code="shapes-left-alone",
-        message=f"{counted(len(sizes), 'size')} that {'is no' if len(sizes) == 1 else 'are no'} "
-        f"{'multiple' if len(sizes) == 1 else 'multiples'} of {multiple} should stay; to pad "
-        "costs more work than it is expected to save, or other sizes do not allow it",
+        message=f"{counted(len(sizes), 'size')} that {'is not a' if len(sizes) == 1 else 'are not'} "
+        f"{'multiple' if len(sizes) == 1 else 'multiples'} of {multiple} should stay: padding would "
+        "not save time, or the script fixes the size elsewhere",
         evidence={"share_of_flops": share, "sizes": sizes},
         fix=_other_heads(solved),
     )
@@ -205,8 +205,8 @@ def _other_heads(solved: Solved) -> str:
             (padded(count * old, h), abs(h - old), h)[::2] for h in heads if 2 * h > old
         )
         return (
-            f"{module or 'the model'}: {wide // head} heads of {head} need {words.format(wide)}, "
-            f"in place of {count} heads of {old}"
+            f"{module or 'the model'}: use {wide // head} heads of {head} ({words.format(wide)}) "
+            f"instead of {count} heads of {old}"
         )
     return ""
 
@@ -301,11 +301,14 @@ def _proved(solved: Solved, d: Dimension) -> bool:
 
 
 _CARE = (
-    (TRANSPOSED, "slice off added channels where a transposed convolution makes the result"),
+    (
+        TRANSPOSED,
+        "slice off the added channels if a transposed convolution makes the model's output",
+    ),
     (NORM, "a layer or group norm counts the added values: train with them, or mask them"),
-    (BATCH_NORM, "batch norm treats added channels by themselves: nothing to mask there"),
+    (BATCH_NORM, "batch norm treats each channel separately: mask nothing there"),
     (REDUCED, "a sum or mean over it counts the added values: slice them off before it"),
-    (MADE, "the script makes tensors of this size"),
+    (MADE, "the script creates tensors of this size: change it there, too"),
 )
 
 
@@ -317,13 +320,13 @@ def _care(solved: Solved, d: Dimension) -> list[str]:
     elif {CLASSES, SOFTMAX} & notes and d.name != "num_embeddings":
         found.append("mask the added classes with −inf before softmax and loss, or slice them off")
     if DATA in notes and KEYS not in notes:
-        found.append("the data has this size: fill it up with zeros")
+        found.append("the data has this size: pad it with zeros")
     found += [words for note, words in _CARE if note in notes]
     if not solved.model.proved:
-        found.append("not proved: sizes of the same number are taken to be the same")
+        found.append("not proved: mpdiag assumes that equal numbers are the same size")
     elif COMPUTED in notes:
         found.append(
-            "not proved: the script splits this size (view, reshape, chunk), and must compute the "
+            "not proved: the script splits this size (view, reshape, chunk); check that it computes the "
             "parts from it"
         )
     return found
@@ -334,14 +337,14 @@ def _why(dimension: str, old: int, new: int, wanted: Wanted) -> str:
     if dimension == "num_embeddings":
         return "the vocabulary is also the width of the output layer: pad both, and mask the added words"
     if new % multiple and old < FEW_CHANNELS and new == FEW_CHANNELS:
-        return "in channels_last, first layers read images of 4 channels faster than of 3"
+        return "in channels_last, the first layer reads 4-channel images faster than 3-channel ones"
     if wanted.shards > 1:
-        return f"each of {wanted.shards} shards should have a multiple of {multiple} in {target.upper()}"
+        return f"each of {wanted.shards} shards needs a multiple of {multiple} in {target.upper()}"
     if target not in BYTES:
-        return f"{target.upper()} scales blocks of {multiple} values together"
+        return f"{target.upper()} has one scale per block of {multiple} values"
     if gpu in {"hopper", "blackwell"}:
         return (
-            f"sizes that are not multiples of {multiple} fall back to kernels older than "
+            f"for sizes that are not multiples of {multiple}, libraries use kernels older than "
             f"{gpu.title()}'s"
         )
     if gpu in {"volta", "turing"}:
@@ -349,7 +352,7 @@ def _why(dimension: str, old: int, new: int, wanted: Wanted) -> str:
             f"cuBLAS before 11 needs multiples of {multiple} for Tensor Cores; newer versions are "
             "slower without them"
         )
-    return f"Tensor Cores read {multiple} values of {target.upper()} at once"
+    return f"Tensor Cores load {multiple} {target.upper()} values at once"
 
 
 def _batch(
@@ -382,7 +385,7 @@ def _batch(
         "modules": [w.module for w in odd],
     }
     reason = (
-        f"rows of matrix products in multiples of {multiple} fill Tensor Core tiles; weight gradients "
-        "sum over them (use drop_last=True if the last batch is smaller)"
+        f"multiples of {multiple} rows fill Tensor Core tiles, also in weight gradients (set "
+        "drop_last=True if the last batch is smaller)"
     )
     return (ShapeAdvice("", "batch", size, new, reason, evidence),)

@@ -82,16 +82,16 @@ def _losses(scale: LossScaleAnalysis) -> Iterator[str]:
     judged = "a loss scale can help" if scale.out_of_reach else "moves weights"
     which = "" if most else f" that {judged}"
     if lost.value == 0:
-        yield f"{lost.at_scale} no layer{which} loses any of its gradient's sum {lost.where}"
+        yield f"{lost.at_scale}, no layer{which} loses any of its gradient {lost.where}"
     elif most or scale.plan.need != "needed":
         of = f" of each layer{which}" if which else ""
         yield (
-            f"{lost.at_scale} {spoken_layer(lost.layer)} loses most{of}: {lost.said} of its gradient's "
-            f"sum {lost.where}"
+            f"{lost.at_scale}, {spoken_layer(lost.layer)} loses the most{of}: {lost.said} of its "
+            f"gradient {lost.where}"
         )
     else:
         yield (
-            f"{lost.at_scale} {spoken_layer(lost.layer)} loses "
+            f"{lost.at_scale}, {spoken_layer(lost.layer)} loses "
             f"{figures.said('layer-values', lost.layer)} of its gradient's values, and {lost.said} of "
             f"their sum, {lost.where}"
         )
@@ -102,39 +102,39 @@ def _overflows(target: FloatFormat, scale: LossScaleAnalysis) -> str:
     plan, seen = scale.plan, scale.figures.find("overflowing-steps")
     at = "" if plan.method == NO_SCALE else f" at a loss scale of {scale_text(plan.recommended)}"
     if plan.adaptive:
-        at = f" under the plan's scale, {plan.method} from {scale_text(plan.init_scale)},"
+        at = f" under the plan's scale ({plan.method} from {scale_text(plan.init_scale)})"
     count, of = (0, 0) if seen is None else (seen.count or 0, seen.of or 0)
     return (
-        f"gradients overflow {target.label}{at} in {count:,} of {counted(of, 'recorded step')}, which "
-        f"allows up to {scale.figures.said('overflow-bound')} of all (95 % confidence)"
+        f"gradients overflow {target.label}{at} in {count:,} of {counted(of, 'recorded step')} (at most "
+        f"{scale.figures.said('overflow-bound')} of all steps, 95 % confidence)"
     )
 
 
 def not_examined_in(case: Case) -> Iterator[str]:
-    """What was not looked at, and so may still fail."""
+    """What was not checked, and so may still fail."""
     run, extent = case.run, case.extent
     if extent.seen > extent.recorded:
         yield f"{extent.seen - extent.recorded:,} of {extent.seen:,} steps"
     for name in extent.unseen_parts:
-        yield f"{name}: no step of it was recorded"
+        yield f"{name} (no step recorded)"
     yield from _not_examined_of_optimizers(run, case.target)
     state = run.meta.get("state")
     if state in ("recording", "interrupted", "failed"):
         ended = {"recording": "has not ended", "interrupted": "was interrupted"}
-        yield f"what follows step {extent.last}: the run {ended.get(state, 'failed')}"
+        yield f"the steps after {extent.last:,} (the run {ended.get(state, 'failed')})"
     if case.scale.void:
         return
     yield from _not_trained(case)
     operations = (run.meta.get("operations") or {}).get("steps") or []
     if not operations:
-        yield "the values inside operations: none were recorded"
+        yield "values inside operations (none recorded)"
     elif (last := max(operations)) < extent.last:
-        yield f"the values inside operations after step {last:,}, where they were last recorded"
+        yield f"values inside operations after step {last:,}"
     precision = run.meta.get("precision")
     if not isinstance(precision, dict):
-        yield "whether the script's own autocast was on"
+        yield "whether the script used autocast"
     elif (halves := int(precision.get("half_parameters") or 0)) and not narrowed(run):
-        yield f"{counted(halves, 'parameter')} in half precision: they cannot show what it loses"
+        yield f"what rounding cost {counted(halves, 'parameter')} already in half precision"
     unseen = extent.unseen_of_the_model()
     if unseen:
         yield unseen
@@ -143,42 +143,41 @@ def not_examined_in(case: Case) -> Iterator[str]:
 def _not_trained(case: Case) -> Iterator[str]:
     """What a training by the plan would have shown."""
     if case.target not in TRAINABLE:
-        yield f"a training in {case.target.label}, which mpdiag cannot run"
+        yield f"an actual {case.target.label} training (mpdiag cannot run one)"
     elif case.trained is None:
-        another = ": the one that is compared in the run followed another plan"
-        yield f"a training by this plan{another if case.superseded else ''}"
-        yield (
-            f"what rounding inside {case.target.label}'s range adds up to: a recording cannot predict "
-            "it, a training by this plan shows it"
-        )
+        another = " (the compared one followed another plan)" if case.superseded else ""
+        yield f"{UNTRIED} {case.target.label} training{another}"
+        yield "accumulated rounding error"
     if case.trained is None:
         yield from _not_run_again(case.run_again)
 
 
 def _not_run_again(steps: tuple[int, ...] | None) -> Iterator[str]:
-    """In which steps nobody looked at what rounding does to gradients; nothing without operations."""
+    """Steps in which the effect of rounding on gradients is unknown; nothing without operations."""
     if steps:
         known = " and ".join(f"{step:,}" for step in steps)
         if len(steps) > _FEW:
             known = f"{counted(len(steps), 'step')} from {steps[0]:,} to {steps[-1]:,}"
-        yield f"what rounding does to the gradients of other steps than {known}"
+        else:
+            known = f"{'step' if len(steps) == 1 else 'steps'} {known}"
+        yield f"the effect of rounding on gradients, except in {known}"
     elif steps is not None:
-        yield "what rounding an operation does to the gradients: no recorded step was run again"
+        yield "the effect of rounding on gradients (no step was run again)"
 
 
 def _not_examined_of_optimizers(run: Run, target: FloatFormat) -> Iterator[str]:
     for optimizer in stepped_in(run):
         if optimizer.unseen:
-            yield f"{counted(optimizer.taken, 'step')} of {optimizer.kind}: none was recorded"
+            yield f"{counted(optimizer.taken, 'step')} of {optimizer.kind} (none recorded)"
         if optimizer.searches:
-            yield f"where the search of {optimizer.kind} would end in {target.label}"
+            yield f"where the search of {optimizer.kind} ends in {target.label}"
 
 
 def failure_of(run: Run) -> str:
     """That the recording failed or never ended, as a sentence; empty if it did not."""
     state, failures = run.meta.get("state"), run.meta.get("failures") or []
     if state == "recording":
-        return "The recording has not ended: it still runs, was killed, or found its disk full."
+        return "The recording has not ended: it is running, was killed, or filled the disk."
     if not failures or state != "failed":
         return ""
     first = failures[0]
@@ -193,13 +192,16 @@ def narrowed(run: Run) -> str:
         return ""
     autocast = precision.get("autocast") or []
     if autocast:
-        return f"the script's own autocast in {' and '.join(map(str, autocast))} was on"
+        return f"the script used autocast in {' and '.join(map(str, autocast))}"
     halves = int(precision.get("half_parameters") or 0)
     if halves and 2 * halves >= int(precision.get("half_parameter_count_total") or 0):
-        return f"{counted(halves, 'parameter')} of its model in half precision"
+        which = f"{counted(halves, 'parameter')} of its model {'is' if halves == 1 else 'are'}"
+        return f"{which} in half precision"
     return ""
 
 
+UNTRIED = "an actual"
+"""How what only a training by the plan shows begins."""
 _SHOWN_REASONS = 2
 _FEW = 3
 """Steps that are named one by one."""

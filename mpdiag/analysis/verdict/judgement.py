@@ -32,16 +32,17 @@ def judge(case: Case) -> Verdict:
     trained = case.trained
     unfit = unanswered(case) or None
     if unfit is None and trained is not None and trained.verdict == "equivalent":
-        text = f"Shown by training: {_how(case)}; {_ended(trained)}, equivalent to FP32."
+        text = f"{_how(case, 'works')} Shown by training: {_ended(trained)}, equivalent to FP32."
         return Verdict("shown", text, evidence, open_questions)
     reason = unfit or next(_why_not(case), None)
     if reason is not None:
         return Verdict("cannot", _failed_first(case, reason), evidence, open_questions)
-    text = f"Expected from the recording of {case.extent.steps()}{_few(case)}{_how(case)}{_bound(case)}."
+    text = f"{_how(case, 'should work')}{_bound(case)}"
     if case.run_again == () and trained is None:
-        text += " No recorded step was run again, so the effect of rounding on the gradients is unknown."
+        text += " No step was run again, so the effect of rounding on the gradients is unknown."
     if trained is not None:
         text += f" {_outcome(trained)}."
+    text += f" ({case.extent.steps()} recorded{_few(case)})"
     return Verdict("expected", _failed_first(case, text), evidence, open_questions)
 
 
@@ -55,11 +56,11 @@ def _why_unfit(case: Case) -> Iterator[str]:
     fmt, codes = case.target.label, case.codes
     steps = case.extent.steps()
     if failure_of(case.run) and case.extent.recorded < FEW_STEPS:
-        yield f"Too little was recorded ({steps}) to say whether this can train in {fmt}."
+        yield f"The recording is too short ({steps}) to say whether {fmt} works."
     if codes & {"non-finite-gradients", "non-finite-losses", "exploding-gradients"}:
-        yield "This training already diverges in FP32; fix that before changing the format."
+        yield "This training diverges in FP32: fix that before you change the format."
     if "no-activation-gradients" in codes:
-        yield "No activation gradients were recorded, so mixed precision cannot be assessed."
+        yield f"The recording has no activation gradients, so it cannot show whether {fmt} works."
     yield from _not_a_training_in_fp32(case)
     if case.trained is None or case.trained.verdict != "equivalent":
         yield from _unseen_optimizers(case)
@@ -70,23 +71,22 @@ def _why_not(case: Case) -> Iterator[str]:
     fmt = case.target.label
     if case.trained is not None and case.trained.verdict == "different":
         yield (
-            f"This cannot train in {fmt} by this plan: a training by it was compared with FP32, and "
-            f"{_ended(case.trained)}, which is different."
+            f"{fmt} does not work with this plan: {_ended(case.trained)}, which differs from FP32."
         )
     if not case.scale.fits:
         suits = case.target.name != "bf16" and "bf16-precision" not in case.codes
-        yield f"This cannot train in {fmt} with any loss scale{'; try BF16' if suits else ''}."
+        yield f"{fmt} does not work with any loss scale{'; try BF16' if suits else ''}."
     for f in case.unmended[:1]:
         yield (
-            f"This cannot train in {fmt} as it is written, and no plan can change that: "
-            f"{f.subject}: {f.reason}. {f.fix[:1].upper()}{f.fix[1:]}."
+            f"{fmt} does not work with this code, and no plan can change that: {f.subject}: {f.reason}. "
+            f"{f.fix[:1].upper()}{f.fix[1:]}."
         )
     for optimizer in stepped_in(case.run):
         if optimizer.searches:
             yield (
-                f"{optimizer.kind} goes by differences between {optimizer.evaluations:,} evaluations of "
-                f"its loss, which {fmt} rounds: no recording of FP32 says where its search would end. "
-                "Train by the plan, and compare."
+                f"{optimizer.kind} compares {optimizer.evaluations:,} evaluations of its loss, and "
+                f"{fmt} rounds them: an FP32 recording does not show where its search ends. Train by "
+                "the plan, and compare."
             )
 
 
@@ -97,24 +97,20 @@ def _not_a_training_in_fp32(case: Case) -> Iterator[str]:
     narrow = narrowed(case.run) or ("" if weights is None else _what_is_narrow(weights.evidence))
     if dtypes and dtypes <= WIDER_THAN_FP32:
         yield (
-            f"This is a recording of a training in {' and '.join(sorted(dtypes))}: whether it trains in "
-            f"FP32 was not seen, and so not whether it would in {fmt}."
+            f"This recording is of a training in {' and '.join(sorted(dtypes))}: it does not show "
+            f"whether FP32 works, and so not whether {fmt} does."
         )
     elif narrow:
         yield (
-            f"This is not a recording of an FP32 training ({narrow}), so it cannot show what {fmt} "
-            "would lose."
+            f"This recording is not of an FP32 training ({narrow}), so it cannot show what {fmt} loses."
         )
     if "no-optimizer" in codes:
         yield (
-            "This recording has no optimizer, so no weight update was seen: it cannot say whether a "
-            f"training in {fmt} would work."
+            "This recording has no optimizer and no weight update, so it cannot show whether "
+            f"{fmt} works."
         )
     if "no-optimizer-step" in codes:
-        yield (
-            "No optimizer step was seen, so no training was recorded: this cannot say whether one "
-            f"in {fmt} would work."
-        )
+        yield (f"The recording has no optimizer step, so it cannot show whether {fmt} works.")
 
 
 def _what_is_narrow(evidence: Mapping[str, Any]) -> str:
@@ -135,8 +131,7 @@ def _unseen_optimizers(case: Case) -> Iterator[str]:
         if optimizer.unseen:
             yield (
                 f"No step of {optimizer.kind} was recorded ({counted(optimizer.taken, 'step')} of "
-                f"{case.extent.seen:,}), so this cannot say whether the training would work in "
-                f"{case.target.label}."
+                f"{case.extent.seen:,}), so the recording cannot show whether {case.target.label} works."
             )
 
 
@@ -146,24 +141,22 @@ def _failed_first(case: Case, text: str) -> str:
     return f"{failure} {text}" if failure else text
 
 
-def _how(case: Case) -> str:
-    """How it trains, or, where nothing here computes in the format, whether it fits, in a clause."""
+def _how(case: Case, works: str) -> str:
+    """How it trains, or, where nothing here computes in the format, whether it fits, in sentences."""
     fmt, plan, rest = case.target.label, case.scale.plan, _kept(case)
     scale = scale_text(plan.recommended)
     if case.target not in TRAINABLE:
-        return f"its values fit {fmt} with a scale per tensor{rest}; mpdiag cannot train in it"
+        return f"The values fit {fmt} with a scale per tensor{rest}. mpdiag cannot train in {fmt}."
     if plan.need == "needed":
-        return (
-            f"this trains in {fmt} with a loss scale of {scale}{rest}; without one, {_harm(case)}"
-        )
+        return f"{fmt} {works} with a loss scale of {scale}{rest}. Without one, {_harm(case)}."
     if plan.need == "advisable":
-        return f"this trains in {fmt}{rest}; a loss scale of {scale} is recommended"
+        return f"{fmt} {works}{rest}. A loss scale of {scale} is recommended."
     if plan.method != NO_SCALE:
         return (
-            f"this trains in {fmt}{rest}; its gradients come close to {fmt}'s largest value, and a "
-            f"loss scale of {scale} leaves them room"
+            f"{fmt} {works}{rest}. Its gradients come close to {fmt}'s largest value: a loss scale of "
+            f"{scale} leaves them room."
         )
-    return f"this trains in {fmt} without a loss scale{rest}"
+    return f"{fmt} {works} without a loss scale{rest}."
 
 
 def _harm(case: Case) -> str:
@@ -197,18 +190,15 @@ def _kept(case: Case) -> str:
 
 
 def _few(case: Case) -> str:
-    """What joins the extent and the expectation: how little few steps bound comes before it.
+    """How little few steps bound, after the extent.
 
     The verdict is ``expected`` from one step on, for a recording has no failure to show before
     training; a failure that none of n steps shows may still be in a share of 1 - 0.05^(1/n) of all.
     """
     if case.extent.recorded >= FEW_STEPS or case.extent.recorded < 1:
-        return ": "
+        return ""
     share = percent(largest_share(0, case.extent.recorded))
-    return (
-        f", which bounds little: what these do not show may be in up to {share} of all steps "
-        "(95 % confidence). As far as it goes, "
-    )
+    return f"; a fault that they do not show may be in up to {share} of all steps, with 95 % confidence"
 
 
 def _bound(case: Case) -> str:
@@ -216,7 +206,7 @@ def _bound(case: Case) -> str:
     seen = case.extent.seen_of_the_model()
     beyond = sorted(case.scale.out_of_reach)
     lost = f"{case.target.label} loses the gradient of {spoken_layers(beyond)} at every loss scale"
-    return (f", but {lost}" if beyond else "") + (f". Seen were only {seen}" if seen else "")
+    return (f" But {lost}." if beyond else "") + (f" mpdiag recorded only {seen}." if seen else "")
 
 
 def _outcome(trained: StoredComparison) -> str:

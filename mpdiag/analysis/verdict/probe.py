@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from mpdiag.analysis.findings import Finding
+from mpdiag.analysis.verdict.evidence import UNTRIED
 from mpdiag.display.wording import counted
 from mpdiag.files.atomic import write_json
 from mpdiag.files.documents import finite, read_document
@@ -71,9 +72,8 @@ class Probe:
         """What was seen, in a clause."""
         fp32, by_plan = self.means
         return (
-            f"a probe of the first {counted(self.steps, 'step')}, trained by this plan with its "
-            f"rounding emulated: over the last {self.late} a mean loss of {by_plan:.5g}, in FP32 "
-            f"{fp32:.5g}; {self.skipped} skipped"
+            f"probe of the first {counted(self.steps, 'step')}, trained by the plan in emulation: mean "
+            f"loss {by_plan:.5g} over the last {self.late}, {fp32:.5g} in FP32; {self.skipped} skipped"
             + (f"; then it failed: {self.failure}" if self.failure else "")
         )
 
@@ -125,9 +125,9 @@ def read_probe(folder: AnyPath, decisions: str) -> Probe | None:
 
 def with_probe(verdict: Verdict, probe: Probe) -> Verdict:
     """The verdict after a probe: a failure is one, a success widens what was looked at, no more."""
-    rest = f"a training by this plan beyond its first {counted(probe.steps, 'step')}"
+    beyond = f"beyond its first {counted(probe.steps, 'step')}"
     open_questions = tuple(
-        rest if clause.startswith("a training by this plan") else clause
+        f"{clause} {beyond}" if clause.startswith(UNTRIED) else clause
         for clause in verdict.not_examined
     )
     told = replace(
@@ -137,14 +137,14 @@ def with_probe(verdict: Verdict, probe: Probe) -> Verdict:
         return told
     if probe.outcome == "diverges":
         text = (
-            f"This cannot train by this plan: within the first {counted(probe.steps, 'step')} of a "
-            "probe it fails, where FP32 does not."
+            f"This plan does not work: a probe of {counted(probe.steps, 'step')} fails with it, and "
+            "FP32 does not."
         )
         return replace(told, level="cannot", text=text)
     words = {
         "agrees": "A probe of {n} agrees with FP32.",
-        "differs": "In a probe of {n} its losses differ from FP32's by more than these vary.",
-        "unknown": "A probe of {n} says nothing: FP32 itself diverges in it.",
+        "differs": "In a probe of {n} the losses differ from FP32's by more than FP32's vary.",
+        "unknown": "A probe of {n} shows nothing: FP32 itself diverges in it.",
     }
     said = words[probe.outcome].format(n=counted(probe.steps, "step"))
     return replace(told, text=f"{verdict.text} {said}")
@@ -160,7 +160,7 @@ def probe_findings(probe: Probe) -> Iterator[Finding]:
         code="probe-diverges" if fails else "probe-differs",
         message=probe.describe(),
         evidence=probe.to_json(),
-        fix="find what must stay in FP32, or analyze for another format (--target)"
+        fix="find the operations that need FP32 (mpdiag why), or analyze with another --target"
         if fails
-        else "train by the plan to the end, and compare",
+        else "train by the plan to the end, and compare with FP32",
     )

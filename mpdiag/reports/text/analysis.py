@@ -61,7 +61,7 @@ def _plan(analysis: Analysis) -> Iterator[tuple[str, str]]:
         if analysis.loss_scale.fits and scale.upper is not None and scale.upper > scale.lower:
             words += f"; any from {scale_text(scale.lower)} to {scale_text(scale.upper)} works"
     yield "Loss scale", words
-    needed = "needed" if plan.master_weights.needed else "not needed"
+    needed = "needed" if plan.master_weights.needed else "not shown to be needed"
     why = plan.master_weights.reason.partition("; ")[0]  # the rest: -v
     yield "Master weights", f"{needed}: {why}"
     named = dict.fromkeys(" in ".join(filter(None, (c.op, c.module))) for c in _kept(plan))

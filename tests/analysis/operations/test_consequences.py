@@ -21,8 +21,8 @@ CASES = {
     "a square, brought back": (lambda x: x * x * 1e-6, "end", "the loss becomes NaN or Inf"),
     "a square, and a layer norm": (lambda x: F.layer_norm(x * x, (16,)), "end", "NaN or Inf"),
     "the logits of a softmax": (lambda x: F.softmax(x * 1000, -1), "end", "NaN or Inf"),
-    "RMS norm": (rms_norm, "zeros", "rsqrt makes 0 of them: the result is wrong, no step is skipped"),
-    "a divisor": (lambda x: 1e4 / (x * x + 1e4), "zeros", "reciprocal makes 0 of them"),
+    "RMS norm": (rms_norm, "zeros", "turns them into 0: the result is wrong, and no step is skipped"),
+    "a divisor": (lambda x: 1e4 / (x * x + 1e4), "zeros", "reciprocal turns them into 0"),
     "a divisor that is squared": (
         lambda x: 1 / (1 + (x * x) * (x * x) * 1e-6), "gradients", "the gradients become NaN",
     ),
@@ -67,4 +67,4 @@ def test_a_gradient_that_a_mask_may_drop_is_not_said_to_skip_steps(tmp_path):
         tmp_path / "run", Net(lambda x: torch.atan2(x, x + 1e-4), gain=1e-4, bias=0.0), operations=1
     )
     (found,) = (f for f in mpdiag.analyze(run).findings if f.code == "operation-gradient-overflow")
-    assert "the gradient is wrong, or such steps are skipped" in found.fix
+    assert "the gradient is wrong, or the step is skipped" in found.fix

@@ -94,7 +94,7 @@ def test_a_result_that_is_only_seen_in_another_shape_has_the_effect_of_its_produ
     assert not any(fact.startswith("loss_change") for op in views for fact in op.facts)
     named = Fp32Choice("mm", "", "a test's", {})
     evidence = layer_evidence(run.operations(), (named,), loss_curve(run))
-    assert evidence.keeper("") == "the plan keeps mm in FP32 there"
+    assert evidence.keeper("") == "the plan keeps its mm in FP32"
     assert loss(evidence, "") > 0
     before = [  # recorders that took the view for an operation of its own
         replace(op, facts={**op.facts, "gradient_error_fp8_e4m3": 0.0, "loss_change_fp8_e4m3": 0.0})
@@ -146,7 +146,7 @@ def test_a_layer_that_is_as_wide_as_what_the_plan_keeps_is_kept_too(tmp_path):
     assert not evidence.keeper("")
     covered = replace(mpdiag.analyze(run).operations[0], module="body.0", covered=True)
     told = layer_evidence(run.operations(), (), loss_curve(run), [covered])
-    assert told.keeper("body.0") == "the plan keeps addmm in FP32 there"
+    assert told.keeper("body.0") == "the plan keeps its addmm in FP32"
 
 
 @pytest.mark.parametrize(

@@ -134,7 +134,7 @@ CASES = {
     ),
     "a Fourier transform of 16": (Net, spectrum(16), "", set(), ""),
     "a Fourier transform of 12": (
-        Net, spectrum(12), LACKING, {"_fft_r2c head"}, "powers of two alone, and not 12",
+        Net, spectrum(12), LACKING, {"_fft_r2c head"}, "that are powers of two, not 12",
     ),
 }  # fmt: skip
 
@@ -229,7 +229,7 @@ def test_the_product_of_a_sparse_matrix_gets_fp32_on_both_sides(tmp_path):
     run = record_steps(tmp_path / "run", Net(mixed), operations=1)
     (finding,) = find_operations(run.operations(), FP16)
     assert (finding.code, finding.op) == ("no-half-kernel", "_sparse_addmm")
-    assert "takes operands of one dtype, and autocast casts none of them" in finding.reason
+    assert "needs operands of one dtype, and autocast casts neither" in finding.reason
     plan = mpdiag.analyze(run).plan
     assert {c.op for c in plan.fp32_operations} == {"_sparse_addmm"}
     assert error_by(Net(mixed), plan) < 0.05
@@ -250,7 +250,7 @@ def test_a_loss_that_autocast_refuses_is_told(tmp_path, logits):
     told = [f for f in mpdiag.analyze(run).findings if f.code == "refused-by-autocast"]
     assert len(told) == (not logits)
     for finding in told:
-        assert "torch.autocast refuses binary_cross_entropy on CUDA" in finding.message
+        assert "on CUDA, binary_cross_entropy raises an error under autocast" in finding.message
         assert finding.evidence["where"]
 
 

@@ -196,7 +196,7 @@ def test_weights_gradients_that_a_gradient_of_a_gradient_hides_make_a_scale_need
     analysis = mpdiag.analyze(recorded(tmp_path / "run", 1.0))
     scale = analysis.plan.loss_scale
     assert scale.needed
-    assert "of all weights' gradients in the later half" in scale.reason
+    assert "of all weight gradients in the later half" in scale.reason
     lost = analysis.figures.find("all-weights-sum")
     assert lost is not None
     assert lost.value > 0.9

@@ -88,7 +88,7 @@ def test_attention_modules_stay_divisible(own):
 
 def test_what_does_not_pay_is_said_to_stay(own, attention):
     (left,) = findings(own, "shapes-left-alone")
-    assert left.fix.startswith("own: 8 heads of 8 need embed_dim 64 alone")
+    assert left.fix.startswith("own: use 8 heads of 8 (embed_dim 64 alone) instead of ")
     (left,) = findings(attention, "shapes-left-alone")
     assert {s["module"] for s in left.evidence["sizes"]} >= {"packed", "out"}
     assert all(s["growth"] > 0 for s in left.evidence["sizes"])
@@ -205,7 +205,7 @@ def test_heads_that_tensor_parallelism_cannot_share_out(own, attention):
         (found,) = findings(recording, "heads-not-divisible", shards=2)
         assert found.severity == "warning"
         assert found.evidence["heads"] == heads
-        assert "each part takes whole heads" in found.message
+        assert "each takes whole heads" in found.message
         (count,) = next(iter(heads.values()))
         for shards in (1, count):
             assert not findings(recording, "heads-not-divisible", shards=shards)
@@ -218,7 +218,7 @@ def test_that_sizes_fit_together_is_said_where_it_is_proved(grouped, attention, 
     stored = [mpdiag.open_run(root / "sample_runs" / name) for name in ("ssd", "gpt")]
     for run in (attention, *stored):
         for found in findings(run, "shapes-to-pad"):
-            assert "that the new sizes fit together is not proved" in found.fix
+            assert "check that the new sizes fit together" in found.fix
 
 
 def joined(model, x):
@@ -243,7 +243,7 @@ def test_sums_halves_and_products_of_sizes(tmp_path):
         ("odd", "in_features"): 24, ("odd", "out_features"): 24,
     }  # fmt: skip
     (odd,) = [a for a in advice if (a.module, a.dimension) == ("odd", "out_features")]
-    assert "the script makes tensors of this size" in odd.reason
+    assert "the script creates tensors of this size" in odd.reason
 
 
 @pytest.mark.parametrize("residual", [False, True])
@@ -354,7 +354,7 @@ def attend_apart(model, x):
 @pytest.mark.parametrize(
     ("heads", "width", "padded", "instead"),
     [
-        (6, 60, 60, "the model: 8 heads of 8 need 64 in all, in place of 6 heads of 10"),
+        (6, 60, 60, "the model: use 8 heads of 8 (64 in all) instead of 6 heads of 10"),
         (4, 100, 128, ""),
     ],
 )
@@ -379,7 +379,7 @@ def test_an_image_that_is_made_is_no_first_layer(tmp_path):
     read = Layers(lambda m, x: m.conv(x), conv=nn.Conv2d(3, 16, 3))
     (first,) = advise(recorded_twice(read, torch.randn(8, 3, 8, 8), tmp_path / "read"))
     assert (first.dimension, first.padded) == ("in_channels", 4)
-    assert first.reason.startswith("in channels_last, first layers read images")
+    assert first.reason.startswith("in channels_last, the first layer reads")
 
 
 def test_a_depthwise_convolution_is_not_said_to_run_on_tensor_cores(tmp_path):
@@ -389,4 +389,4 @@ def test_a_depthwise_convolution_is_not_said_to_run_on_tensor_cores(tmp_path):
     said = {a.module: a.reason for a in advice}
     assert said["deep"].startswith("its neighbours need this size; a depthwise convolution")
     assert "loads of" not in said["deep"]
-    assert said["wide"].startswith("Tensor Cores read 8 values")
+    assert said["wide"].startswith("Tensor Cores load 8 FP16 values")

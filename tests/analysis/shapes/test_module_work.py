@@ -126,7 +126,7 @@ def test_what_is_padded_is_a_finding_too(tmp_path, width, worth):
     ("target", "gpu", "padded", "words"),
     [
         ("fp16", "volta", 520, "cuBLAS before 11"),
-        ("fp16", "ampere", 520, "8 values of FP16"),
+        ("fp16", "ampere", 520, "8 FP16 values"),
         ("fp16", "hopper", 520, "kernels older than Hopper's"),
         ("fp8_e4m3", "hopper", 528, "multiples of 16"),
     ],
