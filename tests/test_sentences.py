@@ -92,3 +92,19 @@ def test_every_sentence_is_known(folder):
         if found:
             pages.append("\n".join((f"# {path.relative_to(ROOT).as_posix()}", *found)))
     assert_as_kept(SENTENCES / f"{'.'.join(folder)}.txt", "\n\n".join(pages))
+
+
+AVOIDED = re.compile(
+    r"\b(anew|likewise|nobody|none of which|beside|insurance|stand still|so many|is said)\b|^Of [a-z]"
+)
+"""Words that readers stumbled over, and sentences that begin with what they are about."""
+
+
+def test_sentences_are_in_plain_words():
+    found = [
+        line
+        for path in SENTENCES.glob("*.txt")
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if AVOIDED.search(line)
+    ]
+    assert found == []

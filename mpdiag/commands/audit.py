@@ -21,7 +21,7 @@ def audit(
         Argument(metavar="RUN", parser=place, help="A recorded run, or its URL."),
     ] = None,
     arguments: Annotated[
-        list[str] | None, Argument(metavar="ARGS", help="Of the script after --.")
+        list[str] | None, Argument(metavar="ARGS", help="The arguments of the script after --.")
     ] = None,
     as_json: options.JsonOption = False,
     strict: options.StrictOption = False,

@@ -453,7 +453,7 @@ def training_words(
     if metric is None:
         return told
     other = None if recorded is None else recorded.metric(metric.metric)
-    against = "" if other is None else f", beside {other.value:.4g} in the recording"
+    against = "" if other is None else f"; the recording has {other.value:.4g}"
     return f"{told} {metric.metric} {metric.value:.4g}{against}."
 
 
