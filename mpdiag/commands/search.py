@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import typer
 from typer import Argument, Option
 
 from mpdiag.commands.shared.examples import WORKLOADS
-from mpdiag.commands.shared.options import JsonOption, refuse_file
+from mpdiag.commands.shared.options import JsonOption, ScriptApart, refuse_file
 from mpdiag.errors import UsageError
 from mpdiag.files.paths import place
 
@@ -18,7 +19,11 @@ if TYPE_CHECKING:
 _HIGHER = "--higher-is-better"
 
 
+COMMAND_CLASS = ScriptApart
+
+
 def search(
+    context: typer.Context,
     words: Annotated[
         list[str],
         Argument(
@@ -80,7 +85,9 @@ def search(
     for option, value in (("--plan", plan), ("--seeds", seeds), ("--steps", steps)):
         again += [] if value is None else [option, value]
     if metric is None:
-        if len(words) > 1:
+        if (
+            len(words) > 1 or context.meta["script"] is not None
+        ):  # a script, which may not be imported
             raise UsageError(
                 "--metric NAME is missing: name what the script logs with mpdiag.log_metric, or loss"
             )
