@@ -23,6 +23,7 @@ from mpdiag.analysis.operations.layer_effects import layer_evidence, within
 from mpdiag.analysis.operations.loss_change import loss_curve
 from mpdiag.analysis.operations.rules import OperationFinding
 from mpdiag.analysis.run_statistics import RunStatistics, read_statistics
+from mpdiag.analysis.scaling.clipping import clipping
 from mpdiag.analysis.scaling.findings import gradient_findings
 from mpdiag.analysis.scaling.loss_scale import (
     LossScaleAnalysis,
@@ -188,6 +189,7 @@ def analyze(
             *narrow,
             *detection.refused_findings(recorded),
             *recording_checks.period_findings(opened, statistics.steps().tolist()),
+            *recording_checks.clipping_findings(clipping(recorded)),
         ]
     )
     exponent = int(np.log2(scale.plan.recommended))
@@ -241,7 +243,8 @@ def _scale(
     narrow = narrowed(run)
     if not narrow:
         optimizers = run.meta.get("optimizers") or ()
-        return analyze_loss_scale(statistics, layers, target, optimizers)
+        hidden = clipping(run.operations()).largest
+        return analyze_loss_scale(statistics, layers, target, optimizers, hidden)
     _, maxima, non_finite = statistics.step_maxima()
     return nothing_concluded(
         layers,

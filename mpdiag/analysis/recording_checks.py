@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from mpdiag.analysis.findings import Finding
 from mpdiag.analysis.layers import Layers
+from mpdiag.analysis.scaling.clipping import Clipping
 from mpdiag.display.wording import counted, percent
 from mpdiag.errors import DamagedRun, MpdiagError
 from mpdiag.numerics.periods import unseen_periods
@@ -256,6 +257,22 @@ def _coverage_findings(run: Run) -> Iterator[Finding]:
 def unseen_periods_sentence(unseen: Iterable[int]) -> str:
     """What a recording that misses phases of these periods does not show."""
     return f"the recording may have missed what your training does every {_ranges(sorted(unseen))} steps"
+
+
+def clipping_findings(seen: Clipping) -> Iterator[Finding]:
+    """What is not known of gradients that the loop clips before they are recorded."""
+    if seen.largest:
+        steps = len(seen.largest)
+        yield Finding(
+            severity="info",
+            code="gradients-clipped",
+            message="your loop clips gradients before they are recorded, by up to "
+            f"{seen.ratio:.3g} times; their size before it is known in the "
+            f"{counted(steps, 'step')} whose operations were recorded",
+            evidence={"ratio": seen.ratio, "steps": sorted(seen.largest)},
+            fix="if steps are skipped, record more operations (operations=N) or use a dynamic "
+            "loss scale",
+        )
 
 
 def period_findings(run: Run, recorded: Sequence[int]) -> Iterator[Finding]:

@@ -7,6 +7,7 @@ and sufficient when what stays below FP16's range no longer matters, see ``neces
 import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -180,6 +181,7 @@ def analyze_loss_scale(
     layers: Layers,
     target: FloatFormat = FP16,
     optimizers: Collection[Mapping[str, Any]] = (),
+    unclipped: Mapping[int, float] = MappingProxyType({}),
 ) -> LossScaleAnalysis:
     """Decide on a loss scale from recorded gradients.
 
@@ -188,9 +190,12 @@ def analyze_loss_scale(
         layers: The same, merged.
         target: The format gradients would be stored in.
         optimizers: Their settings, as ``meta.json`` has them.
+        unclipped: By step, the largest weight gradient before the loop clipped it, where that is known.
     """
     gradients = layers.of_kind("activation_grad", "weight_grad")
     steps, maxima, non_finite = statistics.step_maxima()
+    before_clipping = np.array([unclipped.get(step, 0.0) for step in steps.tolist()])
+    maxima = np.maximum(maxima, before_clipping)
     finite = len(gradients) and _finite(maxima).size
     if not finite or len(layers.of_kind("activation_grad")) == 0:
         none = f"no {'activation' if finite else 'finite'} gradient was recorded"
@@ -200,7 +205,8 @@ def analyze_loss_scale(
     movements = [
         movement_of(statistics.paths_in(window), layers, part, optimizers) for window, part in parts
     ]
-    recorded = _recorded(gradients, steps, maxima, late, movements, target)
+    top = float(before_clipping.max(initial=0.0))
+    recorded = _recorded(gradients, steps, maxima, late, movements, target, top)
     diverges = _why_diverging(recorded)
     if diverges:
         return nothing_concluded(
@@ -443,9 +449,10 @@ def _recorded(
     late: list[tuple[Window, Layers]],
     movements: list[Movement],
     target: FloatFormat,
+    before_clipping: float,
 ) -> _Recorded:
     largest = int(np.argmax(gradients.histograms.absmax))
-    absmax = float(gradients.histograms.absmax[largest])
+    absmax = max(float(gradients.histograms.absmax[largest]), before_clipping)
     upper, room = _largest_admissible(absmax, target), headroom(_finite(maxima))
     # Below 1 only as far as gradients that overflow, or come near it, ask for it.
     lowest = max(SMALLEST_EXPONENT, min(0, upper - room.exponents))
