@@ -22,6 +22,7 @@ from mpdiag.recording.step_clock import Step, StepListener
 from mpdiag.recording.value_watch import ValueWatch
 from mpdiag.runs import provenance
 from mpdiag.runs.precision import Observed, ParameterPrecision, PrecisionFacts, summary
+from mpdiag.tracing.dtype_setters import DtypeSetters
 from mpdiag.tracing.names import Models, Subjects, subjects
 from mpdiag.tracing.precision import HALF, PrecisionWatch
 from mpdiag.tracing.sharding import Reduction, reductions, unapplied
@@ -232,7 +233,7 @@ class ContractWatch(StepListener):
         values: Knows what values showed.
         precision: Knows whether autocast is on, and whom to tell what was read.
         failed: Told what failed; after that nothing more is read.
-        setter: Says who gave a parameter its dtype, if that was seen.
+        setters: Note who gives parameters their dtype; detached when recording stops.
 
     Attributes:
         facts: What was read; None before the first step has ended.
@@ -248,7 +249,7 @@ class ContractWatch(StepListener):
         values: ValueWatch,
         precision: PrecisionWatch,
         failed: Callable[[str, Exception], None],
-        setter: Callable[[nn.Parameter], str | None] = lambda _: None,
+        setters: DtypeSetters,
     ) -> None:
         self._shadow = shadow
         self._values = values
@@ -259,10 +260,14 @@ class ContractWatch(StepListener):
         self._wrappers = wrappers
         self._world = world
         self._failed = failed
-        self._setter = setter
+        self._setters = setters
         self._gradients: dict[str, str] = {}
         self._reads = True
         self._unapplied: tuple[Observed, ...] = ()
+
+    def stopped(self) -> None:
+        """Let torch's functions be as they were."""
+        self._setters.detach()
 
     def step_began(self, step: Step) -> None:
         """Note whether the step before had several backward passes."""
@@ -300,7 +305,7 @@ class ContractWatch(StepListener):
         read = [
             self._with_gradient(p)
             for p in read_parameters(
-                names, self._optimizers, around, world=self._world, setter=self._setter
+                names, self._optimizers, around, world=self._world, setter=self._setters.of
             )
         ]
         settings = tuple(_settings(o) for o in self._optimizers)

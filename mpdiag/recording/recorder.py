@@ -51,6 +51,7 @@ from mpdiag.recording.operations import OperationWatch
 from mpdiag.recording.run_folder import Audience, Described, RecordingOptions, RunFolder
 from mpdiag.recording.state_shadow import StateShadow
 from mpdiag.recording.step_clock import StepClock
+from mpdiag.recording.step_tap import StepTap
 from mpdiag.recording.value_watch import ValueWatch
 from mpdiag.recording.weights import CopiedParameters, WeightCopies, WeightObserver
 from mpdiag.runs import provenance
@@ -236,10 +237,13 @@ class Recorder:
         guard = HookGuard(clock, governor, watch, self._failures)
         copied = CopiedParameters()
         scalers = ScalerWatch(clock, ledger, optimizers)
-        weights = WeightObserver(about, optimizers, copied, ledger, clock, watch, guard, copies)
+        inside = StepTap(about.parameters, self._failures.note)
+        weights = WeightObserver(
+            about, optimizers, copied, ledger, clock, watch, guard, copies, inside
+        )
         observer = Observer(about, copied, ledger, clock, watch, described.precision, guard)
         shadow = StateShadow(optimizers, self._failures.note)
-        values = ValueWatch(about, optimizers, self._failures.note)
+        values = ValueWatch(about, optimizers, inside, self._failures.note)
         contract = ContractWatch(
             about,
             optimizers,
@@ -249,7 +253,7 @@ class Recorder:
             values,
             described.precision,
             self._failures.note,
-            self._setters.of,
+            self._setters,
         )
         folder = RunFolder(
             writer, ledger, self._losses, scalers, clock, self._failures, described, contract

@@ -6,7 +6,7 @@ nothing inside it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from mpdiag.recording.counting.tensors import has_memory
 from mpdiag.runs.precision import Observed
 from mpdiag.tracing.capture import is_captured
 from mpdiag.tracing.dispatch import is_traced
+from mpdiag.tracing.names import NamedParameter
 from mpdiag.tracing.precision import HALF
 from mpdiag.tracing.tap import OperationTap
 
@@ -29,57 +30,46 @@ class StepTap:
     """Looks on while optimizers step.
 
     Args:
-        names: Names of parameters by ``id``.
+        parameters: Named parameters by ``id``.
         failed: Told what failed; after that nothing more is looked at.
     """
 
     def __init__(
-        self, names: Callable[[int], str], failed: Callable[[str, Exception], None]
+        self, parameters: Mapping[int, NamedParameter], failed: Callable[[str, Exception], None]
     ) -> None:
-        self._names = names
+        self._parameters = parameters
         self._failed = failed
         self._tap = OperationTap(self)
-        self._handles: list[Any] = []
         self._steps: dict[int, int] = {}
         self._of: Optimizer | None = None
         self._by_place: dict[int, str] = {}
         self._found: dict[tuple[str, ...], Observed] = {}
 
-    def watch(self, optimizers: Sequence[Optimizer]) -> None:
-        """Place hooks around these optimizers' steps."""
-        for optimizer in optimizers:
-            self._handles.append(optimizer.register_step_pre_hook(self._begins))
-            self._handles.append(optimizer.register_step_post_hook(self._ended))
-
-    def stop(self) -> None:
-        """Remove the hooks."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
-
     def found(self) -> tuple[Observed, ...]:
         """What was seen, once each."""
         return tuple(self._found.values())
 
-    def _begins(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def begin(self, optimizer: Optimizer) -> None:
+        """An optimizer begins a step that evaluates no closure."""
         taken = self._steps.get(id(optimizer), 0)
         if is_traced() or is_captured():
             return  # what is compiled or captured must not see the tap
-        if taken >= STEPS or any(map(callable, (*args, *kwargs.values()))):
-            return  # a closure runs the model, too
+        if taken >= STEPS:
+            return
         self._steps[id(optimizer)] = taken + 1
         try:
             held = [p for g in optimizer.param_groups for p in g["params"] if p.dtype in HALF]
             self._by_place = {
-                part.data_ptr(): self._names(id(p))
+                part.data_ptr(): self._parameters[id(p)].name
                 for p in held
-                if has_memory(part := getattr(p, "_local_tensor", p))
+                if id(p) in self._parameters and has_memory(part := getattr(p, "_local_tensor", p))
             }
             self._of = optimizer if self._tap.attach() else None
         except Exception as error:  # noqa: BLE001 - whatever it is, training goes on
             self._give_up(error)
 
-    def _ended(self, _optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+    def end(self) -> None:
+        """The optimizer's step is over."""
         if self._of is not None:
             self._of = None
             self._tap.detach()

@@ -32,6 +32,7 @@ class ValueWatch(StepListener):
     Args:
         subjects: What is recorded.
         optimizers: All that step; they may become more.
+        inside: Knows what ran inside optimizers' steps.
         failed: Told what failed; after that nothing more is looked at.
     """
 
@@ -39,6 +40,7 @@ class ValueWatch(StepListener):
         self,
         subjects: Subjects,
         optimizers: Sequence[Optimizer],
+        inside: StepTap,
         failed: Callable[[str, Exception], None],
     ) -> None:
         self._subjects = subjects
@@ -49,25 +51,13 @@ class ValueWatch(StepListener):
         self._frozen: dict[str, torch.Tensor] = {}
         self._pairs: list[tuple[str, str]] = []
         self._found: dict[tuple[str, ...], Observed] = {}
-        self._steps = StepTap(self._name, failed)
-        self._watched = 0  # optimizers around whose steps hooks were placed
-
-    def _name(self, key: int) -> str:
-        named = self._subjects.parameters.get(key)
-        return "" if named is None else named.name
-
-    def stopped(self) -> None:
-        """Remove the hooks around optimizers' steps."""
-        self._steps.stop()
+        self._inside = inside
 
     def step_began(self, step: Step) -> None:
         """Keep what frozen and equal parameters are before the first step."""
         if self._looks and not self._begun:
             self._begun = True
             self._safely(self._begin)
-        if len(self._optimizers) > self._watched:
-            self._steps.watch(self._optimizers[self._watched :])
-            self._watched = len(self._optimizers)
         del step
 
     def step_ended(self, step: Step) -> None:
@@ -77,7 +67,7 @@ class ValueWatch(StepListener):
 
     def found(self) -> tuple[Observed, ...]:
         """All that was observed, once each."""
-        return (*self._found.values(), *self._steps.found())
+        return (*self._found.values(), *self._inside.found())
 
     def _safely(self, look: Callable[[], None]) -> None:
         try:

@@ -30,6 +30,7 @@ from mpdiag.recording.failures import HookGuard, guarded
 from mpdiag.recording.ledger import Ledger, ParameterUpdate
 from mpdiag.recording.operations import OperationWatch
 from mpdiag.recording.step_clock import Step, StepClock, StepListener
+from mpdiag.recording.step_tap import StepTap
 from mpdiag.runs.schema import TOTAL, Stage
 from mpdiag.tracing.capture import is_captured
 from mpdiag.tracing.dispatch import is_traced
@@ -171,6 +172,7 @@ class WeightObserver(StepListener):
         operations: Paused while an optimizer steps.
         guard: Around every hook.
         copies: How parameters are copied before a step.
+        inside: Looks on while optimizers step.
     """
 
     def __init__(
@@ -183,8 +185,10 @@ class WeightObserver(StepListener):
         operations: OperationWatch,
         guard: HookGuard,
         copies: WeightCopies,
+        inside: StepTap,
     ) -> None:
         self.guard = guard
+        self._inside = inside
         self._copies = copies
         self._subjects = subjects
         self._copied = copied
@@ -339,6 +343,8 @@ class WeightObserver(StepListener):
         if self._clock.recording:
             self._note_before_step(optimizer, closure is not None)
         if closure is None or is_traced():
+            if closure is None and self._clock.active:
+                self._inside.begin(optimizer)
             return None
         self._evaluating = optimizer
         told = self._told(optimizer, closure)
@@ -383,6 +389,7 @@ class WeightObserver(StepListener):
             kept.append(_Kept(named, copied(ready, blocks), ready.values.numel(), blocks))
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self._inside.end()
         if is_captured():
             return
         self._operations.pause()  # a closure may have run forward passes

@@ -25,7 +25,11 @@ _CASTS = ("to", "type", "half", "bfloat16", "float", "double")
 
 
 class Replacements:
-    """Functions of classes that are replaced for a while."""
+    """Functions of classes that are replaced for a while.
+
+    Several may replace the same function and end in any order: one that has ended passes calls on until
+    those above it have ended, too.
+    """
 
     def __init__(self) -> None:
         self._undo: list[tuple[Any, str, Any]] = []
@@ -37,19 +41,25 @@ class Replacements:
     def replace(self, owner: Any, name: str, call: Callable[..., Any]) -> None:
         """Replace a function by one that is given it first."""
         before = getattr(owner, name)
-        self._undo.append((owner, name, before))
 
         @functools.wraps(before)
         def replaced(*args: Any, **kwargs: Any) -> Any:
+            if replaced._mpdiag_ended:  # type: ignore[attr-defined]
+                return before(*args, **kwargs)
             return call(before, *args, **kwargs)
 
+        replaced._mpdiag_before = before  # type: ignore[attr-defined]
+        replaced._mpdiag_ended = False  # type: ignore[attr-defined]
+        self._undo.append((owner, name, replaced))
         setattr(owner, name, replaced)
 
     def restore(self) -> None:
         """Put them back; a second call does nothing."""
         while self._undo:
-            owner, name, before = self._undo.pop()
-            setattr(owner, name, before)
+            owner, name, replaced = self._undo.pop()
+            replaced._mpdiag_ended = True
+            while getattr(top := getattr(owner, name), "_mpdiag_ended", False):
+                setattr(owner, name, top._mpdiag_before)
 
 
 class DtypeSetters:
@@ -78,6 +88,7 @@ class DtypeSetters:
         self._replaced.restore()
         if self._handle is not None:
             self._handle.remove()
+            self._handle = None
 
     def of(self, parameter: nn.Parameter) -> str | None:
         """What gave a parameter the dtype that it has, with its line; None if that was not seen."""
