@@ -58,7 +58,7 @@ def test_the_rounding_of_all_layers_together_stays_small(count):
     assert all(a.evidence["rounding_together"] <= TOGETHER for a in advice)
     if count == 1:
         assert advice[0].format.startswith("fp8")
-        assert "step 10, run again, bears it" in advice[0].reason
+        assert "step 10, run again, tolerates it" in advice[0].reason
         assert advice[0].evidence["loss_change"] == 1e-4
 
 

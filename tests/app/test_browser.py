@@ -56,7 +56,7 @@ def test_the_slider_moves_the_numbers_and_its_link_reopens_them(page, address, r
 
     def expected(exponent):
         lost = percent(summary(scale_frame(layers, FP16, exponent)).lost_share)
-        return f"makes {lost} of the non-zero values 0"
+        return f"{lost} of the non-zero values become 0"
 
     open_view(page, address, "gradients", run="ssd", scale=6)
     line = page.locator('[data-testid="stCaptionContainer"]')
@@ -158,7 +158,7 @@ def test_a_click_on_the_overview_opens_the_layer_at_the_scale_of_the_picture(
     page.wait_for_timeout(500)
     click_in(page, heat.locator(".barlayer .point path").nth(3), 0.4, 0.5)
     page.get_by_role("heading", name="trunk.1 · ReLU").wait_for()
-    page.get_by_text(f"between the lines lies FP16's range {scale}").wait_for()
+    page.get_by_text(f"The lines mark FP16's range {scale}").wait_for()
     at_rest(page)
     asked = parse_qs(urlsplit(page.url).query)  # whoever is sent this address sees the same
     assert asked == {"layer": ["trunk.1"], **address_says}

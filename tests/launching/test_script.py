@@ -86,7 +86,8 @@ def test_a_traceback_is_pythons(fork_server, tmp_path):
     kept = plain.err[plain.err.index(f'  File "{tmp_path / "train.py"}"') :]
     ours_last = "next: mpdiag analyze runs/train -o plan.json\n"
     written = f"{written_line('runs/train', tmp_path)}{ours_last}"
-    assert ours.err == f"Traceback (most recent call last):\n{kept}{written}"
+    said = "mpdiag: FP32 weights\n"
+    assert ours.err == f"{said}Traceback (most recent call last):\n{kept}{written}"
 
 
 def test_the_form_of_a_package(fork_server, tmp_path):
@@ -103,7 +104,8 @@ def test_folders_are_numbered_and_an_existing_run_is_kept(fork_server, tmp_path)
     for name in ("train", "train-2"):
         done = fork_server("mpdiag", "record", "--", "train.py", cwd=tmp_path)
         written = written_line(f"runs/{name}", tmp_path)
-        assert done.err == f"{written}next: mpdiag analyze runs/{name} -o plan.json\n"
+        following = f"next: mpdiag analyze runs/{name} -o plan.json\n"
+        assert done.err == f"mpdiag: FP32 weights\n{written}{following}"
     done = fork_server("mpdiag", "record", "--out", "runs/train", "--", "train.py", cwd=tmp_path)
     assert done.code == 2
     assert "already holds a run" in done.err

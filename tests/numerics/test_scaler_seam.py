@@ -165,7 +165,8 @@ def test_the_choice_of_a_method_replays_what_it_proposes(monkeypatch):
     choice = choose_method(history, ScaleRange(5, 1, 3), headroom=2, scaled=True)
     assert choice.chosen.to_json()["method"] == "peakhold"
     assert choice.chosen.fits
-    assert choice.describe() == "PeakHold(2) skips 1 of 800 recorded steps"
+    told = "replayed over the recorded gradients, PeakHold(2) skips 1 of 800 steps"
+    assert choice.describe() == told
     assert LossScalePlan().with_scaler(choice.chosen.scaler).scaler() == PeakHold(8.0)
 
 

@@ -309,4 +309,4 @@ def test_sampled_updates_are_said_in_rows_and_by_the_analysis(tmp_path):
     masters = json.loads(json.dumps(analysis.to_json()))["master_weights"]
     assert masters["evidence"]["sampled"] == 3 * 2 * BLOCK
     assert masters["evidence"]["sampled_from"] == 3 * 8 * BLOCK
-    assert "of 1 parameter 25.00 % of the updates were recorded" in masters["reason"]
+    assert "25.00 % of the updates of 1 parameter were recorded" in masters["reason"]

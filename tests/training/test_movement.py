@@ -133,7 +133,9 @@ def test_steps_of_what_masters_replaced_are_refused_and_undone(kind, unscaled):
     mp.backward(loss)
     if unscaled:  # so that the model's parameters show the gradients that their masters have
         mp.unscale()
-    with pytest.raises(UsageError, match=f"{type(optimizer).__name__} steps weight '[01].weight'"):
+    with pytest.raises(
+        UsageError, match=f"{type(optimizer).__name__} updates weight '[01].weight'"
+    ):
         mp.step()
     own = kind == "one of two groups"  # the first steps its masters, and the model has them
     stepped = [own, own, False, False]
@@ -175,7 +177,7 @@ def test_a_closure_of_such_an_optimizer_is_refused():
         with mp.autocast():
             return model(torch.ones(2, 4)).float().sum()
 
-    with pytest.raises(UsageError, match=r"Container steps weight '0\.weight'"):
+    with pytest.raises(UsageError, match=r"Container updates weight '0\.weight'"):
         mp.step(closure=closure)
     assert all(torch.equal(p, q) for p, q in zip(weights(model), given, strict=True))
 
@@ -192,7 +194,7 @@ def test_an_optimizer_that_holds_replaced_tensors_is_watched_after_its_first_ste
     mp = trainer(model, with_a_list(lookahead, 0.01)(model), "O2")
     step(mp, model)
     step(mp, model)
-    with pytest.raises(UsageError, match=r"Own steps weight '0\.weight'"):
+    with pytest.raises(UsageError, match=r"Own updates weight '0\.weight'"):
         step(mp, model)
     ours = [m.bfloat16() for m in mp.master_parameters()]
     assert all(torch.equal(p, q) for p, q in zip(weights(model), ours, strict=True))

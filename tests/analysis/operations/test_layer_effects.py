@@ -139,7 +139,7 @@ def test_a_layer_that_is_as_wide_as_what_the_plan_keeps_is_kept_too(tmp_path):
     assert lost.absmin < 2.0**-25
     for kind in ("activation", "activation_grad"):
         assert formats[kind, ""].format == "fp32"
-        assert formats[kind, ""].reason.startswith("it is FP32 because of")
+        assert formats[kind, ""].reason.startswith("it reads FP32 values")
         assert formats[kind, "body.2"].format == "fp32"
     assert formats["activation", "body.0"].format != "fp32"  # before it nothing is wide
     evidence = layer_evidence(run.operations(), (), loss_curve(run))
