@@ -63,7 +63,7 @@ def test_the_rounding_of_all_layers_together_stays_small(count):
 
 
 def test_fp8_is_not_advised_where_its_effect_was_not_measured():
-    words = "FP8 E4M3 holds the range, but what it does to a step late in the training was not"
+    words = "FP8 E4M3 holds the range, but its effect on a late step was not measured"
     for evidence in (None, Measured({})):
         (advice,) = advise_layers(layers_of({"layer": usual(0)}), 0, evidence)
         assert (advice.format, advice.reason.startswith(words)) == ("fp16", True)
