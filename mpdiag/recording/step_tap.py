@@ -101,9 +101,10 @@ class StepTap:
         """The half-precision parameters that a factor is applied to, and their values."""
         if name in _FACTORS and self._by_place:
             for tensor in args[0] if isinstance(args[0], (list, tuple)) else (args[0],):
-                place = self._by_place.get(tensor.data_ptr()) if has_memory(tensor) else None
+                part = getattr(tensor, "_local_tensor", tensor)  # whole, ranks would have to meet
+                place = self._by_place.get(part.data_ptr()) if has_memory(part) else None
                 if place:
-                    yield place, tensor, tensor.detach().clone()
+                    yield place, part, part.detach().clone()
 
     def _note(
         self, name: str, args: tuple[Any, ...], before: Sequence[tuple[str, torch.Tensor, Any]]
