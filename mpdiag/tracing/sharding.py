@@ -37,14 +37,14 @@ class Reduction:
     """What a wrapper does with a parameter.
 
     Attributes:
-        wrapper: ``FSDP2``, ``FSDP1`` or ``DDP``.
+        kind: ``FSDP2``, ``FSDP1`` or ``DDP``.
         compute: The dtype in which the parameter enters the forward pass; None for its own.
         dtype: The dtype in which gradients are added over ranks; None for the gradient's own.
         unknown: Why ``dtype`` is not known; empty where it is.
         policy: What chose ``compute``; empty where nothing did.
     """
 
-    wrapper: str
+    kind: str
     compute: torch.dtype | None = None
     dtype: torch.dtype | None = None
     unknown: str = ""
