@@ -294,7 +294,7 @@ def _half(reduction: Reduction) -> list[str]:
     if reduction.compute in HALF:
         found.append(f"{reduction.policy}, which is in use already")
     elif reduction.dtype in HALF:
-        found.append(f"{reduction.wrapper}'s reduction in {_name(reduction.dtype)}")
+        found.append(f"{reduction.kind}'s reduction in {_name(reduction.dtype)}")
     return found
 
 
