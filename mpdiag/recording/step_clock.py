@@ -229,8 +229,9 @@ class StepClock:
         self.running = False
 
     def release(self) -> None:
-        """Keep no listener alive any more, nor the models that they hold."""
+        """Keep no listener and no pace alive any more, nor the models that they hold."""
         self._listeners = ()
+        vars(self).pop("_pace", None)
 
     def adopt(self, optimizers: Iterable[object]) -> None:
         """Count the steps of these optimizers too, from the present step on."""

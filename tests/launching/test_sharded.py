@@ -88,7 +88,9 @@ def test_the_first_step_is_that_of_one_process(told):
 
 def test_operations_of_every_rank(told):
     *_, both, alone = told
-    assert both.meta["operations"] == alone.meta["operations"] == {"steps": [0, 10], "reason": ""}
+    # Further ones follow layers that grow, and a rank's part of a layer grows as it will.
+    assert both.meta["operations"]["steps"][:2] == alone.meta["operations"]["steps"][:2] == [0, 10]
+    assert both.meta["operations"]["reason"] == alone.meta["operations"]["reason"] == ""
     found = both.operations()
     assert {o.rank for o in found} == {0, 1}
     assert {"forward", "backward"} <= {o.phase for o in found}
