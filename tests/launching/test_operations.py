@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 from script_processes import SCRIPTS
 
-from mpdiag.launching import processes
 from mpdiag.launching.recorded_script import Options, record_command
 from mpdiag.runs.run import open_run
 
@@ -107,9 +106,9 @@ def test_what_is_compiled_stays_compiled_and_it_is_said(
 
 def test_ranks_that_a_launcher_starts_record_as_many(monkeypatch):
     started = []
-    monkeypatch.setattr(processes, "launch", lambda words: started.append(words) or 0)
+    monkeypatch.setattr("torch.distributed.run.main", started.append)
     words = ["torchrun", "--nproc-per-node", "2", str(LOOP), "3"]
     out = Path("memory:/runs/one")  # one slash, as a path has it
     assert record_command(words, out, Options(operations=0)) == (0, None)
-    ours = ["--module", "mpdiag", "record", "--out", str(out), "--operations", "0", "--"]
+    ours = ["--module", "mpdiag", "record", "--operations", "0", "--out", str(out), "--"]
     assert started == [["--nproc-per-node", "2", *ours, str(LOOP), "3"]]
