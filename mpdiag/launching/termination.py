@@ -137,7 +137,13 @@ def _after_fork() -> None:
 
 
 def _forget_in_child() -> None:
-    """A forked child must not write its signals into its parent's file."""
+    """A forked child must not write its signals into its parent's file, and ends as they say.
+
+    A handler in Python would come late: after a call that began just after the signal.
+    """
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if isinstance(getattr(signal.getsignal(number), "__self__", None), Termination):
+            signal.signal(number, signal.SIG_DFL)
     if _listening:
         _listening.clear()
         signal.set_wakeup_fd(-1)
