@@ -110,12 +110,12 @@ class RunWriter:
         """Say in this rank's meta file how it ended, where a new one could not be written.
 
         A full disk has room for what is no longer than the file that is there: fewer blanks, and as
-        many failures as fit. Where even that fails, the file stays as it is.
+        many failures as fit. Where even that fails, or ends halfway, the file stays as it is.
         """
         path = self._meta_path
         if is_remote(path):
             return
-        with contextlib.suppress(OSError, ValueError), path.open("r+b") as file:
+        with contextlib.suppress(OSError, ValueError), path.open("r+b", buffering=0) as file:
             text = file.read()
             document = {**json.loads(text), "state": state}
             for number in range(len(failures), -1, -1):
@@ -123,7 +123,9 @@ class RunWriter:
                 amended = json.dumps(document, allow_nan=False).encode()
                 if len(amended) <= len(text):
                     file.seek(0)
-                    file.write(amended.ljust(len(text)))
+                    if file.write(amended.ljust(len(text))) < len(text):
+                        file.seek(0)
+                        file.write(text)
                     return
 
     def write_modules(self, rows: Iterable[Mapping[str, Any]]) -> None:

@@ -166,7 +166,7 @@ def test_a_script_that_needs_nothing_in_fp32_by_its_loss(scripts):
         ),
         (("--", "train.py", 0), "--metric NAME is missing"),
         (("--", "train.py"), "--metric NAME is missing"),
-        (("--", "train.py"), "add --metric NAME to search a training script"),
+        (("train.py",), "add --metric NAME to search a training script"),
         (("--metric", "loss", "--", "none.py"), "there is no script none.py"),
         (("--metric", "loss", "--no-lists", "--", "train.py"), "leave them out for a script"),
         (("--metric", "loss", "--", "train.py", "x"), "failed while it was recorded: ValueError"),
