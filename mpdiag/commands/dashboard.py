@@ -9,7 +9,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
@@ -24,6 +23,7 @@ from typer import Argument, Option
 from mpdiag.errors import UsageError
 from mpdiag.installation.bundled import app_folder, sample_runs
 from mpdiag.installation.extras import EXTRAS
+from mpdiag.launching.processes import own_process
 from mpdiag.recording.lifecycle import signals_held
 
 FOLDER_VARIABLE = "MPDIAG_RUNS"
@@ -157,7 +157,7 @@ def server_command(port: int, *, browser: bool) -> list[str]:
     }
     words = [f"--{name}={str(value).lower()}" for name, value in options.items()]
     words += [f"--server.allowedHosts={host}" for host in ("localhost", "127.0.0.1")]
-    return [sys.executable, "-m", PROCESS, "run", str(app_folder() / "served.py"), *words]
+    return own_process(PROCESS, "run", str(app_folder() / "served.py"), *words)
 
 
 def load_ahead() -> None:

@@ -89,7 +89,7 @@ def _refuse_mixtures(
     Raises:
         UsageError: With the reason.
     """
-    if script is not None and given > len(script):
+    if script is not None and given:
         message = "give a trace or a script after --, not both; an earlier trace with --against"
         raise UsageError(message)
     if script is None and trace is None:

@@ -25,13 +25,13 @@ COMMAND_CLASS = ScriptApart
 def search(
     context: typer.Context,
     words: Annotated[
-        list[str],
+        list[str] | None,
         Argument(
             metavar="WORKLOAD|FILE.py|-- SCRIPT ARGS…",
             autocompletion=lambda: list(WORKLOADS),
             help="A built-in workload, a file that defines one, or a script, with --metric.",
         ),
-    ],
+    ] = None,
     metric: Annotated[
         str | None,
         Option(metavar="NAME", help="The metric that a script logs with `log_metric`, or `loss`."),
@@ -78,6 +78,10 @@ def search(
     from mpdiag.workloads import DamagedWorkload
 
     refuse_file(run or Path("runs"), "--run")
+    script_words = context.meta["script"]
+    words = [*(words or []), *(script_words or [])]
+    if not words:
+        raise UsageError("there is nothing to search: name a workload, or write -- script.py ARGS")
     if metric is None:
         words, metric, last = _trailing(words)
         higher_is_better |= last
@@ -85,9 +89,7 @@ def search(
     for option, value in (("--plan", plan), ("--seeds", seeds), ("--steps", steps)):
         again += [] if value is None else [option, value]
     if metric is None:
-        if (
-            len(words) > 1 or context.meta["script"] is not None
-        ):  # a script, which may not be imported
+        if len(words) > 1 or script_words is not None:  # a script, which may not be imported
             raise UsageError(
                 "--metric NAME is missing: name what the script logs with mpdiag.log_metric, or loss"
             )

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from mpdiag.errors import InputError
 from mpdiag.files.documents import read_document
+from mpdiag.launching.processes import own_process
 from mpdiag.runs.run import META, Run, open_run
 
 STEPS = 3
@@ -37,7 +38,7 @@ def first_steps(words: Sequence[str], steps: int = STEPS) -> Iterator[Run]:
     with tempfile.TemporaryDirectory(prefix="mpdiag-audit-") as place:
         folder = Path(place) / "run"
         many = str(steps)
-        command = [sys.executable, "-m", "mpdiag", "record", "--out", str(folder), "--every", "1"]
+        command = own_process("mpdiag", "record", "--out", str(folder), "--every", "1")
         command += ["--max-steps", many, "--operations", many, "--", *words]
         child = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=sys.stderr, start_new_session=True

@@ -7,7 +7,6 @@ writes itself, it writes twice.
 
 import math
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ from pathlib import Path
 from mpdiag.analysis.verdict.probe import Probe
 from mpdiag.errors import InputError, MpdiagError
 from mpdiag.launching.audited_script import end_group
+from mpdiag.launching.processes import own_process
 from mpdiag.plan import LossScalePlan, PrecisionPlan
 from mpdiag.runs.training_log import FILE, TrainingStep, read_log
 
@@ -115,7 +115,7 @@ def run_apart(
     """Run a command of ours around a script in a process of its own; see ``train_apart``."""
     with tempfile.TemporaryFile() as output:
         child = subprocess.Popen(
-            [sys.executable, "-m", "mpdiag", *command],
+            own_process("mpdiag", *command),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

@@ -92,6 +92,21 @@ def release_claims(folder: AnyPath) -> None:
                 claim.unlink()
 
 
+_START = """import sys
+sys.path[0] = {!r}
+from runpy import run_module
+run_module({!r}, None, "__main__")"""
+
+
+def own_process(module: str, *words: str) -> list[str]:
+    """The command that runs a module of ours in a process of its own.
+
+    ``python -m`` would look for packages in the present folder first, and take a user's ``click.py``
+    for one of them. This process looks where the present one does.
+    """
+    return [sys.executable, "-c", _START.format(sys.path[0], module), *words]
+
+
 # -- torchrun --------------------------------------------------------------------------------------
 
 LAUNCHERS = ("torchrun", "torch.distributed.run", "torch.distributed.launch")

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mpdiag.errors import InputError, MpdiagError, UsageError
-from mpdiag.launching.processes import launcher_of
+from mpdiag.launching.processes import launcher_of, own_process
 from mpdiag.launching.script import AfterTorch, parse, run
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def profile_script(words: Sequence[str], *, steps: int, warmup: int) -> Launched
     script = parse(words)
     with tempfile.TemporaryDirectory(prefix="mpdiag-") as name:
         folder = Path(name)
-        command = [sys.executable, "-m", _MODULE, name, str(steps), str(warmup), *script.words]
+        command = own_process(_MODULE, name, str(steps), str(warmup), *script.words)
         sys.stderr.flush()
         code = subprocess.run(command, check=False, stdout=_stderr()).returncode
         note = _note(folder)

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from mpdiag.cli import app
 from mpdiag.commands import dashboard
 from mpdiag.installation import bundled, extras
+from mpdiag.launching.processes import own_process
 
 
 @pytest.fixture
@@ -32,7 +33,7 @@ def test_it_serves_this_machine_alone_and_sends_nothing(started, tmp_path):
     result = CliRunner().invoke(app, ["dashboard", str(tmp_path), "--port", "8777", "--no-browser"])
     assert result.exit_code == 0
     ((command, environment),) = started
-    assert command[:4] == [sys.executable, "-m", dashboard.PROCESS, "run"]
+    assert command[:4] == [*own_process(dashboard.PROCESS), "run"]
     assert {
         "--server.address=localhost",
         "--server.port=8777",

@@ -1,10 +1,14 @@
 """A script runs as ``python`` would run it: the same words, modules, endings and traces."""
 
+import json
+import os
+import subprocess
 import sys
 
 import pytest
 from script_processes import SCRIPTS, TRAIN
 
+from mpdiag.launching.processes import own_process
 from mpdiag.launching.script import _without_ours, parse
 from mpdiag.runs.run import open_run
 
@@ -153,6 +157,44 @@ def test_max_steps_records_so_many_and_lets_the_script_go_on(fork_server, tmp_pa
     assert run.meta["steps_recorded"] == 5
     assert run.meta["state"] == "complete"
     assert {name.split(".")[0] for name in run.frame()["name"]} == {"0", "3"}
+
+
+@pytest.fixture
+def shadowed(tmp_path):
+    """A folder whose modules have the names of packages that commands import."""
+    for name in ("click", "rich", "typer", "pyarrow"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('a module of the user ran')")
+    return tmp_path
+
+
+@pytest.mark.parametrize("command", [own_process("mpdiag"), [sys.executable, "-m", "mpdiag"]])
+def test_a_process_of_ours_imports_no_module_of_the_present_folder(shadowed, root, command):
+    """As ``python -m`` would: the dashboard's server, a probe, a rank that torchrun starts."""
+    done = subprocess.run(
+        [*command, "--version"],
+        cwd=shadowed,
+        env={**os.environ, "PYTHONPATH": str(root)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.stdout.split()[:1], done.stderr) == (["mpdiag"], "")
+
+
+def test_an_audit_of_a_script_is_a_process_of_ours(fork_server, shadowed):
+    words = ("audit", "--json", "--steps", "1", "--", SCRIPTS / "plain_loop.py")
+    done = fork_server("mpdiag", *words, cwd=shadowed)
+    assert done.code == 0, done.err
+    assert json.loads(done.out)["parameters"]
+
+
+def test_every_process_of_ours_is_started_so(root):
+    loose = [
+        path.name
+        for path in (root / "mpdiag").rglob("*.py")
+        if "sys.executable, " in path.read_text(encoding="utf-8")
+    ]
+    assert loose == ["processes.py"]
 
 
 @pytest.mark.parametrize("prefix", [[], ["python"], ["python3.11", "-u"], [sys.executable]])

@@ -64,8 +64,9 @@ class ScriptApart(PlainCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the words before ``--``, and note those after it as they were typed."""
-        ctx.meta["script"] = args[args.index("--") + 1 :] if "--" in args else None
-        return super().parse_args(ctx, args)
+        before = args[: args.index("--")] if "--" in args else args
+        ctx.meta["script"] = args[len(before) + 1 :] if "--" in args else None
+        return super().parse_args(ctx, before)
 
 
 def _no_type(ctx: Any) -> str:  # noqa: ARG001 - as typer calls it
