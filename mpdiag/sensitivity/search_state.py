@@ -14,7 +14,7 @@ from mpdiag.errors import DamagedSearch, StateMismatch, UsageError
 from mpdiag.files.atomic import write_json
 from mpdiag.files.documents import converted, finite, read_document
 from mpdiag.files.paths import AnyPath
-from mpdiag.numerics.students_t import t_quantile
+from mpdiag.numerics.distributions import t_quantile
 from mpdiag.sensitivity.loss_estimate import Fp32Candidate
 
 VERSION = 1

@@ -20,19 +20,13 @@ from mpdiag.tensorcores.readers.recognition import read
 from mpdiag.tensorcores.timeline.host_spans import Gap
 from mpdiag.tensorcores.timeline.ranks import compare_ranks
 from mpdiag.tensorcores.timeline.sweep import COPY, Timeline, Window, kind_of
-from mpdiag.tensorcores.trace_analysis import profile_trace
+from mpdiag.tensorcores.trace_analysis import NOT_TRACES, profile_trace
 
 ENDINGS = (
     *("json", "gz", "sqlite", "db", "csv", "pb", "txt", "jsonl", "jsonlines", "pt"),
     *("nsys-rep", "ncu-rep"),
 )
 """How names of traces end; of the last two kinds the readers say what to export instead."""
-OURS = ("meta.json", "plan.json", "profile.json", "sensitivity.json", "search.json")
-NOT_TRACES = (
-    *(*OURS, "comparison.json", "probe.json"),
-    *("training.jsonl", "settings.json", "margins.json"),
-)
-
 
 MOST = 6000
 """Pieces that are kept of a window and a device, the longest ones."""

@@ -36,10 +36,11 @@ STDIN = "-"
 """The path that stands for standard input."""
 TRACES = (".json", ".json.gz", ".sqlite")
 """How the names of traces end that a folder is searched for."""
-_NO_TRACES = (
-    *("plan.json", "profile.json", "sensitivity.json"),
-    *("search.json", "comparison.json", "probe.json"),
+NOT_TRACES = frozenset(
+    "meta.json plan.json profile.json sensitivity.json search.json comparison.json probe.json "
+    "training.jsonl settings.json margins.json".split()
 )
+"""Files with the endings of traces that are ours."""
 
 
 def profile_trace(
@@ -115,7 +116,7 @@ def traces_in(folder: Path) -> list[Path]:
 
 
 def _traces(folder: Path) -> list[Path]:
-    found = (p for p in folder.iterdir() if p.name.endswith(TRACES) and p.name not in _NO_TRACES)
+    found = (p for p in folder.iterdir() if p.name.endswith(TRACES) and p.name not in NOT_TRACES)
     return sorted(p for p in found if p.is_file())
 
 

@@ -131,8 +131,7 @@ def gradients_wait(wrapped: Wrapped) -> bool:
     return any(
         answers_late(gradient.device) or judgement.any_nonzero([gradient])
         for o in wrapped.optimizers
-        for p in parameters_of(o)
-        for gradient in wrapped.masters.gradients_of(p)
+        for gradient in _waiting_gradients(wrapped, o)
     )
 
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mpdiag.errors import UsageError
-from mpdiag.numerics.students_t import t_cdf, t_quantile
+from mpdiag.numerics.distributions import t_cdf, t_quantile
 
 EquivalenceVerdict = Literal["equivalent", "different", "inconclusive"]
 POWER = 0.8

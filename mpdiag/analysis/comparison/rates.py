@@ -6,9 +6,8 @@ rates, by Boschloo's test: Fisher's p-value is the statistic, and its own p-valu
 over all rates that both sides may share, to see one as small. It is exact for any number of seeds and
 more powerful than Fisher's: 0 of 3 against 3 of 3 gives 0.031 where Fisher's gives 0.1.
 
-Sources: Boschloo, *Raised conditional level of significance for the 2 × 2 table when testing the
-equality of two probabilities* (Statistica Neerlandica 24, 1970); Clopper and Pearson, *The use of
-confidence or fiducial limits illustrated in the case of the binomial* (Biometrika 26, 1934).
+Source: Boschloo, *Raised conditional level of significance for the 2 × 2 table when testing the
+equality of two probabilities* (Statistica Neerlandica 24, 1970).
 """
 
 import bisect
@@ -20,10 +19,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from mpdiag.numerics.students_t import incomplete_beta
+from mpdiag.numerics.distributions import CONFIDENCE, rate_interval
 
 POWER = 0.8
-CONFIDENCE = 0.95
 MOST_BOSCHLOO = 100
 """Seeds of a side up to which Boschloo's test is run; beyond it is Fisher's, and nearly the same."""
 MOST_SEEDS = 300
@@ -99,23 +97,6 @@ def compare_rates(
     p = rates_p_value(a, n, b, m)
     needed = None if p <= alpha else seeds_to_show(a / n, b / m, alpha)
     return RateComparison(diverged, seeds, p, alpha, needed)
-
-
-def rate_interval(events: int, trials: int) -> tuple[float, float]:
-    """The Clopper-Pearson interval of a rate, which holds it at least as often as it says."""
-    tail = (1 - CONFIDENCE) / 2
-    low = 0.0 if events == 0 else _beta_quantile(tail, events, trials - events + 1)
-    high = 1.0 if events == trials else _beta_quantile(1 - tail, events + 1, trials - events)
-    return low, high
-
-
-def _beta_quantile(probability: float, a: float, b: float) -> float:
-    low, high = 0.0, 1.0
-    while high - low > 1e-12:
-        middle = (low + high) / 2
-        below = incomplete_beta(a, b, middle, 1 - middle) < probability
-        low, high = (middle, high) if below else (low, middle)
-    return (low + high) / 2
 
 
 # -- the test --------------------------------------------------------------------------------------

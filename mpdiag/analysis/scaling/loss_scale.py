@@ -17,7 +17,6 @@ from mpdiag.analysis.figures import EMPTY, Figure, FigureTable, Key, layer_figur
 from mpdiag.analysis.layers import Layers
 from mpdiag.analysis.run_statistics import RunStatistics
 from mpdiag.analysis.scaling import method
-from mpdiag.analysis.scaling.bounds import CONFIDENCE, largest_share
 from mpdiag.analysis.scaling.movement import MOVES, Movement, felt, movement_of
 from mpdiag.analysis.scaling.necessity import (
     LARGEST_EXPONENT,
@@ -35,6 +34,7 @@ from mpdiag.analysis.scaling.replay import play
 from mpdiag.analysis.scaling.windows import Headroom, Window, headroom, overflows_at, whole_window
 from mpdiag.display.wording import spoken_layer
 from mpdiag.files.documents import finite
+from mpdiag.numerics.distributions import CONFIDENCE, largest_share
 from mpdiag.numerics.formats import FP16, FloatFormat
 from mpdiag.numerics.loss_scalers import LARGEST_SCALE, ScaleRange
 from mpdiag.plan import LossScalePlan

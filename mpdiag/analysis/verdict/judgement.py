@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from mpdiag.analysis.recording_checks import FEW_STEPS, NOT_FP32, WIDER_THAN_FP32
-from mpdiag.analysis.scaling.bounds import largest_share
 from mpdiag.analysis.scaling.necessity import NEEDED
 from mpdiag.analysis.verdict.evidence import (
     Case,
@@ -20,6 +19,7 @@ from mpdiag.analysis.verdict.evidence import (
     not_examined_in,
 )
 from mpdiag.display.wording import counted, percent, scale_text, spoken_layer, spoken_layers
+from mpdiag.numerics.distributions import largest_share
 from mpdiag.numerics.formats import TRAINABLE
 from mpdiag.plan import NO_SCALE, Verdict
 from mpdiag.runs.coverage import stepped_in

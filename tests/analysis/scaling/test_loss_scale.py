@@ -1,7 +1,6 @@
 """What the scale is said to do: below 1, in each late part, within what so many steps allow."""
 
 import json
-import math
 
 import numpy as np
 import pytest
@@ -12,7 +11,6 @@ from torch import nn
 
 import mpdiag
 from mpdiag.analysis.analyzer import analyze
-from mpdiag.analysis.scaling.bounds import largest_share
 from mpdiag.analysis.scaling.windows import late_windows, unseen_windows
 
 
@@ -111,20 +109,6 @@ def test_a_last_fifth_that_loses_much_is_seen(tmp_path):
     assert "in the last fifth of the training" in scale.plan.reason
     kept = small[np.float16(small * scale.plan.recommended) == 0].sum() / small.sum()
     assert kept <= 0.01
-
-
-@pytest.mark.parametrize(
-    ("count", "of", "bound"),
-    [(0, 69, 0.0425), (0, 39, 0.0740), (1, 34, 0.1321), (5, 100, 0.1023), (3, 3, 1.0), (0, 0, 1.0)],
-)
-def test_the_bound_is_clopper_and_pearsons(count, of, bound):
-    found = largest_share(count, of)
-    assert found == pytest.approx(bound, abs=1e-4)
-    if 0 < found < 1:
-        at_most = sum(
-            math.comb(of, k) * found**k * (1 - found) ** (of - k) for k in range(count + 1)
-        )
-        assert at_most == pytest.approx(0.05, rel=1e-6)
 
 
 def test_no_overflow_seen_is_a_bound_with_its_steps_and_no_probability(tmp_path):

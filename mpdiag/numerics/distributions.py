@@ -1,13 +1,16 @@
-"""Student's t distribution, by its incomplete beta function.
+"""Student's t distribution and exact bounds of rates, by the incomplete beta function.
 
-Source: the continued fraction of *Numerical Recipes* (section 6.4), by Lentz's method. ``scipy.stats.t``
-computes the same, but SciPy is not a dependency of the core, which must run on machines without a
-package index, and two functions do not justify one.
+Sources: the continued fraction of *Numerical Recipes* (section 6.4), by Lentz's method; Clopper and
+Pearson, *The use of confidence or fiducial limits illustrated in the case of the binomial* (Biometrika
+26, 1934). SciPy computes the same, but it is not a dependency of the core, which must run on machines
+without a package index.
 """
 
 import math
 from functools import lru_cache
 
+CONFIDENCE = 0.95
+"""Of the bounds of rates."""
 _TINY = 1e-300
 
 
@@ -31,6 +34,40 @@ def t_quantile(probability: float, freedom: float) -> float:
     while high - low > 1e-12 * max(1.0, abs(low), abs(high)):
         middle = (low + high) / 2
         low, high = (middle, high) if t_cdf(middle, freedom) < probability else (low, middle)
+    return (low + high) / 2
+
+
+def rate_interval(events: int, trials: int) -> tuple[float, float]:
+    """The Clopper-Pearson interval of a rate, which holds it at least as often as it says."""
+    tail = (1 - CONFIDENCE) / 2
+    low = 0.0 if events == 0 else _beta_quantile(tail, events, trials - events + 1)
+    high = 1.0 if events == trials else _beta_quantile(1 - tail, events + 1, trials - events)
+    return low, high
+
+
+def largest_share(count: int, of: int) -> float:
+    """The largest share at which ``count`` or fewer in ``of`` steps are not yet surprising.
+
+    It holds for steps like the counted ones; of steps unlike them, as those of a later phase, nothing
+    is known.
+
+    Args:
+        count: In how many steps something was seen.
+        of: In how many it was looked for.
+
+    Returns:
+        A share, one-sided: a larger one would show in more steps with a chance of 95 %; 1 where
+        nothing was looked at.
+    """
+    return 1.0 if count >= of else _beta_quantile(CONFIDENCE, count + 1, of - count)
+
+
+def _beta_quantile(probability: float, a: float, b: float) -> float:
+    low, high = 0.0, 1.0
+    while high - low > 1e-12:
+        middle = (low + high) / 2
+        below = incomplete_beta(a, b, middle, 1 - middle) < probability
+        low, high = (middle, high) if below else (low, middle)
     return (low + high) / 2
 
 
