@@ -59,7 +59,11 @@ def largest_share(count: int, of: int) -> float:
         A share, one-sided: a larger one would show in more steps with a chance of 95 %; 1 where
         nothing was looked at.
     """
-    return 1.0 if count >= of else _beta_quantile(CONFIDENCE, count + 1, of - count)
+    if count >= of:
+        return 1.0
+    if count == 0:
+        return -math.expm1(math.log1p(-CONFIDENCE) / of)  # with all its digits
+    return _beta_quantile(CONFIDENCE, count + 1, of - count)
 
 
 def _beta_quantile(probability: float, a: float, b: float) -> float:
