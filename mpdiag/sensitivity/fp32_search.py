@@ -226,13 +226,11 @@ def _check(plan: PrecisionPlan, budget: float, seeds: Sequence[int], probe_seeds
     if not budget > 0:
         raise UsageError(f"budget must be a number of minutes above 0, not {budget!r}")
     if len(set(seeds)) != len(seeds) or len(seeds) < 2:
-        message = "seeds must be two or more different numbers: the limit is their spread"
-        raise UsageError(message)
+        raise UsageError("seeds must be two or more different numbers: the limit is their spread")
     if not 1 <= probe_seeds <= len(seeds):
         raise UsageError(f"probe_seeds must lie between 1 and {len(seeds)}, the number of seeds")
     if plan.level == "O0":
-        message = "the plan's level is O0 (all FP32), so there is nothing to search"
-        raise UsageError(message)
+        raise UsageError("the plan's level is O0 (all FP32), so there is nothing to search")
 
 
 def _bare(plan: PrecisionPlan) -> PrecisionPlan:

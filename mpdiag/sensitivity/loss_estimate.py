@@ -239,10 +239,9 @@ def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """
     found = {n: p for n, p in model.named_parameters() if p.requires_grad}
     if not found:
-        message = (
+        raise UsageError(
             "no parameter of the model requires a gradient: set requires_grad_() on those to train"
         )
-        raise UsageError(message)
     return found
 
 
@@ -253,8 +252,7 @@ def check_loss(loss: object) -> None:
         UsageError: If it is not a scalar tensor with an autograd graph.
     """
     if not (isinstance(loss, Tensor) and loss.numel() == 1 and loss.requires_grad):
-        message = "step() must return its loss: a scalar tensor on which backward() works"
-        raise UsageError(message)
+        raise UsageError("step() must return its loss: a scalar tensor on which backward() works")
 
 
 @contextmanager

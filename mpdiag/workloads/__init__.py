@@ -160,8 +160,7 @@ def _class_in(module: ModuleType, name: str) -> type[Workload]:
     kinds = [k for k in own if not inspect.isabstract(k) and hasattr(k, "__dataclass_fields__")]
     if len(kinds) != 1:
         count = f"{len(kinds)} workloads" if len(kinds) > 1 else "no workload"
-        message = f"{name} defines {count}: {_DEFINE}"
-        raise DamagedWorkload(message)
+        raise DamagedWorkload(f"{name} defines {count}: {_DEFINE}")
     return kinds[0]
 
 
