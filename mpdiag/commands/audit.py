@@ -1,7 +1,5 @@
 """``mpdiag audit``: which dtype everything in a training has, and what that does."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

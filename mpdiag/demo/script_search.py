@@ -4,8 +4,6 @@ Every training is a process of its own. The first one in FP32 is recorded: its o
 and those whose recorded values leave the format, or come close to its ends, are tried first.
 """
 
-from __future__ import annotations
-
 import math
 import tempfile
 import time

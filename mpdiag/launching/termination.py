@@ -6,8 +6,6 @@ never while its main thread waits in a collective, or for a device. A thread of 
 through Python's wakeup file. If the main thread does not answer, that thread saves and ends the process.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

@@ -8,8 +8,6 @@ The product is that of torch's kernels: an FP32 multiplication by the factor as 
 even (``aten/src/ATen/native/cpu/BinaryOpsKernel.cpp``, ``opmath_t``).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import lru_cache
 

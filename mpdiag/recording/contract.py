@@ -4,8 +4,6 @@ Nothing is computed but comparisons for equality, of parameters that no optimize
 tensors of the same shape that one does: one that rounds to the parameter is its master copy.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace

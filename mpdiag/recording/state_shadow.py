@@ -5,8 +5,6 @@ on the gradients. So nothing is said by rule: FP32 copies of a few elements star
 state starts, at 0, see the same gradients, and are compared with what the optimizer has.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any

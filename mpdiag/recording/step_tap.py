@@ -4,8 +4,6 @@ Looked at from below, by a tap that runs each operation as it is. Fused kernels 
 nothing inside it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 

@@ -4,8 +4,6 @@ A few elements of each tensor are kept and compared: what changes a tensor as a 
 or a cast does, changes them.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 

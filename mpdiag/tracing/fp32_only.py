@@ -6,8 +6,6 @@ nevertheless (a checkpoint's, ``dtype=``) are converted before an optimizer step
 their policy before their first pass: FSDP reads it there. Inputs are converted where a module is called.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 import operator

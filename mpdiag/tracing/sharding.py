@@ -8,8 +8,6 @@ FSDP2 keeps its policy in a state of the module (``torch.distributed.fsdp._fully
 are private, so what cannot be read is said to be unknown.
 """
 
-from __future__ import annotations
-
 import gc
 import sys
 from collections.abc import Iterable, Iterator

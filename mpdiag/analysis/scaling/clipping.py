@@ -5,8 +5,6 @@ then, and a loss scale multiplies what they were before. The steps whose operati
 both: what was multiplied in place after the last backward pass, and what came of it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """What ``audit`` prints: the precision of groups of parameters, what it does, what can be answered."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from rich.console import RenderableType
