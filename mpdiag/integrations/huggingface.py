@@ -122,7 +122,7 @@ class PlanTrainer(Trainer):
         if self.mp is not None and checkpoint is not None:
             path = Path(checkpoint) / STATE_FILE
             if path.exists():
-                state = torch.load(path, map_location="cpu", weights_only=True)
+                state = torch.load(path, map_location="cpu", weights_only=True)  # noqa: TID251
                 TrainingState(self.mp).load_state_dict(state)
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
