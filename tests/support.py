@@ -119,8 +119,8 @@ def one_thread():
     torch.set_num_threads(threads)
 
 
-def record_and_train(recording: Path, training: Path) -> None:
-    """Record three steps in FP32, and train one by the plan that they give."""
+def record_and_train(recording: Path, training: Path) -> mpdiag.MixedPrecision:
+    """Record three steps in FP32, and train one by the plan that they give; the closed trainer."""
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     with mpdiag.record(model, optimizer, recording):
@@ -136,3 +136,4 @@ def record_and_train(recording: Path, training: Path) -> None:
         with mp.autocast():
             loss = nn.functional.cross_entropy(model(x), y)
         mp.step(loss)
+    return mp

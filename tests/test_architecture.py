@@ -39,9 +39,6 @@ SEAM, PLUGIN = f"{PACKAGE}.profiler", f"{PACKAGE}.tensorcores"
 ATTIC = (len(FLOORS), "")  # the package root, which shows everything and which nobody imports
 
 
-# -- reading the house -----------------------------------------------------------------------------
-
-
 def modules(root: Path) -> dict[str, Path]:
     """Every module of the package, by its dotted name."""
     found = {}
@@ -137,9 +134,6 @@ def names_the_plugin(root: Path) -> list[str]:
     return [str(p) for p in files if p != seam and PLUGIN in p.read_text(encoding="utf-8")]
 
 
-# -- the house as it stands ------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def house(root):
     return modules(root)
@@ -165,9 +159,6 @@ def test_imports_point_downward_without_a_cycle_and_none_to_the_root(graph):
 def test_nothing_but_the_seam_names_the_profiler_and_the_app_never_imports_torch(root):
     assert names_the_plugin(root) == []
     assert beyond_the_app(root) == []
-
-
-# -- a house with a fault in each corner, so that the checks above are known to see ---------------
 
 
 @pytest.fixture

@@ -14,8 +14,6 @@ import mpdiag.runs.run
 from mpdiag.errors import DamagedRun, ExitCode, NewerSchema, RunExists, RunNotFound, UsageError
 from mpdiag.version import __version__
 
-# -- help ------------------------------------------------------------------------------------------
-
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_command_has_help(name):
@@ -46,9 +44,6 @@ def test_each_command_is_a_function_in_a_file_of_its_name(root):
     assert homes == {name: f"mpdiag.commands.{name}" for name in COMMANDS}
     places = [root / "mpdiag" / "commands"]
     assert {m.name for m in pkgutil.iter_modules(map(str, places))} == {"shared", *COMMANDS}
-
-
-# -- exit codes ------------------------------------------------------------------------------------
 
 
 @pytest.fixture

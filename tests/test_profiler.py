@@ -6,31 +6,9 @@ from functools import partial
 import pytest
 
 TRAINING = """
-import torch
-import mpdiag
-
-def parts():
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1))
-    return model, torch.optim.SGD(model.parameters(), 0.1)
-
-def loss_of(model):
-    return (model(torch.ones(4, 8)) - 1).square().mean()
-
-model, optimizer = parts()
-with mpdiag.record(model, optimizer, "fp32", every=1):
-    for _ in range(4):
-        optimizer.zero_grad()
-        loss_of(model).backward()
-        optimizer.step()
-model, optimizer = parts()
-mp = mpdiag.MixedPrecision(model, optimizer, mpdiag.analyze("fp32").plan, run="fp16")
-for _ in range(4):
-    with mp.autocast():
-        loss = loss_of(model)
-    mp.step(loss)
-mp.close()
-assert mp.tensor_cores is None
+from pathlib import Path
+from support import record_and_train
+assert record_and_train(Path("fp32"), Path("fp16")).tensor_cores is None
 
 from typer.testing import CliRunner
 from mpdiag.cli import app
@@ -47,7 +25,7 @@ def without(real, root, tmp_path_factory):
     folder = tmp_path_factory.mktemp("without")
     ignored = shutil.ignore_patterns("tensorcores")
     shutil.copytree(root / "mpdiag", folder / "mpdiag", ignore=ignored)
-    return partial(real, cwd=folder, env={"PYTHONPATH": str(folder)})
+    return partial(real, cwd=folder, env={"PYTHONPATH": f"{folder}:{root / 'tests'}"})
 
 
 def test_record_analyze_train_and_compare_without_it(without):

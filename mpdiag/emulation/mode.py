@@ -319,7 +319,6 @@ def _result_dtypes(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     return tuple(x.dtype if x.is_floating_point() else None for x in results)
 
 
-# -- oneDNN's switch -------------------------------------------------------------------------------
 #
 # It is the whole process's, shared by all threads that emulate. Two threads that each restored what
 # they found would leave it off for good. So contexts in which it is off are counted, and the last to

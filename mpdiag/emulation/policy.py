@@ -146,8 +146,6 @@ def _is_data_parallel(thread: threading.Thread) -> bool:
     return getattr(work, "__module__", "") == "torch.nn.parallel.parallel_apply"
 
 
-# -- kernels ---------------------------------------------------------------------------------------
-
 _libraries: list[Library] = []  # with kernels that torch lacks; they stay
 _installed: set[tuple[str, str]] = set()
 _replacing: weakref.WeakValueDictionary[tuple[str, str], Library] = weakref.WeakValueDictionary()

@@ -244,9 +244,6 @@ def _without_dropout(func: Any, args: Sequence[Any]) -> bool:
     return i >= len(args) or args[i] == 0.0
 
 
-# -- run again --------------------------------------------------------------------------------------
-
-
 class Effect(NamedTuple):
     """What rounding the operands and results of operations does to a step.
 

@@ -288,8 +288,6 @@ EXPORTERS: Mapping[str, Callable[[PrecisionPlan], Export]] = {
 }
 
 
-# -- what a framework cannot hold of a plan, in sentences ------------------------------------------
-
 MANY = 12
 """The most names that a note writes out."""
 

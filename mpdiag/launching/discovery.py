@@ -365,9 +365,6 @@ def unwrapped(module: nn.Module) -> nn.Module:
         module = inner
 
 
-# -- the names that a script gives its models -------------------------------------------------------
-
-
 def script_names(things: Sequence[Sequence[Any]]) -> list[str]:
     """Names of the variables that hold some objects: the script's globals first, then locals.
 

@@ -56,9 +56,6 @@ _STYLES = {0: "\x1b[2m", 2: "\x1b[1m"}
 """Dim for the rule, bold for the verdict."""
 
 
-# -- what it says ----------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class SoFar:
     """What the recorded steps show.
@@ -200,9 +197,6 @@ def verdict_words(so_far: SoFar | None, seen: int, *, ended: bool = False) -> st
         return f"so far nothing: {none}"
     steps = f"{so_far.steps:,} of {counted(seen, 'step')}"
     return f"{'' if ended else 'so far, '}{steps} recorded: {so_far.words}"
-
-
-# -- where it says it ------------------------------------------------------------------------------
 
 
 class PlainLines:

@@ -107,8 +107,6 @@ def own_process(module: str, *words: str) -> list[str]:
     return [sys.executable, "-c", _START.format(sys.path[0], module), *words]
 
 
-# -- torchrun --------------------------------------------------------------------------------------
-
 LAUNCHERS = ("torchrun", "torch.distributed.run", "torch.distributed.launch")
 
 
@@ -171,9 +169,6 @@ def launch(launcher: Sequence[str], out: Path | None, name: str, command: Sequen
         if out is None:
             drop_unused(folder)
     return 0
-
-
-# -- processes that a script starts ----------------------------------------------------------------
 
 
 _CHILDREN = 10_000

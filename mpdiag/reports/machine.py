@@ -206,9 +206,6 @@ def _devices(torch: Any) -> tuple[Device, ...]:
     return tuple(devices)
 
 
-# -- in words --------------------------------------------------------------------------------------
-
-
 def environment_text(environment: Environment, *, verbose: bool = False) -> RenderableType:
     """The facts for a person: problems first, in one screen.
 

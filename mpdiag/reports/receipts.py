@@ -170,9 +170,6 @@ def _at_scale(fmt: FloatFormat, key: str, columns: Collection[str]) -> str:
     return f"{head}{''.join(lines)}    return frame\n"
 
 
-# -- operations ------------------------------------------------------------------------------------
-
-
 def _error(fmt: FloatFormat) -> str:
     """Lines that define the relative error of storing one tensor in a format."""
     return _lines(
@@ -198,9 +195,6 @@ def measured_errors(run: str) -> str:
 def searched_errors(run: str) -> str:
     """Receipt of a ranking by ``search.json``."""
     return _lines("searched_errors", path=repr(f"{run}/search.json"))
-
-
-# -- trainings -------------------------------------------------------------------------------------
 
 
 def training_logs(

@@ -146,8 +146,6 @@ class Operation:
         return next((t for t in self.inputs if t.argument in arguments), None)
 
 
-# -- to and from Arrow -----------------------------------------------------------------------------
-
 _TEXT = ("op", "overload", "phase", "module", "node", "file", "code", "function")
 _JSON = ("scalars", "facts")
 _TENSOR_COUNTS = ("zeros", "subnormals", "infs", "nans", "fp16_overflow")

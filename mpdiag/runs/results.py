@@ -46,9 +46,6 @@ def _refuse_newer(path: AnyPath, version: object) -> None:
         raise NewerSchema(message)
 
 
-# -- comparison ------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class StoredComparison:
     """What a comparison said of trainings by a plan.
@@ -205,9 +202,6 @@ def _decide(key: Key, best: frozenset[Key] | None, bad: set[frozenset[Key]]) -> 
     if key not in best:
         return MAY
     return MUST if best - {key} in bad else OPEN
-
-
-# -- sensitivity -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

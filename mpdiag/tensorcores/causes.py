@@ -221,9 +221,6 @@ def _to_win(judged: JudgedOperation) -> float:
     return judged.affected_us / 2 if judged.cause == "outside" else judged.affected_us
 
 
-# -- one operation ---------------------------------------------------------------------------------
-
-
 def _judge_one(
     o: OperationTime,
     device: DeviceFacts,
@@ -468,9 +465,6 @@ def _more_at_once(o: OperationTime, cause: str) -> str:
     if cause == "matrix_vector":
         return "multiply several vectors at once: a larger batch, or concatenated time steps"
     return "merge several products: concatenate gates or time steps, or use a larger batch"
-
-
-# -- eligible and used -----------------------------------------------------------------------------
 
 
 NARROW = 8

@@ -214,9 +214,6 @@ def contradicts(facts: KernelFacts, measured: KernelEvidence | None) -> bool:
     return facts.verdict == "tensor_core"
 
 
-# -- what Triton compiled a kernel to --------------------------------------------------------------
-
-
 SUFFIXES = (".ptx", ".amdgcn")
 MOST_BYTES = 64 * 2**20
 """Longer code is not read; a kernel's has kilobytes."""

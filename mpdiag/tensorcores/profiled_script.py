@@ -105,9 +105,6 @@ def _why_nothing(code: int, note: dict[str, Any], warmup: int) -> MpdiagError:
     )
 
 
-# -- in the child ----------------------------------------------------------------------------------
-
-
 class _Enough(BaseException):
     """Ends the script; its own ``except Exception`` cannot catch this."""
 

@@ -188,9 +188,6 @@ def _check(value: Any, least: int, name: str) -> None:
         raise UsageError(f"{name} must be a whole number of at least {least}, not {value!r}")
 
 
-# -- what is captured ------------------------------------------------------------------------------
-
-
 class _Window:
     """The profiled steps: writes trace.json, and on a CPU also onednn.log."""
 

@@ -90,9 +90,6 @@ def milliseconds(microseconds: float) -> str:
     return f"{microseconds / 1e3:.1f} ms" if microseconds >= 1e3 else f"{microseconds:.0f} µs"
 
 
-# -- eligible and used -----------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Eligibility:
     """Kernel time by whether its operation could use Tensor Cores, and did.
@@ -219,9 +216,6 @@ def _number(tflops: float) -> str:
     return f"{tflops:.0f}" if tflops >= 100 else f"{tflops:.3g}"
 
 
-# -- causes ----------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class CauseGroup:
     """What one cause costs, everywhere together.
@@ -346,9 +340,6 @@ def _commonest(found: Sequence[JudgedOperation]) -> tuple[str, int]:
         times[judged.fix] += int(1000 * judged.affected_us) + 1
     fix = times.most_common(1)[0][0]
     return fix, sum(judged.fix != fix for judged in found)
-
-
-# -- time ------------------------------------------------------------------------------------------
 
 
 def step_sentence(timeline: Timeline) -> str:

@@ -283,9 +283,6 @@ def _kernel_time(
     )
 
 
-# -- operations ------------------------------------------------------------------------------------
-
-
 def _matrix_works(linked: Linked) -> dict[Signature | None, MatrixWork | None]:
     """The matrix work of each operation that launched a kernel."""
     works: dict[Signature | None, MatrixWork | None] = {None: None}

@@ -251,9 +251,6 @@ def _place(node: ast.expr) -> tuple[int, int | None, int, int | None]:
     return node.lineno, node.end_lineno, node.col_offset, node.end_col_offset
 
 
-# -- which of two names of one tensor is meant -----------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Alias:
     """A conversion that changed nothing: its result is the very tensor that was converted.

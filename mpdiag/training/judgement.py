@@ -179,9 +179,6 @@ def judge_without_gradients(
     return JudgedGradients(not bad_ranks, norm, 0.0, bad_ranks, RankVerdict.FORWARD in verdicts)
 
 
-# -- ranks -----------------------------------------------------------------------------------------
-
-
 def world_size(group: Any = None) -> int:
     """Ranks in the group; 1 without torch.distributed."""
     if not (distributed.is_available() and distributed.is_initialized()):
@@ -253,9 +250,6 @@ def agree(verdict: RankVerdict, scale: float, ranks: Ranks) -> list[RankVerdict]
 
 
 _NO_GRADIENT = "step() found no gradient: call step(loss), or backward(loss) first"
-
-
-# -- one reading -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)

@@ -114,9 +114,6 @@ def check_claims(analysis, text):
     return seen
 
 
-# -- the table -------------------------------------------------------------------------------------
-
-
 def test_each_figure_is_what_its_window_scale_and_layer_say(analysis):
     """Counted anew from the rows, by nothing but what the figure says of itself."""
     records = analysis.run.records
@@ -177,9 +174,6 @@ def test_json_holds_the_table_and_no_more_layers_than_are_shown(analysis):
         assert found["value"] == figure.value
         assert found["loss_scale"] == figure.scale
         assert found["window"]["recorded"] == figure.window.recorded
-
-
-# -- the surfaces ----------------------------------------------------------------------------------
 
 
 def test_every_surface_says_the_table_s_figures(analysis, surfaces):

@@ -66,9 +66,6 @@ def test_what_to_run_next_reads_the_logs_once(opened, root, tmp_path, monkeypatc
     assert not any(command.startswith("mpdiag compare") for command in commands(changed))
 
 
-# -- runs that are being written, were killed or are damaged ---------------------------------------
-
-
 def test_damaged_and_newer_runs_say_so_and_the_others_open(opened, root, tmp_path):
     shutil.copytree(root / "sample_runs" / "digits", tmp_path / "digits")
     for name, text in (("torn", '{"schema_'), ("newer", '{"schema_version": 99}')):
@@ -142,8 +139,6 @@ def test_a_recording_in_its_first_steps_is_no_error(opened, tmp_path):
     (tmp_path / "new" / "meta.json").write_text(json.dumps({**meta, "state": "complete"}))
     assert "no step was recorded" in opened(tmp_path, "overview").error[0].value
 
-
-# -- traces in a run's folder and from the user's disk ---------------------------------------------
 
 pytest.importorskip("streamlit.testing.v1", reason="needs Streamlit, of the extra `app`")
 

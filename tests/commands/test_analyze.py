@@ -16,8 +16,6 @@ from mpdiag.analysis.verdict.probe import Probe
 from mpdiag.errors import ExitCode
 from mpdiag.plan import PrecisionPlan
 
-# -- the plan in the run -----------------------------------------------------------------------
-
 
 @pytest.fixture
 def bare(trained, tmp_path):

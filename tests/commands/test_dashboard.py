@@ -146,9 +146,6 @@ def test_places_in_a_clone_and_in_an_install(root, tmp_path, monkeypatch):
         bundled.sample_runs()
 
 
-# -- the server's process --------------------------------------------------------------------------
-
-
 def test_streamlit_is_run_while_the_imports_go_on(monkeypatch):
     loaded, called = [], []
     monkeypatch.setattr(dashboard, "import_module", loaded.append)

@@ -26,9 +26,6 @@ SCALE = 64.0
 INF = float("inf")
 
 
-# -- models and optimizers -------------------------------------------------------------------------
-
-
 def network(optimizer: str, seed: int = 0) -> nn.Module:
     """A model that the optimizer can train."""
     torch.manual_seed(seed)
@@ -52,9 +49,6 @@ OPTIMIZERS: dict[str, Callable[[Any], optim.Optimizer]] = {
     for name, call in (row.split("\t") for row in TABLE[1:])
     if hasattr(optim, name)
 }
-
-
-# -- loops -----------------------------------------------------------------------------------------
 
 
 class ByHand:
@@ -181,9 +175,6 @@ def ours(level: str, name: str, *, target: str = "bf16", seed: int = 0) -> Itera
         yield loop
     finally:
         loop.mp.close()
-
-
-# -- what loops do ---------------------------------------------------------------------------------
 
 
 def advance(

@@ -34,9 +34,6 @@ _CONSTANT = re.compile(r"^- `(mpdiag\.[\w.]+)` is (\S+)$", re.MULTILINE)
 _SAMPLE = re.compile(r"`mpdiag (\w+) ([^`]*sample_runs[^`]*)` finds:")
 
 
-# -- what the source can emit ----------------------------------------------------------------------
-
-
 def patterns(node, constants):
     """The texts that an expression can be, each as a regular expression."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
@@ -103,9 +100,6 @@ def test_each_finding_of_the_source_has_a_page_and_each_page_a_finding():
 def test_each_rule_about_operations_has_a_page():
     rules = {f"operation-{rule}" for rule in get_args(Code)}
     assert rules == {code for code in codes() if code.startswith("operation-")}
-
-
-# -- what a page says ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("code", codes())

@@ -78,9 +78,6 @@ def check_mentioned(line):
         assert set(options) <= known | {"--help"}, line
 
 
-# -- the checks can fail ---------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "line",
     [

@@ -157,8 +157,6 @@ def test_powers_are_raised_in_sentences_alone(hooks):
     assert hooks.on_page_content(html) == raised
 
 
-# -- the page about the run folder: queries that agree with the analysis ---------------------------
-
 PAGE = "docs/run-folder.md"
 
 

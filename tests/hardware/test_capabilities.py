@@ -104,8 +104,6 @@ def test_versions():
     assert {text: version(text) for text in expected} == expected
 
 
-# -- settings ---------------------------------------------------------------------------------------
-
 PRECISION = "torch.get_float32_matmul_precision()"
 CONVOLUTIONS = "torch.backends.mkldnn.conv.fp32_precision"
 

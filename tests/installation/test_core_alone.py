@@ -10,6 +10,7 @@ import sys
 import textwrap
 
 import pytest
+from script_processes import TRAIN
 
 BLOCKED = (
     *("msgspec", "pydantic", "upath", "streamlit", "plotly", "sklearn", "PIL"),
@@ -34,23 +35,13 @@ for words in (["record", "--out", "run", "--", "train.py"], ["analyze", "run", "
     app(words, standalone_mode=False)
 print("trained", len(open("trained/training.jsonl").readlines()))
 """
-SCRIPT = """
-import torch
-torch.manual_seed(0)
-model = torch.nn.Linear(4, 2)
-optimizer = torch.optim.SGD(model.parameters(), 0.1)
-for _ in range(3):
-    optimizer.zero_grad()
-    model(torch.ones(3, 4)).square().sum().backward()
-    optimizer.step()
-"""
 
 
 @pytest.mark.parametrize(
     ("program", "said"), [(TRAINING, "trained complete"), (SCRIPTS, "trained 4")]
 )
 def test_recording_analysis_and_training_need_the_core_alone(root, tmp_path, program, said):
-    (tmp_path / "train.py").write_text(SCRIPT)
+    (tmp_path / "train.py").write_text(TRAIN)
     child = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(program).format(blocked=BLOCKED)],
         check=False,

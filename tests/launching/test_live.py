@@ -31,9 +31,6 @@ fcntl = pytest.importorskip("fcntl", reason="needs a terminal of POSIX")
 termios = pytest.importorskip("termios")
 
 
-# -- what it says ----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("name", "need"), [("ssd", "needs a loss scale"), ("digits", "needs no")])
 def test_the_verdict_so_far_is_that_of_the_analysis(root, name, need):
     run = open_run(root / "sample_runs" / name)
@@ -74,9 +71,6 @@ def test_rows_are_bounded_and_losses_are_told_with_their_course(root, monkeypatc
     state.add([], steps)  # some of them again
     assert state.loss_words() == "loss 1 at step 3  █▄×▁  began at 8"
     assert verdict_words(LiveState().so_far(), 3) == "so far nothing: no step was recorded yet"
-
-
-# -- where it says it ------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -129,9 +123,6 @@ def test_no_terminal_and_a_dumb_one_get_plain_lines(terminal, monkeypatch):
             monkeypatch.setenv("TERM", term)
             fcntl.ioctl(fd, termios.TIOCSWINSZ, struct.pack("HHHH", lines, 80, 0, 0))
             assert isinstance(open_surface(), surface)
-
-
-# -- when ------------------------------------------------------------------------------------------
 
 
 class Surface:
@@ -221,9 +212,6 @@ def test_a_closed_pipe_ends_the_drawing_alone(tmp_path, monkeypatch):
     other.close()
     with pytest.raises(BrokenPipeError):
         stderr.close()
-
-
-# -- the training ----------------------------------------------------------------------------------
 
 
 def test_a_training_that_is_shown_is_the_same_bit_for_bit(tmp_path, capsys, monkeypatch):

@@ -7,6 +7,7 @@ import time
 
 import numpy as np
 import pytest
+from script_processes import TRAIN
 from support import NEEDS_GLOO
 
 from mpdiag.launching import termination
@@ -141,14 +142,8 @@ def test_nothing_of_the_script_outlives_it(fork_server, tmp_path, command):
     assert "alive [False, False]" in (done.out + done.err)
 
 
-WORKERS = """
-import multiprocessing, time, torch
-model = torch.nn.Linear(4, 1)
-optimizer = torch.optim.SGD(model.parameters(), 0.01)
-for _ in range(3):
-    optimizer.zero_grad()
-    model(torch.randn(8, 4)).square().mean().backward()
-    optimizer.step()
+WORKERS = f"""{TRAIN}
+import multiprocessing, time
 context = multiprocessing.get_context("fork")
 for _ in range(40):
     worker = context.Process(target=time.sleep, args=[60])

@@ -62,9 +62,6 @@ def test_steps_skipped_in_a_row_name_the_operation_at_fault_and_what_to_do(train
     assert "Traceback" not in done.err
 
 
-# -- what a script sees ----------------------------------------------------------------------------
-
-
 HOOKS = """
 from torch.nn.modules.module import register_module_full_backward_hook
 warnings.simplefilter("ignore")
@@ -245,9 +242,6 @@ def test_a_gradient_penalty_and_checkpointing(train):
     assert done.out == "end\n", done.err
 
 
-# -- skipped steps ---------------------------------------------------------------------------------
-
-
 def test_a_backward_pass_is_emulated_no_longer_than_it_must_be(train):
     """The first steps are seen by what counts FLOPs; of a power it is not known how it rounds."""
     done = train(
@@ -389,8 +383,6 @@ def test_lognormal_learns_under_closures(train, tmp_path):
     assert scaler.samples == 3
 
 
-# -- refusals --------------------------------------------------------------------------------------
-
 LOOP = """
 for step in range(4):
     optimizer.zero_grad()
@@ -517,8 +509,6 @@ def test_a_script_may_save_and_copy_its_whole_model(train):
     assert "4 steps in fp16" in done.err
 
 
-# -- the plan of another model -----------------------------------------------------------------------
-
 OWN = [("0.weight", (8, 4)), ("0.bias", (8,)), ("2.weight", (1, 8)), ("2.bias", (1,))]
 CNN = [("stem.weight", (8, 3, 3, 3)), ("norm.weight", (8,)), ("head.weight", (10, 8))]
 OTHER = "error: this script cannot be trained by a plan: the plan is for another model"
@@ -548,8 +538,6 @@ def test_whose_plan_it_is(fork_server, tmp_path, model, code, sentence):
     assert (sentence or "") in done.err
     assert ("model" in done.err) == (sentence is not None)
 
-
-# -- a plan that is too old --------------------------------------------------------------------------
 
 RECORDED = TrainingConditions((OptimizerSettings("SGD", 0.1, {"weight_decay": 0.0}),), (32, 8))
 DECAYING = """

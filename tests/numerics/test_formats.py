@@ -116,9 +116,6 @@ def test_a_format_without_special_values_saturates(exponent_bits, mantissa_bits,
     assert str(fmt.round(values).tolist()) == str([largest, -largest, 0.0, math.nan])
 
 
-# -- rounding --------------------------------------------------------------------------------------
-
-
 @EVERY
 @given(x=FLOATS)
 @example(x=65520.0)

@@ -176,9 +176,6 @@ def test_a_stored_plan_is_checked_by_whether_its_scale_adapts():
     assert not check_plan(constant(8.0), now).holds
 
 
-# -- trainer ---------------------------------------------------------------------------------------
-
-
 def trainer(model, **options):
     return mpdiag.MixedPrecision(model, torch.optim.SGD(model.parameters(), 0.1), **options)
 

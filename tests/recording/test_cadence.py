@@ -64,9 +64,6 @@ def usual(steps):
     return [step for step in range(steps) if cadence.records(step, 0)]
 
 
-# -- which steps -----------------------------------------------------------------------------------
-
-
 def test_after_the_dense_beginning_one_step_of_each_stratum_is_recorded():
     recorded = usual(4_000)
     assert recorded[:DENSE_STEPS] == list(range(DENSE_STEPS))
@@ -105,9 +102,6 @@ def test_a_thinner_cadence_records_one_step_of_each_wider_stratum_and_no_others(
     assert strata == list(range(strata[0], 40))
     places = {step % wide // SPARSE_EVERY for step in thinned}
     assert len(places) > thin / 4  # not always the same place of it
-
-
-# -- the budget ------------------------------------------------------------------------------------
 
 
 def test_the_first_steps_of_a_phase_are_recorded_as_those_of_the_training_are():
@@ -258,9 +252,6 @@ def test_operations_wait_until_the_budget_has_room_for_them():
     assert waits[False] == pytest.approx((2.5 + 1.5) / 0.02, abs=1.0)
     assert waits[True] == pytest.approx((2.5 + 3.0) / 0.02, abs=1.0)
     assert Governor(None, SPARSE_EVERY, clock).affords_operations(effects=True)
-
-
-# -- in a recording --------------------------------------------------------------------------------
 
 
 def train(folder, steps, monkeypatch, cadence, cost=0.16):

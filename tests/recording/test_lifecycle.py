@@ -39,8 +39,6 @@ def test_work_goes_on_after_an_interrupt_which_is_raised_at_its_end(interrupts, 
         carry_through(lambda _again: 1 / 0)
 
 
-# -- a recording -----------------------------------------------------------------------------------
-
 PLACES = [
     (RunWriter, "write_meta"),
     (RunWriter, "write_modules"),
@@ -120,8 +118,6 @@ def test_an_interrupt_while_it_begins_leaves_no_hooks(tmp_path, monkeypatch):
     assert not optimizer._optimizer_step_post_hooks
 
 
-# -- a script --------------------------------------------------------------------------------------
-
 PRESSED_AGAIN = """
 import os, signal
 from mpdiag.runs.writer import RunWriter
@@ -174,9 +170,6 @@ def test_what_nobody_closed_is_finished_as_the_program_ends(
     run = open_run(tmp_path / "run")
     assert (run.meta["state"], run.meta["steps_recorded"]) == (state, 3)
     assert len(set(run.records.step.tolist())) == 3
-
-
-# -- a child ---------------------------------------------------------------------------------------
 
 
 class Noise(torch.utils.data.Dataset):

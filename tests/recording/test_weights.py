@@ -204,9 +204,6 @@ def test_what_the_names_leave_out_stays_out_when_a_model_grows(tmp_path):
     assert not any("head" in name for name in names_of(tmp_path / "run", "weight_grad"))
 
 
-# -- copies of weights within a budget ------------------------------------------------------------
-
-
 def blocks_of(parameter, budget=None):
     """The blocks of a parameter that are copied; None: all of it."""
     copies = WeightCopies(budget)

@@ -262,9 +262,6 @@ def test_an_unreadable_part(tmp_path):
         _ = mpdiag.open_run(tmp_path / "run").records
 
 
-# -- the script ------------------------------------------------------------------------------------
-
-
 def test_the_script_of_a_recording_is_known_unless_something_of_it_is_hidden(tmp_path):
     meta = {"schema_version": 1, "script": "a b.py", "world_size": 1}
     words = [

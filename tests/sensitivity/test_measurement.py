@@ -145,9 +145,6 @@ def test_a_recurrent_layer_shows_its_gates(data):
     assert 0 < found["lstm"].output_error < 0.01
 
 
-# -- the estimate ----------------------------------------------------------------------------------
-
-
 def test_the_estimate_of_a_linear_chain_is_the_exact_change():
     """Of the second order there is none."""
     first, second = (

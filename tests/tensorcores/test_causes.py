@@ -171,9 +171,6 @@ def test_collectives_are_not_to_be_fused():
     assert (judged[1].fix, judged[1].affected_us, judged[1].amdahl_bound) == ("", 0.0, 1.0)
 
 
-# -- eligible against used -------------------------------------------------------------------------
-
-
 def test_a_rate_proves_use_where_names_do_not_say():
     fast = operation("matmul 8192 8192 8192 fp16", unknown=5000.0)  # 220 TFLOP/s
     slow = operation("matmul 8192 8192 8192 fp16", unknown=50_000.0)

@@ -101,9 +101,6 @@ def test_the_measured_clock_bounds_the_ordinary_cores():
     assert by_measured_rate([fast], None) is None
 
 
-# -- from a file to the document -------------------------------------------------------------------
-
-
 FLASHINFER = "void flashinfer::BatchDecodeWithPagedKVCacheKernel<1, 128, 8>(Params)"
 FLASH = "void flash_fwd_splitkv_kernel<Flash_fwd_kernel_traits<128, 64, 128, 4, cutlass::bfloat16_t>>(P)"
 

@@ -48,9 +48,6 @@ def test_the_files_of_a_run_are_no_traces(tmp_path):
     assert traces_beside(tmp_path) == [kept]
 
 
-# -- the pieces of a step -------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def sample(root):
     path = root / "sample_runs" / "gpu-sample" / "trace.json.gz"

@@ -86,9 +86,6 @@ def test_the_chance_of_so_many_is_poissons(count, size, rate):
     assert _tail(count, size, rate) == pytest.approx(scipy_stats.poisson.sf(count - 1, size * rate))
 
 
-# -- skips in a row -------------------------------------------------------------------------------
-
-
 class Steep(nn.Module):
     """A finite loss whose gradient overflows FP16 above a scale of ``65504 / steepness``."""
 
@@ -170,9 +167,6 @@ def test_counts_go_on_from_a_checkpoint():
     del state["skips_in_a_row"]  # what is not known is not counted
     mp.load_state_dict(state)
     step(mp, model)
-
-
-# -- what a skipped step says, and what is no reason to skip --------------------------------------
 
 
 def test_gradients_whose_squares_leave_fp32_are_skipped():

@@ -86,9 +86,6 @@ def test_a_guard_ends_with_its_trainer():
     assert len(_global_optimizer_pre_hooks) == before
 
 
-# -- gradients that the loss scale did not multiply ------------------------------------------------
-
-
 @pytest.mark.parametrize("level", ["O0", "O1", "O2"])
 @pytest.mark.parametrize("way", ["step", "unscale", "scaler"])
 def test_a_backward_pass_by_hand_is_refused_before_the_step(way, level):

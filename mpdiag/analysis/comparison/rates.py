@@ -99,9 +99,6 @@ def compare_rates(
     return RateComparison(diverged, seeds, p, alpha, needed)
 
 
-# -- the test --------------------------------------------------------------------------------------
-
-
 @lru_cache(maxsize=4096)
 def rates_p_value(a: int, n: int, b: int, m: int) -> float:
     """Boschloo's two-sided p-value of a events in n trials against b in m: twice the smaller tail."""

@@ -99,9 +99,6 @@ def _one_step(operations: Iterable[Operation]) -> list[Operation]:
     return found
 
 
-# -- from modules alone ----------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class ModuleWork:
     """The matrix work of a module in one training step, by the shapes it was first called with.

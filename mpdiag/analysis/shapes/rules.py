@@ -139,9 +139,6 @@ def _named(op: Operation, inputs: list[Dims], *names: str) -> list[Dims]:
     ]
 
 
-# -- products --------------------------------------------------------------------------------------
-
-
 def _product(
     step: Step,
     op: Operation,
@@ -260,9 +257,6 @@ def _recurrent(step: Step, op: Operation, inputs: list[Dims]) -> list[Dims] | No
         else:  # a buffer that no script sees
             results.append(numbers(record.shape))
     return results
-
-
-# -- other operations ------------------------------------------------------------------------------
 
 
 def _embedding(_step: Step, op: Operation, inputs: list[Dims]) -> list[Dims] | None:

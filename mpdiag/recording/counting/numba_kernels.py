@@ -458,9 +458,6 @@ def count_update(before, after, n, w_scratch, d_scratch, facts):  # type: ignore
     _note_edges(d_edges, d_high, d_low)
 
 
-# -- rows ------------------------------------------------------------------------------------------
-
-
 @compiled()
 def _move(scratch, row, edges):  # type: ignore[no-untyped-def]
     """Move a row and its extremes out of scratch memory."""

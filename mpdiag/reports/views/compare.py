@@ -66,9 +66,6 @@ def trained_in(meta: Mapping[str, Any]) -> str:
     return f"{names.get(dtype, dtype.upper())}{f', level {level}' if level else ''}"
 
 
-# -- metrics ---------------------------------------------------------------------------------------
-
-
 def metric_frame(comparison: Comparison) -> pd.DataFrame:
     """The metrics as ``mpdiag compare`` judges them.
 
@@ -338,9 +335,6 @@ def side_losses(
         )
     drawn, receipt = loss_figure(frame, places), receipts.compared_losses(paths)
     return Picture("compared-losses", "Losses", caption, drawn, frame, receipt)
-
-
-# -- layers ----------------------------------------------------------------------------------------
 
 
 def comparison_frame(a: Layers, b: Layers) -> pd.DataFrame:

@@ -238,9 +238,6 @@ def loss_figure(
     return fig.update_layout(dragmode=False, clickmode="event+select").figure()
 
 
-# -- one layer from step to step -------------------------------------------------------------------
-
-
 _NOTHING = "no non-zero values in any recorded step"
 
 

@@ -228,9 +228,6 @@ def _parameters_of(records: Records, layer: str) -> Records:
     return records.select(np.isin(records.name, codes) & records.of_kind("update"))
 
 
-# -- one step --------------------------------------------------------------------------------------
-
-
 def movement_frame(
     records: Records, kind: Kind, step: int, fmt: FloatFormat, before: int = BEFORE
 ) -> pd.DataFrame:

@@ -60,9 +60,6 @@ WINDOW = 15
 """Steps of the running median of a loss."""
 
 
-# -- how the trainings ended -----------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Tile:
     """How one training ended: its metric beside what it was trained in; no markup.
@@ -420,9 +417,6 @@ def _missing(run: Run, most: int = 3) -> str:
         more = f" and {len(few) - most:,} more" if len(few) > most else ""
         told.append(f"{', '.join(few[:most])}{more}" + (f" ({reason})" if reason else ""))
     return "; ".join(told)
-
-
-# -- trainings by a plan ---------------------------------------------------------------------------
 
 
 def training_words(

@@ -275,9 +275,6 @@ def last_loss(log: TrainingLog, window: int = 1) -> float | None:
     return float(np.median(last)) if last else None
 
 
-# -- predicted against observed --------------------------------------------------------------------
-
-
 def predictions_frame(
     plans: Mapping[str, PrecisionPlan], logs: Mapping[str, TrainingLog]
 ) -> pd.DataFrame:

@@ -161,9 +161,6 @@ def over_time_figure(frame: pd.DataFrame) -> go.Figure:
     return fig.figure()
 
 
-# -- pictures --------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, eq=False)
 class Updates:
     """The weight updates of a recording: their tables and pictures.

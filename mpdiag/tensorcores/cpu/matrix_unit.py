@@ -243,7 +243,6 @@ def _to_bf16(work: MatrixWork, dtypes: frozenset[str]) -> str:
     return f"run it in BF16 (torch.autocast): AMX multiplies {', '.join(sorted(dtypes)).upper()}"
 
 
-# -- padding ----------------------------------------------------------------------------------------
 #
 # A CPU hardly minds odd sizes: oneDNN pads what it packs. They matter where the model is to be trained
 # on a GPU, so they are judged by the rule of 16-bit formats there, as sizes in a GPU's trace are: a size

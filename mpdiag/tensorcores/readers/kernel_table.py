@@ -247,9 +247,6 @@ class KernelTableTrace(TraceReader):
             yield found.kernel(name)
 
 
-# -- nvprof ----------------------------------------------------------------------------------------
-
-
 _TIME = r"([\d.]+)([mun]?s)"
 PRINTED = re.compile(
     rf"^(?: *(GPU activities|API calls):)? +[\d.]+% +{_TIME} +(\d+) +(?:[\d.]+[mun]?s +){{3}}(\S.*)$",

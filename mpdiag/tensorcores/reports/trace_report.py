@@ -206,9 +206,6 @@ def write_trace_report(
     return save(path, trace_page(profile, since))
 
 
-# -- several ranks ---------------------------------------------------------------------------------
-
-
 def rank_page(folder: Path, found: RankComparison) -> str:
     """The whole document as HTML."""
     return page(

@@ -169,9 +169,6 @@ def _shape(row: Mapping[str, Any]) -> str:
     return f"{batch:.0f} of {words}" if batch > 1 else words
 
 
-# -- figure ----------------------------------------------------------------------------------------
-
-
 _SYMBOLS = {"tensor_core": "circle", "cuda_core": "square", "unknown": "diamond"}
 _UNITS = {"tensor": "tensor_core", "cuda": "cuda_core"}
 """The verdict of what ran on each unit."""

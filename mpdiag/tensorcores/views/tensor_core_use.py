@@ -74,9 +74,6 @@ def table_receipt(
     return receipt(run, "\n".join([*lines, f"frame = frame.sort_values({order})", ""]))
 
 
-# -- causes ----------------------------------------------------------------------------------------
-
-
 def summary_of(profile: Mapping[str, Any]) -> list[str]:
     """The sentences on eligibility, steps and idle time; [] in an older document."""
     found = profile.get("summary")
@@ -192,9 +189,6 @@ def causes(run: str, profile: Mapping[str, Any]) -> Picture:
     )
 
 
-# -- eligible and used -----------------------------------------------------------------------------
-
-
 def use_frame(profile: Mapping[str, Any]) -> pd.DataFrame:
     """The operations that are or may be eligible, those of the most time first.
 
@@ -268,9 +262,6 @@ def _hover(row: Mapping[Any, Any]) -> str:
         known = math.isfinite(row["peak_share"])
         words.append(f"{row['tflops']:.3g} TFLOP/s{of_peak if known else ''}")
     return "<br>".join(words)
-
-
-# -- steps -----------------------------------------------------------------------------------------
 
 
 def step_frame(profile: Mapping[str, Any]) -> pd.DataFrame:

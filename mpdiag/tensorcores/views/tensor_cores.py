@@ -243,9 +243,6 @@ def kernel_figure(
     return fig.figure()
 
 
-# -- pictures --------------------------------------------------------------------------------------
-
-
 def verdicts(run: str, profile: Mapping[str, Any]) -> Picture:
     """Time by verdict."""
     frame = verdict_frame(profile)

@@ -102,9 +102,6 @@ def matrix_work(
     return work if max(work.flops, work.bytes) <= _LARGEST else None
 
 
-# -- matrix products -------------------------------------------------------------------------------
-
-
 def _leading(call: TracedCall, a: int, b: int, n: int) -> Shape:
     """Leading dimensions of A, B and a contiguous C; () where strides are not known."""
     leading = []

@@ -101,9 +101,6 @@ class StepStart:
         self._saved_in, self._phase = self._context, _Phase.PERHAPS
 
 
-# -- buffers ---------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, eq=False)
 class _Saved:
     """A buffer and its copy; both are one tensor where nothing can write to it in place."""
@@ -268,9 +265,6 @@ def _finite(tensor: Tensor) -> bool:
 
 def _norm(tensor: Tensor) -> float:
     return float(norms([values_of(tensor)], 2.0)[0])
-
-
-# -- random state ----------------------------------------------------------------------------------
 
 
 def capture_random() -> dict[str, Tensor]:

@@ -129,7 +129,6 @@ def copy_in_full(model: nn.Module, memo: dict[int, Any]) -> None:
                 memo[id(buffer)] = buffer.float()
 
 
-# -- averages of weights ---------------------------------------------------------------------------
 #
 # An average moves by a small share of each update, which half precision swallows. A copy of such a
 # model is FP32, and while a trainer holds the model, its averages read the masters.

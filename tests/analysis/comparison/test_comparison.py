@@ -159,9 +159,6 @@ def test_a_metric_that_a_diverged_training_lacks_is_compared_still(tmp_path):
     assert math.isnan(found.metrics[0].b[1])
 
 
-# -- metrics ---------------------------------------------------------------------------------------
-
-
 def test_accuracies_of_990_and_975_are_not_equal():
     values = (0.990, 0.9901, 0.9899, 0.9902)
     a, b = (group(n, accuracies(*(v - by for v in values))) for n, by in (("a", 0.0), ("b", 0.015)))
@@ -380,8 +377,6 @@ def test_a_metric_that_the_script_only_prints_is_named(tmp_path, source, metric)
         told = [f.evidence["metric"] for f in findings if f.code == "metric-not-logged"]
         assert told == ([said] if said else [])
 
-
-# -- models ----------------------------------------------------------------------------------------
 
 CONVOLUTIONS = ModelFingerprint({f"conv{i}.weight": (8, 3, 3, 3) for i in range(4)})
 EDITED = ModelFingerprint({**CONVOLUTIONS.parameters, "head.weight": (10, 8)})

@@ -138,9 +138,6 @@ def test_the_interval_is_drawn_between_its_margins():
     assert [line.strip("·[]|") for line in ends] == ["◀", "●", "●", "▶"]
 
 
-# -- run folders -----------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def seeds(tmp_path):
     draw = np.random.default_rng(0)

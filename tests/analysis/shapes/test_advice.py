@@ -318,9 +318,6 @@ def test_the_dimensions_of_views(base, view, strides, offset, parts):
         assert found[1] == [0, 0, 32]
 
 
-# -- what is no fault of a size ---------------------------------------------------------------------
-
-
 class Experts(nn.Module):
     """400 rows, of which each expert gets those that the gate gives it."""
 

@@ -104,8 +104,6 @@ def test_a_comparison_that_cannot_be_read_is_none(tmp_path):
         assert read_comparison(tmp_path) is None
 
 
-# -- what a recording is, and what it lacks -----------------------------------------------------------
-
 AUTOCAST = {"precision": {"autocast": ["float16"], "autocast_off": False}}
 HALVES = {"autocast": [], "half_parameters": 9, "half_parameter_count_total": 9}
 FAILURE = {"where": "writing", "error": "OSError: [Errno 28] No space left"}
@@ -217,8 +215,6 @@ def test_a_loss_that_was_not_finite_between_recorded_steps_is_a_divergence(tmp_p
     finding = next(f for f in analysis.findings if f.code == "non-finite-losses")
     assert finding.evidence == {"steps": 19, "first": 41}
 
-
-# -- what a probe of a few steps says --------------------------------------------------------------
 
 FP32 = tuple(1.0 - 0.01 * i + 0.02 * (i % 2) for i in range(40))
 EXPECTED = Verdict("expected", "Expected.", ("30 steps",), ("an actual FP16 training", "the rest"))

@@ -51,8 +51,6 @@ def test_two_arrays_are_no_two_factors_and_a_product():
     assert list(filter(takes_no_two_matrices, ruled_out + possible)) == ruled_out
 
 
-# -- mangled names ----------------------------------------------------------------------------------
-
 # cuDNN's convolution on Tensor Cores, TF32, as a profiler of TensorFlow writes it.
 CUDNN = (
     "_ZN13cutlass_cudnn6KernelINS_4conv6kernel23ImplicitGemmConvolutionINS1_11threadblock"

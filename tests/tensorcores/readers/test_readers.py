@@ -23,9 +23,6 @@ def kernels(path):
     return trace, [event for event in trace if isinstance(event, Kernel)]
 
 
-# -- torch.profiler --------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("indent", [None, 2])
 @pytest.mark.parametrize("window", [7, 100, 1 << 18])
 def test_plain_and_pretty_in_windows_of_any_size(tmp_path, monkeypatch, indent, window):
@@ -166,9 +163,6 @@ def test_modules(tmp_path):
     assert first == ModuleSpan("Linear_0", 0, 5, (7, 1))
 
 
-# -- nsys ------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def export(tmp_path):
     path = tmp_path / "report.sqlite"
@@ -209,9 +203,6 @@ def test_nsys_is_opened_for_reading_only(export):
     list(read(export))
     assert export.read_bytes() == before
     assert [p.name for p in export.parent.iterdir()] == [export.name]
-
-
-# -- numbers ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
