@@ -65,6 +65,10 @@ STUCK = "precision-stuck-state"
 NAMED_BY = {
     "accelerate_3979": (Named(AWAY, "BF16 weights"), Named(AWAY, "round to nothing")),
     "areal_1292": (Named(STUCK, "exp_avg_sq in BF16"), Named(STUCK, "times FP32's")),
+    "automodel_825": (
+        Named("precision-narrow-collective", "gradient norm .* in BF16"),
+        Named("precision-narrow-collective", r"by up to [\d.]+ %"),
+    ),
     "automodel_2213": (
         Named("precision-equal-parted", "head.weight"),
         Named("precision-equal-parted", "differ"),
@@ -103,6 +107,10 @@ NAMED_BY = {
     "torchtitan_2886": (
         Named("precision-policy-not-applied"),
         Named("precision-policy-not-applied", "FP32"),
+    ),
+    "unet_468": (
+        Named("precision-clipped-scaled", "loss scale"),
+        Named("precision-clipped-scaled", r"norm falls from .* to"),
     ),
     "verl_6150": (
         Named("precision-policy-not-applied", "FP32"),

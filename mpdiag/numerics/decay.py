@@ -8,6 +8,7 @@ The product is that of torch's kernels: an FP32 multiplication by the factor as 
 even (``aten/src/ATen/native/cpu/BinaryOpsKernel.cpp``, ``opmath_t``).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -47,9 +48,26 @@ def decay(dtype: str, factor: float) -> Decay:
     Raises:
         KeyError: If the format is another.
     """
+    return _stuck(dtype, lambda values: values * np.float32(factor))
+
+
+@lru_cache(maxsize=256)
+def lerped(dtype: str, weight: float) -> Decay:
+    """Move every positive normal value towards 0 as ``torch.lerp`` does, and count those that stay.
+
+    Args:
+        dtype: ``bfloat16`` or ``float16``.
+        weight: From 0 to 0.5: what is taken of each.
+
+    Raises:
+        KeyError: If the format is another.
+    """
+    return _stuck(dtype, lambda values: values - np.float32(weight) * values)
+
+
+def _stuck(dtype: str, lower: Callable[[NDArray[np.float32]], NDArray[np.float32]]) -> Decay:
     values = _normals(dtype)
-    stuck = int((rounded(values * np.float32(factor), dtype) == values).sum())
-    return Decay(stuck, values.size)
+    return Decay(int((rounded(lower(values), dtype) == values).sum()), values.size)
 
 
 def rounded(values: NDArray[np.float32], dtype: str) -> NDArray[np.float32]:

@@ -19,6 +19,7 @@ from mpdiag.errors import UsageError
 from mpdiag.precision.answers import Answer, answers
 from mpdiag.precision.consequences import consequences
 from mpdiag.precision.products import NO_PRODUCTS, Computed, Products, computed_in
+from mpdiag.runs.operations import Operation
 from mpdiag.runs.precision import ParameterPrecision, PrecisionFacts, read_precision, summary
 from mpdiag.runs.run import Run, open_run
 
@@ -175,7 +176,8 @@ def audit_of_run(run: Run) -> Audit | None:
         return None
     precision = run.meta.get("precision")
     autocast = precision.get("autocast", ()) if isinstance(precision, dict) else ()
-    return _audited(facts, computed_in(run.operations()), tuple(autocast), run)
+    operations = run.operations()
+    return _audited(facts, computed_in(operations), tuple(autocast), run, operations)
 
 
 def _audited(
@@ -183,9 +185,10 @@ def _audited(
     products: Products,
     autocast: tuple[str, ...],
     run: Run | None,
+    operations: Sequence[Operation] = (),
 ) -> Audit:
     parameters = tuple(_with_products(p, products.of(p.name), autocast) for p in facts.parameters)
-    findings = by_severity(consequences(facts, parameters, autocast, run))
+    findings = by_severity(consequences(facts, parameters, autocast, run, operations))
     return Audit(facts, parameters, answers(parameters, autocast, run), findings, autocast)
 
 

@@ -11,11 +11,16 @@ import numpy as np
 from mpdiag.analysis.findings import Finding
 from mpdiag.display.wording import counted, percent
 from mpdiag.numerics.decay import NARROW, decay
-from mpdiag.precision.moments import moments
+from mpdiag.numerics.sums import growing, sum_bound
+from mpdiag.precision.between import between
+from mpdiag.precision.moments import moments, slowing, stops_falling
 from mpdiag.precision.movement import standstill
+from mpdiag.runs.operations import Operation
 from mpdiag.runs.precision import HALF, LABELS, Observed, ParameterPrecision, PrecisionFacts, Shadow
 from mpdiag.runs.run import Run
 
+MOST_STILL = 0.5
+"""Share of a state's elements that stay in a step, above which it is said without a formula."""
 STILL = 0.01
 """Share of elements that stand still in a step, above which it is said."""
 EARLY = 100
@@ -27,6 +32,7 @@ def consequences(
     parameters: Sequence[ParameterPrecision],
     autocast: Sequence[str],
     run: Run | None,
+    operations: Sequence[Operation] = (),
 ) -> Iterator[Finding]:
     """What to know of a training's precision."""
     yield from _unheld(parameters)
@@ -37,15 +43,17 @@ def consequences(
     for holder, held in _by_optimizer(parameters).items():
         groups = _settings_of(facts, holder)
         torchs = _is_torchs(facts, holder)
-        yield from _stuck_states(holder, held, groups, facts.shadows, proved=torchs)
+        yield from _stuck_states(holder, held, groups, facts, proved=torchs)
+        yield from _still_states(holder, held, groups, facts, proved=torchs)
         yield from _narrow_states(holder, held)
         if torchs and not _decay_was_seen(facts, holder):
             yield from _stuck_decay(holder, held, groups)
     if run is not None:
         yield from _standing_still(parameters, run, facts)
     if facts.accumulating:
-        yield from _narrow_sums(parameters)
-    yield from _narrow_reductions(parameters)
+        yield from _narrow_sums(parameters, facts)
+    yield from _narrow_reductions(parameters, 1 if run is None else run.meta.get("world_size", 1))
+    yield from between(operations)
 
 
 def _by_optimizer(
@@ -119,7 +127,7 @@ def _stuck_states(
     holder: str,
     held: Sequence[ParameterPrecision],
     groups: Sequence[Mapping[str, Any]],
-    shadows: Sequence[Shadow],
+    facts: PrecisionFacts,
     *,
     proved: bool,
 ) -> Iterator[Finding]:
@@ -137,7 +145,9 @@ def _stuck_states(
                 whole = found.stuck == found.values
                 share = f"all {found.values:,}" if whole else f"{found.stuck:,} of {found.values:,}"
                 label = LABELS[dtype]
-                seen = next((s for s in shadows if (s.optimizer, s.state) == (holder, state)), None)
+                seen = next(
+                    (s for s in facts.shadows if (s.optimizer, s.state) == (holder, state)), None
+                )
                 if not proved and not _is_off(seen):
                     continue
                 yield Finding(
@@ -145,7 +155,7 @@ def _stuck_states(
                     code="precision-stuck-state",
                     message=f"{holder}'s {state} in {label} {'cannot' if whole else 'can hardly'} fall "
                     f"by its factor {factor:g}; rounding gives back {share} normal values of {label}"
-                    f"{_beside_fp32(seen)}",
+                    f"{_beside_fp32(seen) or _still(facts, holder, state)}",
                     evidence={
                         **_named(those),
                         "state": state,
@@ -167,7 +177,7 @@ def _is_off(seen: Shadow | None) -> bool:
 def _beside_fp32(seen: Shadow | None) -> str:
     """How far a state is from FP32's, and what that does to Adam's steps, as it was measured."""
     if seen is None:
-        return "; how far it is from FP32's was not measured"
+        return ""
     if seen.steps < EARLY:
         return f"; {counted(seen.steps, 'step')} are too few to measure how far it is from FP32's"
     factor = seen.median**-0.5
@@ -176,6 +186,51 @@ def _beside_fp32(seen: Shadow | None) -> str:
         f"; after {counted(seen.steps, 'step')} it is {seen.median:.2g} times FP32's (median of "
         f"{seen.elements:,} elements), so that steps are {size}"
     )
+
+
+def _still(facts: PrecisionFacts, holder: str, state: str) -> str:
+    """The share of a state's elements that steps did not change."""
+    for one in facts.observed:
+        if (one.kind, one.names) == ("still-state", (holder, state)):
+            return f"; {percent(one.size)} of its elements did not change in step {one.last:,}"
+    return "; how far it is from FP32's was not measured"
+
+
+def _still_states(
+    holder: str,
+    held: Sequence[ParameterPrecision],
+    groups: Sequence[Mapping[str, Any]],
+    facts: PrecisionFacts,
+    *,
+    proved: bool,
+) -> Iterator[Finding]:
+    """Sums that stop growing, averages that stop falling, and states that were seen to stay."""
+    seen = {one.names: one for one in facts.observed if one.kind == "still-state"}
+    for state, dtype in sorted({item for p in held for item in p.states.items()}):
+        if dtype not in NARROW:
+            continue
+        label, one = LABELS[dtype], seen.get((holder, state))
+        steps = {stops_falling(dtype, power) for power in slowing(holder, groups).get(state, ())}
+        if proved and (holder, state) == ("Adagrad", "sum"):
+            few, many = growing(dtype)
+            told, begins = f"stops growing after {few:,} to {many:,} equal squares", few
+        elif proved and steps:
+            begins = min(steps)
+            told = f"cannot fall from step {begins:,} on"
+        elif not proved and one is not None and one.size > MOST_STILL:
+            begins = facts.step + 1
+            told = f"did not change in {percent(one.size)} of its elements in step {one.last:,}"
+        else:
+            continue
+        those = [p for p in held if p.states.get(state) == dtype]
+        yield Finding(
+            severity="warning" if facts.step >= begins else "info",
+            code="precision-stuck-state",
+            message=f"{holder}'s {state} in {label} {told}"
+            f"{_still(facts, holder, state) if proved else ''}",
+            evidence={**_named(those), "state": state, "dtype": dtype},
+            fix=f"keep {state} in FP32: FP32 masters, or an optimizer with FP32 states",
+        )
 
 
 def _narrow_states(holder: str, held: Sequence[ParameterPrecision]) -> Iterator[Finding]:
@@ -239,6 +294,11 @@ def _standing_still(
     if seen.share > STILL:
         label = "/".join(sorted({LABELS[p.stored] for p in those}))
         torchs = all(_is_torchs(facts, str(p.optimizer)) for p in those)
+        rates = {
+            one.names[1]: one.size
+            for one in facts.observed
+            if one.kind == "moving-rate" and one.names[0] in {p.optimizer for p in those}
+        }
         why = (
             "their updates round to nothing" if torchs else "rounding to nearest loses such updates"
         )
@@ -246,10 +306,20 @@ def _standing_still(
             severity="warning" if torchs else "info",
             code="precision-updates-rounded-away",
             message=f"at least {percent(seen.share)} of the {label} weights with a gradient did not "
-            f"move in a step; {why} ({counted(seen.steps, 'step')} recorded)",
-            evidence={**_named(those), **vars(seen)},
+            f"move in a step; {why} ({counted(seen.steps, 'step')} recorded){_from_rate(rates)}",
+            evidence={**_named(those), **vars(seen), "rates": rates},
             fix="keep FP32 masters, or round updates stochastically",
         )
+
+
+def _from_rate(rates: Mapping[str, float]) -> str:
+    """At which learning rate weights begin to stand still."""
+    if not {"0.5", "0.99"} <= rates.keys():
+        return ""
+    return (
+        f"; 1 % of them do not move below a learning rate of about {rates['0.99']:.2g}, half of them "
+        f"below {rates['0.5']:.2g}"
+    )
 
 
 def _observed(facts: PrecisionFacts) -> Iterator[Finding]:
@@ -335,28 +405,50 @@ def _without_scale(autocast: Sequence[str], run: Run) -> Iterator[Finding]:
         )
 
 
-def _narrow_sums(parameters: Sequence[ParameterPrecision]) -> Iterator[Finding]:
+def _narrow_sums(
+    parameters: Sequence[ParameterPrecision], facts: PrecisionFacts
+) -> Iterator[Finding]:
     those = [p for p in parameters if p.accumulated in HALF]
-    if those:
+    sums = {one.count: one for one in facts.observed if one.kind == "gradient-sum"}
+    # Where every sum took one gradient, the script adds elsewhere.
+    if those and (not sums or max(sums) > 1):
+        told = ""
+        if sums:
+            most, few = max(sums), min(sums.keys() - {1})
+            told = f" over {most} micro-batches; the sum is {percent(sums[most].size)} off FP32's"
+            told += "" if few == most else f", and {percent(sums[few].size)} after {few}"
         label = "/".join(sorted({LABELS[str(p.accumulated)] for p in those}))
         yield Finding(
             severity="info",
             code="precision-narrow-sum",
-            message=f"gradients of {_some(those)} add up in {label} over micro-batches",
-            evidence=_named(those),
+            message=f"gradients of {_some(those)} add up in {label}{told or ' over micro-batches'}",
+            evidence={
+                **_named(those),
+                "off": {str(n): one.size for n, one in sums.items()},
+                "stops_growing": min(growing(str(p.accumulated))[0] for p in those),
+            },
             fix="with many micro-batches, accumulate in FP32",
         )
 
 
-def _narrow_reductions(parameters: Sequence[ParameterPrecision]) -> Iterator[Finding]:
+def _narrow_reductions(parameters: Sequence[ParameterPrecision], ranks: int) -> Iterator[Finding]:
     those = [p for p in parameters if p.reduced in HALF]
     if those:
+        dtype = max((str(p.reduced) for p in those), key=lambda d: sum_bound(d, 1))
+        # Each rank's gradient is rounded, n - 1 sums are, and a mean over no power of two is.
+        own, eightfold = (sum_bound(dtype, n + bool(n & (n - 1))) for n in (ranks, 8 * ranks))
+        told = "" if ranks == 1 else f"; a sum over {ranks:,} ranks can be rounded to anything"
+        if ranks > 1 and own < 1.0:
+            told = (
+                f"; rounding moves a sum over {ranks:,} ranks by up to {percent(own)} of its terms"
+            )
+            told += f" ({percent(eightfold)} over {8 * ranks:,})" if eightfold < 1.0 else ""
         label = "/".join(sorted({LABELS[str(p.reduced)] for p in those}))
         yield Finding(
             severity="info",
             code="precision-narrow-reduction",
-            message=f"gradients of {_some(those)} are added over ranks in {label}",
-            evidence=_named(those),
+            message=f"gradients of {_some(those)} are added over ranks in {label}{told}",
+            evidence={**_named(those), "ranks": ranks, "bound": own},
             fix="reduce in FP32: reduce_dtype=torch.float32",
         )
 

@@ -22,6 +22,8 @@ from torch.utils.flop_counter import flop_registry
 
 from mpdiag.emulation.rounding import DTYPES
 from mpdiag.recording.counting.tensors import tensors_in
+from mpdiag.tracing.dispatch import tensors_of
+from mpdiag.tracing.precision import HALF
 from mpdiag.tracing.precision_share import is_product, sparse_flops
 
 # What moves values without computing: their results have the histogram of what they were given.
@@ -60,6 +62,10 @@ formula there. Found by comparing all operations that torch's own tests know, to
 ``MaskedFillBackward1`` fills in a tensor; where it is a number (…0) nothing differs.
 """
 
+COLLECTIVES = frozenset({"c10d", "_c10d_functional"})
+"""Namespaces of operations over ranks."""
+_SUMS = (0, 1, 8)
+"""Reductions that add: sum, mean and a sum of multiples (``c10d::ReduceOp::RedOpType``)."""
 _NEGLIGIBLE = 2.0**-9
 """Effects of rounding below this are what any rounding to BF16 does, and are not kept."""
 _SAMPLE = 1 << 18
@@ -97,6 +103,25 @@ def operands(arguments: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]
         if name not in _SCRATCH:
             for tensor in [value] if isinstance(value, torch.Tensor) else tensors_in(value):
                 yield name, tensor
+
+
+def ranks_added(arguments: Sequence[Any]) -> int:
+    """Over how many ranks a collective adds tensors of half precision; 0 where it does not.
+
+    Args:
+        arguments: Of an operation of ``c10d`` or ``_c10d_functional``, not by name.
+    """
+    given = {str(a._type()): a for a in arguments if isinstance(a, torch.ScriptObject)}
+    kind: Any = given.get("__torch__.torch.classes.c10d.ReduceOp")
+    group = given.get("__torch__.torch.classes.c10d.ProcessGroup")
+    adds = any(a in ("sum", "avg") for a in arguments if isinstance(a, str))
+    adds = adds or (kind is not None and kind.op() in _SUMS)
+    if not adds or not any(t.dtype in HALF for t in tensors_of(arguments)):
+        return 0
+    if group is None:
+        name: Any = str(arguments[-1])
+        return int(torch._C._distributed_c10d._resolve_process_group(name).size())
+    return int(torch._C._distributed_c10d.ProcessGroup.unbox(group).size())
 
 
 def _of_sum(op: str, x: torch.Tensor, arguments: Mapping[str, Any]) -> dict[str, Any]:

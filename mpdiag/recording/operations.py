@@ -35,7 +35,7 @@ from mpdiag.recording.operation_tensors import OperationTensors, SeenTensor
 from mpdiag.runs.operations import NONE, Operation, Phase
 from mpdiag.tracing import conversions
 from mpdiag.tracing.autograd_graph import BackwardPasses, holds_any
-from mpdiag.tracing.dispatch import by_name, in_backward, is_hidden, written
+from mpdiag.tracing.dispatch import by_name, in_backward, is_hidden, tensors_of, written
 from mpdiag.tracing.source_lines import SourceLine, SourceLines
 from mpdiag.tracing.tap import OperationTap
 
@@ -285,6 +285,8 @@ class OperationWatch:
         self._effects.read((args, kwargs))  # a parameter may only be seen by way of a view
         if func.namespace != "aten":
             self._effects.foreign((args, kwargs))
+            if func.namespace in operation_facts.COLLECTIVES and not in_backward():
+                self._note_sum_over_ranks(packet, args, line)
             self._tensors.forget((args, kwargs))
         elif torch.Tag.inplace_view in func.tags:
             self._tensors.turned(args[0])
@@ -308,6 +310,14 @@ class OperationWatch:
         taped = self._effects.before(func, args, kwargs)
         self._drafts.append(_Draft(fields, measured, inputs, [], taped))
         return self._drafts[-1]
+
+    def _note_sum_over_ranks(self, packet: str, args: tuple[Any, ...], line: SourceLine) -> None:
+        """Note a sum in half precision; its result is still under way when the operation returns."""
+        ranks = operation_facts.ranks_added(args)
+        if ranks:
+            inputs = [("self", self._tensors.read(t)) for t in tensors_of(args)]
+            fields = self._fields(packet, "default", line, "")
+            self._drafts.append(_Draft(fields, {"ranks": ranks}, inputs, []))
 
     def _complete(
         self,

@@ -42,12 +42,14 @@ from mpdiag.recording.cadence import (
 from mpdiag.recording.contract import ContractWatch, optimizers_of
 from mpdiag.recording.failures import Failures, HookGuard
 from mpdiag.recording.grad_scaler import ScalerWatch
+from mpdiag.recording.gradient_sums import GradientSums
 from mpdiag.recording.growth import LayerGrowth
 from mpdiag.recording.ledger import Ledger
 from mpdiag.recording.lifecycle import carry_through, live
 from mpdiag.recording.losses import LossLog
 from mpdiag.recording.observer import Observer
 from mpdiag.recording.operations import OperationWatch
+from mpdiag.recording.rounded_steps import RoundedSteps
 from mpdiag.recording.run_folder import Audience, Described, RecordingOptions, RunFolder
 from mpdiag.recording.state_shadow import StateShadow
 from mpdiag.recording.step_clock import StepClock
@@ -243,6 +245,8 @@ class Recorder:
         )
         observer = Observer(about, copied, ledger, clock, watch, described.precision, guard)
         shadow = StateShadow(optimizers, self._failures.note)
+        sums = GradientSums(about.parameters, guard)
+        rounded = RoundedSteps(about, optimizers, self._failures.note)
         values = ValueWatch(about, optimizers, inside, self._failures.note)
         contract = ContractWatch(
             about,
@@ -250,7 +254,7 @@ class Recorder:
             copied.wrappers,
             described.world,
             shadow,
-            values,
+            (values, sums, rounded),
             described.precision,
             self._failures.note,
             self._setters,
@@ -260,8 +264,9 @@ class Recorder:
         )
         # A step's operations are written before anything of ours may count as one, and the folder,
         # which closes the ledger's step, comes last.
+        watches = (weights, sums, observer, shadow, values, rounded)
         clock.attach(
-            (scalers, operations, weights, observer, shadow, values, contract, folder),
+            (scalers, operations, *watches, contract, folder),
             GovernedPace(described.options.cadence, governor, ledger, operations),
         )
         return _Parts(

@@ -10,14 +10,12 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch.optim import Optimizer
 
-from mpdiag.recording.counting.tensors import has_memory
+from mpdiag.recording.counting.tensors import some_of
 from mpdiag.recording.step_clock import Step, StepListener
 from mpdiag.recording.step_tap import StepTap
 from mpdiag.runs.precision import Observed
 from mpdiag.tracing.names import Subjects
 
-ELEMENTS = 256
-"""Of each tensor at most, at equal distances."""
 LEAST = 64
 """Elements that must not be 0 where a tensor's values are judged."""
 STEPS = 3
@@ -79,7 +77,7 @@ class ValueWatch(StepListener):
         alike: dict[tuple[object, ...], list[str]] = defaultdict(list)
         inside = {id(p) for root in self._subjects.roots for p in root.parameters()}
         for key, named in self._subjects.parameters.items():
-            values = _some(named.parameter)
+            values = some_of(named.parameter)
             if values is None or key not in inside:
                 continue  # an optimizer's copies are equal to what they are copies of
             if not named.parameter.requires_grad:
@@ -93,14 +91,14 @@ class ValueWatch(StepListener):
         now = {n.name: n.parameter for n in self._subjects.parameters.values()}
         for name, before in list(self._frozen.items()):
             parameter = now.get(name)
-            values = None if parameter is None or parameter.requires_grad else _some(parameter)
+            values = None if parameter is None or parameter.requires_grad else some_of(parameter)
             if values is None or values.shape != before.shape:
                 del self._frozen[name]  # it trains now, or was replaced
             elif not torch.equal(values, before):
                 moved = (values - before).double().norm() / before.double().norm().clamp_min(1e-45)
                 self._note("frozen-moved", (name,), step, float(moved))
         for one, other in self._pairs:
-            a, b = (_some(now[n]) if n in now else None for n in (one, other))
+            a, b = (some_of(now[n]) if n in now else None for n in (one, other))
             if a is not None and b is not None and not torch.equal(a, b):
                 self._note("parted", (one, other), step, float((a - b).double().norm()))
         for kind, name, share in self._narrow():
@@ -113,7 +111,7 @@ class ValueWatch(StepListener):
             for parameter, state in optimizer.state.items():
                 for kind, value in state.items():
                     if isinstance(value, torch.Tensor) and value.dtype == torch.float32:
-                        values = _some(value)
+                        values = some_of(value)
                         if values is None or id(parameter) not in known:
                             continue
                         values = values[values != 0].contiguous()
@@ -130,12 +128,3 @@ class ValueWatch(StepListener):
         key = (kind, *names)
         first = self._found[key].first if key in self._found else step
         self._found[key] = Observed(kind, names, first, step, size)
-
-
-def _some(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Copies of elements at equal distances, (k,); None where there are none to read."""
-    part = getattr(tensor, "_local_tensor", tensor).detach()
-    if part.numel() == 0 or not part.is_floating_point() or not has_memory(part):
-        return None
-    flat = part.reshape(-1)
-    return flat[:: max(1, flat.numel() // ELEMENTS)][:ELEMENTS].clone()

@@ -132,11 +132,18 @@ class Observed:
             are not any more; ``narrow-values``: an FP32 state holds BF16 numbers alone;
             ``optimizer-products``: products in an optimizer's step; ``factor-without-effect``: a factor
             below 1 that changed no element of a parameter; ``policy-not-applied``: FSDP's policies
-            that were made, and that no wrapper had at the first reading.
-        names: Of the parameters; before them the state or the optimizer. Of products their dtype.
+            that were made, and that no wrapper had at the first reading; ``gradient-sum``: a sum of
+            gradients in half precision beside FP32's; ``still-state``: elements of a state in half
+            precision that a step did not change; ``moving-rate``: the learning rate above which a
+            share of half-precision weights moves.
+        names: Of the parameters; before them the state or the optimizer. Of products their dtype, of
+            a state its name, of ``gradient-sum`` the parameter that is furthest off, of
+            ``moving-rate`` the share.
         first, last: Steps after which it was seen.
         size: Of the change over the values' norm; of ``parted`` the norm of the difference; the number
-            of products; the factor.
+            of products; the factor; of ``gradient-sum`` the relative error; of ``still-state`` the
+            share; the learning rate.
+        count: Gradients that the sum took; elements of the state × steps.
     """
 
     kind: str
@@ -144,6 +151,7 @@ class Observed:
     first: int
     last: int
     size: float
+    count: int = 0
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,8 @@ KINDS = {
 """Types of values that counters read in place."""
 _PACKED = {t for t in (getattr(torch, "float4_e2m1fn_x2", None),) if t is not None}
 """Types that torch itself converts to no other; not every torch has them."""
+SOME = 256
+"""Elements that are looked at one by one, of a tensor at most."""
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -99,6 +101,16 @@ def has_memory(tensor: torch.Tensor) -> bool:
     if tensor.layout != torch.strided or tensor.numel() == 0:
         return True
     return tensor.untyped_storage().nbytes() > 0
+
+
+def some_of(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Copies of ``SOME`` elements at equal distances, (k,); None where there are none to read."""
+    part = getattr(tensor, "_local_tensor", tensor).detach()
+    plain = part.layout == torch.strided and part.is_floating_point() and part.numel() > 0
+    if not plain or not has_memory(part):
+        return None
+    flat = part.reshape(-1)
+    return flat[:: max(1, flat.numel() // SOME)][:SOME].clone()
 
 
 def sum_of_bits(values: torch.Tensor) -> int | None:

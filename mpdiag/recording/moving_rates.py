@@ -1,0 +1,86 @@
+"""From which learning rate on weights in half precision move, for optimizers of torch.
+
+A step of ``lr·d`` moves a weight if it is larger than half the distance to the weight's next value.
+``d`` is read from the optimizer's states after a step (``torch/optim/adam.py``, ``sgd.py``), and the
+distance from the weight. What the optimizer itself rounds on the way is left out: it shifts a rate by
+1 %.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.optim import SGD, Adam, Optimizer
+
+from mpdiag.numerics.sums import BITS
+from mpdiag.recording.counting.tensors import some_of
+
+SHARES = (0.5, 0.99)
+"""Of the elements that are looked at."""
+_LEAST = {"bfloat16": -133, "float16": -24}
+"""The exponent of the smallest value."""
+
+
+def moving_rates(optimizer: Optimizer) -> Iterator[tuple[float, float]]:
+    """Shares of an optimizer's half-precision weights, and the learning rate above which each moves.
+
+    Args:
+        optimizer: After a step. Of others than Adam, AdamW and SGD of torch nothing is known.
+    """
+    if not type(optimizer).step.__module__.startswith("torch.optim."):
+        return
+    found = []
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            dtype = str(parameter.dtype).removeprefix("torch.")
+            weight = some_of(parameter) if dtype in BITS else None
+            update = None if weight is None else _update(optimizer, group, parameter, weight)
+            if weight is not None and update is not None and update.shape == weight.shape:
+                moves = update != 0
+                found.append((half_distances(weight, update, dtype) / update.abs())[moves].double())
+    rates = torch.cat(found) if found else torch.zeros(0)
+    for share in SHARES if rates.numel() else ():
+        yield share, float(rates.quantile(share))
+
+
+def half_distances(weight: torch.Tensor, update: torch.Tensor, dtype: str) -> torch.Tensor:
+    """Half the distance from each weight to its next value, where ``weight - update`` lies.
+
+    Args:
+        weight: Of any shape.
+        update: Of the same shape.
+        dtype: ``bfloat16`` or ``float16``.
+
+    Returns:
+        FP32, of the same shape.
+    """
+    mantissa, exponent = weight.float().abs().frexp()
+    # Below a power of two values lie half as far apart.
+    inward = (mantissa == 0.5) & (weight.sign() == update.sign())
+    place = (exponent - BITS[dtype] - inward.int()).clamp_min(_LEAST[dtype])
+    place = torch.where(weight == 0, _LEAST[dtype], place) - 1
+    return torch.ldexp(torch.ones_like(mantissa), place)
+
+
+def _update(
+    optimizer: Optimizer, group: Mapping[str, Any], parameter: torch.Tensor, weight: torch.Tensor
+) -> torch.Tensor | None:
+    """What the last step subtracted at a learning rate of 1, FP32 (k,); None where it is not known."""
+    state = optimizer.state.get(parameter, {})
+    some = {k: some_of(v) for k, v in state.items() if isinstance(v, torch.Tensor) and v.dim()}
+    have = {k: v.float() for k, v in some.items() if v is not None}
+    if isinstance(optimizer, Adam) and "exp_avg" in have:
+        taken = float(state["step"])
+        one, two = (1.0 - float(beta) ** taken for beta in group["betas"])
+        square = have.get("max_exp_avg_sq", have["exp_avg_sq"])
+        return have["exp_avg"] / one / ((square / two).sqrt() + float(group["eps"]))
+    gradient = None if parameter.grad is None else some_of(parameter.grad)
+    if not isinstance(optimizer, SGD) or gradient is None:
+        return None
+    step = gradient.float() + group["weight_decay"] * weight.float()
+    if "momentum_buffer" not in have:
+        return step
+    buffer = have["momentum_buffer"]
+    return step + group["momentum"] * buffer if group["nesterov"] else buffer
