@@ -6,8 +6,6 @@ Each addition rounds by at most half a unit in the last place, so that n of them
 the sum's last place; when that is depends on the mantissa alone, so all are tried.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 
 import numpy as np

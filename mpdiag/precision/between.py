@@ -4,8 +4,6 @@ Read from the recorded operations: gradients that are clipped while they still c
 sums over ranks in half precision that no DDP or FSDP makes.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 

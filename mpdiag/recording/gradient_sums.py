@@ -4,8 +4,6 @@ In a few recorded steps some elements of each parameter's gradient are added in 
 backward pass brings them, and compared with what autograd has added.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -6,8 +6,6 @@ distance from the weight. What the optimizer itself rounds on the way is left ou
 1 %.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -70,17 +68,17 @@ def _update(
     """What the last step subtracted at a learning rate of 1, FP32 (k,); None where it is not known."""
     state = optimizer.state.get(parameter, {})
     some = {k: some_of(v) for k, v in state.items() if isinstance(v, torch.Tensor) and v.dim()}
-    have = {k: v.float() for k, v in some.items() if v is not None}
+    have: dict[str, torch.Tensor] = {k: v.float() for k, v in some.items() if v is not None}
+    found: torch.Tensor | None = None
     if isinstance(optimizer, Adam) and "exp_avg" in have:
         taken = float(state["step"])
         one, two = (1.0 - float(beta) ** taken for beta in group["betas"])
         square = have.get("max_exp_avg_sq", have["exp_avg_sq"])
-        return have["exp_avg"] / one / ((square / two).sqrt() + float(group["eps"]))
+        found = have["exp_avg"] / one / ((square / two).sqrt() + group["eps"])
     gradient = None if parameter.grad is None else some_of(parameter.grad)
-    if not isinstance(optimizer, SGD) or gradient is None:
-        return None
-    step = gradient.float() + group["weight_decay"] * weight.float()
-    if "momentum_buffer" not in have:
-        return step
-    buffer = have["momentum_buffer"]
-    return step + group["momentum"] * buffer if group["nesterov"] else buffer
+    if isinstance(optimizer, SGD) and gradient is not None:
+        found = gradient.float() + group["weight_decay"] * weight.float()
+        if "momentum_buffer" in have:
+            buffer = have["momentum_buffer"]
+            found = found + group["momentum"] * buffer if group["nesterov"] else buffer
+    return found

@@ -1,7 +1,5 @@
 """What rounding leaves of an optimizer's step in half precision: states that stay, weights that move."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice

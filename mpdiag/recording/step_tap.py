@@ -99,7 +99,7 @@ class StepTap:
         """The half-precision parameters that a factor is applied to, and their values."""
         if name in _FACTORS and self._by_place:
             for tensor in args[0] if isinstance(args[0], (list, tuple)) else (args[0],):
-                part = getattr(tensor, "_local_tensor", tensor)  # whole, ranks would have to meet
+                part: Any = getattr(tensor, "_local_tensor", tensor)  # whole, ranks would meet
                 place = self._by_place.get(part.data_ptr()) if has_memory(part) else None
                 if place:
                     yield place, part, part.detach().clone()
