@@ -25,4 +25,6 @@ else:
         st.markdown("No findings.")
     widgets.folded(audit.findings)
     st.header("What this recording can answer", anchor=False)
-    st.table(answers_frame(audit), hide_index=True)  # not a grid: its last column is a sentence
+    st.table(
+        answers_frame(audit.answers), hide_index=True
+    )  # not a grid: its last column is a sentence

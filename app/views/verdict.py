@@ -11,7 +11,7 @@ import streamlit as st
 import widgets
 
 from mpdiag.display.wording import counted, in_markdown, percent, sentence
-from mpdiag.reports.text.analysis import grounds
+from mpdiag.reports.text.analysis import fp16_or_bf16, grounds
 from mpdiag.reports.views.verdict import facts, formats_frame, formats_note, levels_frame
 
 chosen = run_folder.current()
@@ -32,6 +32,13 @@ for column, fact in zip(st.columns(4), facts(analysis), strict=True):
         border=True,
         help=in_markdown(fact.meaning),
     )
+
+
+if choice := fp16_or_bf16(analysis):
+    st.header("FP16 or BF16?", anchor=False)
+    st.markdown(f"**{in_markdown(choice.text)}**")
+    for title, words in choice.grounds:
+        st.markdown(f"**{title}.** {in_markdown(words)}")
 
 
 def why() -> None:

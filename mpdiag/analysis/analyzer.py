@@ -41,6 +41,7 @@ from mpdiag.analysis.weight_updates import advise_levels, analyze_weight_updates
 from mpdiag.display.wording import counted, scale_text
 from mpdiag.numerics.formats import BF16, FP16, FloatFormat, format_named, half_of
 from mpdiag.plan import Fp32Choice, MasterWeightsPlan, PrecisionPlan, Verdict
+from mpdiag.runs.answers import ALL_FP32, Answer, HalfPrecision, answers, half_precision_of
 from mpdiag.runs.results import read_comparison
 from mpdiag.runs.run import Run, open_run
 
@@ -65,6 +66,7 @@ class Analysis:
         figures: Every figure that a claim is made with: sentences and reports take them from here.
         unanswered: Why the recording allows no answer, as a sentence; empty if it allows one.
         unprobed: The same without what the probe showed; None where there is none.
+        half: What of the recorded training is in half precision.
     """
 
     run: Run
@@ -79,6 +81,23 @@ class Analysis:
     figures: FigureTable = EMPTY
     unanswered: str = ""
     unprobed: Analysis | None = field(default=None, compare=False)
+    half: HalfPrecision = ALL_FP32
+
+    @property
+    def answers(self) -> tuple[Answer, ...]:
+        """Which questions the recording answers."""
+        return answers(self.half, self.run.meta)
+
+    @property
+    def rounded_to(self) -> FloatFormat | None:
+        """The format that the recorded values were rounded to, if they answer in spite of that."""
+        return self.half.rounded_to if self.advises else None
+
+    @property
+    def unconfirming(self) -> str:
+        """Why the recording confirms no plan, as a sentence; empty if it can."""
+        stored = self.rounded_to
+        return self.unanswered or (f"The training computes in {stored.label}." if stored else "")
 
     @property
     def concluded(self) -> bool:
@@ -138,6 +157,7 @@ class Analysis:
             "findings": [f.to_json() for f in self.findings],
             "plan": plan,
             "figures": self.figures.to_json(),
+            "answers": [vars(answer) for answer in self.answers],
         } | ({} if self.probe is None else {"probe": self.probe.to_json()})
 
 
@@ -159,16 +179,18 @@ def analyze(
     fmt = format_named(target)
     statistics = read_statistics(opened)
     layers = statistics.layers()
-    recording_checks.require_finite_gradients(opened, layers)
+    half = half_precision_of(opened)
+    recording_checks.require_finite_gradients(opened, layers, half.label)
     gradient_format = half_of(fmt)
-    scale = _scale(opened, statistics, layers, gradient_format)
-    masters = analyze_weight_updates(statistics, fmt, layers)
+    scale = _scale(opened, statistics, layers, gradient_format, half)
+    masters = analyze_weight_updates(statistics, fmt, layers, half.weights)
     if scale.void and _has_gradients(layers):
         # What overflows or is lost there says nothing of an FP32 training that goes well.
-        return _nothing_concluded(opened, fmt, layers, scale, statistics)
+        return _nothing_concluded(opened, fmt, layers, scale, statistics, half)
     by_kind = choice.choose_fp32_operations(layers, opened.modules(), gradient_format)
-    recorded = opened.operations()
-    scale, proven = _with_operations(opened, statistics, scale, gradient_format)
+    # Operations that ran in half precision do not show what rounding does to those of FP32.
+    recorded = [] if half.computed else opened.operations()
+    scale, proven = _with_operations(opened, statistics, scale, gradient_format, half)
     modules = tuple(c for c in by_kind if c.evidence.get("overflow"))
     named, operations = modules, by_kind
     if recorded:
@@ -189,7 +211,7 @@ def analyze(
             *narrow,
             *detection.refused_findings(recorded),
             *recording_checks.period_findings(opened, statistics.steps().tolist()),
-            *recording_checks.clipping_findings(clipping(recorded)),
+            *recording_checks.clipping_findings(clipping(opened.operations())),
         ]
     )
     exponent = int(np.log2(scale.plan.recommended))
@@ -211,7 +233,7 @@ def analyze(
         layer_formats=advise_layers(layers, exponent, effects),
     )
     case = replace(
-        _case(opened, fmt, scale, findings, statistics, plan),
+        _case(opened, fmt, scale, findings, statistics, plan, half),
         fp32_modules=len(modules),
         unmended=choice.beyond_any_plan(proven),
         run_again=run_again(recorded, gradient_format),
@@ -221,12 +243,13 @@ def analyze(
         target=fmt,
         layers=layers,
         loss_scale=scale,
-        formats=summarise_formats(layers, exponent),
+        formats=summarise_formats(layers, exponent, half.rounded_to),
         findings=findings,
         plan=replace(plan, verdict=judge(case)),
         operations=proven,
         figures=scale.figures + update_figures(masters, whole_window(statistics.steps())),
         unanswered=unanswered(case),
+        half=half,
     )
     probe = read_probe(opened.folder, plan.digest())
     return found if probe is None else found.with_probe(probe)
@@ -237,14 +260,21 @@ def _has_gradients(layers: Layers) -> bool:
 
 
 def _scale(
-    run: Run, statistics: RunStatistics, layers: Layers, target: FloatFormat
+    run: Run,
+    statistics: RunStatistics,
+    layers: Layers,
+    target: FloatFormat,
+    half: HalfPrecision,
 ) -> LossScaleAnalysis:
-    """The loss scale, if the run is one of FP32: what was rounded before is gone from its record."""
-    narrow = narrowed(run)
-    if not narrow:
+    """The loss scale, if the run is one of FP32, or of a format with FP32's range.
+
+    What another format rounded before is gone from its record, and what the target did is no news.
+    """
+    narrow, rounded_to = narrowed(run), half.rounded_to
+    if not narrow or rounded_to not in (None, target):
         optimizers = run.meta.get("optimizers") or ()
         hidden = clipping(run.operations()).largest
-        return analyze_loss_scale(statistics, layers, target, optimizers, hidden)
+        return analyze_loss_scale(statistics, layers, target, optimizers, hidden, rounded_to)
     _, maxima, non_finite = statistics.step_maxima()
     return nothing_concluded(
         layers,
@@ -253,17 +283,22 @@ def _scale(
         target,
         statistics.steps(),
         diverges=maxima.size > 0 and not np.isfinite(maxima[-1]),
+        recorded_in=half.label,
     )
 
 
 def _with_operations(
-    run: Run, statistics: RunStatistics, scale: LossScaleAnalysis, target: FloatFormat
+    run: Run,
+    statistics: RunStatistics,
+    scale: LossScaleAnalysis,
+    target: FloatFormat,
+    half: HalfPrecision,
 ) -> tuple[LossScaleAnalysis, tuple[OperationFinding, ...]]:
     """The operations that need FP32, and the loss scale of a training that keeps them there.
 
     If no scale fits, the modules around the layers that set the interval are tried in FP32, too.
     """
-    recorded, curve = run.operations(), loss_curve(run)
+    recorded, curve = [] if half.computed else run.operations(), loss_curve(run)
     graphs, rows = split(recorded), run.modules()
     parameters = {str(row["name"]): int(row["numel"]) for row in rows if row["what"] == "parameter"}
     sizes = statistics.largest_values({op.step for op in recorded})
@@ -281,7 +316,7 @@ def _with_operations(
         rest = statistics.without_gradients(wide)
         if not _has_gradients(rest.layers()):
             return nothing_stored(scale, target)
-        judged = _scale(run, rest, rest.layers(), target)
+        judged = _scale(run, rest, rest.layers(), target, half)
         return replace(scale if judged.void else judged, fp32_modules=modules)
 
     best = again()
@@ -336,6 +371,7 @@ def _nothing_concluded(
     layers: Layers,
     scale: LossScaleAnalysis,
     statistics: RunStatistics,
+    half: HalfPrecision,
 ) -> Analysis:
     """The analysis of a run that bears no conclusion: what was counted, and why it ends there."""
     findings = _findings(run, target, layers, scale, (), (), bf16=False)
@@ -347,7 +383,7 @@ def _nothing_concluded(
         model=run.model_fingerprint(),
         conditions=run.conditions(),
     )
-    case = _case(run, target, scale, findings, statistics, plan)
+    case = _case(run, target, scale, findings, statistics, plan, half)
     return Analysis(
         run=run,
         target=target,
@@ -358,6 +394,7 @@ def _nothing_concluded(
         plan=replace(plan, verdict=judge(case)),
         figures=scale.figures,
         unanswered=unanswered(case),
+        half=half,
     )
 
 
@@ -379,7 +416,7 @@ def _findings(
             *detection.operation_findings(operations, bf16=bf16),
             *recording_checks.rank_findings(run),
             *recording_checks.recording_findings(run, layers),
-            *recording_checks.training_findings(run, layers),
+            *recording_checks.training_findings(run, layers, scale.recorded_in),
         ]
     )
 
@@ -391,6 +428,7 @@ def _case(
     findings: tuple[Finding, ...],
     statistics: RunStatistics,
     plan: PrecisionPlan,
+    half: HalfPrecision,
 ) -> Case:
     """What the verdict is judged by; a comparison in the run counts if it was of this very plan."""
     compared = read_comparison(run.folder)
@@ -403,4 +441,5 @@ def _case(
         extent=extent_of(run, statistics.step_maxima()[0]),
         trained=trained,
         superseded=compared is not None and trained is None,
+        half=half,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from mpdiag.analysis.operations.layer_effects import Effects, LayerEvidence
 from mpdiag.analysis.operations.rounding_error import rounding_error
 from mpdiag.files.documents import finite
 from mpdiag.numerics.formats import FP16, FP32, TARGETS, FloatFormat
+from mpdiag.numerics.rounded import lost_before, overflow_before
 from mpdiag.plan import LayerFormat, ReductionPlan
 from mpdiag.runs.schema import KINDS
 
@@ -30,7 +31,9 @@ _NOT_MEASURED = "its effect on a late step was not measured"
 _NAMES = (*(fmt.name for fmt in CANDIDATES), FP32.name)
 
 
-def summarise_formats(layers: Layers, gradient_exponent: int) -> dict[str, dict[str, Any]]:
+def summarise_formats(
+    layers: Layers, gradient_exponent: int, rounded_to: FloatFormat | None = None
+) -> dict[str, dict[str, Any]]:
     """The ``formats`` of ``mpdiag analyze --json``: shares lost and rounding, by format and kind.
 
     ``rounding`` is of the layer that rounding moves most: ‖rounded − x‖ / ‖x‖, an estimate; None where
@@ -40,10 +43,12 @@ def summarise_formats(layers: Layers, gradient_exponent: int) -> dict[str, dict[
         layers: Merged histograms.
         gradient_exponent: log2 of the loss scale, applied to gradients in formats that need one;
             formats whose tensors have a scale of their own (FP8) get one for each layer.
+        rounded_to: The format that the values were rounded to before they were counted, if any: then
+            ``underflow_bounds`` and ``overflow_bounds`` hold what the unrounded ones would lose.
     """
     summary: dict[str, dict[str, Any]] = {}
     for fmt in CANDIDATES:
-        kinds = {}
+        kinds: dict[str, dict[str, Any]] = {}
         for kind in KINDS:
             part = layers.of_kind(kind)
             if len(part) == 0:
@@ -56,6 +61,8 @@ def summarise_formats(layers: Layers, gradient_exponent: int) -> dict[str, dict[
                 "below_normal": float(share(below.sum(), h.nonzero.sum())),
                 "rounding": finite(_rounding(part, fmt, gradient_exponent)),
             }
+            if rounded_to is not None:
+                kinds[kind] |= _bounds(part, fmt, gradient_exponent, rounded_to)
         worst = max((k["underflow"] + k["overflow"] for k in kinds.values()), default=0.0)
         summary[fmt.name] = {"worst_share_lost": worst, "kinds": kinds}
     return summary
@@ -338,6 +345,31 @@ def _losses(part: Layers, fmt: FloatFormat, gradient_exponent: int) -> tuple[Any
         over[rows] = h.overflow(fmt, int(k)).value
         below[rows] = h.below_normal(fmt, int(k)).value
     return lost, over, below
+
+
+def _bounds(
+    part: Layers, fmt: FloatFormat, gradient_exponent: int, rounded_to: FloatFormat
+) -> dict[str, list[float]]:
+    """Between what the shares lie that are lost of values before they were rounded."""
+    h, half_step = part.histograms, 2.0 ** (-rounded_to.mantissa_bits - 1)
+    scales = np.stack(
+        [
+            _exponents(replace(part, histograms=replace(h, absmax=top)), fmt, gradient_exponent)
+            for top in (h.absmax * (1 + half_step), h.absmax * (1 - half_step))
+        ]
+    )
+    lost, over = np.zeros((2, 2))
+    for low, high in np.unique(scales, axis=1).T.tolist():
+        rows = h[np.flatnonzero((scales == [[low], [high]]).all(axis=0))]
+        for sums, found in (
+            (lost, lost_before(rows, fmt, low, high)),
+            (over, overflow_before(rows, fmt, low, high)),
+        ):
+            sums += [found.lower.sum(), found.upper.sum()]
+    return {
+        "underflow_bounds": share(lost, h.nonzero.sum()).tolist(),
+        "overflow_bounds": share(over, h.finite.sum()).tolist(),
+    }
 
 
 def _rounding(part: Layers, fmt: FloatFormat, gradient_exponent: int) -> float:

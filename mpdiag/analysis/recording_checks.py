@@ -19,8 +19,9 @@ from mpdiag.analysis.scaling.clipping import Clipping
 from mpdiag.display.wording import counted, percent
 from mpdiag.errors import DamagedRun, MpdiagError
 from mpdiag.numerics.periods import unseen_periods
+from mpdiag.runs.answers import half_products
 from mpdiag.runs.coverage import stepped_in
-from mpdiag.runs.precision import read_precision
+from mpdiag.runs.precision import HALF, read_precision
 from mpdiag.runs.records import Records
 from mpdiag.runs.run import Run
 
@@ -28,14 +29,13 @@ NOT_FP32 = "not-fp32"
 """The code of each finding that says that a recording is not of FP32 training."""
 WIDER_THAN_FP32 = frozenset({"float64", "complex128"})
 """Dtypes that hold more than FP32 does."""
-_HALF = frozenset({"float16", "bfloat16"})
-_AGAIN = "record again with --fp32 (in code: record(…, fp32=True))"
+_AGAIN = "record again with --fp32 (in code: fp32=True)"
 _NO_CASTS = "remove the model's casts to half precision, and record again"
 FEW_STEPS = 20
 """Recorded steps below which an analysis says that it rests on few."""
 
 
-def require_finite_gradients(run: Run, layers: Layers) -> None:
+def require_finite_gradients(run: Run, layers: Layers, recorded_in: str) -> None:
     """Refuse a run without a single finite gradient.
 
     Raises:
@@ -44,8 +44,8 @@ def require_finite_gradients(run: Run, layers: Layers) -> None:
     h = layers.of_kind("activation_grad", "weight_grad").histograms
     if h.numel.sum() > 0 and h.finite.sum() == 0:
         raise DamagedRun(
-            f"all gradients in {run.folder} are NaN or infinite: the FP32 training diverged before "
-            "its first recorded step; fix it and record again"
+            f"all gradients in {run.folder} are NaN or infinite: the {recorded_in} training diverged "
+            "before its first recorded step; fix it and record again"
         )
 
 
@@ -139,21 +139,13 @@ def _policies(run: Run) -> dict[str, str]:
     except MpdiagError:  # the audit says so; the rest of the recording is as good as before
         facts = None
     read = () if facts is None else facts.parameters
-    chosen = ((p.set_by, p.forward) for p in read if p.stored not in _HALF)
-    return {by: dtype for by, dtype in chosen if by and dtype in _HALF}
+    chosen = ((p.set_by, p.forward) for p in read if p.stored not in HALF)
+    return {by: dtype for by, dtype in chosen if by and dtype in HALF}
 
 
 def _narrow_products(run: Run) -> Iterator[Finding]:
-    """Products that the training's own code computes in half precision, forward and backward.
-
-    A frozen half-precision model inside of an FP32 training has no backward pass of its own.
-    """
-    narrow = {
-        op.where or op.module or op.op: str(dtype)
-        for op in run.operations()
-        if op.node and op.flops
-        for dtype in {t.dtype for t in op.outputs} & _HALF
-    }
+    """Products that the training's own code computes in half precision, forward and backward."""
+    narrow = half_products(run.operations())
     if not narrow:
         return
     dtypes = " and ".join(sorted(set(narrow.values())))
@@ -173,7 +165,7 @@ def _narrow_weights(run: Run) -> Iterator[Finding]:
     for row in run.modules():
         if row["what"] == "parameter":
             sizes[str(row["dtype"])] = sizes.get(str(row["dtype"]), 0) + int(row["numel"] or 0)
-    halves = _HALF & set(sizes)
+    halves = HALF & set(sizes)
     others = set(sizes) if "float32" not in sizes else set()
     if not halves and not others:
         return
@@ -466,9 +458,13 @@ def _ranks(ranks: list[int]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
 
 
-def training_findings(run: Run, layers: Layers) -> list[Finding]:
+def training_findings(run: Run, layers: Layers, recorded_in: str) -> list[Finding]:
     """A recording without an optimizer, and one with losses that stop being finite."""
-    return [*_optimizer_findings(run, layers), *_search_findings(run), *_loss_findings(run)]
+    return [
+        *_optimizer_findings(run, layers),
+        *_search_findings(run),
+        *_loss_findings(run, recorded_in),
+    ]
 
 
 def _optimizer_findings(run: Run, layers: Layers) -> Iterator[Finding]:
@@ -504,8 +500,8 @@ def _search_findings(run: Run) -> Iterator[Finding]:
             )
 
 
-def _loss_findings(run: Run) -> Iterator[Finding]:
-    """Losses of the FP32 training that are not finite; all its steps have one, recorded or not."""
+def _loss_findings(run: Run, recorded_in: str) -> Iterator[Finding]:
+    """Losses of the training that are not finite; all its steps have one, recorded or not."""
     try:
         steps = run.recorded_steps()
     except MpdiagError:  # other commands say what is wrong with the log
@@ -516,8 +512,8 @@ def _loss_findings(run: Run) -> Iterator[Finding]:
     yield Finding(
         severity="error",
         code="non-finite-losses",
-        message=f"the loss of the FP32 training was infinite or NaN in {counted(len(bad), 'step')}"
-        f", first in step {bad[0]}",
+        message=f"the loss of the {recorded_in} training was infinite or NaN in "
+        f"{counted(len(bad), 'step')}, first in step {bad[0]}",
         evidence={"steps": len(bad), "first": bad[0]},
-        fix="fix the FP32 training first; a loss scale cannot help",
+        fix=f"fix the {recorded_in} training first; a loss scale cannot help",
     )

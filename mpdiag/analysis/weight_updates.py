@@ -1,5 +1,7 @@
 """Master weights: how many updates a 16-bit weight would swallow; and the levels, with their memory."""
 
+from collections.abc import Collection
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -8,6 +10,7 @@ from mpdiag.analysis.run_statistics import UPDATE_FIGURES, RunStatistics
 from mpdiag.display.wording import counted, percent
 from mpdiag.numerics.formats import BF16, FP16, HALVES, FloatFormat
 from mpdiag.plan import LevelAdvice, MasterWeightsPlan
+from mpdiag.runs.precision import LABELS
 from mpdiag.runs.run import Run
 from mpdiag.runs.schema import SAMPLED
 
@@ -31,7 +34,10 @@ HELD = 0.25
 
 
 def analyze_weight_updates(
-    evidence: RunStatistics, target: FloatFormat, layers: Layers | None = None
+    evidence: RunStatistics,
+    target: FloatFormat,
+    layers: Layers | None = None,
+    stored: Collection[str] = (),
 ) -> MasterWeightsPlan:
     """Decide on FP32 master weights from the measured updates, and from the weights themselves.
 
@@ -43,7 +49,15 @@ def analyze_weight_updates(
         evidence: The run's rows.
         target: The format to train in.
         layers: The same, merged; without them the weights are not looked at.
+        stored: Dtypes of half precision in which trained weights were stored, without masters.
     """
+    if stored:
+        labels = "/".join(sorted(LABELS[dtype] for dtype in stored))
+        return MasterWeightsPlan(
+            needed=True,
+            reason=f"the recorded weights are {labels}, which shows no update that {labels} rounded "
+            "away, so the plan keeps FP32 masters",
+        )
     names, sums = evidence.updates()
     known = dict(zip(UPDATE_FIGURES, sums, strict=True))
     changed = known["changed"]

@@ -46,6 +46,7 @@ def analyze(
     from mpdiag.analysis.plan_check import check_plan
     from mpdiag.commands.shared.kept_plan import keep_plan, refuse_trained, trained_by
     from mpdiag.plan import PrecisionPlan
+    from mpdiag.precision.half_choice import fp16_or_bf16
     from mpdiag.reports import next_commands, terminal
     from mpdiag.reports.text.analysis import after_analysis, analysis_text, check_text, summary_text
 
@@ -56,14 +57,16 @@ def analyze(
     analysis = analyze_run(run, target=target, shards=shards)
     if probe or script:
         analysis = _probed(analysis, script, probe=probe)
-    check = None if stored is None else check_plan(stored, analysis.plan, analysis.unanswered)
+    check = None if stored is None else check_plan(stored, analysis.plan, analysis.unconfirming)
     if output is not None:
         with writing(output):
             analysis.plan.save(output)
     kept = keep_plan(analysis.run, analysis.plan)
     if as_json:
         checked = {} if check is None else {"against": check.to_json()}
-        terminal.show_json(analysis.to_json() | checked)
+        choice = fp16_or_bf16(analysis)
+        chosen = {} if choice is None else {"fp16_or_bf16": choice.to_json()}
+        terminal.show_json(analysis.to_json() | chosen | checked)
     else:
         if check is not None:
             terminal.show(check_text(check), "")

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from mpdiag.analysis.findings import Finding, by_severity
 from mpdiag.errors import UsageError
-from mpdiag.precision.answers import Answer, answers
 from mpdiag.precision.consequences import consequences
 from mpdiag.precision.products import NO_PRODUCTS, Computed, Products, computed_in
+from mpdiag.runs.answers import Answer, answers, half_precision_of, no_answers
 from mpdiag.runs.operations import Operation
 from mpdiag.runs.precision import ParameterPrecision, PrecisionFacts, read_precision, summary
 from mpdiag.runs.run import Run, open_run
@@ -189,7 +189,10 @@ def _audited(
 ) -> Audit:
     parameters = tuple(_with_products(p, products.of(p.name), autocast) for p in facts.parameters)
     findings = by_severity(consequences(facts, parameters, autocast, run, operations))
-    return Audit(facts, parameters, answers(parameters, autocast, run), findings, autocast)
+    answered = no_answers("no step was run")
+    if run is not None:
+        answered = answers(half_precision_of(run), run.meta)
+    return Audit(facts, parameters, answered, findings, autocast)
 
 
 def _with_products(

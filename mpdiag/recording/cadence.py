@@ -35,6 +35,7 @@ from mpdiag.display.wording import percent
 from mpdiag.errors import UsageError
 from mpdiag.numerics.periods import covers_periods
 from mpdiag.recording.step_clock import Step, StepListener
+from mpdiag.runs.answers import half_products
 from mpdiag.runs.operations import encode
 
 if TYPE_CHECKING:
@@ -447,6 +448,7 @@ class OperationSteps(StepListener):
 
     Attributes:
         steps: Those written.
+        half_products: Dtypes of half precision in which the training's own code multiplies.
         reason: Why none, or no more, are recorded; empty if there is no reason.
         with_effects: Whether the present step is run again at its end, if its operations are recorded.
     """
@@ -464,6 +466,7 @@ class OperationSteps(StepListener):
         exact: bool = True,
     ) -> None:
         self.steps: list[int] = []
+        self.half_products: set[str] = set()
         self.reason = ""
         self._watch = watch
         self._count = count
@@ -558,6 +561,7 @@ class OperationSteps(StepListener):
             left_alone, found = self._watch.left_backward, self._watch.end()
             if found and (left_alone or any(o.phase == "backward" for o in found)):
                 self._writer.append_operations(encode(found))
+                self.half_products.update(half_products(found).values())
                 self.steps.append(step.number)
                 self._growth.operations_recorded(step.number)
                 self._note_written(step.number)

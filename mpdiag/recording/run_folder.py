@@ -22,6 +22,7 @@ from mpdiag.files.paths import AnyPath, is_remote
 from mpdiag.recording.failures import WRITING, Failures
 from mpdiag.recording.step_clock import Step, StepClock, StepListener
 from mpdiag.runs import provenance
+from mpdiag.runs.answers import answers, half_precision
 from mpdiag.runs.run import META, now
 from mpdiag.tracing.conditions import FIRST_RATE
 from mpdiag.tracing.names import Subjects, type_name
@@ -284,37 +285,38 @@ class RunFolder(StepListener):
         about = self._described
         asked = about.options
         rows = list(about.subjects.rows())
-        self._writer.write_meta(
-            {
-                **describe_training(about.subjects.roots),
-                "state": self.state,
-                "created": self._created,
-                "updated": now(),
-                "rank": self._writer.rank,
-                "world_size": about.world,
-                "script": asked.script,
-                "optimizers": [self._describe(o) for o in about.optimizers],
-                "cadence": {
-                    "every": asked.cadence.every,
-                    "max_steps": asked.cadence.max_steps,
-                    **about.governor.to_json(),
-                    "include": asked.include,
-                    "exclude": asked.exclude,
-                },
-                "steps_seen": self._clock.number,
-                "steps_recorded": self._ledger.steps_written,
-                "rows": self._ledger.rows_written,
-                "operations": about.operations.to_json(),
-                "precision": about.precision.to_json(about.subjects.roots),
-                "coverage": about.subjects.coverage(rows),
-                "failures": self._failures.found,
-                "verdict": None,
-            }
-        )
+        meta = {
+            **describe_training(about.subjects.roots),
+            "state": self.state,
+            "created": self._created,
+            "updated": now(),
+            "rank": self._writer.rank,
+            "world_size": about.world,
+            "script": asked.script,
+            "optimizers": [self._describe(o) for o in about.optimizers],
+            "cadence": {
+                "every": asked.cadence.every,
+                "max_steps": asked.cadence.max_steps,
+                **about.governor.to_json(),
+                "include": asked.include,
+                "exclude": asked.exclude,
+            },
+            "steps_seen": self._clock.number,
+            "steps_recorded": self._ledger.steps_written,
+            "rows": self._ledger.rows_written,
+            "operations": about.operations.to_json(),
+            "precision": about.precision.to_json(about.subjects.roots),
+            "coverage": about.subjects.coverage(rows),
+            "failures": self._failures.found,
+            "verdict": None,
+        }
+        facts = self._contract.facts
+        half = half_precision(meta, rows, facts, about.operations.half_products)
+        answered = [vars(answer) for answer in answers(half, meta)]
+        self._writer.write_meta(meta | {"answers": answered})
         if rows != self._table:
             self._writer.write_modules(rows)
             self._table = rows
-        facts = self._contract.facts
         if facts is not None and facts is not self._facts:
             self._writer.write_precision(facts)
             self._facts = facts

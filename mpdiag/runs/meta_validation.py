@@ -44,6 +44,7 @@ _META: dict[str, Any] = {
         "not_switched_off": [str],
         **dict.fromkeys(_HALVES, COUNT),
     },
+    "answers": [{"question": str, "answer": str, "reason": str}],
     "failures": [{"step": COUNT, "where": str, "error": str}],
     "training": {},
     "margins": {},

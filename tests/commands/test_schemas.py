@@ -18,7 +18,7 @@ from mpdiag.analysis.verdict.probe import Probe
 from mpdiag.exports.registry import EXPORTERS, TextLanguage
 from mpdiag.hardware.capabilities import How
 from mpdiag.plan import LossScaleNeed, PrecisionPlan, VerdictLevel
-from mpdiag.precision.answers import Certainty
+from mpdiag.runs.answers import Certainty
 from mpdiag.runs.schema import Kind
 from mpdiag.sensitivity.fp32_search import Answer
 from mpdiag.tensorcores.causes import CauseCode
@@ -44,6 +44,7 @@ WHOLE = [
 MORE = [
     ("analyze", "analyze ssd"),
     ("analyze", "analyze ssd --target bf16"),
+    ("analyze", "analyze audited/bf16"),
     ("why", "why ssd trunk.0.weight"),
     ("profile", "profile causes.json"),
     *(("export", f"export ssd/plan.json --to {framework}") for framework in EXPORTERS),

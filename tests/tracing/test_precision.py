@@ -179,8 +179,10 @@ def test_half_weights_are_counted_although_others_are_fp32(tmp_path):
 
 def test_modules_that_return_half_precision_are_counted(tmp_path):
     model = nn.Sequential(nn.Linear(4, 8), Wrapped(nn.Identity(), lambda _, x: x.bfloat16()))
-    with mpdiag.record(model, None, tmp_path / "run"):
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with mpdiag.record(model, optimizer, tmp_path / "run"):
         model(torch.randn(2, 4)).float().sum().backward()
+        optimizer.step()
     (finding,) = findings(mpdiag.open_run(tmp_path / "run"))
     assert finding.evidence == {"half_modules": 2}
     verdict = mpdiag.analyze(tmp_path / "run").verdict.text
@@ -210,8 +212,10 @@ def test_products_of_half_precision_inside_a_module_are_found(tmp_path):
     analysis = step_of(Wrapped(nn.Linear(4, 8), by_hand), tmp_path / "run")
     (finding,) = (f for f in analysis.findings if f.code == "not-fp32")
     assert "computes matrix products in bfloat16 (at " in finding.message
-    assert analysis.verdict.level == "cannot"
-    assert "its own code computes products in half precision" in analysis.verdict.text
+    assert analysis.verdict.level == "expected"
+    assert "its own code computes products in half precision), so these figures are bounds" in (
+        analysis.verdict.text
+    )
     frozen = step_of(nn.Linear(4, 1), tmp_path / "frozen", frozen=True)
     assert "not-fp32" not in {f.code for f in frozen.findings}
 

@@ -38,7 +38,8 @@ def gradient_findings(
             code="exploding-gradients",
             message=scale.void,
             evidence={"absmax": float(h.absmax.max(initial=0.0))},
-            fix="fix the FP32 training first; no loss scale brings these gradients into range",
+            fix=f"fix the {scale.recorded_in} training first; no loss scale brings these gradients into "
+            "range",
         )
     yield from _scale_findings(target, scale)
 
@@ -48,18 +49,19 @@ def _non_finite(scale: LossScaleAnalysis, values: int) -> Finding:
     steps = scale.non_finite_steps
     where = counted(steps, "recorded step")
     evidence = {"steps": steps, "values": values}
+    found = f"{scale.recorded_in} gradients were infinite or NaN in {where}"
     if scale.diverges:
         return Finding(
             severity="error",
             code="non-finite-gradients",
-            message=f"FP32 gradients were infinite or NaN in {where}: the FP32 training diverges",
+            message=f"{found}: the {scale.recorded_in} training diverges",
             evidence=evidence,
-            fix="fix the FP32 training first; a loss scale cannot help",
+            fix=f"fix the {scale.recorded_in} training first; a loss scale cannot help",
         )
     return Finding(
         severity="warning",
         code="non-finite-steps",
-        message=f"FP32 gradients were infinite or NaN in {where}, and finite again in later ones",
+        message=f"{found}, and finite again in later ones",
         evidence=evidence,
         fix="find the cause; a training by the plan skips these steps",
     )

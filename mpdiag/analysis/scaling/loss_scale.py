@@ -35,9 +35,23 @@ from mpdiag.analysis.scaling.windows import Headroom, Window, headroom, overflow
 from mpdiag.display.wording import spoken_layer
 from mpdiag.files.documents import finite
 from mpdiag.numerics.distributions import CONFIDENCE, largest_share
-from mpdiag.numerics.formats import FP16, FloatFormat
+from mpdiag.numerics.formats import FP16, FP32, FloatFormat
 from mpdiag.numerics.loss_scalers import LARGEST_SCALE, ScaleRange
+from mpdiag.numerics.rounded import SUM_RATIO, before
 from mpdiag.plan import LossScalePlan
+
+
+@dataclass(frozen=True)
+class ScaleBounds:
+    """The ends of the interval of loss scales, each with the smallest and largest value it may have.
+
+    Attributes:
+        lower: Of the smallest scale that loses too little to matter.
+        upper: Of the largest scale at which nothing overflows.
+    """
+
+    lower: tuple[float, float]
+    upper: tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -67,6 +81,8 @@ class LossScaleAnalysis:
         void: Why nothing can be concluded, as a clause; empty where something can.
         diverges: Whether that is because the recorded training diverges.
         figures: The figures that claims about the scale are made with.
+        recorded_in: The precision of the recorded training.
+        bounds: Between what the ends of the interval lie, where the recorded values were rounded before.
     """
 
     plan: LossScalePlan
@@ -88,6 +104,8 @@ class LossScaleAnalysis:
     void: str = ""
     diverges: bool = False
     figures: FigureTable = EMPTY
+    recorded_in: str = FP32.label
+    bounds: ScaleBounds | None = None
 
     def depends_on(self, names: Collection[str]) -> bool:
         """Whether gradients of these layers and parameters set the interval, or the need."""
@@ -134,7 +152,7 @@ class LossScaleAnalysis:
             "overflowing_steps": self.overflowing_steps,
             "finite_steps": self.finite_steps,
             "window": None if self.window is None else asdict(self.window),
-        }
+        } | ({} if self.bounds is None else {"bounds": asdict(self.bounds)})
         plain: dict[str, Any] = finite(document)
         return plain
 
@@ -182,6 +200,7 @@ def analyze_loss_scale(
     target: FloatFormat = FP16,
     optimizers: Collection[Mapping[str, Any]] = (),
     unclipped: Mapping[int, float] = MappingProxyType({}),
+    rounded_to: FloatFormat | None = None,
 ) -> LossScaleAnalysis:
     """Decide on a loss scale from recorded gradients.
 
@@ -191,7 +210,9 @@ def analyze_loss_scale(
         target: The format gradients would be stored in.
         optimizers: Their settings, as ``meta.json`` has them.
         unclipped: By step, the largest weight gradient before the loop clipped it, where that is known.
+        rounded_to: The format that the recorded values were rounded to, if it is narrower than FP32.
     """
+    recorded_in = (rounded_to or FP32).label
     gradients = layers.of_kind("activation_grad", "weight_grad")
     steps, maxima, non_finite = statistics.step_maxima()
     before_clipping = np.array([unclipped.get(step, 0.0) for step in steps.tolist()])
@@ -207,10 +228,16 @@ def analyze_loss_scale(
     ]
     top = float(before_clipping.max(initial=0.0))
     recorded = _recorded(gradients, steps, maxima, late, movements, target, top)
-    diverges = _why_diverging(recorded)
+    diverges = _why_diverging(recorded, recorded_in)
     if diverges:
         return nothing_concluded(
-            layers, non_finite, diverges, target, statistics.steps(), diverges=True
+            layers,
+            non_finite,
+            diverges,
+            target,
+            statistics.steps(),
+            diverges=True,
+            recorded_in=recorded_in,
         )
     necessity, part = deciding_part(recorded.losses, [window for window, _ in late])
     overflowing = int(overflows_at(maxima, 0, target).sum())
@@ -258,6 +285,8 @@ def analyze_loss_scale(
         out_of_reach=recorded.out_of_reach,
         window=recorded.late[part][0] if part >= 0 else None,
         figures=figures,
+        recorded_in=recorded_in,
+        bounds=None if rounded_to is None else _bounds(recorded, necessity, rounded_to, target),
     )
     weight_gradients = _weight_gradients(layers, _exponent(chosen), target)
     plan = replace(
@@ -378,6 +407,7 @@ def nothing_concluded(
     steps: NDArray[np.int64],
     *,
     diverges: bool = False,
+    recorded_in: str = FP32.label,
 ) -> LossScaleAnalysis:
     """Of a run that bears no statement on the loss scale: what was counted, and no more.
 
@@ -388,6 +418,7 @@ def nothing_concluded(
         target: The format.
         steps: The recorded steps, in order.
         diverges: Whether it is a training that diverges.
+        recorded_in: The precision of the recorded training.
     """
     lost = pooled_figure(layers, whole_window(steps), target, 0)
     return LossScaleAnalysis(
@@ -404,6 +435,7 @@ def nothing_concluded(
         void=reason,
         diverges=diverges,
         figures=FigureTable((lost,)),
+        recorded_in=recorded_in,
     )
 
 
@@ -431,14 +463,18 @@ def nothing_stored(found: LossScaleAnalysis, target: FloatFormat) -> LossScaleAn
     )
 
 
-def _why_diverging(recorded: _Recorded) -> str:
+def _why_diverging(recorded: _Recorded, recorded_in: str) -> str:
     """Why the recorded training is one that diverges, as a clause; empty if it does not show that."""
     if not math.isfinite(recorded.maxima[-1]):
         first = int(recorded.steps[np.argmax(~np.isfinite(recorded.maxima))])
-        return f"the FP32 training diverges: its gradients are infinite or NaN from step {first} on"
+        return (
+            f"the {recorded_in} training diverges: its gradients are infinite or NaN from step {first} "
+            "on"
+        )
     if recorded.upper < SMALLEST_EXPONENT:
         where = spoken_layer(recorded.limiting_layer)
-        return f"the FP32 training diverges: its gradients reach {recorded.absmax:.1e} in {where}"
+        reach = f"its gradients reach {recorded.absmax:.1e} in {where}"
+        return f"the {recorded_in} training diverges: {reach}"
     return ""
 
 
@@ -453,7 +489,7 @@ def _recorded(
 ) -> _Recorded:
     largest = int(np.argmax(gradients.histograms.absmax))
     absmax = max(float(gradients.histograms.absmax[largest]), before_clipping)
-    upper, room = _largest_admissible(absmax, target), headroom(_finite(maxima))
+    upper, room = largest_admissible(absmax, target), headroom(_finite(maxima))
     # Below 1 only as far as gradients that overflow, or come near it, ask for it.
     lowest = max(SMALLEST_EXPONENT, min(0, upper - room.exponents))
     moving = [
@@ -479,11 +515,28 @@ def _recorded(
     )
 
 
+def _bounds(
+    recorded: _Recorded, necessity: Necessity, rounded_to: FloatFormat, target: FloatFormat
+) -> ScaleBounds:
+    """Between what the ends of the interval lie, if the values were not rounded yet.
+
+    A layer loses as much at a scale as its rounded values do there, or as they do at twice the scale.
+    """
+    least, most = before(recorded.absmax, rounded_to)
+    first = recorded.losses.first_below
+    lower = first(MATTERS * SUM_RATIO) - 1, first(MATTERS / SUM_RATIO)
+    if necessity.weights is not None:
+        lower = lower[0], max(lower[1], necessity.weights.keeps_surely)
+    upper = largest_admissible(most, target), largest_admissible(least, target)
+    low, high = ((math.ldexp(1.0, a), math.ldexp(1.0, b)) for a, b in (lower, upper))
+    return ScaleBounds(low, high)
+
+
 def _finite(maxima: NDArray[np.float64]) -> NDArray[np.float64]:
     return maxima[np.isfinite(maxima) & (maxima > 0)]
 
 
-def _largest_admissible(absmax: float, target: FloatFormat) -> int:
+def largest_admissible(absmax: float, target: FloatFormat) -> int:
     """log2 of the largest power of two whose product with the gradient is below the maximum."""
     exponent = math.ceil(math.log2(target.max / absmax)) - 1
     # The division may have been rounded.

@@ -20,6 +20,7 @@ from mpdiag.display.wording import percent, spoken_layer, spoken_layers
 from mpdiag.numerics.formats import FP16, FloatFormat
 from mpdiag.numerics.histograms import ExponentHistogram
 from mpdiag.numerics.loss_scalers import LARGEST_SCALE
+from mpdiag.numerics.rounded import SUM_RATIO
 from mpdiag.plan import LossScaleNeed
 
 NEEDED = 0.25
@@ -148,11 +149,13 @@ class WeightsLost:
         share: Of their Σ|g|, at scale 1.
         window: The late part of the training that loses most.
         keeps: log2 of the smallest scale at which no late part loses more than ``NEGLIGIBLE``.
+        keeps_surely: The same, were the values rounded after they were lost.
     """
 
     share: float
     window: Window
     keeps: int
+    keeps_surely: int
 
 
 @dataclass(frozen=True)
@@ -211,9 +214,14 @@ def weights_lost(late: Sequence[tuple[Window, Layers]], target: FloatFormat) -> 
     worst = max(parts, key=lambda part: lost(part[1], 0), default=None)
     if worst is None or lost(worst[1], 0) < NEEDED:
         return None
-    exponents = range(LARGEST_EXPONENT + 1)
-    keeps = [k for k in exponents if all(lost(h, k) <= NEGLIGIBLE for _, h in parts)]
-    return WeightsLost(lost(worst[1], 0), worst[0], min(keeps, default=LARGEST_EXPONENT))
+
+    def keeps(threshold: float) -> int:
+        exponents = range(LARGEST_EXPONENT + 1)
+        found = (k for k in exponents if all(lost(h, k) <= threshold for _, h in parts))
+        return next(found, LARGEST_EXPONENT)
+
+    surely = keeps(NEGLIGIBLE / SUM_RATIO)
+    return WeightsLost(lost(worst[1], 0), worst[0], keeps(NEGLIGIBLE), surely)
 
 
 def lost_by_scale(

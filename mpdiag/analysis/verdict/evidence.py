@@ -16,6 +16,7 @@ from mpdiag.display.wording import counted, percent, scale_text, spoken_layer
 from mpdiag.numerics.formats import TRAINABLE, FloatFormat
 from mpdiag.plan import NO_SCALE
 from mpdiag.runs import coverage
+from mpdiag.runs.answers import ALL_FP32, HalfPrecision
 from mpdiag.runs.coverage import stepped_in
 from mpdiag.runs.results import StoredComparison
 from mpdiag.runs.run import Run
@@ -37,6 +38,7 @@ class Case:
         unmended: Operations that go wrong and that no plan can keep in FP32.
         run_again: The steps of which the effect of rounding was measured; None where no operations were
             recorded.
+        half: What of the recorded training is in half precision.
     """
 
     run: Run
@@ -49,6 +51,13 @@ class Case:
     fp32_modules: int = 0
     unmended: tuple[OperationFinding, ...] = ()
     run_again: tuple[int, ...] | None = None
+    half: HalfPrecision = ALL_FP32
+
+    @property
+    def rounded_to(self) -> FloatFormat | None:
+        """The format that the recorded values were rounded to, if it answers for the target."""
+        stored = self.half.rounded_to
+        return None if stored == self.target else stored
 
     @property
     def codes(self) -> frozenset[str]:
@@ -68,7 +77,7 @@ def evidence_of(case: Case) -> Iterator[str]:
         yield _overflows(case.target, scale)
     yield from _losses(scale)
     operations = (case.run.meta.get("operations") or {}).get("steps") or []
-    if operations:
+    if operations and not case.half.computed:
         yield f"the values of every operation in {counted(len(operations), 'step')}"
 
 
@@ -125,19 +134,28 @@ def not_examined_in(case: Case) -> Iterator[str]:
     if case.scale.void:
         return
     yield from _not_trained(case)
-    operations = (run.meta.get("operations") or {}).get("steps") or []
-    if not operations:
-        yield "values inside operations (none recorded)"
-    elif (last := max(operations)) < extent.last:
-        yield f"values inside operations after step {last:,}"
+    yield from _not_seen_in_operations(case)
     precision = run.meta.get("precision")
     if not isinstance(precision, dict):
         yield "whether the script used autocast"
-    elif (halves := int(precision.get("half_parameters") or 0)) and not narrowed(run):
+    elif (halves := int(precision.get("half_parameters") or 0)) and not (
+        narrowed(run) or case.rounded_to
+    ):
         yield f"what rounding cost {counted(halves, 'parameter')} already in half precision"
     unseen = extent.unseen_of_the_model()
     if unseen:
         yield unseen
+
+
+def _not_seen_in_operations(case: Case) -> Iterator[str]:
+    """Values that no recorded operation showed as FP32 has them."""
+    steps = (case.run.meta.get("operations") or {}).get("steps") or []
+    if case.rounded_to is not None:
+        yield f"what {case.rounded_to.label} rounded away; sensitive operations (--fp32 shows both)"
+    elif not steps:
+        yield "values inside operations (none recorded)"
+    elif (last := max(steps)) < case.extent.last:
+        yield f"values inside operations after step {last:,}"
 
 
 def _not_trained(case: Case) -> Iterator[str]:

@@ -37,7 +37,7 @@ def judge(case: Case) -> Verdict:
     reason = unfit or next(_why_not(case), None)
     if reason is not None:
         return Verdict("cannot", _failed_first(case, reason), evidence, open_questions)
-    text = f"{_how(case, 'should work')}{_bound(case)}"
+    text = f"{_how(case, 'should work')}{_bound(case)}{_rounded(case)}"
     if case.run_again == () and trained is None:
         text += " No step was run again, so the effect of rounding on the gradients is unknown."
     if trained is not None:
@@ -58,7 +58,8 @@ def _why_unfit(case: Case) -> Iterator[str]:
     if failure_of(case.run) and case.extent.recorded < FEW_STEPS:
         yield f"The recording is too short ({steps}) to say whether {fmt} works."
     if codes & {"non-finite-gradients", "non-finite-losses", "exploding-gradients"}:
-        yield "This training diverges in FP32: fix that before you change the format."
+        label = case.half.label
+        yield f"This training diverges in {label}: fix that before you change the format."
     if "no-activation-gradients" in codes:
         yield f"The recording has no activation gradients, so it cannot show whether {fmt} works."
     yield from _not_a_training_in_fp32(case)
@@ -94,7 +95,7 @@ def _not_a_training_in_fp32(case: Case) -> Iterator[str]:
     fmt, codes = case.target.label, case.codes
     weights = next((f for f in case.findings if f.code == NOT_FP32), None)
     dtypes = frozenset(weights.evidence.get("dtypes") or ()) if weights is not None else frozenset()
-    narrow = narrowed(case.run) or ("" if weights is None else _what_is_narrow(weights.evidence))
+    narrow = "" if case.rounded_to else _narrow(case)
     if dtypes and dtypes <= WIDER_THAN_FP32:
         yield (
             f"This recording is of a training in {' and '.join(sorted(dtypes))}: it does not show "
@@ -111,6 +112,12 @@ def _not_a_training_in_fp32(case: Case) -> Iterator[str]:
         )
     if "no-optimizer-step" in codes:
         yield (f"The recording has no optimizer step, so it cannot show whether {fmt} works.")
+
+
+def _narrow(case: Case) -> str:
+    """What of the recorded training is not FP32, as a clause; empty if all of it is."""
+    found = next((f for f in case.findings if f.code == NOT_FP32), None)
+    return narrowed(case.run) or ("" if found is None else _what_is_narrow(found.evidence))
 
 
 def _what_is_narrow(evidence: Mapping[str, Any]) -> str:
@@ -207,6 +214,16 @@ def _bound(case: Case) -> str:
     beyond = sorted(case.scale.out_of_reach)
     lost = f"{case.target.label} loses the gradient of {spoken_layers(beyond)} at every loss scale"
     return (f" But {lost}." if beyond else "") + (f" mpdiag recorded only {seen}." if seen else "")
+
+
+def _rounded(case: Case) -> str:
+    """That figures are of values which were rounded before, in a sentence; empty if they were not."""
+    if case.rounded_to is None:
+        return ""
+    return (
+        f" The recording is not of an FP32 training ({_narrow(case)}), so these figures are bounds, up "
+        f"to one rounding to {case.rounded_to.label}."
+    )
 
 
 def _outcome(trained: StoredComparison) -> str:

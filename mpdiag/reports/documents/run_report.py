@@ -16,6 +16,7 @@ from mpdiag.display.wording import counted, percent, sentence
 from mpdiag.files.paths import is_remote
 from mpdiag.numerics.formats import half_of
 from mpdiag.precision.audit import Audit
+from mpdiag.precision.half_choice import fp16_or_bf16
 from mpdiag.reports.contents import RunContents
 from mpdiag.reports.documents.page import figure_data, findings, frame_table, page
 from mpdiag.reports.picture import Picture
@@ -66,6 +67,7 @@ def run_page(contents: RunContents) -> str:
         facts=facts(analysis),
         why=reasons(analysis),
         findings=findings(f.to_json() for f in analysis.findings),
+        choice=fp16_or_bf16(analysis),
         precision=_precision(contents.audit),
         operations=frame_table(operations_frame(analysis)),
         levels=frame_table(levels_frame(analysis.plan)),
@@ -84,7 +86,7 @@ def _precision(audit: Audit | None) -> dict[str, Any] | None:
         "table": frame_table(precision_frame(audit)),
         "sources": [f"{title}: {words}." for title, words in sources(audit)],
         "findings": findings(f.to_json() for f in audit.findings),
-        "answers": frame_table(answers_frame(audit)),
+        "answers": frame_table(answers_frame(audit.answers)),
     }
 
 

@@ -19,10 +19,11 @@ from mpdiag.display.wording import counted, layer_name, magnitude, percent, scal
 from mpdiag.files.paths import AnyPath
 from mpdiag.numerics.formats import BF16, FORMATS, FP16, TRAINABLE
 from mpdiag.plan import Fp32Choice, PrecisionPlan, ShapeAdvice, Verdict
+from mpdiag.precision.half_choice import fp16_or_bf16
 from mpdiag.reports import next_commands
+from mpdiag.reports.text.audit import answers_text
 from mpdiag.reports.text.charts import Histogram
 from mpdiag.reports.text.tables import EXPLAIN, Fitted, add_findings, finding_lines, titled_rows
-from mpdiag.runs.run import Run
 
 FINDINGS = 3
 """Findings that are shown without ``-v``, which shows all."""
@@ -46,8 +47,23 @@ def summary_text(analysis: Analysis) -> Iterator[RenderableType]:
         rows.add_row("", "")
         rows.add_row("Not checked", Text("; ".join(bounds)))
     if can_be_settled(analysis):
-        rows.add_row("To settle it", Text(" ".join(map(str, settling_command(analysis.run)))))
+        rows.add_row("To settle it", Text(" ".join(map(str, settling_command(analysis)))))
     yield rows
+    yield from _half_precision(analysis)
+
+
+def _half_precision(analysis: Analysis) -> Iterator[RenderableType]:
+    """What a recording of half precision says of the choice of a format, and what it answers."""
+    choice = fp16_or_bf16(analysis)
+    if choice is not None:
+        yield Text("\nFP16 or BF16?", style="bold")
+        yield Text(choice.text)
+        rows = titled_rows()
+        for title, words in choice.grounds:
+            rows.add_row(title, Text(words))
+        yield rows
+    if analysis.half.computed:
+        yield from answers_text(analysis.answers)
 
 
 def _plan(analysis: Analysis) -> Iterator[tuple[str, str]]:
@@ -79,12 +95,12 @@ def analysis_text(analysis: Analysis, *, verbose: bool = False) -> RenderableTyp
     parts: list[RenderableType] = [_verdict(analysis), _provenance(analysis), Text("")]
     if not analysis.concluded:  # nothing below would be true of another training
         told = [*finding_lines(analysis.findings), Text(EXPLAIN, "dim")]
-        return Group(*parts, *told, *_grounds(analysis))
+        return Group(*parts, *told, *_grounds(analysis), *_half_precision(analysis))
     if analysis.advises:
         parts += [_facts(analysis), Text("")]
     if analysis.findings:
         parts += [*finding_lines(analysis.findings), Text(EXPLAIN, "dim")]
-    parts += [*_grounds(analysis), Text("")]
+    parts += [*_grounds(analysis), *_half_precision(analysis), Text("")]
     parts += [_deciding_layers(analysis), Text(""), *gradients_picture(analysis), Text("")]
     if analysis.operations:
         parts += [_proven(analysis), Text("")]
@@ -170,6 +186,8 @@ def after_analysis(
     """
     if not analysis.advises:  # a plan would rest on nothing
         return "mpdiag", "report", run
+    if analysis.rounded_to is not None:
+        return settling_command(analysis)
     if _calls_for_bf16(analysis):
         return "mpdiag", "analyze", run, "--target", BF16.name, "-o", "plan.json"
     done = next_commands.after_training(run, analysis.plan)
@@ -222,7 +240,7 @@ def _grounds(analysis: Analysis) -> list[RenderableType]:
     for title, clauses in grounds(verdict):
         grid.add_row(title, escape(clauses))
     if can_be_settled(analysis):
-        grid.add_row("To settle it", escape(" ".join(map(str, settling_command(analysis.run)))))
+        grid.add_row("To settle it", escape(" ".join(map(str, settling_command(analysis)))))
     return [Text(""), grid]
 
 
@@ -232,8 +250,14 @@ def can_be_settled(analysis: Analysis) -> bool:
     return open_still and analysis.target in TRAINABLE
 
 
-def settling_command(run: Run) -> tuple[object, ...]:
-    """The words of the check that shows what a recording cannot: a search, or a short probe."""
+def settling_command(analysis: Analysis) -> tuple[object, ...]:
+    """The words of the check that shows what a recording cannot.
+
+    It is a search or a short probe; of a training in half precision, a recording in FP32.
+    """
+    run = analysis.run
+    if analysis.rounded_to is not None:
+        return "mpdiag", "record", "--fp32", "--", *(run.script_words or ("script.py", "ARGS"))
     argv = [str(word) for word in run.meta.get("argv") or []]
     if argv[1:2] == ["demo"]:
         return "mpdiag", "search", _workload(argv[2:], run.folder.name)

@@ -1,13 +1,13 @@
 """What ``audit`` prints: the precision of groups of parameters, what it does, what can be answered."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from rich.console import RenderableType
 from rich.text import Text
 
-from mpdiag.precision.answers import Certainty
 from mpdiag.precision.audit import Audit
 from mpdiag.reports.text.tables import Fitted, add_findings, titled_rows
+from mpdiag.runs.answers import Answer, Certainty
 from mpdiag.runs.precision import LABELS
 
 HEADINGS = {
@@ -57,9 +57,14 @@ def audit_text(audit: Audit, *, verbose: bool = False) -> Iterator[RenderableTyp
         rows.add_row("", "")
         add_findings(rows, audit.findings, whole=True)
     yield rows
+    yield from answers_text(audit.answers)
+
+
+def answers_text(answers: Sequence[Answer]) -> Iterator[RenderableType]:
+    """Which questions a recording answers, with a heading."""
     yield Text("\nWhat this recording can answer", style="bold")
     rows = titled_rows()
-    for certainty, questions, reason in answered(audit):
+    for certainty, questions, reason in answered(answers):
         rows.add_row(
             Text(CERTAINTIES[certainty], _STYLES[certainty]), Text(f"{questions}: {reason}")
         )
@@ -90,10 +95,10 @@ def sources(audit: Audit) -> Iterator[tuple[str, str]]:
         yield "Reduced", "; ".join(reasons)
 
 
-def answered(audit: Audit) -> Iterator[tuple[Certainty, str, str]]:
+def answered(answers: Iterable[Answer]) -> Iterator[tuple[Certainty, str, str]]:
     """How the recording answers which questions, and why; those with the same reason together."""
     together: dict[tuple[Certainty, str], list[str]] = {}
-    for answer in sorted(audit.answers, key=lambda a: list(CERTAINTIES).index(a.answer)):
+    for answer in sorted(answers, key=lambda a: list(CERTAINTIES).index(a.answer)):
         together.setdefault((answer.answer, answer.reason), []).append(answer.question)
     for (certainty, reason), questions in together.items():
         yield certainty, ", ".join(questions), reason

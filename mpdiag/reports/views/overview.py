@@ -304,6 +304,7 @@ _REASONS = {
     "why": "See why, layer by layer",
     "report": "Write the report",
     "analyze": "Write the plan",
+    "record": "Record it in FP32",
 }
 
 
@@ -336,7 +337,7 @@ def next_steps(
     seen = compared_with(run)
     found += [next_commands.compare_them(run, other) for other in trained if other.name != seen]
     if analysis.concluded and can_be_settled(analysis) and not seen:
-        found.append(settling_command(analysis.run))
+        found.append(settling_command(analysis))
     if plan is not None:
         found.append(("mpdiag", "export", plan, "--to", "torch"))
     return steps_of(found)

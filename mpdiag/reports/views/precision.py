@@ -1,10 +1,13 @@
 """The precision of a training: the dtypes of its parameters, and what its recording answers."""
 
+from collections.abc import Iterable
+
 import pandas as pd
 
 from mpdiag.precision.audit import Audit
 from mpdiag.reports.picture import View
 from mpdiag.reports.text.audit import CERTAINTIES, HEADINGS, answered, label, shown_columns
+from mpdiag.runs.answers import Answer
 
 MISSING = (
     "this run does not say which dtypes it had: an earlier mpdiag recorded it, or it ended in its "
@@ -23,11 +26,11 @@ def precision_frame(audit: Audit) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["parameters", "elements", *(HEADINGS[n] for n in shown)])
 
 
-def answers_frame(audit: Audit) -> pd.DataFrame:
+def answers_frame(answers: Iterable[Answer]) -> pd.DataFrame:
     """Whether the recording answers questions: ``answer``, ``question`` and ``reason``."""
     rows = [
         {"answer": CERTAINTIES[certainty], "question": questions, "reason": reason}
-        for certainty, questions, reason in answered(audit)
+        for certainty, questions, reason in answered(answers)
     ]
     return pd.DataFrame(rows, columns=["answer", "question", "reason"])
 
