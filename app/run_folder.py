@@ -128,11 +128,13 @@ def current() -> Listing:
 def first(items: list[Listing]) -> Listing:
     """The run to open unasked: the newest recording of a step, of the sample runs ``SHOWCASE``.
 
-    A training by a plan has no gradients to look at, and a recording without a step has nothing.
+    A training by a plan has no gradients to look at, and a recording without a step has nothing. What
+    ``mpdiag search`` recorded for itself comes last.
     """
     recordings = [item for item in items if is_recording(item)]
     if folder().resolve() == _bundled():
         recordings.sort(key=lambda item: item.folder.name != SHOWCASE)
+    recordings.sort(key=lambda item: item.run is not None and item.run.made_for_a_command)
     with_steps = (item for item in recordings if item.run and item.run.meta.get("steps_recorded"))
     return next(with_steps, recordings[0] if recordings else items[0])
 

@@ -29,7 +29,7 @@ from mpdiag.reports.views.training import root_of
 from mpdiag.runs.stamps import stamp_of_run
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     import pandas as pd
 
@@ -70,11 +70,23 @@ def choose_run(place: Any, label: str = "Run", key: str = "run") -> Listing | No
         return None
     first = run_folder.run_name(run_folder.first(list(known.values())))
     names = [first, *(name for name in known if name != first)]
+    unless_known("run", key, known, f"which is not in this folder. Showing {first}.")
+    return known.get(place.selectbox(label, names, key=key, bind="query-params"))
+
+
+def unless_known(what: str, key: str, known: Collection[str], words: str) -> None:
+    """Say that the address asks for something that there is not.
+
+    Args:
+        what: What it is called.
+        key: Its name in the address.
+        known: What there is.
+        words: The end of the sentence.
+    """
     asked = st.query_params.get(key)
     if asked and asked not in known:
-        words = f"This link points to run {asked}, which is not in this folder. Showing {first}."
-        st.warning(in_markdown(words), icon=":material/link_off:")
-    return known.get(place.selectbox(label, names, key=key, bind="query-params"))
+        told = in_markdown(f"This link points to {what} {asked}, {words}")
+        st.warning(told, icon=":material/link_off:")
 
 
 def sidebar() -> Listing | None:

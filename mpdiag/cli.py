@@ -24,8 +24,8 @@ from mpdiag.errors import ExitCode, MpdiagError
 from mpdiag.version import __version__
 
 COMMANDS = (
-    "demo", "search", "record", "train", "profile", "analyze", "audit", "why", "explain", "replay",
-    "compare", "report", "dashboard", "runs", "doctor", "export", "board",
+    "record", "analyze", "train", "compare", "profile", "why", "explain", "replay", "audit", "search",
+    "report", "dashboard", "runs", "export", "board", "doctor", "demo",
 )  # fmt: skip
 """In the order of the help. Each is the function of that name in a module of that name; a module whose
 command needs a class of its own has it as ``COMMAND_CLASS``."""
@@ -154,7 +154,9 @@ def _failure(error: Exception, message: str, code: int, *, as_json: bool) -> typ
 
 def _explain(error: Any, *, as_json: bool) -> None:
     """Put an error of typer's into our words; typer prints it, and exits with 2."""
-    if isinstance(error, typer.BadParameter) and error.message:
+    if isinstance(error, typer.BadParameter) and not error.message:  # it is missing: say what it is
+        error.message = getattr(error.param, "help", None) or ""
+    elif isinstance(error, typer.BadParameter):
         checked = getattr(error.__cause__, "errors", None)
         error.message = value_sentence(error.message, checked() if checked is not None else ())
     if as_json:

@@ -11,6 +11,7 @@
         ├── RunNotFound
         ├── DamagedRun
         ├── DamagedPlan
+        │   └── PlanNotFound
         ├── DamagedCapsule
         ├── DamagedTrace
         ├── DamagedSearch
@@ -82,6 +83,10 @@ class DamagedRun(InputError):
 
 class DamagedPlan(InputError):
     """A plan cannot be read."""
+
+
+class PlanNotFound(DamagedPlan):
+    """There is no plan at the path given."""
 
 
 class DamagedCapsule(InputError):

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from mpdiag.errors import DamagedPlan, NewerSchema, UsageError
+from mpdiag.errors import DamagedPlan, NewerSchema, PlanNotFound, UsageError
 from mpdiag.files.documents import read_document
 from mpdiag.files.recognition import named_instead
 from mpdiag.numerics.formats import FP16, FP32, TRAINABLE
@@ -384,7 +384,8 @@ class PrecisionPlan:
             path: The plan's file, or the run folder that holds it.
 
         Raises:
-            DamagedPlan: If the file is missing or cannot be read.
+            PlanNotFound: If the file is missing.
+            DamagedPlan: If it cannot be read.
             NewerSchema: If a newer version wrote it.
             UsageError: If ``path`` is not a path, for example an ``Analysis``: pass its ``plan``.
         """
@@ -402,7 +403,7 @@ class PrecisionPlan:
         try:
             document = read_document(path)
         except FileNotFoundError:
-            raise DamagedPlan(f"there is no plan at {path}: {write}") from None
+            raise PlanNotFound(f"there is no plan at {path}: {write}") from None
         except IsADirectoryError:
             message = f"{path} is a folder without a plan.json: {write}, and give that file"
             if (path / "meta.json").is_file():
@@ -410,7 +411,7 @@ class PrecisionPlan:
                     f"the run {path} holds no plan: write one with mpdiag analyze {path} "
                     f"-o {path / FILE}"
                 )
-            raise DamagedPlan(message) from None
+            raise PlanNotFound(message) from None
         except (OSError, ValueError, RecursionError) as error:
             raise DamagedPlan(
                 named_instead(path, "plan") or f"{path} is {_why_unreadable(error)}: {write}"

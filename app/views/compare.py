@@ -233,17 +233,10 @@ if chosen is not None and not isinstance(chosen, str):
     again = command_text(compare_them(known[a], known[b]))
     st.caption(f"Same as `mpdiag compare`. To use another margin: `{again} --margin NAME=VALUE`")
 
-st.header("How far the layers moved", anchor=False)
 listings = [recorded(name) for name in (a, b)]
-if listings[0] is None or listings[1] is None:
-    lacking = [n for n, item in zip((a, b), listings, strict=True) if item is None]
-    st.caption(
-        in_markdown(
-            f"This figure needs two recordings: {' and '.join(lacking)} "
-            f"{'holds' if len(lacking) == 1 else 'hold'} no statistics of gradients."
-        )
-    )
+if None in listings:  # a training by a plan records no layers
     st.stop()
+st.header("How far the layers moved", anchor=False)
 cells = st.columns(2, vertical_alignment="bottom")
 kind = widgets.choose_kind(cells[0], list(KIND_NAMES))
 measure = cells[1].segmented_control(

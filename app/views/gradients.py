@@ -58,7 +58,7 @@ def view() -> None:
         with below[0]:
             widgets.show(shown.consequences(exponent))
         with below[1]:
-            widgets.show(shown.every_scale(exponent, plan))
+            widgets.show(shown.every_scale(exponent))
     with left:  # sent after the others: drawn by Plotly from nothing, it holds the browser up
         heat = shown.heat_map(exponent, log=log, height=HEIGHT, clickable=True)
         points = widgets.show(heat, selectable=True)

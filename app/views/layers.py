@@ -53,6 +53,7 @@ def view() -> None:
     known = {layer_name(str(n)): str(n) for n in dict.fromkeys(analysis.layers.names)}
     parameters = {str(n) for n in analysis.layers.of_kind("weight_grad", "weight", "update").names}
     modules = {label: name for label, name in known.items() if name not in parameters}
+    widgets.unless_known("layer", "layer", known, "which this run does not have.")
     first, second = st.columns([1.3, 2], vertical_alignment="bottom")
     label = second.selectbox(
         "One layer",

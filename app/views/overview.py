@@ -82,7 +82,7 @@ def tiles(recording: Listing, logs: Mapping[str, TrainingLog]) -> None:
             delta_color=tile.tone,
             delta_arrow="off",
             border=True,
-            help=in_markdown(tile.run),
+            help=in_markdown(": ".join(filter(None, (tile.run, tile.meaning)))),
         )
 
 
@@ -169,7 +169,7 @@ def next_steps(
     # It reads the logs of both sides whole, to know whether they can be compared.
     found: tuple[overview.Step, ...] = run_cache.once(
         *(listing, "next steps", *map(stamp_of_run, trained)),
-        make=lambda: overview.next_steps(analysis, planned=planned, trained=trained),
+        make=lambda: overview.next_steps(analysis, planned=planned),
     )
     return found
 

@@ -13,12 +13,13 @@ import widgets
 from mpdiag.display.wording import counted, in_markdown
 from mpdiag.reports.views import runs as views
 from mpdiag.reports.views.training import root_of
+from mpdiag.runs.training_log import FINAL_LOSS, FINAL_WORDS
 
 if TYPE_CHECKING:
     from mpdiag.runs.run import Listing
 
 ORDER = (
-    *("run", "verdict", "losses", "last_loss", "metric", "skipped", "format", "created", "size"),
+    *("run", "verdict", "losses", "final_loss", "metric", "skipped", "format", "created", "size"),
     *("steps", "recorded", "model", "device", "state"),
 )
 OPENS = "row_to_open"  # whether a row was clicked whose run the page is to open
@@ -102,7 +103,7 @@ def columns(frame: pd.DataFrame, badges: list[views.Badge]) -> dict[str, Any]:
             "mpdiag compare answered.",
         ),
         "losses": column.LineChartColumn("loss", width=72, help="Medians over the training."),
-        "last_loss": column.NumberColumn("last loss", format="%.4g", width=80),
+        "final_loss": column.NumberColumn(FINAL_LOSS, format="%.4g", width=80, help=FINAL_WORDS),
         "metric": column.TextColumn("last metric", width=wide(frame["metric"], 110)),
         "skipped": column.NumberColumn("skipped", format="localized", width=64),
         "format": column.TextColumn("format, level", width=128),
@@ -152,7 +153,7 @@ def shown(frame: pd.DataFrame, *, group: bool) -> pd.DataFrame:
         c for c in ORDER if c in ("run", "verdict") or frame[c].astype(str).str.strip("[]").any()
     ]
     table = frame[full].copy()
-    for name in ("steps", "recorded", "skipped", "last_loss"):
+    for name in ("steps", "recorded", "skipped", "final_loss"):
         if name in table:
             table[name] = table[name].astype("Float64")
     table["format"] = frame["format"].where(frame["format"] != "", frame["kind"])

@@ -24,7 +24,7 @@ def train(
 ) -> None:
     """Train an unmodified script by a plan. Casts, loss scale, skipped steps."""
     from mpdiag.launching.trained_script import recording_of, train_command
-    from mpdiag.reports import terminal
+    from mpdiag.reports import next_commands, terminal
 
     if out is not None:
         refuse_file(out, "--out")
@@ -38,5 +38,5 @@ def train(
         elif recorded is not None and trained.comparable:
             terminal.name_next("mpdiag", "compare", shortest_path(recorded), shortest_path(run))
         else:
-            terminal.name_next("mpdiag", "runs", shortest_path(run.parent))
+            terminal.name_next(*next_commands.after_seed(shortest_path(run)))
     raise typer.Exit(code)

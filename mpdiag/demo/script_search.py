@@ -13,7 +13,7 @@ from datetime import datetime
 from pathlib import Path
 
 from mpdiag.analysis.analyzer import analyze
-from mpdiag.analysis.comparison.groups import FINAL_LOSS, SeedTraining, read_group
+from mpdiag.analysis.comparison.groups import SeedTraining, read_group
 from mpdiag.analysis.operations.rules import called
 from mpdiag.demo.search import keep_plan, progress_line
 from mpdiag.display.wording import did_you_mean
@@ -24,7 +24,9 @@ from mpdiag.numerics.autocast_lists import LISTS, MOVES
 from mpdiag.numerics.formats import FloatFormat, format_named
 from mpdiag.plan import LossScalePlan, PrecisionPlan
 from mpdiag.runs.operations import Operation, TensorRecord
+from mpdiag.runs.results import add_to_meta
 from mpdiag.runs.run import META, open_run
+from mpdiag.runs.training_log import FINAL_LOSS
 from mpdiag.sensitivity.fp32_search import Reference, SearchResult, search_trainings
 from mpdiag.sensitivity.loss_estimate import Fp32Candidate
 
@@ -141,6 +143,7 @@ class ScriptTrainings:
             failure = probe.run_apart(command, self.run)
             if failure:
                 raise InputError(f"the script failed while it was recorded: {failure}")
+            add_to_meta(self.run, made_for="search")
         state = open_run(self.run).meta.get("state")
         if state != "complete":
             raise InputError(

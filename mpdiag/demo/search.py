@@ -21,6 +21,7 @@ from mpdiag.plan import PrecisionPlan
 from mpdiag.recording.recorder import record
 from mpdiag.reports import terminal
 from mpdiag.reports.text.tables import Fitted
+from mpdiag.runs.results import add_to_meta
 from mpdiag.runs.run import META
 from mpdiag.sensitivity.fp32_search import OnProgress, SearchResult, Train, search_fp32
 from mpdiag.sensitivity.measurement import measure_sensitivity
@@ -132,6 +133,7 @@ def _recorded(subject: _Subject, run: Path) -> PrecisionPlan:
             MixedPrecision(model, optimizer, PrecisionPlan(), level="O0") as mp,
         ):
             train(mp)
+        add_to_meta(place, made_for="search")
         plan = analyze(place).plan
         scale = plan.loss_scale.recommended
         measure_sensitivity(model, subject.step(model), place, fmt=plan.target, scale=scale)
@@ -151,7 +153,9 @@ def search_text(result: SearchResult) -> Any:
         parts.append(table)
     if spread is not None:
         figures = ", ".join(f"{m:.4g}" for m in spread.metrics)
-        parts.append(Text(f"FP32's seeds reach {figures}; the limit is {spread.bound:.4g}"))
+        alike = len(set(spread.metrics)) == 1
+        why = "1 % away, because they are alike" if alike else "1 % of FP32's seeds would miss it"
+        parts.append(Text(f"FP32's seeds reach {figures}; the limit is {spread.bound:.4g} ({why})"))
     ran = (
         f"{counted(result.references, 'FP32 training')} of {result.seeds}, "
         f"{counted(result.trainings, 'training')} of {counted(len(result.probes), 'set')}, "

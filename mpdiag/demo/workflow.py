@@ -36,9 +36,9 @@ from mpdiag.reports import next_commands, terminal
 from mpdiag.reports.machine import processor_cores
 from mpdiag.reports.text.analysis import after_analysis, gradients_picture, summary_text
 from mpdiag.reports.text.tables import Fitted
-from mpdiag.runs.results import add_margins
+from mpdiag.runs.results import add_to_meta
 from mpdiag.runs.run import free_name
-from mpdiag.runs.training_log import LogWriter, Metric, TrainingStep
+from mpdiag.runs.training_log import FINAL_LOSS, LogWriter, Metric, TrainingStep, final_loss
 from mpdiag.training.options import PrecisionOverrides
 from mpdiag.training.trainer import MixedPrecision
 from mpdiag.workloads.protocol import Session, Workload, mixed_step, start
@@ -193,8 +193,8 @@ def record_fp32(
         log.append(Metric(workload.metric, metric, workload.higher_is_better))
     margin = getattr(workload, "margin", None)  # a workload of yours may have none
     if margin is not None:
-        add_margins(run, {workload.metric: margin})
-    return Outcome("FP32", run, metric, losses[-1], 0, session.steps, seconds)
+        add_to_meta(run, margins={workload.metric: margin})
+    return Outcome("FP32", run, metric, final_loss(losses), 0, session.steps, seconds)
 
 
 def train_variant(
@@ -237,9 +237,9 @@ def train_variant(
         seconds = time.perf_counter() - began
         metric = session.evaluate()
         trainer.log_metric(workload.metric, metric, higher_is_better=workload.higher_is_better)
-    last = losses[-1] if losses else None
+    final = final_loss(losses)
     return Outcome(
-        variant.title, run, metric, last, trainer.skipped, trainer.steps, seconds, stopped
+        variant.title, run, metric, final, trainer.skipped, trainer.steps, seconds, stopped
     )
 
 
@@ -263,7 +263,7 @@ class Outcome:
         title: Its name.
         run: Its run folder; None if it never began.
         metric: On held-out data; None if it never began.
-        loss: Of the last step.
+        loss: As ``final_loss`` has it.
         skipped, steps: Steps skipped, and all of them.
         seconds: Wall time of the steps.
         stopped: Why it stopped early or never began; empty if it finished.
@@ -290,7 +290,7 @@ def demo_text(
         outcomes: FP32 first, then without a scale, then by the plan, then others.
         analysis: The analysis of the recording.
     """
-    numbers = (metric, "last loss", "skipped", "seconds")
+    numbers = (metric, FINAL_LOSS, "skipped", "seconds")
     table = Fitted(
         ("training", *numbers, "run"), "Trained from the same seed", right=frozenset(numbers)
     )

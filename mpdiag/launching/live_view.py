@@ -192,10 +192,14 @@ def verdict_words(so_far: SoFar | None, seen: int, *, ended: bool = False) -> st
         seen: Steps of the training.
         ended: Whether no more will come.
     """
+    from mpdiag.analysis.recording_checks import FEW_STEPS
+
     if so_far is None:
         none = "no step was recorded" if ended else "no step was recorded yet"
         return f"so far nothing: {none}"
     steps = f"{so_far.steps:,} of {counted(seen, 'step')}"
+    if so_far.steps < FEW_STEPS and not ended:
+        return f"so far, {steps} recorded: a verdict comes at {FEW_STEPS}"
     return f"{'' if ended else 'so far, '}{steps} recorded: {so_far.words}"
 
 
@@ -252,7 +256,7 @@ class Panel:
         text = ""
         if size != self._size:  # at first, or the window has another size now
             text, self._size = self._reserve(rows), size
-        rule = f"── {title} "
+        rule = f"── mpdiag · {title} "
         rule += "─" * max(0, columns - 1 - len(rule))
         shown = [*[rule, *lines][:LINES], *[""] * (LINES - 1 - len(lines))]
         text += "\x1b7"
@@ -363,7 +367,8 @@ class LiveView:
             self._so_far = self._state.so_far()
             judged = self._clock() - begin
             self._judge_at = begin + max(SECONDS_BETWEEN_VERDICTS, judged / SHARE)
-        title = f"mpdiag · {self._name} · {progress.step:,} steps, {progress.recorded:,} recorded"
+        steps = counted(progress.step, "step")
+        title = f"{self._name} · {steps}, {progress.recorded:,} recorded"
         self._surface.draw(title, self._lines())
         self._shown = True
         drawn = self._clock() - begin - judged

@@ -351,6 +351,12 @@ class ScriptTraining:
             )
         if not self.trainers:
             self._termination.install()
+            emulated = trainer.backend == "emulated" and trainer.precision.level != "O0"
+            if emulated and announced_ranks()[0] == 0:
+                processes.tell(
+                    f"{trainer.precision.format.upper()} is emulated here, in FP32: a step takes 1.2 "
+                    "to 2.7 times as long as in FP32"
+                )
         self.trainers.append(trainer)
         for module, known in zip(modules, before, strict=True):
             if module is found.called:

@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -115,6 +116,10 @@ def train_script(
         raise RunExists(message)
     if read.level not in ("O0", "O1") and rank == 0:
         processes.tell(f"the plan's level is {read.level}; an unmodified script is trained at O1")
+    if rank == 0 and (
+        others := _other_arguments(plan, folder.parent / Path(read.run).name, script)
+    ):
+        processes.tell(others)
     training = ScriptTraining(TrainScriptSettings(read, folder, backend))
     AfterTorch(training.attach).install()
     launch = processes.new_launch()
@@ -149,6 +154,18 @@ def train_script(
     )
     training.let_go()
     return trained
+
+
+def _other_arguments(plan: Path, recording: AnyPath, script: Script) -> str:
+    """That the recorded script had other arguments, in a sentence; "" where it had not, or is gone."""
+    near = (plan if plan.is_dir() else plan.parent, recording)
+    known = next((open_run(folder) for folder in near if (folder / META).is_file()), None)
+    before, now = () if known is None else known.script_words, script.words
+    if not before or before[1:] == now[1:]:
+        return ""
+    return (
+        f"the plan's recording ran {shlex.join(before)}, and this training runs {shlex.join(now)}"
+    )
 
 
 def train_child(settings: TrainScriptSettings) -> Callable[[str], None]:

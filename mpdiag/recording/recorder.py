@@ -73,7 +73,7 @@ Optimizers = Optimizer | Sequence[Optimizer] | None
 def record(
     model: Models,
     optimizer: Optimizers,
-    run: str | os.PathLike[str],
+    run: str | os.PathLike[str] = "",
     *,
     every: int | None = None,
     include: str | None = None,
@@ -123,6 +123,11 @@ def record(
         UsageError: If an argument has the wrong type or value.
         RunExists: If the folder holds a run and ``overwrite`` is False.
     """
+    if not os.fspath(run):
+        raise UsageError(
+            "record(model, optimizer, run) has no run folder: name it as the third argument, after "
+            "the optimizer, or None without one"
+        )
     optimizers = optimizers_of(optimizer)
     cadence = Cadence(every, max_steps, budget)
     if operations is not None and (type(operations) is not int or operations < 0):
@@ -332,6 +337,13 @@ class Recorder:
         self._forget_start()
         if not (self._subjects.modules or self._subjects.parameters):
             logger.warning("recording into %s: %s", self.folder, self._subjects.nothing_chosen())
+        mine = set(map(id, self._subjects.roots))
+        for other in live:
+            if isinstance(other, Recorder) and not mine.isdisjoint(map(id, other._subjects.roots)):
+                words = (
+                    "the model is being recorded into %s, too: each recording takes its own time"
+                )
+                logger.warning("recording into %s: " + words, self.folder, other.folder)
         if any(n.reason is not None for n in self._subjects.modules.values()):
             parts.operations.refuse("the model is compiled: record the eager one")
         try:

@@ -59,6 +59,7 @@ class Glance:
         size: Bytes of all its files.
         losses: At most ``POINTS`` of its finite losses, medians over equal parts of the training.
         last_loss: The last loss that was logged; it may be infinite or NaN.
+        final_loss: As ``mpdiag compare`` judges it.
         steps: Steps in its log; None without a log.
         skipped: Steps that were skipped; None without a log.
         metrics: Its last value of each metric.
@@ -73,6 +74,7 @@ class Glance:
     size: int = 0
     losses: tuple[float, ...] = ()
     last_loss: float | None = None
+    final_loss: float | None = None
     steps: int | None = None
     skipped: int | None = None
     metrics: tuple[Metric, ...] = ()
@@ -93,6 +95,7 @@ def read_glance(folder: Path) -> Glance:
         size=_size(folder),
         losses=sparkline(losses),
         last_loss=losses[-1] if losses else None,
+        final_loss=log.final_loss if log else None,
         steps=len(log.steps) if log else None,
         skipped=len(log.skipped) if log else None,
         metrics=tuple({m.metric: m for m in log.metrics}.values()) if log else (),

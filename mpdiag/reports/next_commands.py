@@ -82,7 +82,7 @@ def go_on(run: AnyPath) -> Words:
 def after_training(run: AnyPath, plan: PrecisionPlan) -> Words:
     """The comparison of a recording with a training by its plan; once compared, a look at both.
 
-    Nothing where no run beside the recording was trained by the decisions of the plan.
+    Nothing where no run beside the recording was trained as long by the decisions of the plan.
     """
     from mpdiag.analysis.verdict.trained import followed_decisions
 
@@ -101,7 +101,7 @@ def after_training(run: AnyPath, plan: PrecisionPlan) -> Words:
             continue
         ours = Path(followed.run).name == Path(plan.run).name
         words = compare_them(run, run.parent / item.folder.name)
-        if ours and words and followed_decisions(item.run) == decisions:
+        if ours and words and followed_decisions(item.run) == decisions and _as_long(run, item):
             return words
     return NOTHING
 
@@ -109,6 +109,7 @@ def after_training(run: AnyPath, plan: PrecisionPlan) -> Words:
 def after_listing(found: Iterable[Listing]) -> Words:
     """What follows for the newest recording; for trainings alone the dashboard."""
     items = [item for item in found if item.run is not None]
+    items.sort(key=lambda item: item.run is not None and item.run.made_for_a_command)
     recorded = next((item.folder for item in items if _has_rows(item.folder)), None)
     if recorded is not None:
         return go_on(recorded) or ("mpdiag", "analyze", recorded)
@@ -148,7 +149,10 @@ def after_check(run: AnyPath, against: Path, target: str, *, trained: bool) -> W
 
 
 def after_export(plan: PrecisionPlan, path: Path, output: Path | None, written: Export) -> Words:
-    """The training by the exported plan; where its script is unknown, the file of the export."""
+    """The training by the exported plan; where its script is unknown, the file of the export.
+
+    Nothing where that is written: what follows is in the other framework.
+    """
     folder = path if path.is_dir() else path.parent
     run = None
     if (folder / META).is_file():
@@ -158,7 +162,7 @@ def after_export(plan: PrecisionPlan, path: Path, output: Path | None, written: 
             run = None
     train = train_by(plan, path, run)
     if train or output is not None:
-        return train or DOCTOR
+        return train
     # torch.py beside a script would hide the package that the script imports.
     name = f"plan_{written.framework}.{_ENDINGS[written.language]}"
     return ("mpdiag", "export", path, "--to", written.framework, "-o", name)
@@ -231,6 +235,19 @@ def after_board(kind: str, where: str) -> Words:
     return ("tensorboard", "--logdir", Path(where).parent)
 
 
+def after_seed(run: AnyPath) -> Words:
+    """The comparison of a folder of seeds with the folder ``fp32`` beside it; else a list of its runs.
+
+    So are the folders called where ``mpdiag compare`` asks for more seeds.
+    """
+    several = run.parent.parent / "fp32", run.parent
+    if several[0] != several[1] and all(_holds_runs(folder) for folder in several):
+        words = compare_them(*several)
+        if words:
+            return words
+    return ("mpdiag", "runs", run.parent)
+
+
 def compare_them(a: AnyPath, b: AnyPath) -> Words:
     """The comparison of two trainings, or folders of them, if both hold a log."""
     return ("mpdiag", "compare", a, b) if _logged(a) and _logged(b) else NOTHING
@@ -241,6 +258,18 @@ def _module_is_there(name: str) -> bool:
     top = name.partition(".")[0]
     here = Path.cwd()
     return (here / top).is_dir() or (here / f"{top}.py").is_file() or find_spec(top) is not None
+
+
+def _as_long(recording: AnyPath, training: Listing) -> bool:
+    """Whether a training went on for as long as a recording, so that they can be compared."""
+    from mpdiag.analysis.comparison.comparison_findings import lengths_apart
+    from mpdiag.analysis.comparison.groups import training_alone
+
+    runs = open_run(recording), training.run or open_run(training.folder)
+    try:
+        return lengths_apart(*map(training_alone, runs)) is None
+    except MpdiagError:
+        return False
 
 
 def _has_rows(folder: AnyPath) -> bool:

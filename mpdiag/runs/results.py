@@ -93,18 +93,19 @@ def read_comparison(folder: AnyPath) -> StoredComparison | None:
         return None
 
 
-def add_margins(folder: AnyPath, margins: Mapping[str, float]) -> None:
-    """Say in a finished run's ``meta.json`` how much of a metric's difference does not matter.
+def add_to_meta(folder: AnyPath, **facts: Any) -> None:
+    """Say more in a finished run's ``meta.json``.
 
     Args:
         folder: The run.
-        margins: By metric, in its own unit.
+        facts: ``margins``: how much of a metric's difference does not matter, by metric, in its own
+            unit; ``made_for``: the command that recorded it for itself.
 
     Raises:
         OSError: If the file cannot be read or written.
         ValueError: If it is not JSON.
     """
-    write_json(folder / META, {**read_document(folder / META), "margins": dict(margins)})
+    write_json(folder / META, {**read_document(folder / META), **facts})
 
 
 _TEXTS = (

@@ -16,7 +16,7 @@ import logging
 import math
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import cache
 from itertools import chain
@@ -32,7 +32,16 @@ logger = logging.getLogger("mpdiag")
 FILE = "training.jsonl"
 RECORDED = {"source": "recording"}
 """First line of a log that a recording wrote of the training it watched."""
+FINAL_LOSS = "final loss"
+"""A metric that every log with losses has, and what it is."""
+FINAL_WORDS = "mean loss of the last 5 % of the steps"
 _MAX_LINE = 1 << 20
+
+
+def final_loss(losses: Sequence[float]) -> float | None:
+    """The mean of the last twentieth of some losses, of at least one; None without any."""
+    last = losses[-max(1, len(losses) // 20) :]
+    return sum(last) / len(last) if last else None
 
 
 @dataclass(frozen=True)
@@ -86,6 +95,22 @@ class TrainingLog:
     def metric(self, name: str) -> Metric | None:
         """A metric by name, the last one written."""
         return next((m for m in reversed(self.metrics) if m.metric == name), None)
+
+    @property
+    def losses(self) -> dict[int, float]:
+        """The loss of each step that was not skipped, as far as they were seen."""
+        return {s.step: s.loss for s in self.steps if s.loss is not None and not s.skipped}
+
+    @property
+    def final_loss(self) -> float | None:
+        """See ``final_loss``, of the steps that were not skipped."""
+        return final_loss([loss for _, loss in sorted(self.losses.items())])
+
+    def outcome(self, name: str) -> float | None:
+        """The last value of a metric, ``FINAL_LOSS`` included; None if it has none."""
+        logged = self.metric(name)
+        own = self.final_loss if name == FINAL_LOSS else None
+        return own if logged is None else logged.value
 
 
 class Sink(Protocol):

@@ -3,6 +3,7 @@
 import os
 import re
 import struct
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
@@ -47,6 +48,9 @@ def test_the_verdict_so_far_is_that_of_the_analysis(root, name, need):
     told = verdict_words(found, 999)
     assert told.startswith(f"so far, {found.steps} of 999 steps recorded: FP16 {need}")
     assert verdict_words(found, 999, ended=True) == told.removeprefix("so far, ")
+    few = replace(found, steps=19)
+    assert verdict_words(few, 999) == "so far, 19 of 999 steps recorded: a verdict comes at 20"
+    assert verdict_words(few, 999, ended=True).startswith(f"19 of 999 steps recorded: FP16 {need}")
     shares = dict(found.worst)
     assert list(shares.values()) == sorted(shares.values(), reverse=True)
     layers = {r["name"]: r for r in run_layers(run).of_kind("activation_grad").to_json()}
@@ -219,7 +223,7 @@ def test_a_training_that_is_shown_is_the_same_bit_for_bit(tmp_path, capsys, monk
     with loops.recording(tmp_path / "live", every=2, live=True):
         made = loops.dcgan(turns=8)
     told = capsys.readouterr().err
-    assert re.search(r"mpdiag: mpdiag · live · \d+ steps, \d+ recorded; loss ", told)
+    assert re.search(r"mpdiag: live · \d+ steps?, \d+ recorded; loss ", told)
     recorded = open_run(tmp_path / "live").meta
     counts = recorded["steps_recorded"], recorded["steps_seen"]
     last = "mpdiag: {} of {} steps recorded: ".format(*counts)

@@ -20,8 +20,9 @@ from mpdiag.plan import PrecisionPlan
 from mpdiag.reports import next_commands
 from mpdiag.reports.text.analysis import can_be_settled
 from mpdiag.reports.views import overview
-from mpdiag.runs.results import COMPARISON
+from mpdiag.runs.results import COMPARISON, add_to_meta
 from mpdiag.runs.run import list_runs, open_run
+from mpdiag.runs.training_log import FILE
 
 BUILDERS = {"after_analysis"}
 """Functions beside those of ``next_commands`` that build the words."""
@@ -114,8 +115,39 @@ def test_what_is_named_next_knows_what_was_done(here):
     steps = [step.command for step in overview.training_steps(trained, run)]
     assert not any("compare" in step for step in steps)
     analysis = analyze(run)
-    steps = overview.next_steps(analysis, planned=True, trained=[trained])
+    steps = overview.next_steps(analysis, planned=True)
     assert not {step.command.split()[1] for step in steps} & {"train", "compare", "dashboard"}
+
+
+def test_a_training_of_another_length_is_not_compared(here):
+    """As ``mpdiag compare`` says of it; what is named is the training as it was recorded."""
+    run, trained = Path("runs/digits"), Path("runs/digits-fp16-plan")
+    plan = PrecisionPlan.load(run)
+    assert next_commands.after_training(run, plan) == ("mpdiag", "compare", run, trained)
+    lines = (trained / FILE).read_text().splitlines(keepends=True)
+    (trained / FILE).write_text("".join(lines[:20]))
+    assert next_commands.after_training(run, plan) == ()
+
+
+def test_after_several_seeds_their_folders_are_compared(here):
+    run = Path("runs/digits-fp16-plan")
+    assert next_commands.after_seed(run) == ("mpdiag", "runs", Path("runs"))
+    shutil.copytree("runs/digits", "fp32/seed0")
+    shutil.copytree(run, "fp16/seed0")
+    named = next_commands.after_seed(Path("fp16/seed0"))
+    assert named == ("mpdiag", "compare", Path("fp32"), Path("fp16"))
+    assert next_commands.after_seed(Path("fp32/seed0")) == ("mpdiag", "runs", Path("fp32"))
+
+
+def test_what_a_search_recorded_for_itself_is_not_the_newest(here):
+    shutil.copytree("runs/digits", "runs/search-x")
+    meta = json.loads(Path("runs/search-x/meta.json").read_text())
+    Path("runs/search-x/meta.json").write_text(
+        json.dumps(meta | {"created": "2099-01-01T00:00:00"})
+    )
+    assert next_commands.after_listing(list_runs("runs"))[2] == Path("runs/search-x")
+    add_to_meta(Path("runs/search-x"), made_for="search")
+    assert next_commands.after_listing(list_runs("runs"))[2] == Path("runs/digits")
 
 
 def test_a_check_that_was_made_is_not_named_again(here):

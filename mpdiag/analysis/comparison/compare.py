@@ -25,7 +25,7 @@ from mpdiag.analysis.comparison.equivalence import (
     judge_equivalence,
     judge_family,
 )
-from mpdiag.analysis.comparison.groups import FINAL_LOSS, SeedGroup, SeedTraining, read_group
+from mpdiag.analysis.comparison.groups import SeedGroup, SeedTraining, read_group
 from mpdiag.analysis.comparison.logged_metrics import printed_metric
 from mpdiag.analysis.comparison.margins import Margin, default_margin, given_margin, known_margin
 from mpdiag.analysis.comparison.models import ModelRelation, relate_models
@@ -36,6 +36,7 @@ from mpdiag.errors import InputError, UsageError
 from mpdiag.files.documents import finite
 from mpdiag.files.paths import place
 from mpdiag.runs.run import META, list_runs, open_run
+from mpdiag.runs.training_log import FINAL_LOSS
 
 SCHEMA_VERSION = 1
 

@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from mpdiag.analysis.comparison.equivalence import Equivalence, EquivalenceVerdict
-from mpdiag.analysis.comparison.groups import FINAL_LOSS, SeedGroup, SeedTraining
+from mpdiag.analysis.comparison.groups import SeedGroup, SeedTraining
 from mpdiag.analysis.comparison.margins import Margin
 from mpdiag.analysis.comparison.models import ModelRelation
 from mpdiag.analysis.comparison.rates import RateComparison
 from mpdiag.analysis.findings import Finding, by_severity
 from mpdiag.display.wording import counted
+from mpdiag.runs.training_log import FINAL_LOSS
 
 _BY_PLAN = "train by a plan: mpdiag analyze the FP32 run, then MixedPrecision with its plan"
 _WORSE = (
@@ -82,7 +83,7 @@ def began_alike(a: SeedGroup, b: SeedGroup) -> bool:
 def hindered(a: SeedGroup, b: SeedGroup, models: ModelRelation | None) -> bool:
     """Whether the two sides cannot be compared, see ``HINDRANCES``."""
     other_model = models is not None and models.different
-    return other_model or _same_sides(a, b) or _lengths(a, b) is not None
+    return other_model or _same_sides(a, b) or lengths_apart(a, b) is not None
 
 
 def _same_sides(a: SeedGroup, b: SeedGroup) -> bool:
@@ -284,7 +285,7 @@ def _shift_findings(shifts: Sequence[LayerShift]) -> Iterator[Finding]:
 
 def _length_findings(a: SeedGroup, b: SeedGroup) -> Iterator[Finding]:
     """Sides that trained for another number of steps, or skipped more of them."""
-    lengths = _lengths(a, b)
+    lengths = lengths_apart(a, b)
     if lengths:
         yield Finding(
             severity="warning",
@@ -304,8 +305,8 @@ def _length_findings(a: SeedGroup, b: SeedGroup) -> Iterator[Finding]:
         )
 
 
-def _lengths(a: SeedGroup, b: SeedGroup) -> tuple[int, int] | None:
-    """Steps of both sides where they differ; a training that diverged may have ended early."""
+def lengths_apart(a: SeedGroup, b: SeedGroup) -> tuple[int, int] | None:
+    """Steps of both sides if they differ; a training that diverged may have ended early."""
     found = []
     for side in (a, b):
         sound = (t for t in side.trainings if t.losses and not t.diverged)

@@ -15,14 +15,12 @@ from mpdiag.files.atomic import write_json
 from mpdiag.files.documents import read_document
 from mpdiag.files.paths import AnyPath, is_remote, place
 from mpdiag.runs.run import META, Run, list_runs, open_run
-from mpdiag.runs.training_log import FILE, TrainingLog, read_log
+from mpdiag.runs.training_log import FILE, FINAL_LOSS, TrainingLog, read_log
 from mpdiag.tracing.conditions import FIRST_RATE
 from mpdiag.tracing.fingerprint import ModelFingerprint
 
 BASELINE_VERSION = 1
 KIND = "mpdiag baseline"
-FINAL_LOSS = "final loss"
-"""The mean loss of the last twentieth of the steps, a metric that every log has."""
 _CURVE = 200
 _MOST_SEEDS = 30
 _COUNTS = ("steps_taken", "steps_recorded", "evaluations", FIRST_RATE)
@@ -86,6 +84,11 @@ class SeedGroup:
         """What is known of the model: of the first training that knows its parameters' names."""
         known = (t.model for t in self.trainings if t.model.fingerprint is not None)
         return next(known, self.trainings[0].model)
+
+
+def training_alone(run: Run) -> SeedGroup:
+    """A run by its log alone: not what it recorded of its layers, nor the seeds beside it."""
+    return SeedGroup(run.name, (_trained(run, layers=False),))
 
 
 def read_group(path: str | os.PathLike[str]) -> SeedGroup:
@@ -172,10 +175,9 @@ def _trained(run: Run, *, layers: bool = True) -> SeedTraining:
     log = read_log(run.folder)
     metrics = {m.metric: m.value for m in log.metrics}
     higher = {m.metric: m.higher_is_better for m in log.metrics}
-    losses = {s.step: s.loss for s in log.steps if s.loss is not None and not s.skipped}
-    if losses:
-        last = [losses[s] for s in sorted(losses)[-max(1, len(losses) // 20) :]]
-        metrics.setdefault(FINAL_LOSS, float(np.mean(last)))
+    final = log.final_loss
+    if final is not None:
+        metrics.setdefault(FINAL_LOSS, final)
         higher.setdefault(FINAL_LOSS, False)
     diverged = _diverged(run, log)
     if not metrics and not diverged:
@@ -186,7 +188,7 @@ def _trained(run: Run, *, layers: bool = True) -> SeedTraining:
         _seed(run),
         metrics,
         higher,
-        losses,
+        log.losses,
         len(log.skipped),
         _tops(run) if layers and run.rows() else {},
         diverged,

@@ -195,7 +195,12 @@ def failure_of(run: Run) -> str:
     """That the recording failed or never ended, as a sentence; empty if it did not."""
     state, failures = run.meta.get("state"), run.meta.get("failures") or []
     if state == "recording":
-        return "The recording has not ended: it is running, was killed, or filled the disk."
+        seen, moment = run.meta.get("steps_seen"), str(run.meta.get("updated") or "")
+        written = f" (last written at step {seen:,}, {moment[:16].replace('T', ' ')} UTC)"
+        return (
+            f"The recording has not ended{written if isinstance(seen, int) and moment else ''}: it is "
+            "running, was killed, or filled the disk."
+        )
     if not failures or state != "failed":
         return ""
     first = failures[0]

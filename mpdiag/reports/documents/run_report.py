@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -169,9 +169,7 @@ def _provenance(analysis: Analysis) -> Iterator[tuple[str, Any]]:
     for name in ("model", "device", "versions", "seeds", "cadence"):
         part = meta.get(name)
         if isinstance(part, dict):
-            rows.append(
-                (name, ", ".join(f"{k} {_value(v)}" for k, v in part.items() if v is not None))
-            )
+            rows.append((name, _value(part)))
     argv = meta.get("argv")
     rows.append(("command", " ".join(map(str, argv)) if isinstance(argv, list) else argv))
     rows.append(("folder", analysis.run.folder))
@@ -181,7 +179,12 @@ def _provenance(analysis: Analysis) -> Iterator[tuple[str, Any]]:
 
 
 def _value(value: Any) -> Any:
-    """A number with its thousands apart, a point in time without its parts of a second."""
+    """A number with its thousands apart, a time without parts of a second, a document in words."""
+    if isinstance(value, Mapping):
+        known = ((k, v) for k, v in value.items() if v not in (None, []))
+        return ", ".join(f"{str(k).replace('_', ' ')} {_value(v)}" for k, v in known)
+    if isinstance(value, list):
+        return "; ".join(str(_value(v)) for v in value)
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}"
     if isinstance(value, str) and (time := _TIME.fullmatch(value)):

@@ -1,5 +1,6 @@
 """What ``analyze`` prints: all that decides in whole sentences, and, verbosely, the details."""
 
+import math
 import re
 from collections import defaultdict
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from mpdiag.analysis.scaling.loss_scale import LossScaleAnalysis
 from mpdiag.display.wording import counted, layer_name, magnitude, percent, scale_text, spoken_layer
 from mpdiag.files.paths import AnyPath
 from mpdiag.numerics.formats import BF16, FORMATS, FP16, TRAINABLE
+from mpdiag.numerics.loss_scalers import LARGEST_SCALE
 from mpdiag.plan import Fp32Choice, PrecisionPlan, ShapeAdvice, Verdict
 from mpdiag.precision.half_choice import fp16_or_bf16
 from mpdiag.reports import next_commands
@@ -72,6 +74,10 @@ def _plan(analysis: Analysis) -> Iterator[tuple[str, str]]:
     scale = plan.loss_scale
     if scale.need == "unknown":
         words = "not known"
+    elif analysis.target not in TRAINABLE:
+        words = f"none: {analysis.target.label} has a scale per tensor"
+    elif scale.need == "not needed" and (scale.upper or math.inf) > LARGEST_SCALE:
+        words = f"{scale_text(scale.recommended)} ({scale.method}), {scale.need}"
     else:
         words = f"{scale_text(scale.recommended)} ({scale.method}), {scale.need}"
         if analysis.loss_scale.fits and scale.upper is not None and scale.upper > scale.lower:

@@ -10,6 +10,7 @@ from mpdiag.analysis.comparison.comparison_findings import Answer, MetricCompari
 from mpdiag.analysis.comparison.equivalence import Equivalence
 from mpdiag.display.wording import layer_name
 from mpdiag.reports.text.tables import EXPLAIN, Fitted, finding_lines
+from mpdiag.runs.training_log import FINAL_LOSS, FINAL_WORDS
 
 _STYLES: dict[Answer, str] = {
     "equivalent": "bold green",
@@ -106,6 +107,8 @@ def _caption(metrics: tuple[MetricComparison, ...]) -> str:
     if chosen:
         kinds = ", ".join(f"{m.metric} {_KINDS[m.margin.kind or 'unknown']}" for m in chosen)
         text += f"; margin: {kinds}; set your own with --margin NAME=VALUE"
+    if any(m.metric == FINAL_LOSS for m in metrics):
+        text += f"; {FINAL_LOSS}: {FINAL_WORDS}"
     return text
 
 

@@ -21,6 +21,7 @@ from mpdiag.display.wording import KIND_NAMES, counted, in_figure, sentence
 from mpdiag.reports import plotting, receipts
 from mpdiag.reports.picture import Picture, View
 from mpdiag.runs.schema import Kind
+from mpdiag.runs.training_log import FINAL_LOSS, FINAL_WORDS
 
 _MEASURES = ["absmax", "underflow", "overflow"]
 VERDICT_STYLES = {
@@ -231,6 +232,8 @@ def intervals(a: str, b: str, comparison: Comparison) -> Picture:
         if one
         else f"Line: the interval of two one-sided t-tests over {seeds} per side, {way}. "
     ) + "Shaded: the margin, within which a difference does not matter."
+    if FINAL_LOSS in set(frame["metric"]):
+        caption += f" The {FINAL_LOSS} is the {FINAL_WORDS}."
     return Picture(
         "intervals",
         "Metrics against their margins",

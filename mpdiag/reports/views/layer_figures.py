@@ -39,6 +39,8 @@ FRAMES = 60
 """Steps of the film, at most: the browser holds them all."""
 _LEAST, _MOST = 1e-4, 1.0
 """Shares from the palest to the full colour of the module tree."""
+_DARK = 0.1
+"""Share from which a colour of the module tree asks for light words."""
 _TINTS = (("#dbe9f5", 0.0), ("#f3b562", 0.5), ("#b84a00", 1.0))
 
 
@@ -67,7 +69,11 @@ def tree_figure(frame: pd.DataFrame) -> go.Figure:
             for name, words in zip(frame["layer"], said, strict=True)
         ],
         hovertemplate="%{hovertext}<extra></extra>",
-        marker={"colors": [_tint(share) for share in shares], "line": {"width": 1}},
+        marker={
+            "colors": [_tint(share) for share in shares],
+            "line": {"width": 1, "color": GREY},
+        },
+        textfont={"color": ["white" if share > _DARK else WORDS_INK for share in shares]},
         tiling={"pad": 2},
         pathbar={"visible": True, "thickness": 22},
     )

@@ -39,7 +39,7 @@ from mpdiag.reports.views.gradients.pictures import Gradients, share_axis
 from mpdiag.reports.views.gradients.scales import room_words
 from mpdiag.runs.coverage import coverage_of
 from mpdiag.runs.run import Run
-from mpdiag.runs.training_log import TrainingLog
+from mpdiag.runs.training_log import FINAL_LOSS, FINAL_WORDS, TrainingLog
 
 MOST_LAYERS = 28
 """Rows of a small heat map."""
@@ -70,6 +70,7 @@ class Tile:
         value: The metric's value, with a mark that says whether it is as FP32's.
         note: What ``mpdiag compare`` says of it, or that it is the reference.
         tone: The colour of the note.
+        meaning: What the metric is, where its name does not say it.
     """
 
     run: str
@@ -77,6 +78,7 @@ class Tile:
     value: str
     note: str
     tone: Literal["green", "red", "gray"] = "gray"
+    meaning: str = ""
 
 
 _ENDED: Mapping[str, tuple[str, Literal["green", "red", "gray"]]] = {
@@ -91,7 +93,7 @@ _ENDED: Mapping[str, tuple[str, Literal["green", "red", "gray"]]] = {
 def tiles(
     logs: Mapping[str, TrainingLog], trained: Mapping[str, str], answers: Mapping[str, str]
 ) -> tuple[Tile, ...]:
-    """How a recording and the trainings that belong with it ended, as far as they share a metric.
+    """How a recording and the trainings that belong with it ended, in its last metric or its loss.
 
     Args:
         logs: By name, the recording first.
@@ -99,23 +101,23 @@ def tiles(
         answers: What a comparison with the recording says of each; may lack some.
 
     Returns:
-        A tile each; none where no training has the recording's last metric.
+        A tile each; none where no training has the same metric.
     """
     recording = next(iter(logs.values()), None)
-    if recording is None or not recording.metrics:
+    if recording is None:
         return ()
-    metric = recording.metrics[-1].metric
+    metric = recording.metrics[-1].metric if recording.metrics else FINAL_LOSS
+    meaning = "" if recording.metrics else FINAL_WORDS
     found = []
     for name, log in logs.items():
-        end = log.metric(metric)
+        end = log.outcome(metric)
         if end is None:
             continue
         how, answer = trained.get(name, FP32.label), answers.get(name, "")
         mark, tone = _ENDED.get(answer, ("", "gray"))
         note = answer or ("not compared" if name in trained else "reference")
-        found.append(
-            Tile(name, f"{metric} in {how}", f"{end.value:.3g} {mark}".strip(), note, tone)
-        )
+        label, value = f"{metric} in {how}", f"{end:.3g} {mark}".strip()
+        found.append(Tile(name, label, value, note, tone, meaning))
     return tuple(found) if len(found) > 1 else ()
 
 
@@ -279,11 +281,10 @@ def losses(
 
 
 def outcome_words(logs: Mapping[str, TrainingLog]) -> Iterator[str]:
-    """How the trainings ended, in sentences: last losses, metrics, skipped steps."""
-    ends = {name: training.last_loss(log, WINDOW) for name, log in logs.items()}
-    found = [f"{name} {end:.4g}" for name, end in ends.items() if end is not None]
+    """How the trainings ended, in sentences: final losses, metrics, skipped steps."""
+    found = training.final_losses(logs)
     if found:
-        yield f"Median loss of the last {WINDOW} steps: {', '.join(found)}."
+        yield found
     metrics = dict.fromkeys(m.metric for log in logs.values() for m in log.metrics)
     for name in metrics:
         values = {run: log.metric(name) for run, log in logs.items()}
@@ -316,15 +317,12 @@ class Step:
     command: str
 
 
-def next_steps(
-    analysis: Analysis, *, planned: bool, trained: Iterable[Path] = ()
-) -> tuple[Step, ...]:
+def next_steps(analysis: Analysis, *, planned: bool) -> tuple[Step, ...]:
     """The commands to run after a look at a recording.
 
     Args:
         analysis: Of it.
         planned: Whether its plan lies in its folder.
-        trained: Trainings by its plan.
     """
     run = analysis.run.folder
     found: list[next_commands.Words] = []
@@ -334,9 +332,7 @@ def next_steps(
     words = after_analysis(analysis, run, plan)
     if words[1:2] != ("dashboard",):  # which shows this page
         found.append(words)
-    seen = compared_with(run)
-    found += [next_commands.compare_them(run, other) for other in trained if other.name != seen]
-    if analysis.concluded and can_be_settled(analysis) and not seen:
+    if analysis.concluded and can_be_settled(analysis) and not compared_with(run):
         found.append(settling_command(analysis))
     if plan is not None:
         found.append(("mpdiag", "export", plan, "--to", "torch"))
@@ -345,15 +341,8 @@ def next_steps(
 
 def training_steps(run: Path, recording: Path | None) -> tuple[Step, ...]:
     """The commands to run after a look at a training by a plan."""
-    if recording is None:
-        return steps_of([next_commands.look_beside(run)])
-    new = compared_with(recording) != run.resolve().name
-    return steps_of(
-        [
-            next_commands.compare_them(recording, run) if new else next_commands.NOTHING,
-            next_commands.analyze_it(recording, None),
-        ]
-    )
+    words = next_commands.look_beside(run) if recording is None else next_commands.go_on(recording)
+    return steps_of([words] if recording is None or words[1:2] != ("dashboard",) else [])
 
 
 def steps_of(commands: Iterable[next_commands.Words]) -> tuple[Step, ...]:

@@ -24,7 +24,7 @@ KINDS: Mapping[Kind, str] = {
 }
 """What a run folder may hold, and what several of them are called."""
 COLUMNS = (
-    *("run", "verdict", "losses", "last_loss", "metric", "skipped", "kind", "format"),
+    *("run", "verdict", "losses", "final_loss", "metric", "skipped", "kind", "format"),
     *("steps", "recorded", "model", "device", "size", "created", "state"),
 )
 MARK = "mark"
@@ -172,7 +172,7 @@ def runs_frame(runs: Sequence[Listed], shown: Sequence[Badge] | None = None) -> 
     frame["created"] = pd.to_datetime(frame["created"], errors="coerce", utc=True)
     for name in ("steps", "recorded", "skipped"):
         frame[name] = pd.to_numeric(frame[name], errors="coerce").astype("Int64")
-    frame["last_loss"] = pd.to_numeric(frame["last_loss"], errors="coerce").astype(float)
+    frame["final_loss"] = pd.to_numeric(frame["final_loss"], errors="coerce").astype(float)
     return frame
 
 
@@ -223,7 +223,7 @@ def _row(run: Listed) -> dict[str, Any]:
     known: dict[str, Any] = {
         "kind": kind_of(listing),
         "losses": list(glance.losses),
-        "last_loss": glance.last_loss,
+        "final_loss": glance.final_loss,
         "metric": metric_text(glance),
         "skipped": glance.skipped,
         "size": glance.size,

@@ -18,7 +18,7 @@ from mpdiag.reports import receipts
 from mpdiag.reports.contents import RunContents
 from mpdiag.reports.picture import Picture, View
 from mpdiag.reports.plotting import Drawing, empty, figure, log2_axis, log10_axis, run_styles
-from mpdiag.runs.training_log import RECORDED, TrainingLog
+from mpdiag.runs.training_log import FINAL_WORDS, RECORDED, TrainingLog
 
 _COLUMNS = ("step", "loss", "scale", "skipped", "reason", "gradient_norm", "seconds")
 LONGEST = 120
@@ -76,12 +76,11 @@ class Trainings:
         return frame
 
     def outcomes(self) -> pd.DataFrame:
-        """The result of each training: metrics, last loss, skips, last scale; a row for each."""
+        """The result of each training: metrics, final loss, skips, last scale; a row for each."""
         rows: list[dict[str, Any]] = []
         for name, log in self.logs.items():
-            losses = [s.loss for s in log.steps if s.loss is not None]
             row: dict[str, Any] = {"run": name} | {m.metric: m.value for m in log.metrics}
-            row |= {"last_loss": losses[-1] if losses else None, "steps": len(log.steps)}
+            row |= {"final_loss": log.final_loss, "steps": len(log.steps)}
             last_scale = log.steps[-1].scale if log.steps else None
             rows.append(row | {"skipped": len(log.skipped), "last_scale": last_scale})
         return pd.DataFrame(rows)
@@ -117,12 +116,8 @@ class Trainings:
 
     def _loss_words(self, window: int) -> str:
         """How to read the curves, and where each one ends."""
-        ends = {name: last_loss(log, window) for name, log in self.logs.items()}
-        told = ", ".join(f"{name} {end:.4g}" for name, end in ends.items() if end is not None)
-        if window > 1:
-            how = f"Pale: each step; full: a running median over {window} steps."
-            return f"{how} Median of the last {window} steps: {told}." if told else how
-        return f"Last loss: {told}." if told else ""
+        how = f"Pale: each step; full: a running median over {window} steps." if window > 1 else ""
+        return " ".join(filter(None, (how, final_losses(self.logs))))
 
     def _losses_figure(self, *, log: bool, window: int) -> go.Figure:
         if self.steps.empty:
@@ -207,6 +202,9 @@ class Trainings:
     def _drift_words(self) -> str:
         known = self.norms[np.isfinite(self.norms["gradient_norm"])]["gradient_norm"]
         span = f"Norms from {known.min():.3g} to {known.max():.3g}. " if len(known) else ""
+        lacking = [name for name in self.logs if name not in set(self.norms["run"])]
+        if len(known) and lacking:
+            span += f"{' and '.join(lacking)} logged no norms. "
         if self.alarms.empty:
             return f"{span}No alarm was raised."
         raised = counted(len(self.alarms), "alarm")
@@ -269,10 +267,11 @@ def _skips(fig: Drawing, skipped: pd.DataFrame, hover: str, size: int, **more: A
     fig.marks(x, y, name, VERMILION, hover, mark=("x", size), **more)
 
 
-def last_loss(log: TrainingLog, window: int = 1) -> float | None:
-    """The median of the last finite losses in so many steps; None if there are none."""
-    last = [s.loss for s in log.steps[-window:] if s.loss is not None and np.isfinite(s.loss)]
-    return float(np.median(last)) if last else None
+def final_losses(logs: Mapping[str, TrainingLog]) -> str:
+    """Where the losses of some trainings end, in a sentence; "" where none was logged."""
+    ends = {name: log.final_loss for name, log in logs.items()}
+    told = ", ".join(f"{name} {end:.4g}" for name, end in ends.items() if end is not None)
+    return f"Final loss ({FINAL_WORDS}): {told}." if told else ""
 
 
 def predictions_frame(
@@ -289,13 +288,14 @@ def predictions_frame(
         if name in plans:
             scale, steps = plans[name].loss_scale, len(log.steps)
             rate = scale.evidence.get("predicted_overflow_rate", np.nan)
+            most = scale.max_scale if scale.adaptive else scale.init_scale
             skipped = len(log.skipped) / steps if steps else np.nan
             largest = max((s.scale for s in log.steps), default=np.nan)
             first = log.steps[0].scale if steps else np.nan
             rows += [
                 (name, "first loss scale", scale.init_scale, first),
                 (name, "share of steps skipped, at most (95 %)", rate, skipped),
-                (name, "largest loss scale", scale.max_scale, largest),
+                (name, "largest loss scale", most, largest),
             ]
     return pd.DataFrame(rows, columns=["run", "what", "predicted", "observed"])
 

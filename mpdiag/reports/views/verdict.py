@@ -62,9 +62,11 @@ def facts(analysis: Analysis) -> tuple[Fact, ...]:
         Fact(
             "Gradients lost to 0",
             after.said if known and after is not None else UNKNOWN,
-            f"{analysis.figures.said('all-values')} without a loss scale"
-            if analysis.advises
-            else UNKNOWN,
+            UNKNOWN
+            if not analysis.advises
+            else "without a loss scale"
+            if after is before
+            else f"{analysis.figures.said('all-values')} without a loss scale",
             f"Share of all layers' activation gradients, {where}, that become 0 in {label} {scale_at}. "
             "One layer may lose much more late in the training: see the verdict.",
         ),

@@ -80,9 +80,11 @@ def cpu_profile_text(profile: CpuProfile) -> RenderableType:
         right=frozenset({"time"}),
         lead=2,
     )
-    whole = profile.time_us or 1.0
+    whole, said = profile.time_us or 1.0, {""}
     for operation in profile.operations[:SHOWN]:
         o, work = operation.time, operation.time.work
+        fix = "as above" if operation.fix in said - {""} else operation.fix
+        said.add(operation.fix)
         table.add_row(
             o.op.removeprefix("aten::"),
             o.module,
@@ -90,7 +92,7 @@ def cpu_profile_text(profile: CpuProfile) -> RenderableType:
             (work.dtype or "") if work else "",
             percent(o.time_us / whole),
             UNITS[operation.verdict],
-            operation.fix,
+            fix,
         )
     return Group(*parts, table)
 

@@ -14,7 +14,7 @@ from mpdiag.analysis.comparison.groups import SeedGroup, SeedTraining, read_grou
 from mpdiag.analysis.comparison.models import KnownModel, relate_models
 from mpdiag.errors import UsageError
 from mpdiag.reports.text.comparison import comparison_text
-from mpdiag.runs.results import add_margins
+from mpdiag.runs.results import add_to_meta
 from mpdiag.tracing.fingerprint import ModelFingerprint
 
 HIGHER = {"accuracy": True, "F1": True, "reward": True, "final loss": False}
@@ -266,14 +266,16 @@ def test_the_margin_is_given_or_the_runs_or_of_seeds_beside_it_or_of_the_kind(tm
     make_run(tmp_path / "d", metric=0.5, seed=2, **same)  # the same seed counts once
     assert kind_of("b") == ("seeds", pytest.approx(0.02 / math.sqrt(2)))
     assert kind_of("c") == ("seeds", pytest.approx(0.01 / math.sqrt(2)))
-    add_margins(tmp_path / "a", {"accuracy": 0.03, "F1": 1})
+    add_to_meta(tmp_path / "a", margins={"accuracy": 0.03, "F1": 1})
     assert kind_of("b") == ("run", 0.03)
     assert kind_of("b", margin=0.04) == ("given", 0.04)
     save_baseline(read_group(tmp_path / "a"), tmp_path / "stored.json")
     stored = mpdiag.compare(tmp_path / "stored.json", tmp_path / "b", metric="accuracy")
     assert stored.metrics[0].margin.width == 0.03
     for broken in (math.inf, -1, 0, "much", None):
-        add_margins(tmp_path / "a", {"accuracy": str(broken) if broken == math.inf else broken})
+        add_to_meta(
+            tmp_path / "a", margins={"accuracy": str(broken) if broken == math.inf else broken}
+        )
         assert kind_of("b")[0] == "seeds"
 
 

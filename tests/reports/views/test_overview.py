@@ -13,11 +13,13 @@ from mpdiag.analysis.operations.rounding_error import rounding_error
 from mpdiag.display.wording import percent
 from mpdiag.numerics.formats import FP16
 from mpdiag.numerics.histograms import stack
+from mpdiag.plan import FILE as PLAN
 from mpdiag.reports.views import overview
 from mpdiag.reports.views.gradients.frame import in_model_order, scale_frame
 from mpdiag.reports.views.gradients.pictures import Gradients
+from mpdiag.reports.views.training import Trainings
 from mpdiag.runs.results import COMPARISON
-from mpdiag.runs.training_log import Metric, TrainingLog, TrainingStep
+from mpdiag.runs.training_log import FINAL_WORDS, Metric, TrainingLog, TrainingStep
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +87,18 @@ def test_a_tile_says_how_a_training_ended():
     assert overview.tiles({"a": log([1.0])}, trained, {}) == ()
 
 
+def test_a_script_without_a_metric_has_tiles_of_its_final_loss():
+    """It is the same figure as in ``mpdiag compare``: the mean of the last twentieth of the steps."""
+    falls = [40.0 - i for i in range(40)]
+    logs = {"a": log(falls), "a-fp16-plan": log([*falls[:38], 9.0, 3.0])}
+    answers = {"a-fp16-plan": "worse (one seed)"}
+    one, two = overview.tiles(logs, {"a-fp16-plan": "FP16 by the plan"}, answers)
+    assert (one.label, one.value, one.meaning) == ("final loss in FP32", "1.5", FINAL_WORDS)
+    assert (two.label, two.value) == ("final loss in FP16 by the plan", "6 ✗")
+    assert f"Final loss ({FINAL_WORDS}): a 1.5, a-fp16-plan 6." in overview.losses("", logs).caption
+    assert list(Trainings("", logs).outcomes()["final_loss"]) == [1.5, 6.0]
+
+
 def test_how_a_training_was_trained():
     said = overview.how_trained
     assert said("FP16", log([1.0]), by_the_plan=True) == "FP16 by the plan"
@@ -124,7 +138,7 @@ def test_losses_beside_each_other(gradients):
     picture = overview.losses("runs", logs)
     assert picture.figure.layout.yaxis.type == "log"
     assert picture.caption == (
-        "Median loss of the last 15 steps: a 1, a-fp16-plan 5. accuracy: a 0.75, a-fp16-plan 0.5. "
+        f"Final loss ({FINAL_WORDS}): a 0.5. accuracy: a 0.75, a-fp16-plan 0.5. "
         "Skipped steps: a-fp16-plan 3."
     )
     narrow = overview.losses("runs", {"a": log([2.0, 3.0])})
@@ -143,8 +157,10 @@ def test_the_next_commands_can_be_run(ssd, tmp_path):
     (step,) = overview.steps_of([(), settle, settle])
     assert step.command == "mpdiag analyze 'a b' --probe -- train.py"
     assert step.reason.startswith("Settle it")
-    after = overview.training_steps(ssd.run.folder, ssd.run.folder)
-    assert [step.command.split()[1] for step in after] == ["compare", "analyze"]
+    assert overview.training_steps(ssd.run.folder, ssd.run.folder) == ()  # all was done
+    (tmp_path / "ssd" / PLAN).unlink()
+    (after,) = overview.training_steps(tmp_path / "ssd-fp16", tmp_path / "ssd")
+    assert after.command.split()[1] == "analyze"
     assert overview.profile_steps(Path("gone.json")) == ()
 
 

@@ -92,7 +92,7 @@ PICTURES = {
         for k in (0, 4, 17)
     },
     "every scale": (
-        lambda a: gradients(a).every_scale(3, a.plan.loss_scale),
+        lambda a: gradients(a).every_scale(3),
         ["scale_exponent", "lost_share", "overflow_layers"],
     ),
     "layer scales": (lambda a: gradients(a, plan=a.plan.loss_scale).layer_scales(3), BY_SCALE),

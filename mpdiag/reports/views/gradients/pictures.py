@@ -244,28 +244,31 @@ class Gradients:
             self.rows.losses(self.fmt, exponent),
         )
 
-    def every_scale(self, exponent: int, scale: LossScalePlan) -> Picture:
+    def every_scale(self, exponent: int) -> Picture:
         """What is lost at every loss scale.
 
         Args:
             exponent: log2 of the selected scale.
-            scale: The plan's, of whatever tensors.
         """
-        recommended = int(np.log2(scale.recommended))
         solid = f"Solid line: the selected scale, {scale_text(2.0**exponent)}"
         crosses = (self.by_scale["overflow_layers"] > 0).any()
         cross = " A cross: a layer overflows in a recorded step." if crosses else ""
-        lines = (
-            f"{solid}, which is the recommended one"  # and lies on its line
-            if exponent == recommended
-            else f"{solid}; dashed: the recommended one, {scale_text(scale.recommended)}"
-        )
+        lines = f"{solid}."
+        if self.plan is not None:
+            lines = (
+                f"{solid}, which is the recommended one."  # and lies on its line
+                if exponent == int(np.log2(self.plan.recommended))
+                else f"{solid}; dashed: the recommended one, {scale_text(self.plan.recommended)}."
+            )
+            lines += (
+                " Shaded: the scales that are large enough in each late part of the training and "
+                "overflow in no recorded step."
+            )
         return Picture(
             "every-scale",
             "Every loss scale at once",
-            f"Shares that become 0 {self.when}.{cross} {lines}. Shaded: the scales that are large "
-            "enough in each late part of the training and overflow in no recorded step.",
-            scales.every_scale(self.by_scale, exponent, scale),
+            f"Shares that become 0 {self.when}.{cross} {lines}",
+            scales.every_scale(self.by_scale, exponent, self.plan),
             self.by_scale,
             self.rows.every_scale(self.fmt, tables.SCALES, by_layer=False),
         )
@@ -295,8 +298,8 @@ def reported(contents: RunContents) -> Iterator[Picture]:
         yield Gradients(run, "activation_grad", layers).heat_map(exponent)
         late = tables.in_model_order(analysis.loss_scale.late, contents.modules)
         window = analysis.loss_scale.window
-        deciding = Gradients(run, "activation_grad", late, FP16, window, layers)
-        yield deciding.every_scale(exponent, plan)
+        deciding = Gradients(run, "activation_grad", late, FP16, window, layers, plan)
+        yield deciding.every_scale(exponent)
         yield deciding.consequences(0)
 
 

@@ -128,8 +128,8 @@ def consequences(frame: pd.DataFrame) -> go.Figure:
     ).round()  # finer differences are within the estimate's error
     order = np.lexsort((-frame["lost_share"], -rounded, -frame["overflow_share"]))
     worst = frame.iloc[order[:MOST]].reset_index(drop=True)
-    if worst.empty:
-        return plotting.empty("no layers")
+    if not (frame["lost"] + frame["overflow"]).any():
+        return plotting.empty("no layer loses a value" if len(frame) else "no layers")
     names = [str(name) for name in worst["layer"]]
     places = list(range(len(names)))
     fig = plotting.figure(plotting.row_height(len(names)))
@@ -166,13 +166,13 @@ def consequences(frame: pd.DataFrame) -> go.Figure:
     return fig.figure()
 
 
-def every_scale(frame: pd.DataFrame, exponent: int, scale: LossScalePlan) -> go.Figure:
+def every_scale(frame: pd.DataFrame, exponent: int, scale: LossScalePlan | None) -> go.Figure:
     """What is lost at every loss scale (``every_scale_frame``), the recommended interval shaded.
 
     Args:
         frame: The table.
         exponent: log2 of the selected scale.
-        scale: The plan's.
+        scale: The plan's, if it speaks of these tensors.
     """
     fig = plotting.figure(230, margin={"t": plotting.MARK + 4})
     hover = "scale 2^%{x}: %{y:.3%}<extra>%{fullData.name}</extra>"
@@ -193,15 +193,14 @@ def every_scale(frame: pd.DataFrame, exponent: int, scale: LossScalePlan) -> go.
             customdata=over["overflow_layers"],
         )
     low, high = int(frame["scale_exponent"].min()), int(frame["scale_exponent"].max())
-    least, largest = recommended_interval(scale)
-    if least <= largest:
-        left, right = max(low, least) - 0.5, min(high, largest) + 0.5
-        # On a phone the word takes a quarter of the axis, and stands within the interval or not at all.
-        words = "recommended" if right - left > 0.27 * (high - low) else ""
-        shade = {"fillcolor": GREEN, "opacity": 0.16, "line_width": 0}
-        fig.add_vrect(left, right, words={"text": words, "font": {"size": 12}}, **shade)
-    recommended = int(np.log2(scale.recommended))
-    fig.add_vline(recommended, line={"color": GREEN, "width": 2, "dash": "dash"})
+    if scale is not None:
+        least, largest = recommended_interval(scale)
+        if least <= largest:
+            left, right = max(low, least) - 0.5, min(high, largest) + 0.5
+            fig.add_vrect(left, right, fillcolor=GREEN, opacity=0.16, line_width=0)
+            fig.key("recommended", GREEN, 0.16)
+        recommended = int(np.log2(scale.recommended))
+        fig.add_vline(recommended, line={"color": GREEN, "width": 2, "dash": "dash"})
     said = {"text": f"2{superscript(exponent)}", "font": {"size": 13}}
     fig.add_vline(exponent, said, line={"color": VERMILION, "width": 2})
     plotting.exponent_axis(fig, low, high, "loss scale")
