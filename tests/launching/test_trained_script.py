@@ -1,5 +1,6 @@
 """``mpdiag train`` on what scripts do between a forward pass and a step, and what it refuses."""
 
+import json
 import textwrap
 from dataclasses import replace
 
@@ -450,8 +451,9 @@ def test_what_cannot_be_done_safely_is_refused(train, name):
     done = train(f"\ntry:\n    pass\n{indented}\n{guard}")
     assert done.code == 3, done.err
     assert reason in done.err
-    assert done.err.count("\n") == 1
-    assert done.err.startswith("error: this script cannot be trained by a plan: ")
+    *before, last = done.err.splitlines()
+    assert last.startswith("error: this script cannot be trained by a plan: ")
+    assert all("is emulated here" in line for line in before)  # said where the training began
     assert done.out == "left\n"
 
 
@@ -568,6 +570,22 @@ def test_what_has_changed_since_the_recording_is_said_once(train, rate, batch, s
     for line, words in zip(lines, said, strict=True):
         assert line.startswith(f"mpdiag: {words} in the plan's recording: the loss scale")
         assert line.endswith("may no longer fit")
+
+
+@pytest.mark.parametrize("recorded", [["script.py", "--epochs", "3"], ["script.py"]])
+def test_emulation_and_other_arguments_are_said_before_the_training(train, tmp_path, recorded):
+    plan = replace(constant(8.0), run="fp32")
+    (tmp_path / "fp32").mkdir()
+    meta = {"schema_version": 2, "script": "script.py", "argv": recorded, "world_size": 1}
+    (tmp_path / "fp32" / "meta.json").write_text(json.dumps(meta))
+    done = train(DECAYING.format(rate=0.1, batch=32, evaluates=False), plan)
+    assert done.code == 0, done.err
+    said = [line for line in done.err.splitlines() if line.startswith("mpdiag: ")]
+    other = (
+        "mpdiag: the plan's recording ran script.py --epochs 3, and this training runs script.py"
+    )
+    assert said[:-1] == [other] * (len(recorded) > 1)
+    assert said[-1].startswith("mpdiag: FP16 is emulated here, in FP32: a step takes")
 
 
 def test_another_optimizer_and_another_torch_are_said(train):
