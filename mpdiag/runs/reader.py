@@ -6,6 +6,7 @@ small parts are decoded together.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -89,8 +90,10 @@ def part_of(path: AnyPath, copies: Copies) -> Iterator[Any]:
     import pyarrow.parquet as pq
 
     try:
-        # pyarrow opens no path that is not UTF-8.
-        with copies.local(path).open("rb") as file, pq.ParquetFile(file) as part:
+        # As bytes, since pyarrow opens no text that is not UTF-8. A file of Python's would be let go in
+        # a thread of Arrow's, which aborts the process if that comes while Python shuts down.
+        name = os.fsencode(copies.local(path))
+        with pa.OSFile(name) as file, pq.ParquetFile(file) as part:
             if part.metadata.num_rows > MOST_ROWS:
                 raise ValueError(f"{part.metadata.num_rows:,} rows are more than a part can have")
             yield part
