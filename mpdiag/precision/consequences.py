@@ -41,13 +41,11 @@ def consequences(
     if run is not None:
         yield from _without_scale(autocast, run)
     for holder, held in _by_optimizer(parameters).items():
-        groups = _settings_of(facts, holder)
         torchs = _is_torchs(facts, holder)
-        yield from _stuck_states(holder, held, groups, facts, proved=torchs)
-        yield from _still_states(holder, held, groups, facts, proved=torchs)
+        yield from _stuck_states(holder, held, facts, proved=torchs)
         yield from _narrow_states(holder, held)
         if torchs and not _decay_was_seen(facts, holder):
-            yield from _stuck_decay(holder, held, groups)
+            yield from _stuck_decay(holder, held, _settings_of(facts, holder))
     if run is not None:
         yield from _standing_still(parameters, run, facts)
     if facts.accumulating:
@@ -77,8 +75,8 @@ def _settings_of(facts: PrecisionFacts, holder: str) -> list[Mapping[str, Any]]:
 
 def _decay_was_seen(facts: PrecisionFacts, holder: str) -> bool:
     """Whether a factor without effect was seen in an optimizer's step, which then says it."""
-    kinds = {(one.kind, one.names[0]) for one in facts.observed}
-    return ("factor-without-effect", holder) in kinds
+    kinds = {(one.kind, one.names[:1]) for one in facts.observed}
+    return ("factor-without-effect", (holder,)) in kinds
 
 
 def _is_torchs(facts: PrecisionFacts, holder: str) -> bool:
@@ -124,49 +122,56 @@ def _freed(facts: PrecisionFacts) -> Iterator[Finding]:
 
 
 def _stuck_states(
-    holder: str,
-    held: Sequence[ParameterPrecision],
-    groups: Sequence[Mapping[str, Any]],
-    facts: PrecisionFacts,
-    *,
-    proved: bool,
+    holder: str, held: Sequence[ParameterPrecision], facts: PrecisionFacts, *, proved: bool
 ) -> Iterator[Finding]:
-    """Moving averages that cannot fall: rounding gives the decayed value back.
+    """States that cannot fall or grow: rounding gives the old value back.
 
     Of an optimizer that is not torch's, whose formula is not known, only what was measured is said.
     """
-    for state, factors in moments(holder, groups).items():
-        for factor in sorted(factors):
-            for dtype in NARROW:
-                those = [p for p in held if p.states.get(state) == dtype]
-                found = decay(dtype, factor)
-                if not those or not found.stuck:
-                    continue
-                whole = found.stuck == found.values
+    groups = _settings_of(facts, holder)
+    factors = moments(holder, groups)
+    for state, dtype in sorted({item for p in held for item in p.states.items()}):
+        if dtype not in NARROW:
+            continue
+        seen = next((s for s in facts.shadows if (s.optimizer, s.state) == (holder, state)), None)
+        kind = "still-state", (holder, state)
+        stayed = next((one for one in facts.observed if (one.kind, one.names) == kind), None)
+        told: list[
+            tuple[str, float, Mapping[str, Any]]
+        ] = []  # from which step on, and the evidence
+        for factor in sorted(factors.get(state, ())):
+            found = decay(dtype, factor)
+            whole = found.stuck == found.values
+            if found.stuck and (proved or _is_off(seen)):
                 share = f"all {found.values:,}" if whole else f"{found.stuck:,} of {found.values:,}"
-                label = LABELS[dtype]
-                seen = next(
-                    (s for s in facts.shadows if (s.optimizer, s.state) == (holder, state)), None
+                words = (
+                    f"{'cannot' if whole else 'can hardly'} fall by its factor {factor:g}; rounding "
+                    f"gives back {share} normal values of {LABELS[dtype]}"
                 )
-                if not proved and not _is_off(seen):
-                    continue
-                yield Finding(
-                    severity="warning",
-                    code="precision-stuck-state",
-                    message=f"{holder}'s {state} in {label} {'cannot' if whole else 'can hardly'} fall "
-                    f"by its factor {factor:g}; rounding gives back {share} normal values of {label}"
-                    f"{_beside_fp32(seen) or _still(facts, holder, state)}",
-                    evidence={
-                        **_named(those),
-                        "state": state,
-                        "dtype": dtype,
-                        "factor": factor,
-                        "stuck": found.stuck,
-                        "values": found.values,
-                        "measured": None if seen is None else vars(seen),
-                    },
-                    fix=f"keep {state} in FP32: FP32 masters, or an optimizer with FP32 states",
-                )
+                told.append((words, 0, {"factor": factor, **vars(found)}))
+        if proved and (holder, state) == ("Adagrad", "sum"):
+            few, many = growing(dtype)
+            told.append((f"stops growing after {few:,} to {many:,} equal squares", few, {}))
+        for power in slowing(holder, groups).get(state, ()) if proved else ():
+            step = stops_falling(dtype, power)
+            told.append((f"cannot fall from step {step:,} on", step, {"from_step": step}))
+        if not proved and not told and stayed is not None and stayed.size > MOST_STILL:
+            told.append(("hardly changes", float("inf"), {}))
+        for words, begins, evidence in told:
+            measured = {"measured": None if seen is None else vars(seen)}
+            yield Finding(
+                severity="warning" if facts.step >= begins else "info",
+                code="precision-stuck-state",
+                message=f"{holder}'s {state} in {LABELS[dtype]} {words}{_measured(seen, stayed)}",
+                evidence={
+                    **_named([p for p in held if p.states.get(state) == dtype]),
+                    "state": state,
+                    "dtype": dtype,
+                    **evidence,
+                    **measured,
+                },
+                fix=f"keep {state} in FP32: FP32 masters, or an optimizer with FP32 states",
+            )
 
 
 def _is_off(seen: Shadow | None) -> bool:
@@ -174,10 +179,12 @@ def _is_off(seen: Shadow | None) -> bool:
     return seen is not None and seen.steps >= EARLY and not 0.9 < seen.median < 1.1
 
 
-def _beside_fp32(seen: Shadow | None) -> str:
+def _measured(seen: Shadow | None, stayed: Observed | None) -> str:
     """How far a state is from FP32's, and what that does to Adam's steps, as it was measured."""
+    if seen is None and stayed is not None:
+        return f"; {percent(stayed.size)} of its elements did not change in step {stayed.last:,}"
     if seen is None:
-        return ""
+        return "; how far it is from FP32's was not measured"
     if seen.steps < EARLY:
         return f"; {counted(seen.steps, 'step')} are too few to measure how far it is from FP32's"
     factor = seen.median**-0.5
@@ -186,51 +193,6 @@ def _beside_fp32(seen: Shadow | None) -> str:
         f"; after {counted(seen.steps, 'step')} it is {seen.median:.2g} times FP32's (median of "
         f"{seen.elements:,} elements), so that steps are {size}"
     )
-
-
-def _still(facts: PrecisionFacts, holder: str, state: str) -> str:
-    """The share of a state's elements that steps did not change."""
-    for one in facts.observed:
-        if (one.kind, one.names) == ("still-state", (holder, state)):
-            return f"; {percent(one.size)} of its elements did not change in step {one.last:,}"
-    return "; how far it is from FP32's was not measured"
-
-
-def _still_states(
-    holder: str,
-    held: Sequence[ParameterPrecision],
-    groups: Sequence[Mapping[str, Any]],
-    facts: PrecisionFacts,
-    *,
-    proved: bool,
-) -> Iterator[Finding]:
-    """Sums that stop growing, averages that stop falling, and states that were seen to stay."""
-    seen = {one.names: one for one in facts.observed if one.kind == "still-state"}
-    for state, dtype in sorted({item for p in held for item in p.states.items()}):
-        if dtype not in NARROW:
-            continue
-        label, one = LABELS[dtype], seen.get((holder, state))
-        steps = {stops_falling(dtype, power) for power in slowing(holder, groups).get(state, ())}
-        if proved and (holder, state) == ("Adagrad", "sum"):
-            few, many = growing(dtype)
-            told, begins = f"stops growing after {few:,} to {many:,} equal squares", few
-        elif proved and steps:
-            begins = min(steps)
-            told = f"cannot fall from step {begins:,} on"
-        elif not proved and one is not None and one.size > MOST_STILL:
-            begins = facts.step + 1
-            told = f"did not change in {percent(one.size)} of its elements in step {one.last:,}"
-        else:
-            continue
-        those = [p for p in held if p.states.get(state) == dtype]
-        yield Finding(
-            severity="warning" if facts.step >= begins else "info",
-            code="precision-stuck-state",
-            message=f"{holder}'s {state} in {label} {told}"
-            f"{_still(facts, holder, state) if proved else ''}",
-            evidence={**_named(those), "state": state, "dtype": dtype},
-            fix=f"keep {state} in FP32: FP32 masters, or an optimizer with FP32 states",
-        )
 
 
 def _narrow_states(holder: str, held: Sequence[ParameterPrecision]) -> Iterator[Finding]:

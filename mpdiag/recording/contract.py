@@ -7,7 +7,7 @@ tensors of the same shape that one does: one that rounds to the parameter is its
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -17,6 +17,7 @@ from mpdiag.errors import UsageError
 from mpdiag.recording.counting.tensors import has_memory
 from mpdiag.recording.state_shadow import StateShadow
 from mpdiag.recording.step_clock import Step, StepListener
+from mpdiag.recording.value_watch import ValueWatch
 from mpdiag.runs import provenance
 from mpdiag.runs.precision import Observed, ParameterPrecision, PrecisionFacts, summary
 from mpdiag.tracing.dtype_setters import DtypeSetters
@@ -218,13 +219,6 @@ def _unwrapped(optimizer: Optimizer) -> Optimizer:
     return optimizer
 
 
-class Observes(Protocol):
-    """Knows what was observed."""
-
-    def found(self) -> tuple[Observed, ...]:
-        """All of it, once each."""
-
-
 class ContractWatch(StepListener):
     """Reads the precision after the first steps, and again in recorded ones.
 
@@ -234,7 +228,7 @@ class ContractWatch(StepListener):
         wrappers: Modules around the models, as far as they were seen.
         world: Processes that train together.
         shadow: Follows states that are stored in half precision.
-        observers: Know what values showed.
+        values: Knows what values showed.
         precision: Knows whether autocast is on, and whom to tell what was read.
         failed: Told what failed; after that nothing more is read.
         setters: Note who gives parameters their dtype; detached when recording stops.
@@ -250,13 +244,13 @@ class ContractWatch(StepListener):
         wrappers: Callable[[], Iterable[nn.Module]],
         world: int,
         shadow: StateShadow,
-        observers: Sequence[Observes],
+        values: ValueWatch,
         precision: PrecisionWatch,
         failed: Callable[[str, Exception], None],
         setters: DtypeSetters,
     ) -> None:
         self._shadow = shadow
-        self._observers = observers
+        self._values = values
         self._precision = precision
         self.facts: PrecisionFacts | None = None
         self._subjects = subjects
@@ -320,7 +314,7 @@ class ContractWatch(StepListener):
                 (Observed("policy-not-applied", tuple(made), step, step, 0.0),) if made else ()
             )
         shadows = self._shadow.found()
-        observed = (*self._unapplied, *(one for o in self._observers for one in o.found()))
+        observed = (*self._unapplied, *self._values.found())
         if self.facts is None:
             self.facts = PrecisionFacts(step, tuple(read), (), settings, False, shadows, observed)
             if self._precision.tell is not None:

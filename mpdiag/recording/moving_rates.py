@@ -1,9 +1,8 @@
 """From which learning rate on weights in half precision move, for optimizers of torch.
 
 A step of ``lr·d`` moves a weight if it is larger than half the distance to the weight's next value.
-``d`` is read from the optimizer's states after a step (``torch/optim/adam.py``, ``sgd.py``), and the
-distance from the weight. What the optimizer itself rounds on the way is left out: it shifts a rate by
-1 %.
+``d`` is read from the optimizer's states after a step (``torch/optim/adam.py``, ``sgd.py``). What the
+optimizer itself rounds on the way is left out: it shifts a rate by 1 %.
 """
 
 from collections.abc import Iterator, Mapping
@@ -21,7 +20,7 @@ _LEAST = {"bfloat16": -133, "float16": -24}
 """The exponent of the smallest value."""
 
 
-def moving_rates(optimizer: Optimizer) -> Iterator[tuple[float, float]]:
+def moving_rates(optimizer: Optimizer) -> Iterator[tuple[str, float]]:
     """Shares of an optimizer's half-precision weights, and the learning rate above which each moves.
 
     Args:
@@ -35,24 +34,21 @@ def moving_rates(optimizer: Optimizer) -> Iterator[tuple[float, float]]:
             dtype = str(parameter.dtype).removeprefix("torch.")
             weight = some_of(parameter) if dtype in BITS else None
             update = None if weight is None else _update(optimizer, group, parameter, weight)
-            if weight is not None and update is not None and update.shape == weight.shape:
+            if weight is not None and update is not None:
                 moves = update != 0
                 found.append((half_distances(weight, update, dtype) / update.abs())[moves].double())
     rates = torch.cat(found) if found else torch.zeros(0)
     for share in SHARES if rates.numel() else ():
-        yield share, float(rates.quantile(share))
+        yield f"{share:g}", float(rates.quantile(share))
 
 
 def half_distances(weight: torch.Tensor, update: torch.Tensor, dtype: str) -> torch.Tensor:
-    """Half the distance from each weight to its next value, where ``weight - update`` lies.
+    """Half the distance from each weight to its next value towards ``weight - update``, FP32.
 
     Args:
-        weight: Of any shape.
-        update: Of the same shape.
+        weight: Weights.
+        update: What is subtracted, of the same shape.
         dtype: ``bfloat16`` or ``float16``.
-
-    Returns:
-        FP32, of the same shape.
     """
     mantissa, exponent = weight.float().abs().frexp()
     # Below a power of two values lie half as far apart.
@@ -71,8 +67,7 @@ def _update(
     have: dict[str, torch.Tensor] = {k: v.float() for k, v in some.items() if v is not None}
     found: torch.Tensor | None = None
     if isinstance(optimizer, Adam) and "exp_avg" in have:
-        taken = float(state["step"])
-        one, two = (1.0 - float(beta) ** taken for beta in group["betas"])
+        one, two = (1.0 - float(beta) ** float(state["step"]) for beta in group["betas"])
         square = have.get("max_exp_avg_sq", have["exp_avg_sq"])
         found = have["exp_avg"] / one / ((square / two).sqrt() + group["eps"])
     gradient = None if parameter.grad is None else some_of(parameter.grad)

@@ -49,7 +49,6 @@ from mpdiag.recording.lifecycle import carry_through, live
 from mpdiag.recording.losses import LossLog
 from mpdiag.recording.observer import Observer
 from mpdiag.recording.operations import OperationWatch
-from mpdiag.recording.rounded_steps import RoundedSteps
 from mpdiag.recording.run_folder import Audience, Described, RecordingOptions, RunFolder
 from mpdiag.recording.state_shadow import StateShadow
 from mpdiag.recording.step_clock import StepClock
@@ -251,15 +250,14 @@ class Recorder:
         observer = Observer(about, copied, ledger, clock, watch, described.precision, guard)
         shadow = StateShadow(optimizers, self._failures.note)
         sums = GradientSums(about.parameters, guard)
-        rounded = RoundedSteps(about, optimizers, self._failures.note)
-        values = ValueWatch(about, optimizers, inside, self._failures.note)
+        values = ValueWatch(about, optimizers, (inside, sums), self._failures.note)
         contract = ContractWatch(
             about,
             optimizers,
             copied.wrappers,
             described.world,
             shadow,
-            (values, sums, rounded),
+            values,
             described.precision,
             self._failures.note,
             self._setters,
@@ -269,9 +267,8 @@ class Recorder:
         )
         # A step's operations are written before anything of ours may count as one, and the folder,
         # which closes the ledger's step, comes last.
-        watches = (weights, sums, observer, shadow, values, rounded)
         clock.attach(
-            (scalers, operations, *watches, contract, folder),
+            (scalers, operations, weights, sums, observer, shadow, values, contract, folder),
             GovernedPace(described.options.cadence, governor, ledger, operations),
         )
         return _Parts(

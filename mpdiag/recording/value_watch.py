@@ -6,16 +6,22 @@ or a cast does, changes them.
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 
 import torch
 from torch.optim import Optimizer
 
 from mpdiag.recording.counting.tensors import some_of
+from mpdiag.recording.gradient_sums import GradientSums
+from mpdiag.recording.moving_rates import moving_rates
 from mpdiag.recording.step_clock import Step, StepListener
 from mpdiag.recording.step_tap import StepTap
 from mpdiag.runs.precision import Observed
 from mpdiag.tracing.names import Subjects
+from mpdiag.tracing.precision import HALF
 
+MOST_STATES = 32
+"""Of an optimizer, that are compared before and after a recorded step."""
 LEAST = 64
 """Elements that must not be 0 where a tensor's values are judged."""
 STEPS = 3
@@ -28,7 +34,7 @@ class ValueWatch(StepListener):
     Args:
         subjects: What is recorded.
         optimizers: All that step; they may become more.
-        inside: Knows what ran inside optimizers' steps.
+        others: Know what else was observed.
         failed: Told what failed; after that nothing more is looked at.
     """
 
@@ -36,7 +42,7 @@ class ValueWatch(StepListener):
         self,
         subjects: Subjects,
         optimizers: Sequence[Optimizer],
-        inside: StepTap,
+        others: Sequence[StepTap | GradientSums],
         failed: Callable[[str, Exception], None],
     ) -> None:
         self._subjects = subjects
@@ -47,14 +53,18 @@ class ValueWatch(StepListener):
         self._frozen: dict[str, torch.Tensor] = {}
         self._pairs: list[tuple[str, str]] = []
         self._found: dict[tuple[str, ...], Observed] = {}
-        self._inside = inside
+        self._others = others
+        self._before: dict[tuple[str, str, int], torch.Tensor] = {}
+        self._rates_due = 0
 
     def step_began(self, step: Step) -> None:
-        """Keep what frozen and equal parameters are before the first step."""
+        """Keep what frozen and equal parameters are before the first step, and states before others."""
         if self._looks and not self._begun:
             self._begun = True
             self._safely(self._begin)
-        del step
+        self._before = {}
+        if self._looks and step.recorded:
+            self._safely(lambda: self._before.update(self._half_states()))
 
     def step_ended(self, step: Step) -> None:
         """Compare."""
@@ -63,7 +73,7 @@ class ValueWatch(StepListener):
 
     def found(self) -> tuple[Observed, ...]:
         """All that was observed, once each."""
-        return (*self._found.values(), *self._inside.found())
+        return (*self._found.values(), *(one for other in self._others for one in other.found()))
 
     def _safely(self, look: Callable[[], None]) -> None:
         try:
@@ -103,6 +113,36 @@ class ValueWatch(StepListener):
                 self._note("parted", (one, other), step, float((a - b).double().norm()))
         for kind, name, share in self._narrow():
             self._note("narrow-values", (kind, name), step, share)
+        self._compare_states(step)
+
+    def _half_states(self) -> Iterator[tuple[tuple[str, str, int], torch.Tensor]]:
+        """Elements of the first states in half precision, by optimizer, name and parameter."""
+        for optimizer in self._optimizers:
+            states = (
+                ((type(optimizer).__name__, str(name), id(parameter)), values)
+                for parameter, state in optimizer.state.items()
+                for name, value in state.items()
+                if isinstance(value, torch.Tensor) and value.dtype in HALF
+                if (values := some_of(value)) is not None
+            )
+            yield from islice(states, MOST_STATES)
+
+    def _compare_states(self, step: int) -> None:
+        """Count the elements that the step did not change, of states of which it changed any."""
+        counts: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
+        for key, now in self._half_states() if self._before else ():
+            before = self._before.get(key)
+            if before is not None and now.shape == before.shape and not torch.equal(now, before):
+                live = before != 0
+                counts[key[:2]][0] += int(((now == before) & live).sum())
+                counts[key[:2]][1] += int(live.sum())
+        for names, (still, among) in counts.items():
+            self._note("still-state", names, step, still / max(1, among))
+        if step >= self._rates_due:  # at steps that double: each parameter takes 0.1 ms
+            self._rates_due = 2 * step
+            for optimizer in self._optimizers:
+                for share, rate in moving_rates(optimizer):
+                    self._note("moving-rate", (type(optimizer).__name__, share), step, rate)
 
     def _narrow(self) -> Iterator[tuple[str, str, float]]:
         """FP32 states whose values are all BF16 numbers: their low 16 bits are 0."""

@@ -137,13 +137,12 @@ class Observed:
             precision that a step did not change; ``moving-rate``: the learning rate above which a
             share of half-precision weights moves.
         names: Of the parameters; before them the state or the optimizer. Of products their dtype, of
-            a state its name, of ``gradient-sum`` the parameter that is furthest off, of
-            ``moving-rate`` the share.
+            ``still-state`` the state, of ``moving-rate`` the share of weights.
         first, last: Steps after which it was seen.
         size: Of the change over the values' norm; of ``parted`` the norm of the difference; the number
             of products; the factor; of ``gradient-sum`` the relative error; of ``still-state`` the
             share; the learning rate.
-        count: Gradients that the sum took; elements of the state × steps.
+        count: Of ``gradient-sum`` how many gradients it took.
     """
 
     kind: str

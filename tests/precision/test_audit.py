@@ -226,6 +226,20 @@ def test_what_an_optimizer_multiplies_in_is_said(tmp_path):
     assert found.findings[0].evidence["dtype"] == "bfloat16"
 
 
+@pytest.mark.parametrize(("make", "words"), [
+    (torch.optim.Adagrad, "sum in BF16 stops growing after 256 to 383 equal squares"),
+    (torch.optim.Adafactor, "row_var in BF16 cannot fall from step 2,436 on"),
+])  # fmt: skip
+def test_sums_and_slowing_averages_are_proved_stuck(tmp_path, make, words):
+    net = model(BF16)
+    found = train(net, make(net.parameters()), tmp_path / "half")
+    stuck = [f for f in found.findings if f.code == "precision-stuck-state"]
+    assert any(words in f.message for f in stuck)
+    assert {f.severity for f in stuck} == {"info"}  # not in three steps
+    net = model()
+    assert codes(train(net, make(net.parameters()), tmp_path / "fp32")) == []
+
+
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("steady", [False, True])
 def test_a_stuck_second_moment_is_measured_beside_fp32(tmp_path, fused, steady):

@@ -1,11 +1,10 @@
-"""Learning rates from which weights move, and states that stay, against torch's own steps."""
+"""Learning rates from which weights move, against torch's own steps."""
 
 import pytest
 import torch
 from audited_trainings import BF16, model, train
 from torch import nn
 
-import mpdiag
 from mpdiag.recording.moving_rates import half_distances, moving_rates
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -47,8 +46,8 @@ def still_at(make, settings, rate, steps=3):
 def test_as_many_stand_still_below_a_rate_as_it_says(make, settings):
     _, optimizer = still_at(make, settings, 1e-6)
     rates = dict(moving_rates(optimizer))
-    assert sorted(rates) == [0.5, 0.99]
-    for share, rate in rates.items():
+    assert sorted(rates) == ["0.5", "0.99"]
+    for share, rate in ((float(share), rate) for share, rate in rates.items()):
         still, _ = still_at(make, settings, rate)
         assert still == pytest.approx(1.0 - share, abs=0.03 if share == 0.5 else 0.006)
 
@@ -77,44 +76,3 @@ def test_the_audit_says_at_which_rate_it_begins(tmp_path):
     begins, half = (finding.evidence["rates"][share] for share in ("0.99", "0.5"))
     assert f"1 % of them do not move below a learning rate of about {begins:.2g}" in finding.message
     assert half < begins
-
-
-class Shampoo(torch.optim.Optimizer):
-    """After Gupta et al. 2018, algorithm 1, with the roots left out: the factors are what counts."""
-
-    def __init__(self, parameters, lr):
-        super().__init__(parameters, {"lr": lr})
-
-    @torch.no_grad()
-    def step(self, closure=None):
-        for group in self.param_groups:
-            for p in group["params"]:
-                state = self.state[p]
-                left = state.setdefault("precond_0", torch.zeros(len(p), len(p), dtype=p.dtype))
-                left.add_(p.grad @ p.grad.T)
-                p.sub_(p.grad, alpha=group["lr"])
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_factors_that_stay_are_measured(tmp_path, dtype):
-    torch.manual_seed(0)
-    net = nn.Linear(8, 16, bias=False).to(dtype)
-    optimizer = Shampoo(net.parameters(), lr=1e-2)
-    with mpdiag.record(net, optimizer, tmp_path / "run", operations=0, every=50):
-        always = torch.randn(16, 8)
-        for _ in range(601):
-            (net.weight * (always + torch.randn(16, 8) / 8).to(dtype)).sum().backward()
-            before = {k: v.clone() for k, v in optimizer.state[net.weight].items()}
-            optimizer.step()
-            optimizer.zero_grad()
-    found = mpdiag.audit(tmp_path / "run")
-    stuck = [f for f in found.findings if f.code == "precision-stuck-state"]
-    after = optimizer.state[net.weight]["precond_0"]
-    share = float((after == before["precond_0"]).float().mean())
-    if dtype == torch.float32:
-        assert not stuck
-    else:
-        (observed,) = (one for one in found.facts.observed if one.kind == "still-state")
-        assert observed.size == pytest.approx(share, abs=1e-6)
-        assert [f.severity for f in stuck] == ["info"]
-        assert "did not change in" in stuck[0].message
