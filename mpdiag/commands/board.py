@@ -1,4 +1,4 @@
-"""``mpdiag board``: a run on TensorBoard or W&B."""
+"""``mpdiag board``: a run on TensorBoard, W&B or MLflow, or as lines of JSON."""
 
 from typing import Annotated
 
@@ -16,15 +16,16 @@ def board(
             "--output",
             "-o",
             metavar="WHERE",
-            help="TensorBoard's folder of runs, or W&B's project.",
+            help="TensorBoard's folder, W&B's project, MLflow's experiment or the file of JSON.",
         ),
     ] = None,
 ) -> None:
-    """Put a run on TensorBoard or W&B. Histograms, shares lost, loss and scale."""
+    """Put a run on a board. Series, loss and scale; on TensorBoard and W&B histograms too."""
     from mpdiag.integrations.boards import write_board
     from mpdiag.reports import next_commands, terminal
     from mpdiag.runs.run import open_run
 
     written, where = write_board(open_run(run), to, output)
-    terminal.show(f"{written} histograms and scalars written to {where}")
+    what = "histograms and scalars" if to in ("tensorboard", "wandb") else "scalars"
+    terminal.show(f"{written} {what} written to {where}")
     terminal.name_next(*next_commands.after_board(to, where))

@@ -1,13 +1,14 @@
-"""A run on a team's board: TensorBoard or Weights & Biases.
+"""A run on a team's board: TensorBoard, Weights & Biases, MLflow or lines of JSON.
 
-Histograms are over log2 |x|, one bin for each power of two, as recorded: on the axis of the values
-themselves all but the largest bin would be one bar. Scalars are what a person watches: the largest
-|x|, the shares FP16 would lose, and of a training by a plan its loss, scale and skips.
+The series are those that a live recording sends, see ``series``; beside them stand the loss, scale and
+skips of a training by a plan. TensorBoard and W&B get histograms, too. These are over log2 |x|, one bin
+for each power of two, as recorded: on the axis of the values themselves all but the largest bin would be
+one bar.
 """
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,9 @@ from numpy.typing import NDArray
 from mpdiag.analysis.layers import countable_rows, share
 from mpdiag.errors import RunNotFound, UsageError
 from mpdiag.installation.extras import EXTRAS
+from mpdiag.integrations.series import figures, json_lines, state_figures
 from mpdiag.numerics.formats import FP16
+from mpdiag.runs.precision import read_precision
 from mpdiag.runs.records import Records
 from mpdiag.runs.run import Run, open_run
 from mpdiag.runs.training_log import read_log
@@ -77,6 +80,16 @@ def _of_step(rows: Records, step: int) -> Iterator[BoardHistogram]:
         )
 
 
+def scalars(run: Run) -> Iterator[tuple[str, float, int]]:
+    """Tag, value and step of the series of a recording, and of a training by a plan."""
+    for step, row in figures(run.records) if run.parts() else ():
+        yield from ((tag, value, step) for tag, value in row.items())
+    facts = read_precision(run.folder)
+    if facts is not None:
+        yield from ((tag, value, facts.step) for tag, value in state_figures(facts).items())
+    yield from training_scalars(run)
+
+
 def training_scalars(run: Run) -> Iterator[tuple[str, float, int]]:
     """Tag, value and step of a training by a plan; nothing where the run has no log."""
     try:
@@ -122,7 +135,7 @@ def to_tensorboard(run: str | os.PathLike[str] | Run, folder: str | os.PathLike[
             for label, value in h.scalars.items():
                 writer.add_scalar(f"{h.tag}/{label}", value, h.step)
             written += 1 + len(h.scalars)
-        for tag, value, step in training_scalars(opened):
+        for tag, value, step in scalars(opened):
             writer.add_scalar(tag, value, step)
             written += 1
         writer.add_text("mpdiag/run", f"`{opened.folder}`, {opened.meta.get('state')}")
@@ -181,7 +194,7 @@ def to_wandb(run: str | os.PathLike[str] | Run, **options: Any) -> int:
                 np_histogram=(h.counts.tolist(), h.edges.tolist())
             )
         row |= {f"{h.tag}/{label}": value for label, value in h.scalars.items()}
-    for tag, value, step in training_scalars(opened):
+    for tag, value, step in scalars(opened):
         steps.setdefault(step, {})[tag] = value
     with wandb.init(**{"name": opened.name, "config": _config(opened), **options}) as board:
         for step in sorted(steps):
@@ -195,7 +208,31 @@ def _config(run: Run) -> dict[str, Any]:
     return {key: run.meta[key] for key in wanted if key in run.meta}
 
 
-BOARDS = ("tensorboard", "wandb")
+def to_mlflow(run: Run, experiment: str) -> int:
+    """Log a run's scalars as a run of an MLflow experiment; returns their number.
+
+    Raises:
+        InputError: If the run cannot be read.
+        MissingExtra: If mlflow is not installed.
+    """
+    with EXTRAS["mlflow"].imports("logging to MLflow"):
+        import mlflow
+    mlflow.set_experiment(experiment)
+    with mlflow.start_run(run_name=run.name):
+        return _send(run, lambda step, row: mlflow.log_metrics(dict(row), step=step))
+
+
+def _send(run: Run, send: Callable[[int, Mapping[str, float]], None]) -> int:
+    """Send a run's scalars, each step's together; returns their number."""
+    steps: dict[int, dict[str, float]] = {}
+    for tag, value, step in scalars(run):
+        steps.setdefault(step, {})[tag] = value
+    for step in sorted(steps):
+        send(step, steps[step])
+    return sum(map(len, steps.values()))
+
+
+BOARDS = ("tensorboard", "wandb", "mlflow", "jsonl")
 
 
 def write_board(run: Run, kind: str, where: str | None = None) -> tuple[int, str]:
@@ -203,12 +240,13 @@ def write_board(run: Run, kind: str, where: str | None = None) -> tuple[int, str
 
     Args:
         run: The run.
-        kind: ``tensorboard`` or ``wandb``.
-        where: TensorBoard's folder, in which the run gets a folder of its name, or W&B's project.
-            Default: ``boards`` or ``mpdiag``.
+        kind: One of ``BOARDS``.
+        where: TensorBoard's folder, in which the run gets a folder of its name; W&B's project; MLflow's
+            experiment; or the file of JSON lines, which is written anew. Default: ``boards``, ``mpdiag``
+            for both, or a file of the run's name in ``boards``.
 
     Returns:
-        The number of histograms and scalars, and the run's folder or W&B's project.
+        The number of histograms and scalars, and where they are.
 
     Raises:
         UsageError: If the board is unknown.
@@ -220,4 +258,12 @@ def write_board(run: Run, kind: str, where: str | None = None) -> tuple[int, str
     if kind == "wandb":
         project = where or "mpdiag"
         return to_wandb(run, project=project), f"W&B, project {project}"
+    if kind == "mlflow":
+        experiment = where or "mpdiag"
+        return to_mlflow(run, experiment), f"MLflow, experiment {experiment}"
+    if kind == "jsonl":
+        path = Path(where or f"boards/{safe}.jsonl")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("")
+        return _send(run, json_lines(path).send), str(path)
     raise UsageError(f"there is no board {kind!r}: choose one of {', '.join(BOARDS)}")

@@ -24,13 +24,15 @@ if TYPE_CHECKING:
 class Recording:
     """Records a training from a framework's callback.
 
+    The training's precision and its findings are printed, and its series are sent to what it reports to.
+
     Attributes:
         recorder: The recording; None before training begins.
 
     Args:
         run: The run folder, a path or a URL.
-        options: As for ``mpdiag.record``: ``every``, ``include``, ``exclude``, ``max_steps``,
-            ``overwrite``.
+        options: As for ``record_loop``: ``report_to``, and ``mpdiag.record``'s ``every``, ``include``,
+            ``exclude``, ``max_steps``, ``overwrite``.
     """
 
     def __init__(self, run: str | os.PathLike[str], **options: Any) -> None:
@@ -40,9 +42,9 @@ class Recording:
 
     def begin(self, model: Models, optimizers: Optimizers) -> Recorder:
         """Begin to record a model and its optimizers."""
-        from mpdiag.recording.recorder import record
+        from mpdiag.integrations.loop import record_loop
 
-        self.recorder = record(model, optimizers, self.run, **self.options).start()
+        self.recorder = record_loop(model, optimizers, self.run, **self.options).start()
         return self.recorder
 
     def end(self, state: str = "complete") -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from mpdiag.errors import InputError
 from mpdiag.files.documents import read_document
-from mpdiag.launching.processes import own_process
+from mpdiag.launching.processes import own_process, stderr_file
 from mpdiag.runs.run import META, Run, open_run
 
 STEPS = 3
@@ -41,7 +41,7 @@ def first_steps(words: Sequence[str], steps: int = STEPS) -> Iterator[Run]:
         command = own_process("mpdiag", "record", "--out", str(folder), "--every", "1")
         command += ["--max-steps", many, "--operations", many, "--", *words]
         child = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=sys.stderr, start_new_session=True
+            command, stdin=subprocess.DEVNULL, stdout=stderr_file(), start_new_session=True
         )
         try:
             code = _wait(child, folder / META)

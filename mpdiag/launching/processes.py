@@ -27,6 +27,14 @@ def tell(sentence: str) -> None:
     print(f"mpdiag: {sentence}", file=sys.stderr, flush=True)
 
 
+def stderr_file() -> int:
+    """The file descriptor of what is said, for a child's output."""
+    try:
+        return sys.stderr.fileno()
+    except (OSError, ValueError, AttributeError):  # replaced by something without one: a notebook
+        return 2
+
+
 def claim_run(parent: Path, name: str) -> Path:
     """A free run folder of this name, made at once; all ranks of one launch get the same.
 

@@ -89,6 +89,7 @@ class Audit:
             key = (
                 *(getattr(p, c) for c in COLUMNS if c != "states"),
                 states,
+                p.quantized,
                 p.trainable,
                 p.optimizer,
             )
@@ -114,6 +115,7 @@ class Audit:
                     "parameters": group.words,
                     "numel": group.numel,
                     **row,
+                    "stored": first.quantized or first.stored,
                     "states": ", ".join(states),
                 }
             )

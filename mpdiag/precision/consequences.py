@@ -14,10 +14,9 @@ from mpdiag.numerics.decay import NARROW, decay
 from mpdiag.numerics.sums import growing, sum_bound
 from mpdiag.precision.between import between
 from mpdiag.precision.moments import moments, slowing, stops_falling
-from mpdiag.precision.movement import standstill
+from mpdiag.precision.movement import Recorded, standstill
 from mpdiag.runs.operations import Operation
 from mpdiag.runs.precision import HALF, LABELS, Observed, ParameterPrecision, PrecisionFacts, Shadow
-from mpdiag.runs.run import Run
 
 MOST_STILL = 0.5
 """Share of a state's elements that stay in a step, above which it is said without a formula."""
@@ -31,7 +30,7 @@ def consequences(
     facts: PrecisionFacts,
     parameters: Sequence[ParameterPrecision],
     autocast: Sequence[str],
-    run: Run | None,
+    run: Recorded | None,
     operations: Sequence[Operation] = (),
 ) -> Iterator[Finding]:
     """What to know of a training's precision."""
@@ -242,7 +241,7 @@ def _stuck_decay(
 
 
 def _standing_still(
-    parameters: Sequence[ParameterPrecision], run: Run, facts: PrecisionFacts
+    parameters: Sequence[ParameterPrecision], run: Recorded, facts: PrecisionFacts
 ) -> Iterator[Finding]:
     """Half-precision weights that did not move although they had a gradient.
 
@@ -352,7 +351,7 @@ def _observed(facts: PrecisionFacts) -> Iterator[Finding]:
             )
 
 
-def _without_scale(autocast: Sequence[str], run: Run) -> Iterator[Finding]:
+def _without_scale(autocast: Sequence[str], run: Recorded) -> Iterator[Finding]:
     """FP16 autocast without a loss scale."""
     if "float16" not in autocast:
         return

@@ -9,13 +9,21 @@ with a gradient.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
-from mpdiag.runs.run import Run
+from mpdiag.runs.records import Records
 from mpdiag.runs.schema import TOTAL, Kind
+
+
+class Recorded(Protocol):
+    """What has rows: a run, or those of a recording in progress."""
+
+    def pieces(self, *, histograms: bool = True) -> Iterable[Records]:
+        """The rows some at a time."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +46,7 @@ class Standstill:
         return self.still / self.elements if self.elements else 0.0
 
 
-def standstill(run: Run, names: Collection[str]) -> Standstill:
+def standstill(run: Recorded, names: Collection[str]) -> Standstill:
     """How much of some parameters stood still, in steps whose updates were recorded whole.
 
     Raises:

@@ -4,6 +4,7 @@ Nothing is computed but comparisons for equality, of parameters that no optimize
 tensors of the same shape that one does: one that rounds to the parameter is its master copy.
 """
 
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -28,6 +29,8 @@ from mpdiag.tracing.sharding import Reduction, reductions, unapplied
 FIRST_STEPS = 3
 """Steps after which the precision is read; later only in recorded steps."""
 _HEAD = 64
+_BITS_OF = re.compile(r"(?i)(?:nf|fp|int)([48])(?!\d)|([48])bit")
+"""In the name of a class of quantized weights: Params4bit, Int8Params, NF4Tensor."""
 _COUNTERS = ("step", "steps")
 """States that count, and hold no statistic."""
 
@@ -117,9 +120,10 @@ def _of(
     set_by = (reduction.policy if reduction is not None else "") or setter(parameter)
     if not set_by:
         set_by = "before recording" if stored != torch.get_default_dtype() else "default"
+    quantized, numel = _quantized(parameter)
     return ParameterPrecision(
         name=name,
-        numel=parameter.numel(),
+        numel=numel,
         trainable=parameter.requires_grad,
         optimizer=None if holder is None else type(holder).__name__,
         stored=str(short(stored)),
@@ -130,8 +134,27 @@ def _of(
         states=states,
         master=None if master is None else short(master.dtype),
         set_by=set_by,
+        quantized=quantized,
         unknown=unknown,
     )
+
+
+def _quantized(parameter: nn.Parameter) -> tuple[str | None, int]:
+    """What the bytes of a quantized weight hold, by its class (bitsandbytes, torchao), and its elements.
+
+    A class that quantizes may still hold the floating-point weight, until it comes to the device.
+    """
+    kind = type(parameter)
+    bits = _BITS_OF.search(kind.__name__)
+    packed = (
+        not parameter.is_floating_point() or getattr(parameter, "quant_state", None) is not None
+    )
+    if bits is None or not (packed or nn.Parameter not in kind.__mro__):
+        return None, parameter.numel()
+    width = int(bits[1] or bits[2])
+    form = str(getattr(parameter, "quant_type", "")).upper()
+    stored = parameter.numel() * parameter.element_size() * 8
+    return f"{width}-bit {form}".rstrip(), stored // width if packed else parameter.numel()
 
 
 def _accumulated(parameter: nn.Parameter) -> torch.dtype | None:
@@ -200,6 +223,8 @@ def optimizers_of(optimizer: Optimizer | Sequence[Optimizer] | None) -> list[Opt
     if optimizer is None:
         return []
     found = [optimizer] if isinstance(optimizer, Optimizer) else optimizer
+    if isinstance(held := getattr(optimizer, "optimizers", None), (list, tuple)):
+        found = held  # torchtitan's container of those that step
     sequence: object = found  # callers without a type checker pass anything
     if not isinstance(sequence, Sequence) or not all(isinstance(o, Optimizer) for o in sequence):
         raise UsageError(

@@ -57,12 +57,16 @@ class Progress:
         recorded: Steps recorded.
         tables: Rows that were encoded since the last time, with the schema of ``stats``.
         losses: The last ones that are known.
+        facts: The precision, as it was read last; None before the first step has ended.
+        autocast: Dtypes in which autocast was on.
     """
 
     step: int
     recorded: int
     tables: Sequence[pa.Table]
     losses: Sequence[TrainingStep]
+    facts: PrecisionFacts | None = None
+    autocast: Sequence[str] = ()
 
 
 class Audience(Protocol):
@@ -208,6 +212,8 @@ class RunFolder(StepListener):
                     self._ledger.steps_closed,
                     self._ledger.take_encoded(),
                     self._losses.latest(),
+                    self._contract.facts,
+                    sorted(self._described.precision.autocast),
                 )
             )
         except Exception as error:  # noqa: BLE001 - whatever it is, training goes on

@@ -18,6 +18,7 @@ without a reason says that there is none (``master``: no master copy, ``optimize
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
@@ -33,6 +34,7 @@ SCHEMA_VERSION = 1
 HALF = frozenset({"float16", "bfloat16"})
 LABELS = {"float32": "FP32", "bfloat16": "BF16", "float16": "FP16", "float64": "FP64"}
 """Dtypes as people write them."""
+_LORA = re.compile(r"(?i)(^|\.)lora_\w")
 _POLICIES = ("MixedPrecisionPolicy", "MixedPrecision", "mixed precision")
 """How ``set_by`` ends where a wrapper's policy chose; casts and checkpoints end in a line's number."""
 
@@ -55,6 +57,7 @@ class ParameterPrecision:
         states: Of each tensor that the optimizer keeps for it, by name.
         master: Of the copy that the optimizer steps in its place; None where there is none.
         set_by: What chose the precision it computes in.
+        quantized: What the bytes of a quantized weight hold: ``4-bit NF4``; None for other weights.
         unknown: Why a field is None although there is something to know.
     """
 
@@ -72,6 +75,7 @@ class ParameterPrecision:
     states: Mapping[str, str] = field(default_factory=dict)
     master: str | None = None
     set_by: str | None = None
+    quantized: str | None = None
     unknown: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
@@ -256,11 +260,13 @@ def summary(parameters: Sequence[ParameterPrecision], autocast: Sequence[str] = 
         autocast: Dtypes in which autocast was on.
     """
     trained = [p for p in parameters if p.trainable] or list(parameters)
-    stored = _labels(p.stored for p in trained)
+    stored = _labels(p.quantized or p.stored for p in trained)
     masters = {p.master for p in trained}
     states = _labels(d for p in trained for d in p.states.values())
     optimizers = sorted({p.optimizer for p in trained if p.optimizer})
-    words = f"{stored} weights"
+    adapters = [p for p in trained if _LORA.search(p.name)]
+    kind = "LoRA " if len(adapters) == len(trained) else "LoRA and other " if adapters else ""
+    words = f"{stored} {kind}weights"
     if states and states == stored:
         words += f" and {'/'.join(optimizers)} states"
     elif states:
@@ -276,6 +282,9 @@ def summary(parameters: Sequence[ParameterPrecision], autocast: Sequence[str] = 
         words += f"; {', '.join(policies)} computes in {computed}"
     elif autocast:
         words += f"; autocast computes in {_labels(autocast)}"
+    frozen = [p for p in parameters if not p.trainable and p not in trained]
+    if frozen and (adapters or any(p.quantized for p in frozen)):
+        words += f"; frozen weights in {_labels(p.quantized or p.stored for p in frozen)}"
     return words
 
 

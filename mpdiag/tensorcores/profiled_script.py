@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mpdiag.errors import InputError, MpdiagError, UsageError
-from mpdiag.launching.processes import launcher_of, own_process
+from mpdiag.launching.processes import launcher_of, own_process, stderr_file
 from mpdiag.launching.script import AfterTorch, parse, run
 
 if TYPE_CHECKING:
@@ -62,21 +62,13 @@ def profile_script(words: Sequence[str], *, steps: int, warmup: int) -> Launched
         folder = Path(name)
         command = own_process(_MODULE, name, str(steps), str(warmup), *script.words)
         sys.stderr.flush()
-        code = subprocess.run(command, check=False, stdout=_stderr()).returncode
+        code = subprocess.run(command, check=False, stdout=stderr_file()).returncode
         note = _note(folder)
         if not note.get("measured"):
             raise _why_nothing(code, note, warmup)
         from mpdiag.tensorcores.step_profiler import read_capture
 
         return Launched(read_capture(folder, int(note["measured"])), code)
-
-
-def _stderr() -> int:
-    """The file descriptor for the script's output."""
-    try:
-        return sys.stderr.fileno()
-    except (OSError, ValueError, AttributeError):  # replaced by something without a descriptor
-        return 2
 
 
 def _note(folder: Path) -> dict[str, Any]:

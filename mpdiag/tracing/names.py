@@ -16,6 +16,13 @@ from mpdiag.tracing.fingerprint import joined
 
 Models = nn.Module | Sequence[nn.Module] | Mapping[str, nn.Module]
 
+
+class Stages(tuple[nn.Module, ...]):
+    """Parts of one model, which keep the names that they have in it."""
+
+    __slots__ = ()
+
+
 _SETTINGS = tuple(
     """
     in_channels out_channels kernel_size stride padding dilation groups in_features out_features
@@ -335,6 +342,8 @@ def _named_models(models: Models) -> list[tuple[str, nn.Module]]:
     named: list[tuple[str, nn.Module]]
     if isinstance(given, Mapping):
         named = [(str(name), model) for name, model in given.items()]
+    elif isinstance(given, Stages):
+        named = [("", model) for model in given]
     elif isinstance(given, Sequence):
         named = [(str(i), model) for i, model in enumerate(given)]
         if len(named) == 1:

@@ -91,6 +91,7 @@ def test_the_document_holds_what_the_contract_says(audits):
     fields = {
         "name", "numel", "stored", "forward", "input_grad", "weight_grad", "grad", "accumulated",
         "reduced", "states", "master", "set_by", "optimizer", "trainable", "unknown",
+        "quantized",
     }  # fmt: skip
     assert all(set(p) == fields for p in document["parameters"])
     assert {a["answer"] for a in document["answers"]} <= {"exact", "bound", "no"}
@@ -260,3 +261,79 @@ def test_a_stuck_second_moment_is_measured_beside_fp32(tmp_path, fused, steady):
     # The last recorded step is not the last one of all: the ratio has moved on a little since.
     assert shadow.median == pytest.approx(float(ratios.median()), rel=0.1)
     assert shadow.steps > 350
+
+
+class Params4bit(torch.nn.Parameter):
+    """A stand-in for bitsandbytes' class: two values to a byte, once it was quantized."""
+
+    def __new__(cls, data, quant_type="nf4"):
+        parameter = super().__new__(cls, data, requires_grad=False)
+        parameter.quant_type, parameter.quant_state = quant_type, None
+        return parameter
+
+
+class LoRA(torch.nn.Module):
+    """A layer of 4-bit weights with adapters, whose names are peft's."""
+
+    def __init__(self, weight):
+        super().__init__()
+        self.lora_A = torch.nn.ModuleDict({"default": torch.nn.Linear(8, 2, bias=False)})
+        self.lora_B = torch.nn.ModuleDict({"default": torch.nn.Linear(2, 8, bias=False)})
+        self.base_layer = torch.nn.Module()
+        self.base_layer.weight = weight
+        self.base_layer.bias = torch.nn.Parameter(torch.ones(8, dtype=torch.bfloat16), False)
+
+    def forward(self, x):
+        base = self.base_layer.weight
+        if not base.is_floating_point():  # 16 levels around 0, as a kernel would read them
+            packed = base.view(8, 4)
+            base = (torch.cat([packed >> 4, packed & 15], 1).float() - 7.5) / 8
+        y = x @ base.float().T + self.base_layer.bias.float()
+        return y + self.lora_B["default"](self.lora_A["default"](x))
+
+
+def packed(dtype=torch.uint8):
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(0, 256, (32,), generator=generator, dtype=torch.uint8).view(dtype)
+
+
+@pytest.mark.parametrize(
+    ("weight", "stored", "quantized", "numel", "words"),
+    [
+        (lambda: Params4bit(packed()), "uint8", "4-bit NF4", 64, "4-bit NF4/BF16"),
+        (lambda: Params4bit(packed(), "fp4"), "uint8", "4-bit FP4", 64, "4-bit FP4/BF16"),
+        (lambda: Params4bit(torch.ones(8, 8)), "float32", None, 64, "FP32/BF16"),
+        (lambda: torch.nn.Parameter(packed(), False), "uint8", None, 32, "uint8/BF16"),
+    ],
+    ids=["nf4", "fp4", "not yet quantized", "bytes of no known class"],
+)
+def test_adapters_and_quantized_weights_are_named(
+    tmp_path, weight, stored, quantized, numel, words
+):
+    torch.manual_seed(0)
+    net = LoRA(weight())
+    trained = [p for p in net.parameters() if p.requires_grad]
+    found = train(net, torch.optim.AdamW(trained), tmp_path / "run")
+    assert found.line == f"FP32 LoRA weights and AdamW states; frozen weights in {words}"
+    base = next(p for p in found.parameters if p.name == "base_layer.weight")
+    assert (base.stored, base.quantized, base.numel) == (stored, quantized, numel)
+    assert quantized is None or quantized in {row["stored"] for row in found.table}
+    assert mpdiag.open_run(tmp_path / "run").meta["failures"] == []
+    assert found.findings == ()
+
+
+def test_a_packed_weight_in_another_dtype_is_known_by_its_state():
+    """As FSDP shards 4-bit weights, which it can only do in a floating-point dtype."""
+    weight = Params4bit(packed(torch.bfloat16))
+    weight.quant_state = object()
+    net = LoRA(weight)
+    found = mpdiag.audit(net, torch.optim.AdamW(p for p in net.parameters() if p.requires_grad))
+    base = next(p for p in found.parameters if p.name == "base_layer.weight")
+    assert (base.stored, base.quantized, base.numel) == ("bfloat16", "4-bit NF4", 64)
+
+
+def test_full_finetuning_beside_frozen_layers_is_said_as_ever(tmp_path):
+    net = model()
+    net[0].requires_grad_(False)
+    found = train(net, torch.optim.AdamW(net[3].parameters()), tmp_path / "run")
+    assert found.line == "FP32 weights and AdamW states"

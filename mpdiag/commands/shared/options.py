@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     Target = str
 else:  # the choices are the registry's
     Target = Literal[tuple(fmt.name for fmt in TARGETS)]
-Board = Literal["tensorboard", "wandb"]
+Board = Literal["tensorboard", "wandb", "mlflow", "jsonl"]
 WorkloadArgument = Annotated[
     str,
     Argument(

@@ -160,10 +160,10 @@ def _local_part(tensor: torch.Tensor) -> tuple[torch.Tensor, Placement]:
     placements = tensor.placements
     place = tensor.device_mesh.get_coordinate() or [0] * len(placements)
     copied = any(p.is_replicate() and i > 0 for p, i in zip(placements, place, strict=True))
-    if any(p.is_partial() for p in placements):
-        return tensor.to_local(), "local"
     if copied or all(p.is_replicate() for p in placements):
         return tensor.to_local(), "replicated"
+    if any(p.is_partial() for p in placements):
+        return tensor.to_local(), "local"
     return tensor.to_local(), "sharded"
 
 
