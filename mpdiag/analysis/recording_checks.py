@@ -396,10 +396,16 @@ def _pieces(run: Run, *, histograms: bool) -> Iterable[Records]:
 
 
 def _disagreeing(run: Run) -> Iterator[Finding]:
-    """Replicated weights that differ between ranks, judging by their histograms."""
+    """Replicated weights that differ between ranks, judging by their histograms.
+
+    Copies of shards are left out: which of them are of the same shard is not recorded.
+    """
     seen: set[int] = set()
+    sharded: set[str] = set()
     for piece in _pieces(run, histograms=False):
         seen.update(np.unique(piece.step[_copies(piece)]).tolist())
+        parts = piece.name[piece.placement == piece.code("placement", "sharded")]
+        sharded.update(piece.words["name"][i] for i in np.unique(parts))
     steps = _spread(sorted(seen))
     held: dict[tuple[int, str], tuple[int, bytes]] = {}  # by step and name: a rank and its copy
     differing: dict[str, tuple[int, set[int]]] = {}  # by name: first step, ranks
@@ -407,6 +413,8 @@ def _disagreeing(run: Run) -> Iterator[Finding]:
         names = piece.words["name"]
         for row in np.flatnonzero(_copies(piece) & np.isin(piece.step, steps)).tolist():
             step, name = int(piece.step[row]), names[piece.name[row]]
+            if name in sharded:
+                continue
             rank, copy = int(piece.rank[row]), _digest(piece, row)
             other, expected = held.setdefault((step, name), (rank, copy))
             if copy != expected:

@@ -80,7 +80,8 @@ def unapplied(found: Iterable[Reduction]) -> list[str]:
     return sorted({f"{n}(param_dtype={d})" for n, d in dtypes if d in half})
 
 
-def _fsdp2(module: nn.Module) -> Iterator[tuple[list[torch.Tensor], Reduction]]:
+def fsdp2_parameters(module: nn.Module) -> Iterator[tuple[Any, Any]]:
+    """What FSDP2 holds for each parameter that it shards for a module, with the group it is in."""
     state_of = getattr(module, "_get_fsdp_state", None)
     if state_of is None:
         return
@@ -89,12 +90,16 @@ def _fsdp2(module: nn.Module) -> Iterator[tuple[list[torch.Tensor], Reduction]]:
         getattr(state, "_fsdp_param_group", None)
     ]
     for group in groups:
-        for parameter in getattr(group, "fsdp_params", ()):
-            policy: Any = getattr(parameter, "mp_policy", None) or getattr(group, "mp_policy", None)
-            compute = getattr(policy, "param_dtype", None)
-            chosen = "FSDP2's MixedPrecisionPolicy" if compute else ""
-            reduce = getattr(policy, "reduce_dtype", None) or compute
-            yield [parameter.sharded_param], Reduction("FSDP2", compute, reduce, policy=chosen)
+        yield from ((group, parameter) for parameter in getattr(group, "fsdp_params", ()))
+
+
+def _fsdp2(module: nn.Module) -> Iterator[tuple[list[torch.Tensor], Reduction]]:
+    for group, parameter in fsdp2_parameters(module):
+        policy: Any = getattr(parameter, "mp_policy", None) or getattr(group, "mp_policy", None)
+        compute = getattr(policy, "param_dtype", None)
+        chosen = "FSDP2's MixedPrecisionPolicy" if compute else ""
+        reduce = getattr(policy, "reduce_dtype", None) or compute
+        yield [parameter.sharded_param], Reduction("FSDP2", compute, reduce, policy=chosen)
 
 
 def _fsdp1(module: nn.Module) -> Iterator[tuple[list[torch.Tensor], Reduction]]:

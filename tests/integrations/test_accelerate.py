@@ -11,6 +11,7 @@ from trained_by_hand import BATCHES, by_hand, fresh, momentum, same  # noqa: F40
 
 import mpdiag
 from mpdiag.errors import UsageError
+from mpdiag.integrations.loop import record_loop
 from mpdiag.plan import PrecisionPlan
 
 accelerate = pytest.importorskip("accelerate")
@@ -173,19 +174,37 @@ def test_a_mixed_precision_of_its_own_and_an_optimizer_too_late_are_refused():
         bridge.apply_plan(accelerate.Accelerator(cpu=True, mixed_precision="bf16"), backoff())
 
 
-def test_a_prepared_optimizer_is_recorded(tmp_path):
-    accelerator = accelerate.Accelerator(cpu=True)
-    model = network()
-    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), 0.05))
-    with mpdiag.record(model, optimizer, tmp_path / "run", every=1) as recorder:
-        for x, y in BATCHES:
-            optimizer.zero_grad()
-            accelerator.backward(nn.functional.cross_entropy(model(x), y))
-            optimizer.step()
-    assert not recorder.failures
-    run = mpdiag.open_run(tmp_path / "run")
+def test_a_prepared_loop_is_recorded_and_trains_the_same(tmp_path, capsys):
+    """To the trackers of the accelerator; here TensorBoard's."""
+    pytest.importorskip("tensorboard")
+
+    def trained(recorded):
+        accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
+        accelerator = accelerate.Accelerator(
+            cpu=True, log_with="tensorboard", project_dir=tmp_path / str(recorded)
+        )
+        accelerator.init_trackers("mine")
+        model = network()
+        model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), 0.05))
+        options = {"every": 1} if recorded else {"max_steps": 1}
+        with record_loop(model, optimizer, tmp_path / f"run-{recorded}", **options) as recorder:
+            if not recorded:
+                recorder.close()
+            for x, y in BATCHES:
+                optimizer.zero_grad()
+                accelerator.backward(nn.functional.cross_entropy(model(x), y))
+                optimizer.step()
+        accelerator.end_training()
+        assert not recorder.failures
+        return model
+
+    assert same(trained(False), trained(True))
+    assert capsys.readouterr().err.splitlines()[-1] == "mpdiag: FP32 weights"
+    run = mpdiag.open_run(tmp_path / "run-True")
     assert run.meta["steps_seen"] == len(BATCHES)
     assert set(run.frame()["kind"]) >= {"weight_grad", "update"}
+    (events,) = (tmp_path / "True").rglob("events.out.tfevents.*")
+    assert b"mpdiag/update_ratio" in events.read_bytes()
 
 
 @pytest.mark.parametrize("keep", [True, False])

@@ -1,6 +1,9 @@
 """Boards: the event file is read back, and says what the run says."""
 
+import json
+import re
 import sys
+from pathlib import Path
 from unittest.mock import MagicMock
 
 import numpy as np
@@ -14,6 +17,7 @@ import mpdiag
 from mpdiag.analysis.layers import merge_layers
 from mpdiag.errors import UsageError
 from mpdiag.integrations import boards
+from mpdiag.integrations.series import figures
 from mpdiag.numerics.formats import FP16
 
 pytest.importorskip("tensorboard")
@@ -79,6 +83,32 @@ def test_scalars_are_the_runs(run, board):
     assert scalar(events, f"weight_grad/{name}/fp16_underflow")[1] == pytest.approx(lost)
 
 
+def test_the_series_are_those_of_a_live_recording(run, board, tmp_path, monkeypatch):
+    """In every board: TensorBoard's file, lines of JSON, and MLflow through a stand-in."""
+    expected = dict(figures(run.records))
+    assert set(expected) == {0, 1, 2}
+    events, _ = board
+    for tag in expected[0]:
+        found = scalar(events, tag)
+        assert found == {step: np.float32(row[tag]) for step, row in expected.items()}, tag
+    written, where = boards.write_board(run, "jsonl", str(tmp_path / "a" / "mine.jsonl"))
+    boards.write_board(run, "jsonl", where)  # again, in place of the first
+    lines = [json.loads(line) for line in Path(where).read_text().splitlines()]
+    assert [line.pop("step") for line in lines] == [0, 1, 2, 3]
+    assert sum(map(len, lines)) == written
+    for step, row in expected.items():
+        assert lines[step] | row == lines[step]
+    assert lines[3]["training/scale"] == 512.0
+    fake = MagicMock()
+    monkeypatch.setitem(sys.modules, "mlflow", fake)
+    assert boards.write_board(run, "mlflow", "x") == (written, "MLflow, experiment x")
+    fake.set_experiment.assert_called_once_with("x")
+    for call_, line in zip(fake.log_metrics.call_args_list, lines, strict=True):
+        # JSON has no infinity.
+        assert {k: v if np.isfinite(v) else None for k, v in call_.args[0].items()} == line
+    assert [c.kwargs["step"] for c in fake.log_metrics.call_args_list] == [0, 1, 2, 3]
+
+
 def test_the_training_is_there(board):
     events, written = board
     assert scalar(events, "training/skipped") == {0: 0.0, 1: 0.0, 2: 1.0, 3: 0.0}
@@ -93,6 +123,8 @@ def test_the_command(run, tmp_path, monkeypatch):
     assert result.exit_code == 0, result.output
     assert f"tensorboard --logdir {tmp_path / 'board'} " in " ".join((*result.stderr.split(), ""))
     assert list((tmp_path / "board" / run.name).glob("events.out.tfevents.*"))
+    result = call("board", run.folder, "--to", "jsonl", "-o", tmp_path / "mine.jsonl")
+    assert re.fullmatch(r"\d+ scalars written to \S+mine.jsonl\n", result.stdout)
     assert call("board", tmp_path / "none").exit_code == 3
     assert call("board", run.folder, "--to", "x").exit_code == 2
 
@@ -105,6 +137,9 @@ def test_what_is_missing_is_said(run, monkeypatch):
         boards.write_board(run, "wandb")
     with pytest.raises(UsageError, match="needs tensorboard: pip install tensorboard"):
         boards.write_board(run, "tensorboard")
+    monkeypatch.setitem(sys.modules, "mlflow", None)
+    with pytest.raises(UsageError, match="needs mlflow: pip install mlflow"):
+        boards.write_board(run, "mlflow")
     with pytest.raises(UsageError, match="no board"):
         boards.write_board(run, "aim")
 

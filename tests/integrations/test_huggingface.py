@@ -30,7 +30,7 @@ class Model(nn.Module):
         self.body[0].register_forward_hook(lambda _, __, out: self.dtypes.add(out.dtype))
 
     def forward(self, x=None, labels=None):
-        logits = self.body(x)
+        logits = self.body(x.to(self.body[0].weight.dtype))
         loss = nn.functional.cross_entropy(logits.float(), labels)
         return {"loss": loss, "logits": logits}
 
@@ -52,16 +52,42 @@ def make(tmp_path, kind=transformers.Trainer, model=None, settings=None, **optio
     return kind(model or Model(), arguments, train_dataset=data(), **options)
 
 
-def test_recording_leaves_no_trace_in_the_numbers(tmp_path):
+@pytest.mark.parametrize("half", [False, True])
+def test_recording_leaves_no_trace_in_the_numbers(tmp_path, capsys, half):
+    pytest.importorskip("tensorboard")
+    settings = {"optim": "adamw_torch", "logging_steps": 2, "logging_strategy": "steps"}
+    settings |= {"report_to": "tensorboard", "max_steps": 12}
     plain, watched = Model(), Model()
-    make(tmp_path, model=plain).train()
+    plain, watched = (m.bfloat16() if half else m for m in (plain, watched))
+    make(tmp_path, model=plain, settings=settings).train()
+    capsys.readouterr()
     callback = bridge.RecordCallback(tmp_path / "run", every=1)
-    make(tmp_path, model=watched, callbacks=[callback]).train()
+    trainer = make(tmp_path / "watched", model=watched, settings=settings, callbacks=[callback])
+    trainer.train()
     assert same(plain, watched)
     run = mpdiag.open_run(tmp_path / "run")
-    assert (run.meta["state"], run.meta["steps_recorded"]) == ("complete", 6)
-    assert run.meta["optimizers"][0]["type"] == "SGD"
+    assert (run.meta["state"], run.meta["steps_recorded"]) == ("complete", 12)
+    assert run.meta["optimizers"][0]["type"] == "AdamW"
     assert {"body.0", "body.2.weight"} <= set(run.frame()["name"])
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("mpdiag: ")]
+    label = "BF16 weights and AdamW states, no FP32 masters"
+    assert said[0] == f"mpdiag: {label if half else 'FP32 weights and AdamW states'}"
+    assert any("exp_avg_sq in BF16" in line for line in said[1:]) == half
+    assert half or len(said) == 1
+    assert steps_on_board(tmp_path / "watched", "mpdiag/largest") == list(range(12))
+    assert steps_on_board(tmp_path / "watched", "train/loss") == [2, 4, 6, 8, 10, 12]
+
+
+def steps_on_board(folder, tag):
+    """The steps that TensorBoard shows of a figure."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    steps = []
+    for file in folder.rglob("events.out.tfevents.*"):
+        events = EventAccumulator(str(file))
+        events.Reload()
+        steps += [e.step for e in events.Scalars(tag)] if tag in events.Tags()["scalars"] else []
+    return sorted(steps)
 
 
 def losses(plan, tmp_path, **options):

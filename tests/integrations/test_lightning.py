@@ -65,12 +65,16 @@ def fit(module, tmp_path, **options):
     trainer(tmp_path, **options).fit(module, loader())
 
 
-def test_recording_leaves_no_trace_in_the_numbers(tmp_path):
+def test_recording_leaves_no_trace_in_the_numbers(tmp_path, capsys):
     plain, watched = Module(), Module()
     fit(plain, tmp_path)
-    callback = bridge.RecordCallback(tmp_path / "run", every=1)
+    capsys.readouterr()
+    series = tmp_path / "series.jsonl"
+    callback = bridge.RecordCallback(tmp_path / "run", every=1, report_to=series)
     fit(watched, tmp_path, callbacks=[callback])
     assert same(plain, watched)
+    assert capsys.readouterr().err.splitlines()[-1] == "mpdiag: FP32 weights and SGD states"
+    assert len(series.read_text().splitlines()) == len(BATCHES)
     run = mpdiag.open_run(tmp_path / "run")
     assert run.meta["state"] == "complete"
     assert run.meta["steps_recorded"] == len(BATCHES)

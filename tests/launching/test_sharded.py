@@ -1,4 +1,4 @@
-"""Scripts whose parameters lie in shards: what two ranks record is what one would have recorded."""
+"""Scripts whose parameters lie in shards: what the ranks record is what one would have recorded."""
 
 from dataclasses import replace
 
@@ -14,19 +14,23 @@ from mpdiag.runs.training_log import read_log
 
 pytestmark = NEEDS_GLOO
 
-NAMES = ["fsdp", "tensor_parallel"]
+# Of four ranks FSDP2 shards what tensor parallelism has split: DTensor calls that _StridedShard.
+RANKS = [("fsdp", 2), ("tensor_parallel", 2), ("tensor_parallel", 4)]
 
 
-@pytest.fixture(scope="module", params=NAMES)
+@pytest.fixture(scope="module", params=RANKS, ids=lambda one: f"{one[0]}-{one[1]}")
 def told(request, fork_server, tmp_path_factory):
-    """A script run by two ranks, the same recorded, and recorded alone."""
-    folder = tmp_path_factory.mktemp(request.param)
-    script = SCRIPTS / f"{request.param}.py"
-    plain, other = fork_server.ranks("python", script, cwd=folder)
-    assert (plain.code, other.code) == (0, 0), plain.err
+    """A script run by some ranks, the same recorded, and recorded alone."""
+    name, world = request.param
+    folder = tmp_path_factory.mktemp(name)
+    script = SCRIPTS / f"{name}.py"
+    plain, *others = fork_server.ranks("python", script, cwd=folder, world=world)
+    assert {plain.code, *(other.code for other in others)} == {0}, plain.err
     record = ("record", "--every", "1")
-    both, other = fork_server.ranks("mpdiag", *record, "--out", "both", "--", script, cwd=folder)
-    assert (both.code, other.code) == (0, 0), both.err
+    both, *others = fork_server.ranks(
+        "mpdiag", *record, "--out", "both", "--", script, cwd=folder, world=world
+    )
+    assert {both.code, *(other.code for other in others)} == {0}, both.err
     alone = fork_server("mpdiag", *record, "--out", "alone", "--", script, cwd=folder)
     assert alone.code == 0, alone.err
     runs = open_run(folder / "both"), open_run(folder / "alone")
@@ -41,16 +45,16 @@ def layers(run, kind, step=None):
 
 
 def test_recording_changes_nothing_and_every_rank_recorded_every_step(told):
-    _, plain, recorded, lone, both, alone = told
+    (_, world), plain, recorded, lone, both, alone = told
     assert recorded.digest == plain.digest
     assert recorded.metric == pytest.approx(lone.metric, rel=1e-3)
-    assert both.meta["world_size"] == 2
+    assert both.meta["world_size"] == world
     for field in ("model", "coverage"):
         assert both.meta[field] == alone.meta[field]
     ranks = both.rank_metas().values()
-    assert [(m["state"], m["failures"]) for m in ranks] == [("complete", [])] * 2
+    assert [(m["state"], m["failures"]) for m in ranks] == [("complete", [])] * world
     frame = both.frame()
-    assert set(frame["rank"]) == {0, 1}
+    assert set(frame["rank"]) == set(range(world))
     assert sorted(frame["step"].unique()) == list(range(30))
 
 
@@ -66,7 +70,7 @@ def test_every_element_counts_once(told, kind):
 
 def test_the_first_step_is_that_of_one_process(told):
     """Its weights bin by bin, its gradients but for rounding, and the batch that is split."""
-    name, *_, both, alone = told
+    (name, _), *_, both, alone = told
     merged, whole = layers(both, "weight", 0), layers(alone, "weight", 0)
     for layer, histogram in merged.items():
         assert np.array_equal(histogram.counts, whole[layer].counts), layer
@@ -87,12 +91,12 @@ def test_the_first_step_is_that_of_one_process(told):
 
 
 def test_operations_of_every_rank(told):
-    *_, both, alone = told
+    (_, world), *_, both, alone = told
     # Further ones follow layers that grow, and a rank's part of a layer grows as it will.
     assert both.meta["operations"]["steps"][:2] == alone.meta["operations"]["steps"][:2] == [0, 10]
     assert both.meta["operations"]["reason"] == alone.meta["operations"]["reason"] == ""
     found = both.operations()
-    assert {o.rank for o in found} == {0, 1}
+    assert {o.rank for o in found} == set(range(world))
     assert {"forward", "backward"} <= {o.phase for o in found}
 
 
@@ -106,14 +110,14 @@ def test_the_analysis_finds_the_ranks_sound(told):
 
 def test_training_by_the_plan(told, fork_server, tmp_path):
     """FP16 emulated: what FSDP gathers is rounded; tensor parallelism's own operations are not."""
-    name, plain, *_, both, _ = told
+    (name, world), plain, *_, both, _ = told
     plan = analyze(both).plan
     scale = replace(plan.loss_scale, need="needed", method="constant", init_scale=1024.0)
     replace(plan, loss_scale=scale).save(tmp_path / "plan.json")
     script = SCRIPTS / f"{name}.py"
     train = ("train", "--plan", "plan.json", "--out", "fp16", "--", script)
-    done, other = fork_server.ranks("mpdiag", *train, cwd=tmp_path)
-    assert done.code == other.code
+    done, *others = fork_server.ranks("mpdiag", *train, cwd=tmp_path, world=world)
+    assert {other.code for other in others} == {done.code}
     if name == "fsdp":
         assert done.code == 0, done.err
         assert done.digest != plain.digest

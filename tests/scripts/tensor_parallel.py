@@ -1,4 +1,4 @@
-"""Tensor parallel under torchrun (DTensor parameters); alone without it."""
+"""Tensor parallel under torchrun (DTensor parameters), of four ranks under FSDP2; alone without it."""
 
 import os
 
@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 from script_end import error_of, report, seed
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     RowwiseParallel,
@@ -31,8 +32,12 @@ def main(seed):
     model = Net()
     if ranks > 1:
         dist.init_process_group("gloo")
-        mesh = dist.init_device_mesh("cpu", (ranks,))
-        parallelize_module(model, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
+        mesh = dist.init_device_mesh("cpu", (ranks // 2, 2), mesh_dim_names=("data", "tensor"))
+        parallelize_module(
+            model, mesh["tensor"], {"up": ColwiseParallel(), "down": RowwiseParallel()}
+        )
+        if ranks > 2:
+            fully_shard(model, mesh=mesh["data"])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, foreach=False)
     torch.manual_seed(100 * seed)
     for _ in range(30):

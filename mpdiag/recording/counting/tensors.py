@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from mpdiag.recording.counting import layout
+from mpdiag.tracing.sharding import fsdp2_parameters
 
 if TYPE_CHECKING:
     from mpdiag.runs.schema import Placement
@@ -160,30 +161,49 @@ def _local_part(tensor: torch.Tensor) -> tuple[torch.Tensor, Placement]:
     placements = tensor.placements
     place = tensor.device_mesh.get_coordinate() or [0] * len(placements)
     copied = any(p.is_replicate() and i > 0 for p, i in zip(placements, place, strict=True))
-    if copied or all(p.is_replicate() for p in placements):
-        return tensor.to_local(), "replicated"
     if any(p.is_partial() for p in placements):
         return tensor.to_local(), "local"
+    if copied or all(p.is_replicate() for p in placements):
+        return tensor.to_local(), "replicated"
     return tensor.to_local(), "sharded"
 
 
 def is_tensor_parallel(model: torch.nn.Module) -> bool:
-    """Whether a model's own code computes with distributed tensors; under ``fully_shard`` none does."""
+    """Whether a model's own code computes with distributed tensors.
+
+    Under ``fully_shard`` it does so only with those that were distributed before.
+    """
     module = sys.modules.get("torch.distributed.tensor")
     if module is None or not any(isinstance(p, module.DTensor) for p in model.parameters()):
         return False
-    return "FSDPModule" not in {k.__name__ for m in model.modules() for k in type(m).__mro__}
+    held = [p for m in model.modules() for _, p in fsdp2_parameters(m)]
+    return not held or any(p.is_dtensor for p in held)
 
 
 def beside_sharded(model: torch.nn.Module) -> list[torch.nn.Parameter]:
-    """Plain parameters of a tensor-parallel model: all ranks have the same ones, and compute alike.
+    """Parameters of a tensor-parallel model that it does not split: other ranks have the same ones.
 
-    Those that ``fully_shard`` was told to ignore are not meant: they may be each rank's own.
+    Those that ``fully_shard`` was told to ignore are not meant: they may be each rank's own. Where it
+    shards a tensor-parallel model, the ranks that split a layer hold equal shards of the other layers;
+    these are found on all of them but the first.
     """
     if not is_tensor_parallel(model):
         return []
-    distributed = sys.modules["torch.distributed.tensor"].DTensor
-    return [p for p in model.parameters() if not isinstance(p, distributed)]
+    parameters = list(model.parameters())
+    meshes = {id(p): p.device_mesh for p in parameters if hasattr(p, "device_mesh")}
+    if not any(True for m in model.modules() for _ in fsdp2_parameters(m)):
+        return [p for p in parameters if id(p) not in meshes]
+    widest = max(meshes.values(), key=lambda mesh: mesh.ndim)
+    return [p for p in parameters if id(p) in meshes and _is_beside(meshes[id(p)], widest)]
+
+
+def _is_beside(mesh: Any, widest: Any) -> bool:
+    """Whether this rank is not the first along the dimensions that a wider mesh has beside these."""
+    own, names = mesh.mesh_dim_names or (), widest.mesh_dim_names or ()
+    if not set(own) < set(names):
+        return False
+    place = widest.get_coordinate() or [0] * len(names)
+    return any(i > 0 for name, i in zip(names, place, strict=True) if name not in own)
 
 
 def _dense(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,11 +1,14 @@
 """Tensors of every kind: counted as they are, or left out with a reason."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from recorded import not_recorded, rows
 from torch import nn
 
 import mpdiag
+from mpdiag.recording.counting import tensors
 from mpdiag.recording.counting.host import HostRows
 from mpdiag.recording.counting.tensors import Countable, countable
 
@@ -174,3 +177,36 @@ def test_sparse_gradients_count_their_zeros(tmp_path):
         optimizer.step()
     gradient = rows(tmp_path / "run", kind="weight_grad")
     assert (gradient["numel"].item(), gradient["zeros"].item()) == (200, 192)
+
+
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="this build has no DTensor")
+def test_where_a_distributed_tensor_lies_follows_its_placements(monkeypatch):
+    """By the rank's place in the mesh: of copies only the first one counts, sums are each rank's own."""
+    import torch.distributed.tensor as distributed
+    from torch.distributed.tensor.placement_types import _StridedShard
+
+    class Held:
+        def __init__(self, placements, place):
+            self.placements = placements
+            self.device_mesh = SimpleNamespace(get_coordinate=lambda: place)
+
+        def to_local(self):
+            return torch.ones(2)
+
+    monkeypatch.setattr(distributed, "DTensor", Held)
+    shard, copy, part = distributed.Shard(0), distributed.Replicate(), distributed.Partial()
+    strided = _StridedShard(0, split_factor=2)
+    for placements, first, later in [
+        ((shard,), "sharded", "sharded"),
+        ((strided, shard), "sharded", "sharded"),
+        ((copy,), "replicated", "replicated"),
+        ((copy, copy), "replicated", "replicated"),
+        ((part,), "local", "local"),
+        ((part, shard), "local", "local"),
+        ((copy, shard), "sharded", "replicated"),
+        ((copy, strided), "sharded", "replicated"),
+        ((copy, part), "local", "local"),
+    ]:
+        size = len(placements)
+        for place, expected in (([0] * size, first), ([1] + [0] * (size - 1), later)):
+            assert tensors._local_part(Held(placements, place))[1] == expected, (placements, place)
