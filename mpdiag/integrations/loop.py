@@ -131,7 +131,8 @@ class Reporter:
             self._said.add("")
         if facts.step + 1 < FIRST_STEPS:
             return  # a step or two show too little of what it does
-        run = None if records is None else Pieces(records)
+        world = provenance.ranks()[1]
+        run = None if records is None else Pieces(records, {"world_size": world})
         for finding in consequences(facts, facts.parameters, autocast, run):
             sentence = _FIGURES.sub("", finding.message)  # once, whatever its figures become
             if finding.severity != "info" and sentence not in self._said:

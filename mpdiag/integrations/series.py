@@ -19,7 +19,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +49,15 @@ class Destination:
 
 @dataclass(frozen=True)
 class Pieces:
-    """Rows that are read like those of a run."""
+    """Rows that are read like those of a run.
+
+    Attributes:
+        records: The rows.
+        meta: What is said of them.
+    """
 
     records: Records
+    meta: Mapping[str, Any] = field(default_factory=dict)
 
     def pieces(self, *, histograms: bool = True) -> Iterator[Records]:
         """The rows, in one piece."""
@@ -96,9 +102,6 @@ def state_figures(facts: PrecisionFacts) -> dict[str, float]:
     """The figures of states that were followed beside FP32's, as they were read last."""
     found = {s.state: s.median for s in facts.shadows}
     return {f"mpdiag/stalled_states/{state}": value for state, value in found.items()}
-
-
-# -- where they go ---------------------------------------------------------------------------------
 
 
 def json_lines(path: Path) -> Destination:

@@ -9,9 +9,9 @@ with a gradient.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -21,6 +21,10 @@ from mpdiag.runs.schema import TOTAL, Kind
 
 class Recorded(Protocol):
     """What has rows: a run, or those of a recording in progress."""
+
+    @property
+    def meta(self) -> Mapping[str, Any]:
+        """What ``meta.json`` says."""
 
     def pieces(self, *, histograms: bool = True) -> Iterable[Records]:
         """The rows some at a time."""

@@ -87,8 +87,6 @@ def test_states_beside_fp32_are_figures_too():
     assert state_figures(facts) == {"mpdiag/stalled_states/exp_avg_sq": 1.2}
 
 
-# -- where they go ---------------------------------------------------------------------------------
-
 ROWS = [(0, {"mpdiag/underflow": 0.25}), (3, {"mpdiag/underflow": 0.5})]
 
 
