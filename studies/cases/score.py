@@ -8,7 +8,7 @@ each question the analysis' answer is held against ``truth/HALF.json``:
 * *needs a scale*: ``plan.loss_scale.needed``.
 * *needs masters*: ``plan.master_weights.needed``.
 * *plan fails*: the plan is trained (emulated, two seeds and a third where they disagree); foretold is a
-  verdict of ``cannot``.
+  verdict of ``cannot`` on a recording that allows an answer.
 * *operation needs FP32*, by what the advice does. Recall is over cases: those in which FP16 fails at
   every scale, and the rest of the operations holds in FP16 once those are FP32 that fail alone, or in a
   group; found is one whose plan names operations beyond autocast's own lists and trains as FP32 does.
@@ -175,7 +175,7 @@ def examine(
     """What is said of a case, and what is so; without what only trainings say that are left."""
     analysis, bf16 = mpdiag.analyze(run), mpdiag.analyze(run, "bf16")
     plan = analysis.plan
-    said, cannot = advice.named(plan), analysis.verdict.level == "cannot"
+    said, cannot = advice.named(plan), _denies(analysis)
     is_so = _truth(entry["truth"])
     if trainings is not None:
         bench = truth.Bench(case, entry["trainings"])
@@ -191,12 +191,17 @@ def examine(
             "needs_masters": plan.master_weights.needed,
             "operations": said,
             "plan_fails": cannot,
-            "bf16_fails": bf16.verdict.level == "cannot" or bool(advice.named(bf16.plan)),
+            "bf16_fails": _denies(bf16) or bool(advice.named(bf16.plan)),
             "fp16_fails": cannot or plan.loss_scale.needed or bool(said),
             "scale": f"{plan.loss_scale.method} {plan.loss_scale.init_scale:g}",
         },
         "is_so": is_so,
     }
+
+
+def _denies(analysis: mpdiag.Analysis) -> bool:
+    """Whether the verdict is that training fails; a recording that allows no answer abstains."""
+    return analysis.verdict.level == "cannot" and not analysis.unanswered
 
 
 def _by_training(

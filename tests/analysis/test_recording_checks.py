@@ -114,11 +114,37 @@ def test_without_activation_gradients_no_loss_scale_is_named(tmp_path):
                 parameter.grad = torch.randn_like(parameter)
             optimizer.step()
     analysis = mpdiag.analyze(tmp_path / "run")
-    assert "no-activation-gradients" in {f.code for f in analysis.findings}
+    (finding,) = [f for f in analysis.findings if f.code == "no-activation-gradients"]
+    assert "it sees gradients where a module returns" in finding.fix
     assert analysis.plan.loss_scale.need == "unknown"
     assert analysis.verdict.text.startswith("The recording has no activation gradients")
     assert not analysis.concluded
     assert analysis.plan.master_weights.needed
+
+
+def test_parameters_that_no_module_computes_with_have_no_activation_gradients(tmp_path):
+    """The loop runs all inside the recorder: more of the same is no help, a ``forward`` is."""
+    torch.manual_seed(0)
+    bare = torch.nn.ParameterDict({"w": torch.randn(8, 4)})
+
+    class Called(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = bare
+
+        def forward(self, x):
+            return x @ self.table["w"]
+
+    for name, model, gradients in (("bare", bare, False), ("called", Called(), True)):
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        with mpdiag.record(model, optimizer, tmp_path / name, every=1):
+            for _ in range(3):
+                x = torch.randn(16, 8)
+                optimizer.zero_grad()
+                (x @ bare["w"] if model is bare else model(x)).square().mean().backward()
+                optimizer.step()
+        codes = {f.code for f in mpdiag.analyze(tmp_path / name).findings}
+        assert ("no-activation-gradients" not in codes) == gradients
 
 
 def test_a_loop_that_never_steps_is_a_finding(tmp_path):

@@ -348,7 +348,7 @@ def _new(
     return {
         index: finding
         for index, finding in _at_the_source(step, _not_in_place(step, new), found).items()
-        if finding.code not in SUSPICIONS
+        if not (finding.code in SUSPICIONS or finding.evidence.get("suspected"))
         or "running" in finding.evidence  # what the next step reads shows in none by itself
         or site(step.graph.operations[index]) not in spared
     }

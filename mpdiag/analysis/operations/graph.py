@@ -353,6 +353,11 @@ def stored_low(
     return low
 
 
+def stored_itself(step: StoredStep, op: Operation) -> bool:
+    """Whether an operation's result would be in the format if only what it reads were as it is."""
+    return _result_is_low(op, dict(step.low), policy=step.policy, fp32=frozenset())
+
+
 def _result_is_low(
     op: Operation, low: dict[int, bool], *, policy: bool, fp32: frozenset[int]
 ) -> bool:

@@ -22,7 +22,7 @@ from mpdiag.analysis.operations import rules
 from mpdiag.analysis.operations.consequences import fate
 from mpdiag.analysis.operations.graph import StepGraph, StoredStep, low_composite
 from mpdiag.analysis.operations.sources import is_product
-from mpdiag.display.wording import percent
+from mpdiag.display.wording import counted, percent
 from mpdiag.numerics.autocast_lists import (
     FFT,
     LISTS,
@@ -163,7 +163,8 @@ def hollow(step: StoredStep) -> Iterator[rules.IndexedFinding]:
             consumer, epsilon = _singular_reader(step, op)
             if consumer is None:
                 continue
-            follows = f"{count:,} results of {op.op} become 0, and {consumer.op} follows"
+            become = "becomes" if count == 1 else "become"
+            follows = f"{counted(count, 'result')} of {op.op} {become} 0, and {consumer.op} follows"
             yield from _blamed(
                 step,
                 t,
@@ -179,6 +180,8 @@ def hollow(step: StoredStep) -> Iterator[rules.IndexedFinding]:
                     "absmin": t.absmin,
                     "consumer": consumer.op,
                     "consumer_line": consumer.where,
+                    # Without underflow it is a difference from a limit that a function reaches, too.
+                    "suspected": epsilon is not None and not step.graph.lost(t, target),
                 },
                 itself=op,
                 own=f"if its inputs are rounded to {target.label}, {follows}",
@@ -284,7 +287,7 @@ def _bound_that_becomes_one(graph: StepGraph, t: TensorRecord, target: FloatForm
     bound = made.scalars.get("max", made.scalars.get("max_val"))
     if not isinstance(bound, (int, float)) or not 0.9 < bound < 1.0:
         return None
-    near = t.absmax >= 1.0 - 16 * 2.0**-target.mantissa_bits
+    near = t.absmax >= 1.0 - 2 * 2.0**-target.mantissa_bits
     return float(bound) if near and _rounded(float(bound), target) == 1.0 else None
 
 

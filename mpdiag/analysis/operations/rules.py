@@ -24,7 +24,13 @@ from typing import Any, Literal
 import numpy as np
 
 from mpdiag.analysis.operations.consequences import SINGULAR, Fate, fate
-from mpdiag.analysis.operations.graph import FP32_LIMIT, StepGraph, StoredStep, low_composite
+from mpdiag.analysis.operations.graph import (
+    FP32_LIMIT,
+    StepGraph,
+    StoredStep,
+    low_composite,
+    stored_itself,
+)
 from mpdiag.analysis.operations.sources import before_difference
 from mpdiag.display.wording import percent
 from mpdiag.numerics.autocast_lists import LISTS, NO_HALF_FUNCTIONS, OPERATIONS, policy_name
@@ -532,18 +538,28 @@ def complements(step: StoredStep) -> Iterator[IndexedFinding]:
         if small is None or not any(step.low[t.tensor] for t in op.outputs):
             continue
         error = op.facts.get(f"error_{target.name}", 0.0) * rms(op.outputs[0])
-        if error < COARSE * rms(small):
+        share, half = min(1.0, error / rms(small)), 2.0 ** (-target.mantissa_bits - 2)
+        h = small.histogram
+        gone = float(h.counts[h.exponents < math.log2(half)].sum()) / small.numel
+        if share < COARSE and gone < WRONG:
             continue
         reader = _by_distance_from_one(graph, op)
         felt = None if reader is None else graph.loss_change.of_error(op, error)
         if reader is None or (felt is not None and min(felt) < FELT):
             continue
-        share = min(1.0, error / rms(small))
+        told = f"loses {percent(share, 0)} of values of about {rms(small):.2g} next to 1"
+        if (
+            share < COARSE
+        ):  # what is lost is small beside the rest, but in some rows it is all there is
+            if reader.op not in _PRODUCTS:
+                continue
+            told = (
+                f"rounds {percent(gone, 0)} of its results to 1 (values up to {half:.2g} next to 1)"
+            )
         yield indexed(
             op,
             "swallowed",
-            f"{target.label} loses {percent(share, 0)} of values of about {rms(small):.2g} next to 1, "
-            f"and {reader.op} follows",
+            f"{target.label} {told}, and {reader.op} follows",
             f"{'write' if reader.op in _LOGARITHMS else 'sum'} torch.log1p(-p)",
             f"{reader.op} reads 1, or 1 minus a multiple of {2.0 ** (-target.mantissa_bits - 1):.2g}",
             {"swallowed": share, "added": small.absmax, "consumer": reader.op},
@@ -628,6 +644,8 @@ def gradients(step: StoredStep, scale: float) -> Iterator[IndexedFinding]:
                 blamed = [forward]
                 reason = f"its backward pass ({op.op}) {reaches}"
             else:  # computed in FP32, and cast for a result that is narrow
+                if stored_itself(step, forward):  # if nothing is kept in FP32, it is not this large
+                    without = Fate("unknown").of_gradient(factor)
                 given = graph.differentiated(t, op.forward)
                 blamed = [g for g in given if any(low[o.tensor] for o in g.outputs)]
                 reason = f"the gradient from {forward.op} {reaches}"

@@ -26,7 +26,8 @@ def gradient_findings(
             code="no-activation-gradients",
             message="no activation gradients were recorded, so the loss scale cannot be determined",
             evidence={"layers": len(layers)},
-            fix="record a loop that runs the model and the backward pass inside the recorder",
+            fix="call the model's modules and loss.backward() inside the recorder: it sees gradients "
+            "where a module returns",
         )
     h = layers.of_kind("activation_grad", "weight_grad").histograms
     bad = int(h.infs.sum() + h.nans.sum())

@@ -282,6 +282,8 @@ def _one(
     why = _why(d.name, old, new, wanted)
     if depthwise:
         why = "its neighbours need this size; a depthwise convolution does not run on Tensor Cores"
+    elif (old // d.count) % (wanted.multiple * wanted.shards) == 0:
+        why = "its neighbours need this size"
     elif after > before:
         price += f" and allows loads of {after} values instead of {before}"
     clauses = [why, parts, price, *care]
@@ -336,7 +338,7 @@ def _why(dimension: str, old: int, new: int, wanted: Wanted) -> str:
     multiple, gpu, target = wanted.multiple, wanted.generation, wanted.target
     if dimension == "num_embeddings":
         return "the vocabulary is also the width of the output layer: pad both, and mask the added words"
-    if new % multiple and old < FEW_CHANNELS and new == FEW_CHANNELS:
+    if dimension == "in_channels" and new % multiple and old < FEW_CHANNELS == new:
         return "in channels_last, the first layer reads 4-channel images faster than 3-channel ones"
     if wanted.shards > 1:
         return f"each of {wanted.shards} shards needs a multiple of {multiple} in {target.upper()}"

@@ -107,7 +107,8 @@ class Tensors:
 
     def _parameter(self, name: str, shape: Sequence[int]) -> Dims:
         if name not in self.parameters:
-            self.parameters[name] = self._fresh(shape, MADE)
+            statistics = name.endswith((".running_mean", ".running_var"))  # sized by the norm
+            self.parameters[name] = self._fresh(shape, *(() if statistics else (MADE,)))
         return self.parameters[name]
 
     @cached_property

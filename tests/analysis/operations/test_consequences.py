@@ -68,3 +68,16 @@ def test_a_gradient_that_a_mask_may_drop_is_not_said_to_skip_steps(tmp_path):
     )
     (found,) = (f for f in mpdiag.analyze(run).findings if f.code == "operation-gradient-overflow")
     assert "the gradient is wrong, or the step is skipped" in found.fix
+
+
+def test_a_gradient_of_what_another_finding_puts_into_fp32_is_not_said_to_skip_steps(tmp_path):
+    """In FP16 alone atan2's own mask makes it 0: that it overflows a cast is so only once it is FP32."""
+
+    def heading(y):
+        y = y * 1e-6
+        return 1 - torch.cos(torch.atan2(y[:, 1], y[:, 0]) - torch.ones(len(y)))
+
+    run = record_steps(tmp_path / "run", Net(heading), operations=1)
+    (found,) = (f for f in mpdiag.analyze(run).findings if f.code == "operation-gradient-overflow")
+    assert found.fix.startswith("keep mul in FP32")
+    assert found.fix.endswith("the gradient is wrong, or the step is skipped")

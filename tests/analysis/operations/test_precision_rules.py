@@ -238,6 +238,36 @@ def test_the_product_of_a_sparse_matrix_gets_fp32_on_both_sides(tmp_path):
     assert find_operations(run.operations(), FP16) == ()
 
 
+@pytest.mark.parametrize("wrong", [False, True])
+def test_a_number_added_before_a_logarithm_counts_as_far_as_the_step_feels_it(tmp_path, wrong):
+    """Where p is 1 in BF16 its slope is 0, too: only who is sure and wrong reads log(1e-6) for more."""
+
+    def entropy(model, step):
+        x = torch.randn(64, 16, generator=torch.Generator().manual_seed(step))
+        z = model.body(x)[:, 0]
+        y = ((z > 0) != wrong).float()
+        p = torch.sigmoid(12 * z)
+        return -(y * torch.log(p + 1e-6) + (1 - y) * torch.log(1 - p + 1e-6)).mean()
+
+    run = record_steps(tmp_path / "run", Net(nn.Identity()), entropy, 12, rate=1e-3, operations=2)
+    found = [f for f in find_operations(run.operations(), BF16) if not f.covered]
+    assert [f.code for f in found] == (["vanishing"] if wrong else [])
+    assert all("log reads 1e-06 instead" in f.without for f in found)
+
+
+@pytest.mark.parametrize(("largest", "needed"), [(0.945, False), (0.9995, True)])
+def test_a_bound_that_becomes_one_counts_where_values_come_to_it(tmp_path, largest, needed):
+    """The cosines of ArcFace, which stay below 0.95, and those of equal directions."""
+
+    def angles(x):
+        return torch.acos((largest * x / x.abs().max()).clamp(-1 + 1e-7, 1 - 1e-7))
+
+    found = find_operations(record_steps(tmp_path, Net(angles), operations=1).operations(), BF16)
+    assert [f.code for f in found if not f.covered and f.code == "diverging"] == (
+        ["diverging"] if needed else []
+    )
+
+
 @pytest.mark.parametrize("logits", [False, True])
 def test_a_loss_that_autocast_refuses_is_told(tmp_path, logits):
     def loss(m, _step):

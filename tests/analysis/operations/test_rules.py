@@ -176,6 +176,9 @@ CASES = {
     "1 - p, a product of many, a difference": Case(
         lambda x: by_log_of_difference(chances_of(-8.5)(x)), "swallowed"
     ),
+    "1 - p, some far smaller than others": Case(
+        lambda x: by_log_of_difference(torch.sigmoid(3 * x - 6)), "swallowed"
+    ),
     "the same of ordinary chances": Case(lambda x: by_log_of_difference(chances_of(-1.0)(x))),
     "1 - p, and 1 less their product": Case(lambda x: any_of(chances_of(-9.0)(x)), "swallowed"),
     "1 - p, and a product that weighs": Case(lambda x: by_weights(chances_of(-8.5)(x))),

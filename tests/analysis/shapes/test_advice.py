@@ -377,6 +377,11 @@ def test_an_image_that_is_made_is_no_first_layer(tmp_path):
     (first,) = advise(recorded_twice(read, torch.randn(8, 3, 8, 8), tmp_path / "read"))
     assert (first.dimension, first.padded) == ("in_channels", 4)
     assert first.reason.startswith("in channels_last, the first layer reads")
+    table = Layers(lambda m, x: m.b(m.a(x)), a=nn.Linear(3, 32), b=nn.Linear(32, 2))
+    advice = advise(recorded_twice(table, torch.randn(64, 3), tmp_path / "table"))
+    (column,) = [a for a in advice if (a.module, a.dimension) == ("a", "in_features")]
+    assert column.padded == 4
+    assert column.reason.startswith("Tensor Cores load 8 FP16 values at once")
 
 
 def test_a_depthwise_convolution_is_not_said_to_run_on_tensor_cores(tmp_path):
@@ -387,3 +392,16 @@ def test_a_depthwise_convolution_is_not_said_to_run_on_tensor_cores(tmp_path):
     assert said["deep"].startswith("its neighbours need this size; a depthwise convolution")
     assert "loads of" not in said["deep"]
     assert said["wide"].startswith("Tensor Cores load 8 FP16 values")
+
+
+def test_what_no_line_of_the_script_makes_is_not_said_to_be_made_there(tmp_path):
+    """A batch norm's statistics have the size of its channels, and change with them."""
+    parts = {"conv": nn.Conv2d(16, 36, 1), "norm": nn.BatchNorm2d(36), "fc": nn.Linear(36 * 16, 8)}
+    model = Layers(lambda m, x: m.fc(m.norm(m.conv(x)).flatten(1)), **parts)
+    said = {
+        (a.module, a.dimension): a.reason
+        for a in advise(recorded_twice(model, torch.randn(8, 16, 4, 4), tmp_path / "run"))
+    }
+    assert said["conv", "out_channels"].startswith("Tensor Cores load 8 FP16 values at once")
+    assert said["fc", "in_features"].startswith("its neighbours need this size")  # 576 is aligned
+    assert not any("the script creates" in reason for reason in said.values())
