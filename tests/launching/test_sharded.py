@@ -23,15 +23,15 @@ def told(request, fork_server, tmp_path_factory):
     """A script run by some ranks, the same recorded, and recorded alone."""
     name, world = request.param
     folder = tmp_path_factory.mktemp(name)
-    script = SCRIPTS / f"{name}.py"
-    plain, *others = fork_server.ranks("python", script, cwd=folder, world=world)
+    script = (SCRIPTS / "sharded.py", name)
+    plain, *others = fork_server.ranks("python", *script, cwd=folder, world=world)
     assert {plain.code, *(other.code for other in others)} == {0}, plain.err
     record = ("record", "--every", "1")
     both, *others = fork_server.ranks(
-        "mpdiag", *record, "--out", "both", "--", script, cwd=folder, world=world
+        "mpdiag", *record, "--out", "both", "--", *script, cwd=folder, world=world
     )
     assert {both.code, *(other.code for other in others)} == {0}, both.err
-    alone = fork_server("mpdiag", *record, "--out", "alone", "--", script, cwd=folder)
+    alone = fork_server("mpdiag", *record, "--out", "alone", "--", *script, cwd=folder)
     assert alone.code == 0, alone.err
     runs = open_run(folder / "both"), open_run(folder / "alone")
     return (request.param, plain, both, alone, *runs)
@@ -114,8 +114,8 @@ def test_training_by_the_plan(told, fork_server, tmp_path):
     plan = analyze(both).plan
     scale = replace(plan.loss_scale, need="needed", method="constant", init_scale=1024.0)
     replace(plan, loss_scale=scale).save(tmp_path / "plan.json")
-    script = SCRIPTS / f"{name}.py"
-    train = ("train", "--plan", "plan.json", "--out", "fp16", "--", script)
+    script = (SCRIPTS / "sharded.py", name)
+    train = ("train", "--plan", "plan.json", "--out", "fp16", "--", *script)
     done, *others = fork_server.ranks("mpdiag", *train, cwd=tmp_path, world=world)
     assert {other.code for other in others} == {done.code}
     if name == "fsdp":
