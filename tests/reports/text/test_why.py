@@ -1,14 +1,14 @@
 """What ``mpdiag replay`` prints: its answer, then the steps in which something changes."""
 
-import io
 import math
+from pathlib import Path
 
 import numpy as np
-import pytest
-from rich.console import Console
+from calls import printed
+from goldens import assert_as_kept
 
 from mpdiag.analysis.scaling.replay import Replay
-from mpdiag.reports.text.why import ENDS, replay_text
+from mpdiag.reports.text.why import replay_text
 
 
 def played(scales, final, *, skipped=(), lost=0.0):
@@ -23,73 +23,22 @@ def played(scales, final, *, skipped=(), lost=0.0):
     )
 
 
-def lines(replay):
-    console = Console(file=io.StringIO(), width=100)
-    console.print(replay_text(replay))
-    return [line.strip() for line in console.file.getvalue().splitlines()]
+REPLAYS = {
+    "a scale that stays": played([8, 8, 8], 8),
+    "a scale that falls": played([32, 16, 8, 8], 8, skipped=[0, 1]),
+    "a constant scale that always overflows": played([64, 64], 64, skipped=[0, 1]),
+    "a scale that grows after the last recorded step": played([8], 16),
+    "values lost in some steps": played([1, 1, 1], 1, lost=[0.1, 0.25, 0.2]),
+    "hardly any": played([1, 1, 1], 1, lost=[0.0, 0.0, 1e-6]),
+    "gradients of one step": played([1, 1, 1], 1, lost=[math.nan, 0.5, math.nan]),
+    "no gradients": played([1, 1, 1], 1, lost=math.nan),
+    "many changes, of which both ends are listed": played(2.0 ** np.arange(60), 1),
+}
 
 
-def rows(found):
-    return [line.split("│")[1].strip() for line in found if line.startswith("│")]
-
-
-@pytest.mark.parametrize(
-    ("replay", "answer", "listed"),
-    [
-        (
-            played([8, 8, 8], 8),
-            "The scaler skips 0 of 3 recorded steps. The loss scale stays at 8.",
-            [],
-        ),
-        (
-            played([32, 16, 8, 8], 8, skipped=[0, 1]),
-            "The scaler skips 2 of 4 recorded steps. The loss scale begins at 32 and ends at 8.",
-            ["0", "10", "20"],
-        ),
-        (  # a constant scale that always overflows
-            played([64, 64], 64, skipped=[0, 1]),
-            "The scaler skips 2 of 2 recorded steps. The loss scale stays at 64.",
-            ["0", "10"],
-        ),
-        (  # it grows after the last recorded step
-            played([8], 16),
-            "The scaler skips 0 of 1 recorded step. The loss scale begins at 8 and ends at 16.",
-            [],
-        ),
-    ],
-)
-def test_the_answer_comes_first_and_only_changes_are_listed(replay, answer, listed):
-    found = lines(replay)
-    assert found[0] == answer
-    assert rows(found) == listed
-
-
-@pytest.mark.parametrize(
-    ("lost", "sentence"),
-    [
-        (0.0, "FP16 loses none of the activation gradients."),
-        (
-            [0.1, 0.25, 0.2],
-            "FP16 loses at most 25.00 % of a step's activation gradients (step 10).",
-        ),
-        ([0.0, 0.0, 1e-6], "FP16 loses under 0.01 % of a step's activation gradients (step 20)."),
-        ([math.nan, 0.5, math.nan], "FP16 loses at most 50.00 % of a step's activation"),
-        (math.nan, None),  # none were recorded
-    ],
-)
-def test_what_is_lost_at_most_is_said_once(lost, sentence):
-    found = lines(played([1, 1, 1], 1, lost=lost))
-    assert len(found) == 1 + (sentence is not None)
-    assert sentence is None or found[1].startswith(sentence)
-
-
-def test_of_many_changes_both_ends_are_listed():
-    found = lines(played(2.0 ** np.arange(60), 1))
-    assert rows(found) == [str(10 * i) for i in (*range(ENDS), *range(60 - ENDS, 60))]
-    assert (
-        found[-1]
-        == "the first and the last 20 of 60 scale changes and skipped steps; all steps with --json"
-    )
+def test_the_answer_comes_first_and_only_changes_are_listed():
+    texts = [f"# {name}\n{printed(replay_text(r), width=100)}" for name, r in REPLAYS.items()]
+    assert_as_kept(Path(__file__).with_name("replays.txt"), "\n".join(texts))
 
 
 def test_the_json_names_its_schema():
