@@ -3,9 +3,11 @@
 import math
 import random
 import statistics
+from pathlib import Path
 
 import pytest
 from calls import printed
+from goldens import assert_as_kept
 from seed_runs import make_run
 
 import mpdiag
@@ -36,22 +38,115 @@ def accuracies(*values):
     return [{"accuracy": value} for value in values]
 
 
+CONVOLUTIONS = ModelFingerprint({f"conv{i}.weight": (8, 3, 3, 3) for i in range(4)})
+EDITED = ModelFingerprint({**CONVOLUTIONS.parameters, "head.weight": (10, 8)})
+ATTENTION = ModelFingerprint({f"block{i}.qkv.weight": (96, 32) for i in range(4)})
+
+
+def known(fingerprint=None, kind="", parameters=0):
+    return KnownModel(fingerprint, kind, parameters)
+
+
+NAN, SMALL = math.nan, 0.006
+GOOD = [0.9, 0.9001, 0.9002, 0.9003]
+MOST = accuracies(*GOOD, *GOOD), accuracies(*GOOD, *GOOD[:3], NAN)
+NEAR, FAR, WIDE = ([0.9, 0.9001, 0.8999], [0.8, 0.8001, 0.7999], [0.9, 0.8, 0.7])
+HIGH = [0.990, 0.9901, 0.9899, 0.9902]
+LESS = [value - 0.015 for value in HIGH]
+REWARDS = {by: [{"reward": 200.0 + by + i / 10} for i in range(5)] for by in (0.0, 0.1, -180.0)}
+LOSSES = [{"accuracy": 0.9, "final loss": 0.01}], [{"accuracy": 0.9, "final loss": 0.02}]
+THREE = accuracies(0.9, 0.91, 0.9)
+SIDES = {
+    "b diverges more often": MOST,
+    "a diverges more often": MOST[::-1],
+    "all seeds of b diverge": (THREE, accuracies(NAN, NAN, NAN)),
+    "one of three diverges": (THREE, accuracies(0.9, 0.9, NAN)),
+    "0.990 and 0.975": (accuracies(*HIGH), accuracies(*LESS)),
+    "0.990 and 0.975, which hardly matters": (
+        *(accuracies(*HIGH), accuracies(*LESS)),
+        {"margin": {"accuracy": 0.02}},
+    ),
+    "a metric of no known kind": (REWARDS[0.0], REWARDS[0.1]),
+    "how much of it matters": (REWARDS[0.0], REWARDS[0.1], {"margin": {"reward": 2.0}}),
+    "far less of it": (REWARDS[0.0], REWARDS[-180.0]),
+    **{
+        f"one seed, {value} beside 0.845": (
+            *(accuracies(0.845), accuracies(value)),
+            {"margin": SMALL},
+        )
+        for value in (0.845, 0.840, 0.834, 0.825, 0.175, 0.975, NAN)
+    },
+    "the final loss beside an accuracy": LOSSES,
+    "the final loss alone": (*LOSSES, {"metric": "final loss"}),
+    "seeds that agree": (accuracies(*NEAR), accuracies(*NEAR)),
+    "seeds that differ": (accuracies(*NEAR), accuracies(*FAR)),
+    "seeds far apart": (accuracies(*NEAR), accuracies(*WIDE)),
+}
+"""Both sides, each a dict of metrics for each seed, and the options of the comparison."""
+
+
+def told(found):
+    """All that a comparison says."""
+    lines = [printed(comparison_text(found), width=100).rstrip(), repr(found)]
+    lines += [f"{f.severity} {f.code}: {f.message} → {f.fix}" for f in found.findings]
+    for m in found.metrics:
+        margin = f"{m.margin.kind} {m.margin.width:.4g}"
+        lines.append(f"{m.metric}: {m.result.verdict}, {m.answer}; {margin}; {m.result.alpha:.4g}")
+    document = found.to_json()
+    kept = ("answer", "verdict", "different_models", "undecided")
+    kinds = [m["margin_kind"] for m in document["metrics"]]
+    return [*lines, f"{ {k: document[k] for k in kept if k in document} | {'margins': kinds} }"]
+
+
 def codes(comparison):
     return [f.code for f in comparison.findings]
 
 
-def text_of(comparison):
-    return " ".join(printed(comparison_text(comparison)).split())
+def test_what_is_said_of_two_sides():
+    found = {
+        name: compare_groups(group("a", a), group("b", b), **dict(*options))
+        for name, (a, b, *options) in SIDES.items()
+    }
+    late = group("b", accuracies(0.9, 0.91, 0.1), diverged=1)  # the largest of NaNs is the first
+    found["diverged, although its accuracy is a number"] = compare_groups(group("a", THREE), late)
+    net = group("a", accuracies(0.9, 0.9), model=known(CONVOLUTIONS, "Net", 100))
+    other = accuracies(0.9, 0.9001, NAN)
+    for name, a, b in (
+        ("a model", net, net),
+        ("an edited model", net, group("b", accuracies(0.9, 0.9), model=known(EDITED))),
+        (
+            "another model",
+            *(group(n, other, model=known(m)) for n, m in (("a", CONVOLUTIONS), ("b", ATTENTION))),
+        ),
+    ):
+        found[name] = compare_groups(a, b)
+    texts = ["\n".join([f"# {name}", *told(one)]) for name, one in found.items()]
+    assert_as_kept(Path(__file__).with_name("sides.txt"), "\n\n".join(texts))
+    divergence = found["one of three diverges"].to_json()["divergence"]
+    assert (divergence["verdict"], divergence["seeds_to_decide"]) == ("inconclusive", 19)
+    figures = divergence["b"]["rate"], divergence["b"]["low"], divergence["a"]["high"]
+    bounds = (pytest.approx(bound, abs=1e-4) for bound in (0.0084, 0.7076))
+    assert figures == (pytest.approx(1 / 3), *bounds)
+    with pytest.raises(UsageError, match="two different models"):
+        reward = group("c", [{"reward": 1.0}], model=known(ATTENTION))
+        compare_groups(group("a", other, model=known(CONVOLUTIONS)), reward)
 
 
-def test_trainings_of_unequal_length_are_said_first_and_answer_nothing(tmp_path):
-    make_run(tmp_path / "a", losses=[3.0, 2.0, 1.0])
-    make_run(tmp_path / "b", losses=[3.0])
-    found = mpdiag.compare(tmp_path / "a", tmp_path / "b")
-    assert (codes(found)[0], found.answer) == ("lengths-differ", "undecided (one seed)")
-    assert [m.answer for m in found.metrics] == ["undecided (one seed)"]
-    assert "error" not in {f.severity for f in found.findings}
-    assert text_of(found).startswith(found.findings[0].message)
+def test_what_is_said_of_runs_of_unequal_length_and_of_one_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    make_run(Path("a"), losses=[3.0, 2.0, 1.0], metric=0.9)
+    make_run(Path("short"), losses=[3.0])
+    make_run(Path("diverged early"), losses=[3.0, NAN])
+    Path("link").symlink_to("a")
+    found = {b: mpdiag.compare("a", b) for b in ("short", "diverged early", "a", "link")}
+    texts = ["\n".join([f"# {name}", *told(one)]) for name, one in found.items()]
+    assert_as_kept(Path(__file__).with_name("runs.txt"), "\n\n".join(texts))
+
+
+def test_a_baseline_knows_its_model(tmp_path):
+    net = group("a", accuracies(0.9, 0.9), model=known(CONVOLUTIONS, "Net", 100))
+    save_baseline(net, tmp_path / "baseline.json")
+    assert read_group(tmp_path / "baseline.json").model == net.model
 
 
 @pytest.mark.parametrize(
@@ -66,66 +161,6 @@ def test_a_round_of_optimizers_that_take_turns_is_one_step(tmp_path, taken, seen
     for b in ("b", "stored.json"):
         found = mpdiag.compare(tmp_path / "a", tmp_path / b)
         assert ("lengths-differ" in codes(found)) == differ
-
-
-def test_a_training_that_diverged_early_is_worse_not_short(tmp_path):
-    make_run(tmp_path / "a", losses=[3.0, 2.0, 1.0])
-    make_run(tmp_path / "b", losses=[3.0, math.nan])
-    found = mpdiag.compare(tmp_path / "a", tmp_path / "b")
-    assert (found.answer, "lengths-differ" in codes(found)) == ("worse (one seed)", False)
-
-
-# -- divergence ------------------------------------------------------------------------------------
-
-
-def test_b_diverging_more_often_is_never_equivalent_and_fails_a_strict_job():
-    good = [0.9, 0.9001, 0.9002, 0.9003]
-    a = group("a", accuracies(*good, *good))
-    b = group("b", accuracies(*good, *good[:3], math.nan))
-    found = compare_groups(a, b)
-    assert found.metrics[0].result.verdict == "equivalent"
-    assert found.verdict == "inconclusive"
-    (finding,) = (f for f in found.findings if f.code == "diverges-more")
-    assert finding.severity == "error"
-    assert "b diverged in 1 of 8 trainings (95 % interval 0 % to 53 %), a in 0 of 8" in (
-        finding.message
-    )
-    assert "does not show the rates to be different" in finding.message
-    assert "seeds on each side would show whether the rates differ" in finding.fix
-    # The other way round b trains as well as a, whatever a's rate is.
-    assert compare_groups(b, a).verdict == "equivalent"
-    assert all(f.severity == "info" for f in compare_groups(b, a).findings)
-
-
-def test_all_seeds_against_none_are_different():
-    a = group("a", accuracies(0.9, 0.91, 0.9))
-    found = compare_groups(a, group("b", accuracies(math.nan, math.nan, math.nan)))
-    assert (found.verdict, codes(found)) == ("different", ["diverges-more"])
-    assert found.divergence.p_value == pytest.approx(1 / 32)
-    assert "the rates are different" in found.findings[0].message
-
-
-def test_rates_and_intervals_stand_in_the_json_and_in_the_text():
-    a = group("a", accuracies(0.9, 0.91, 0.9))
-    found = compare_groups(a, group("b", accuracies(0.9, 0.9, math.nan)))
-    stored = found.to_json()["divergence"]
-    assert (stored["verdict"], stored["seeds_to_decide"]) == ("inconclusive", 19)
-    figures = stored["b"]["rate"], stored["b"]["low"], stored["a"]["high"]
-    bounds = (pytest.approx(bound, abs=1e-4) for bound in (0.0084, 0.7076))
-    assert figures == (pytest.approx(1 / 3), *bounds)
-    text = text_of(found)
-    assert "b diverged in 1 of 3 trainings" in text
-    assert "Boschloo's exact test p = 0.6" in text
-    assert "nan" not in text
-
-
-def test_a_training_that_diverged_counts_although_its_accuracy_is_a_number():
-    """The largest of ten NaNs is the first: an accuracy of 0.1."""
-    a = group("a", accuracies(0.9, 0.91, 0.9))
-    b = group("b", accuracies(0.9, 0.91, 0.1), diverged=1)
-    found = compare_groups(a, b)
-    assert found.divergence.diverged == (0, 1)
-    assert found.metrics[0].result.difference == pytest.approx(0.905 - 0.9033, abs=1e-3)
 
 
 def test_which_trainings_count_as_diverged(tmp_path):
@@ -159,27 +194,6 @@ def test_a_metric_that_a_diverged_training_lacks_is_compared_still(tmp_path):
     assert math.isnan(found.metrics[0].b[1])
 
 
-def test_accuracies_of_990_and_975_are_not_equal():
-    values = (0.990, 0.9901, 0.9899, 0.9902)
-    a, b = (group(n, accuracies(*(v - by for v in values))) for n, by in (("a", 0.0), ("b", 0.015)))
-    assert compare_groups(a, b).verdict == "different"
-    assert [m.margin.kind for m in compare_groups(a, b).metrics] == ["score"]
-    assert compare_groups(a, b, margin={"accuracy": 0.02}).verdict == "equivalent"
-
-
-def test_how_much_of_an_unknown_metric_matters_is_asked():
-    a = group("a", [{"reward": 200.0 + i / 10} for i in range(5)])
-    b = group("b", [{"reward": 200.1 + i / 10} for i in range(5)])
-    found = compare_groups(a, b)
-    assert found.verdict == "inconclusive"  # nobody has said that 0.1 is little
-    assert "margin-unknown" in codes(found)
-    assert all("--margin 'reward=VALUE'" in f.fix for f in found.findings)
-    assert compare_groups(a, b, margin={"reward": 2.0}).verdict == "equivalent"
-    assert found.to_json()["metrics"][0]["margin_kind"] == "unknown"
-    worse = group("worse", [{"reward": 20.0 + i} for i in range(5)])
-    assert compare_groups(a, worse).verdict == "different"
-
-
 def test_several_metrics_are_judged_at_one_level():
     """Two of three are not: the third has to be clear at a third of the level."""
     draw = random.Random(0)
@@ -192,51 +206,6 @@ def test_several_metrics_are_judged_at_one_level():
     assert alphas == pytest.approx([0.05 / 3] * 3)
     (alone,) = compare_groups(a, b, metric="accuracy").metrics
     assert alone.result.alpha == 0.05
-
-
-# -- one seed --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("candidate", "answer", "code"),
-    [
-        (0.845, "as FP32 (one seed)", "one-seed"),
-        (0.840, "as FP32 (one seed)", "one-seed"),
-        (0.834, "undecided (one seed)", "metric-inconclusive"),
-        (0.825, "worse (one seed)", "metric-different"),
-        (0.175, "worse (one seed)", "metric-different"),
-        (0.975, "better (one seed)", "one-seed"),
-        (math.nan, "worse (one seed)", "diverges-more"),
-    ],
-)
-def test_one_seed_answers_in_margins(candidate, answer, code):
-    a, b = (group(n, accuracies(v)) for n, v in (("a", 0.845), ("b", candidate)))
-    found = compare_groups(a, b, margin=0.006)
-    assert (found.answer, codes(found)[0]) == (answer, code)
-    assert (found.to_json()["answer"], found.undecided) == (answer, "undecided" in answer)
-    assert text_of(found).startswith(f"b against a: {answer} ")
-    assert repr(found).endswith(f"{answer}>")
-    assert found.to_json()["verdict"] in ("inconclusive", "different")  # as before
-    told = [f for f in found.findings if f.code.startswith(("metric", "one-seed"))]
-    assert all("(one seed)" in f.message and "e+" not in f.message for f in told)
-
-
-def test_the_final_loss_decides_only_alone():
-    a = group("a", [{"accuracy": 0.9, "final loss": 0.01}])
-    b = group("b", [{"accuracy": 0.9, "final loss": 0.02}])
-    assert compare_groups(a, b).answer == "as FP32 (one seed)"
-    assert {f.severity for f in compare_groups(a, b).findings} == {"info"}
-    (worse,) = (f for f in compare_groups(a, b).findings if f.code == "metric-different")
-    assert worse.message == "final loss is worse by 0.01, 50 margins; accuracy decides (one seed)"
-    assert compare_groups(a, b, metric="final loss").answer == "worse (one seed)"
-
-
-def test_several_seeds_answer_as_the_test_does():
-    near, far = ([0.9, 0.9001, 0.8999], [0.8, 0.8001, 0.7999])
-    reference = group("a", accuracies(*near))
-    for values in (near, far, [0.9, 0.8, 0.7]):
-        found = compare_groups(reference, group("b", accuracies(*values)))
-        assert found.answer == found.verdict
 
 
 def test_the_margin_is_given_or_the_runs_or_of_seeds_beside_it_or_of_the_kind(tmp_path):
@@ -380,41 +349,6 @@ def test_a_metric_that_the_script_only_prints_is_named(tmp_path, source, metric)
         assert told == ([said] if said else [])
 
 
-CONVOLUTIONS = ModelFingerprint({f"conv{i}.weight": (8, 3, 3, 3) for i in range(4)})
-EDITED = ModelFingerprint({**CONVOLUTIONS.parameters, "head.weight": (10, 8)})
-ATTENTION = ModelFingerprint({f"block{i}.qkv.weight": (96, 32) for i in range(4)})
-
-
-def known(fingerprint=None, kind="", parameters=0):
-    return KnownModel(fingerprint, kind, parameters)
-
-
-def test_two_different_models_are_said_first():
-    a, b = (
-        group(name, accuracies(0.9, 0.9001, math.nan), model=known(model))
-        for name, model in (("a", CONVOLUTIONS), ("b", ATTENTION))
-    )
-    found = compare_groups(a, b)
-    assert (found.findings[0].code, found.findings[0].severity) == ("different-models", "warning")
-    assert found.to_json()["different_models"] is True
-    text = text_of(found)
-    assert text.startswith("a and b are trainings of two different models: one with conv0")
-    assert text.count("two different models") == 1
-    with pytest.raises(UsageError, match="two different models"):
-        compare_groups(a, group("c", [{"reward": 1.0}], model=known(ATTENTION)))
-
-
-def test_an_edited_model_is_a_note_and_a_baseline_knows_its_model(tmp_path):
-    a = group("a", accuracies(0.9, 0.9), model=known(CONVOLUTIONS, "Net", 100))
-    b = group("b", accuracies(0.9, 0.9), model=known(EDITED))
-    (finding,) = compare_groups(a, b).findings
-    assert (finding.code, finding.severity) == ("models-differ", "info")
-    assert "new: head" in finding.message
-    assert compare_groups(a, a).findings == ()
-    save_baseline(a, tmp_path / "baseline.json")
-    assert read_group(tmp_path / "baseline.json").model == a.model
-
-
 def test_without_names_class_and_size_must_both_differ():
     """A wrapper changes the class, an edit the size."""
     net = known(kind="Net", parameters=100)
@@ -424,14 +358,3 @@ def test_without_names_class_and_size_must_both_differ():
     found = relate_models(net, known(ATTENTION, "Vit", 500))
     assert found.different
     assert found.words == "Net with 100 parameters and Vit with 500 parameters"
-
-
-def test_a_training_beside_itself_is_said_to_be_one(tmp_path):
-    make_run(tmp_path / "run", losses=[1.0, 0.5], metric=0.9)
-    (tmp_path / "link").symlink_to(tmp_path / "run")
-    for other in ("run", "link"):
-        found = mpdiag.compare(tmp_path / "run", tmp_path / other)
-        assert codes(found)[0] == "same-sides"
-        assert len(codes(found)) == 1  # more seeds of it would show nothing
-        assert {found.answer, *(m.answer for m in found.metrics)} == {"undecided (one seed)"}
-    assert text_of(found).startswith("both sides are ")
