@@ -55,8 +55,9 @@ class Probe:
 
     @property
     def spread(self) -> float:
-        """Standard deviation of the FP32 loss over these steps; 0 for a single one."""
-        return statistics.pstdev(self.fp32[-self.late :])
+        """Standard deviation of the FP32 loss over these steps; 0 of a single one, NaN if not finite."""
+        losses = self.fp32[-self.late :]
+        return statistics.pstdev(losses) if all(map(math.isfinite, losses)) else math.nan
 
     @property
     def outcome(self) -> str:

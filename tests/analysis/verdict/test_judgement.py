@@ -2,12 +2,13 @@
 
 import json
 import math
-import re
 from dataclasses import replace
+from pathlib import Path
 
 import made_runs as hand
 import pytest
 from calls import run
+from goldens import assert_as_kept
 from judged_runs import parameter, record
 from made_runs import write_log
 
@@ -30,39 +31,6 @@ def compared(folder, verdict, plan):
 
 
 # -- levels ----------------------------------------------------------------------------------------
-
-
-def test_a_recording_alone_gives_an_expectation_with_what_was_not_looked_at(tmp_path):
-    verdict = analyze(record(tmp_path / "run", steps_seen=400)).verdict
-    assert verdict.level == "expected"
-    assert verdict.text.endswith(" (30 of 400 steps recorded)")
-    assert verdict.evidence[0] == "30 of 400 steps recorded, from step 0 to step 29"
-    assert "370 of 400 steps" in verdict.not_examined
-    assert "an actual FP16 training" in verdict.not_examined
-    assert "accumulated rounding error" in verdict.not_examined
-    assert "the later half of the training (no step recorded)" in verdict.not_examined
-    document = json.loads(json.dumps(analyze(tmp_path / "run").to_json(), allow_nan=False))
-    assert set(document["verdict"]) == {"level", "text", "evidence", "not_examined"}
-    assert document["plan"]["verdict"] == document["verdict"]
-
-
-@pytest.mark.parametrize(
-    ("found", "level", "words"),
-    [
-        ("equivalent", "shown", "Shown by training: "),
-        ("inconclusive", "expected", "ended inconclusive: accuracy .99 beside .98."),
-        ("different", "cannot", "FP16 does not work with this plan"),
-    ],
-)
-def test_only_a_comparison_of_this_plan_shows_anything(tmp_path, found, level, words):
-    plan = analyze(record(tmp_path / "run")).plan
-    verdict = compared(tmp_path / "run", found, plan)
-    assert (verdict.level, words in verdict.text) == (level, True)
-    assert "accuracy .99 beside .98" in verdict.text
-    assert not any("actual FP16 training" in clause for clause in verdict.not_examined)
-    other = compared(tmp_path / "run", found, PrecisionPlan(target="bf16"))
-    assert other.level == "expected"
-    assert any("followed another plan" in clause for clause in other.not_examined)
 
 
 def test_what_no_plan_can_keep_in_fp32_is_said(tmp_path, monkeypatch):
@@ -127,76 +95,78 @@ COUNTS = {"parameters": 400, "gradients": 400, "modules": 4, "activation_gradien
 # Those that the run states go before its table.
 STATED = COUNTS | {f"{name}_seen": 100 if count == 400 else 1 for name, count in COUNTS.items()}
 
-# name: the recording, the level, what the text says, what was not examined
 RECORDINGS = {
-    "no optimizer": ({"optimizers": []}, "cannot", "has no optimizer", ""),
-    "autocast": (AUTOCAST, "cannot", "autocast in float16", ""),
-    "half precision": ({"precision": HALVES}, "cannot", "half precision", ""),
-    "autocast off": ({"precision": HALVES | {"autocast_off": True, "half_parameters": 0}},
-                     "expected", "", ""),
-    "failed": (FAILED, "expected", r"^The recording failed at step 7 \(OSError.*[ (]30 of 99 steps", ""),
-    "failed early": (FAILED | {"steps": 3}, "cannot",
-                     r"^The recording failed at step 7 \(OSError.*[ (]3 of 99 steps", ""),
-    "not ended": ({"state": "recording"}, "expected", "^The recording has not ended", ""),
-    "an optimizer that was not seen": (
-        {"optimizers": [SEEN, MISSED], "steps_seen": 301}, "cannot",
-        r"No step of LBFGS was recorded \(1 step of 301\)", r"^1 step of LBFGS \(none recorded\)$",
-    ),
-    "an optimizer that searches": (
-        {"optimizers": [SEEN, SEARCHING]}, "cannot",
-        "LBFGS compares 61 evaluations of its loss",
-        "^where the search of LBFGS ends in FP16$",
-    ),
-    "closures without a search": (
-        {"optimizers": [ONCE, ONCE | {"type": "SAM", "evaluations": 60}]}, "expected", "", "",
-    ),
-    "lost layers": (
-        {"modules": MODULES, "coverage": {"not_recorded": LOST}}, "expected",
-        "the gradients of 75.00 % of the trained parameters and the output gradients of 1 of 2 modules",
-        f"25.00 % of the trained parameters.*1 of 2 modules.*{REASON}",
-    ),
-    "stated counts": (
-        {"modules": MODULES[2:3], "coverage": {"seen": STATED}}, "expected",
-        "25.00 % of the trained parameters", "",
-    ),
-    "two steps": ({"steps": 2}, "expected",
-                  r"^FP16 should work.* up to 77.64 % of all steps, with 95 % confidence\)$", ""),
-    "19 steps": ({"steps": 19}, "expected",
-                 r"^FP16 should work.* up to 14.59 % of all steps, with 95 % confidence\)$", ""),
-    "20 steps": ({"steps": 20}, "expected", "^FP16 should work((?!confidence).)*$", ""),
-}  # fmt: skip
+    "thirty steps of four hundred": {"steps_seen": 400},
+    "no optimizer": {"optimizers": []},
+    "autocast": AUTOCAST,
+    "half precision": {"precision": HALVES},
+    "autocast off": {"precision": HALVES | {"autocast_off": True, "half_parameters": 0}},
+    "failed": FAILED,
+    "failed early": FAILED | {"steps": 3},
+    "not ended": {"state": "recording"},
+    "an optimizer that was not seen": {"optimizers": [SEEN, MISSED], "steps_seen": 301},
+    "an optimizer that searches": {"optimizers": [SEEN, SEARCHING]},
+    "closures without a search": {"optimizers": [ONCE, ONCE | {"type": "SAM", "evaluations": 60}]},
+    "lost layers": {"modules": MODULES, "coverage": {"not_recorded": LOST}},
+    "stated counts": {"modules": MODULES[2:3], "coverage": {"seen": STATED}},
+    **{f"{n} steps": {"steps": n} for n in (2, 19, 20)},
+}
 
 
-@pytest.mark.parametrize("case", RECORDINGS)
-def test_what_a_recording_is_and_lacks_bounds_its_verdict(tmp_path, case):
-    meta, level, text, clause = RECORDINGS[case]
-    folder = record(tmp_path / "run", **meta)
-    analysis = analyze(folder)
-    verdict = analysis.verdict
-    assert verdict.level == level
-    assert re.search(text, verdict.text)
-    assert not clause or any(re.search(clause, one) for one in verdict.not_examined)
-    assert case != "autocast off" or "whether the script used autocast" not in (
-        verdict.not_examined
+def told(verdict):
+    lines = [f"{verdict.level}: {verdict.text}", *(f"+ {words}" for words in verdict.evidence)]
+    return "\n".join([*lines, *(f"- {words}" for words in verdict.not_examined)])
+
+
+def kept(name, texts):
+    path = Path(__file__).with_name(f"{name}.txt")
+    assert_as_kept(path, "\n\n".join(f"# {case}\n{text}" for case, text in texts.items()))
+
+
+def test_what_a_recording_is_and_lacks_bounds_its_verdict(tmp_path):
+    """No gate passes by what was not seen; what was recorded of a search is held against a plan."""
+    texts = {}
+    for case, meta in RECORDINGS.items():
+        analysis = analyze(record(tmp_path / case, **meta))
+        codes = " ".join(f"{f.severity} {f.code}" for f in analysis.findings)
+        texts[case] = f"{told(analysis.verdict)}\nunanswered: {analysis.unanswered}\n{codes}"
+        if len(meta.get("optimizers", [])) == 2:
+            after = compared(tmp_path / case, "equivalent", analysis.plan)
+            texts[f"{case}, and an equivalent training"] = told(after)
+    kept("recordings", texts)
+    document = json.loads(json.dumps(analysis.to_json(), allow_nan=False))
+    assert set(document["verdict"]) == {"level", "text", "evidence", "not_examined"}
+    assert document["plan"]["verdict"] == document["verdict"]
+
+
+def test_only_a_comparison_of_this_plan_shows_anything(tmp_path):
+    plan = analyze(record(tmp_path / "run")).plan
+    plans = {"this plan": plan, "another plan": PrecisionPlan(target="bf16")}
+    kept(
+        "compared",
+        {
+            f"{found} by {whose}": told(compared(tmp_path / "run", found, followed))
+            for found in ("equivalent", "inconclusive", "different")
+            for whose, followed in plans.items()
+        },
     )
-    # No gate passes by what was not seen; what was recorded of a search is held against a plan.
-    assert ("No step of LBFGS" in analysis.unanswered) == (MISSED in meta.get("optimizers", []))
-    searches = SEARCHING in meta.get("optimizers", [])
-    assert ("optimizer-searches" in {f.code for f in analysis.findings}) == searches
-    if searches:
-        assert not analysis.unanswered
-    if len(meta.get("optimizers", [])) == 2:
-        assert compared(folder, "equivalent", analysis.plan).level == "shown"
 
 
-@pytest.mark.parametrize("case", ["no optimizer", "autocast", "half precision"])
+NO_FP32 = {
+    "no optimizer": "has no optimizer and no weight update",
+    "autocast": "the script used autocast in float16",
+    "half precision": "9 parameters of its model are in half precision",
+}
+
+
+@pytest.mark.parametrize("case", NO_FP32)
 def test_what_is_no_recording_of_an_fp32_training_passes_no_gate(tmp_path, case):
-    meta, _, words, _ = RECORDINGS[case]
+    meta = RECORDINGS[case]
     analysis = analyze(record(tmp_path / "run", **meta))
     found = check_plan(PrecisionPlan(), analysis.plan, analysis.unanswered).findings
     (finding,) = (f for f in found if f.severity != "info")
     assert (finding.severity, finding.code) == ("error", "plan-not-checked")
-    assert words in finding.message
+    assert NO_FP32[case] in finding.message
     PrecisionPlan().save(tmp_path / "plan.json")
     call = ("analyze", tmp_path / "run", "--strict", "--against", tmp_path / "plan.json")
     assert run(*call).exit_code == 1
@@ -220,36 +190,25 @@ FP32 = tuple(1.0 - 0.01 * i + 0.02 * (i % 2) for i in range(40))
 EXPECTED = Verdict("expected", "Expected.", ("30 steps",), ("an actual FP16 training", "the rest"))
 
 
-@pytest.mark.parametrize(
-    ("by_plan", "skipped", "outcome", "level", "code"),
-    [
-        (FP32, 0, "agrees", "expected", []),
-        (tuple(x + 0.3 for x in FP32), 0, "differs", "expected", ["probe-differs"]),
-        ((*FP32[:30], *[math.nan] * 10), 0, "diverges", "cannot", ["probe-diverges"]),
-        (FP32, 30, "diverges", "cannot", ["probe-diverges"]),
-    ],
-)
-def test_a_probe_refutes_or_agrees_and_never_shows(by_plan, skipped, outcome, level, code):
-    probe = Probe(FP32, by_plan, skipped, 40)
-    told = with_probe(EXPECTED, probe)
-    assert (probe.outcome, told.level) == (outcome, level)
-    assert [f.code for f in probe_findings(probe)] == code
-    assert told.evidence[0].startswith("probe of the first 40 steps")
-    assert told.not_examined == ("an actual FP16 training beyond its first 40 steps", "the rest")
-    json.dumps(probe.to_json(), allow_nan=False)
+PROBES = {
+    "alike": Probe(FP32, FP32, 0, 40),
+    "another loss": Probe(FP32, tuple(x + 0.3 for x in FP32), 0, 40),
+    "NaN": Probe(FP32, (*FP32[:30], *[math.nan] * 10), 0, 40),
+    "skipped steps": Probe(FP32, FP32, 30, 40),
+    "NaN on both sides": Probe((1.0, math.nan), (1.0, math.nan), 0, 2),
+}
 
 
-def test_an_fp32_side_that_diverges_says_nothing():
-    probe = Probe((1.0, math.nan), (1.0, math.nan), 0, 2)
-    told = with_probe(EXPECTED, probe)
-    assert (told.level, tuple(probe_findings(probe))) == ("expected", ())
-    assert "shows nothing" in told.text
-
-
-def test_no_probe_makes_a_refused_recording_a_good_one():
+def test_a_probe_refutes_or_agrees_and_never_shows():
+    texts = {}
+    for case, probe in PROBES.items():
+        findings = [f"{f.severity} {f.code}: {f.message}" for f in probe_findings(probe)]
+        texts[case] = "\n".join([probe.outcome, told(with_probe(EXPECTED, probe)), *findings])
+        json.dumps(probe.to_json(), allow_nan=False)
+    kept("probes", texts)
     refused = Verdict("cannot", "No gradients were recorded.")
-    told = with_probe(refused, Probe(FP32, FP32, 0, 40))
-    assert (told.level, told.text) == ("cannot", refused.text)
+    after = with_probe(refused, PROBES["alike"])
+    assert (after.level, after.text) == ("cannot", refused.text)
 
 
 # -- a comparison counts for the plan that was trained ---------------------------------------------
