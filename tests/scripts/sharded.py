@@ -36,7 +36,9 @@ def main(way):
     if parts > 1:
         dist.init_process_group("gloo")
         split = 1 if way == "fsdp" else 2
-        mesh = dist.init_device_mesh("cpu", (parts // split, split), mesh_dim_names=("data", "tensor"))
+        mesh = dist.init_device_mesh(
+            "cpu", (parts // split, split), mesh_dim_names=("data", "tensor")
+        )
         if way == "fsdp":
             for block in model[1:3]:
                 fully_shard(block, mesh=mesh["data"])
