@@ -9,13 +9,16 @@ checked by a recording that can tell:
 ``replayed``
     An FP32 training is recorded twice, bit for bit the same one: as it is, and with each tensor rounded
     to BF16 before it is counted. *Bound* promises that FP32's counts and both ends of the interval of
-    loss scales lie within the bounds of the second recording.
+    loss scales lie within the bounds of the second recording, and each step's largest gradient within
+    one rounding.
 ``twin``
     The training itself in BF16, with BF16 weights or under autocast, and in FP32 from the same weights
     and the same batch, for one step: later ones start from other weights. Here each value has the errors
-    of all operations before it, which no bound holds; the ends of the interval are compared, in octaves.
+    of all operations before it, which no bound holds. The ends of the interval are compared in octaves,
+    and it is counted how many shares lie outside of the bounds, and by how much at most.
 ``updates``
-    *Exact* promises the number of weights that changed. They are counted apart, from copies.
+    *Exact* promises the number of weights that changed and, of FP32 weights, of updates that weights in
+    FP16 or BF16 would round away. They are counted apart, from copies.
 """
 
 from __future__ import annotations
@@ -38,6 +41,7 @@ from torch import Tensor, nn
 import mpdiag
 from mpdiag.analysis.analyzer import Analysis
 from mpdiag.analysis.format_advice import summarise_formats
+from mpdiag.analysis.layers import Layers
 from mpdiag.analysis.run_statistics import read_statistics
 from mpdiag.analysis.scaling.loss_scale import analyze_loss_scale
 from mpdiag.numerics.formats import BF16
@@ -117,18 +121,9 @@ def replayed(name: str, folder: Path) -> dict[str, Any]:
             statistics, layers[kind], optimizers=optimizers, rounded_to=rounded_to
         )
     exponent = round(math.log2(scales["bf16"].plan.recommended))
-    true = summarise_formats(layers["fp32"], exponent)
-    found = summarise_formats(layers["bf16"], exponent, BF16)
-    compared, outside = 0, []
-    for fmt, summary in true.items():
-        for kind, figures in summary["kinds"].items():
-            if kind == "update":  # counted from weights that were not rounded
-                continue
-            for what in ("underflow", "overflow"):
-                low, high = found[fmt]["kinds"][kind][f"{what}_bounds"]
-                compared += 1
-                if not low - 1e-12 <= figures[what] <= high + 1e-12:
-                    outside.append([fmt, kind, what, low, figures[what], high])
+    compared, outside = shares(layers["bf16"], layers["fp32"], exponent)
+    maxima = [read_statistics(run).step_maxima()[1] for run in runs.values()]
+    apart = float(abs(maxima[1] / maxima[0] - 1).max())
     bounds = scales["bf16"].bounds
     assert bounds is not None
     ends = {
@@ -138,9 +133,26 @@ def replayed(name: str, folder: Path) -> dict[str, Any]:
     return {
         "shares": compared,
         "outside": outside,
+        "largest_apart": apart,
         **ends,
-        "holds": not outside and all(a <= b <= c for a, b, c in ends.values()),
+        "holds": not outside and apart <= 2.0**-8 and all(a <= b <= c for a, b, c in ends.values()),
     }
+
+
+def shares(rounded: Layers, true: Layers, exponent: int) -> tuple[int, list[list[Any]]]:
+    """How many shares that formats lose were compared, and those outside of the bounds."""
+    found = summarise_formats(rounded, exponent, BF16)
+    compared, outside = 0, []
+    for fmt, summary in summarise_formats(true, exponent).items():
+        for kind, figures in summary["kinds"].items():
+            if kind == "update":  # counted from weights that were not rounded
+                continue
+            for what in ("underflow", "overflow"):
+                low, high = found[fmt]["kinds"][kind][f"{what}_bounds"]
+                compared += 1
+                if not low - 1e-12 <= figures[what] <= high + 1e-12:
+                    outside.append([fmt, kind, what, low, figures[what], high])
+    return compared, outside
 
 
 def twin(name: str, folder: Path) -> dict[str, Any]:
@@ -164,13 +176,18 @@ def twin(name: str, folder: Path) -> dict[str, Any]:
         "lower": [bounds.lower[0], fp32.loss_scale.plan.lower, bounds.lower[1]],
         "upper": [bounds.upper[0], fp32.loss_scale.plan.upper, bounds.upper[1]],
     }
-    outside = {
+    octaves = {
         end: max(0.0, math.log2(low / true), math.log2(true / high))
         for end, (low, true, high) in ends.items()
     }
+    exponent = round(math.log2(found.plan.loss_scale.recommended))
+    compared, outside = shares(found.layers, fp32.layers, exponent)
     return {
         **ends,
-        "octaves_outside": outside,
+        "octaves_outside": octaves,
+        "shares": compared,
+        "shares_outside": len(outside),
+        "farthest": max((max(o[3] - o[4], o[4] - o[5]) for o in outside), default=0.0),
         "verdict": [found.verdict.level, fp32.verdict.level],
         "need": [found.plan.loss_scale.need, fp32.plan.loss_scale.need],
         "answers": {a.question: a.answer for a in found.answers},
@@ -179,15 +196,21 @@ def twin(name: str, folder: Path) -> dict[str, Any]:
 
 
 def updates(run: Run, model: nn.Module, before: list[Tensor], found: Analysis) -> dict[str, Any]:
-    """How many weights changed in the step: as recorded, and by comparing copies."""
-    changed = sum(
-        int((p.detach() != old).sum()) for p, old in zip(model.parameters(), before, strict=True)
-    )
+    """How many weights changed in the step, and what narrow ones would lose: recorded, and by copies."""
     records = run.records
     rows = records.of_kind("update")
-    recorded = int(records.changed[rows].sum())
+    pairs = list(zip([p.detach() for p in model.parameters()], before, strict=True))
+    recorded = {"changed": int(records.changed[rows].sum())}
+    true = {"changed": sum(int((new != old).sum()) for new, old in pairs)}
+    if all(new.dtype == torch.float32 for new, _ in pairs):
+        for name, dtype in (("fp16", torch.float16), ("bf16", torch.bfloat16)):
+            recorded[name] = int(records.fact("swallowed", name)[rows].sum())
+            true[name] = sum(
+                int(((old.to(dtype) + (new - old).to(dtype) == old.to(dtype)) & (new != old)).sum())
+                for new, old in pairs
+            )
     exact = next(a.answer for a in found.answers if a.question == "updates rounded away")
-    return {"answer": exact, "recorded": recorded, "true": changed, "holds": recorded == changed}
+    return {"answer": exact, "recorded": recorded, "true": true, "holds": recorded == true}
 
 
 def main() -> None:
