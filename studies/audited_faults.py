@@ -63,8 +63,19 @@ class Named:
 AWAY = "precision-updates-rounded-away"
 STUCK = "precision-stuck-state"
 NAMED_BY = {
-    "accelerate_3979": (Named(AWAY, "BF16 weights"), Named(AWAY, "round to nothing")),
+    "accelerate_3979": (
+        Named("precision-policy-without-masters", "BF16 weights"),
+        Named(AWAY, "round to nothing"),
+    ),
+    "ao_4915": (
+        Named("precision-narrow-counter", "in BF16"),
+        Named("precision-narrow-counter", "stops at 256.*bias correction"),
+    ),
     "areal_1292": (Named(STUCK, "exp_avg_sq in BF16"), Named(STUCK, "times FP32's")),
+    "astrai_57": (
+        Named("precision-narrow-part", "chooses by BF16 values"),
+        Named("precision-narrow-part", r"\d+ of \d+ rows"),
+    ),
     "automodel_825": (
         Named("precision-narrow-collective", "gradient norm .* in BF16"),
         Named("precision-narrow-collective", r"by up to [\d.]+ %"),
@@ -73,13 +84,29 @@ NAMED_BY = {
         Named("precision-equal-parted", "head.weight"),
         Named("precision-equal-parted", "differ"),
     ),
+    "automodel_2484": (
+        Named("precision-narrow-part", "A_log.*BF16"),
+        Named("precision-narrow-part", r"\d %"),
+    ),
+    "automodel_3822": (
+        Named("precision-copies-differ", "scale"),
+        Named("precision-copies-differ", "on one rank and"),
+    ),
     "deepspeed_8442": (
         Named("precision-no-orthogonalization"),
         Named("precision-no-orthogonalization", "SGD"),
     ),
+    "dreambooth_1417": (
+        Named("precision-average-still", "BF16 copies"),
+        Named("precision-average-still", r"\d %"),
+    ),
     "flashoptim_2": (
         Named("precision-narrow-values", "exp_avg_sq"),
         Named("precision-narrow-values|precision-stuck-state", "cannot fall"),
+    ),
+    "gptneox_1003": (
+        Named("precision-narrow-part", "angles up to .* BF16|BF16 numbers of"),
+        Named("precision-narrow-part", "collide|off by"),
     ),
     "megatron_149": (Named("precision-narrow-sum"), Named("precision-narrow-sum", r"\d %|e-\d")),
     "modelopt_2322": (Named(AWAY, "BF16 weights"), Named(AWAY, "round to nothing")),
@@ -107,6 +134,10 @@ NAMED_BY = {
     "torchtitan_2886": (
         Named("precision-policy-not-applied"),
         Named("precision-policy-not-applied", "FP32"),
+    ),
+    "transformers_47831": (
+        Named("precision-weights-not-finite", "A_log"),
+        Named("precision-weights-not-finite", "no update changes"),
     ),
     "unet_468": (
         Named("precision-clipped-scaled", "loss scale"),

@@ -65,6 +65,13 @@ def spoken_layers(names: Sequence[str]) -> str:
     return f"{spoken_layer(names[0])} and {counted(len(names) - 1, 'other layer')}"
 
 
+def spoken_parameters(names: Sequence[str]) -> str:
+    """Some parameters in a phrase: one by its name, else how many and the first."""
+    if len(names) == 1:
+        return names[0]
+    return f"{counted(len(names), 'parameter')} ({names[0]} and others)"
+
+
 def percent(fraction: float, digits: int = 2) -> str:
     """A share between 0 and 1 in percent; a dash for NaN, which is not known.
 

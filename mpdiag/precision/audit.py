@@ -212,8 +212,9 @@ def _with_products(
         if value is None and (name != "weight_grad" or parameter.trainable):
             unknown[name] = _NO_OPERATIONS if computed is None else "no product of it was recorded"
     set_by = parameter.set_by
-    cast = found.forward is not None and found.forward != parameter.stored
-    if cast and found.forward in autocast and set_by in (None, "default"):
+    asked = parameter.forward or parameter.stored  # a policy's, or its own
+    cast = found.forward is not None and found.forward != asked
+    if cast and found.forward in autocast and (parameter.forward or set_by in (None, "default")):
         set_by = "autocast"
     return replace(
         parameter,

@@ -9,12 +9,15 @@ from typing import Any
 import numpy as np
 
 from mpdiag.analysis.findings import Finding
-from mpdiag.display.wording import counted, percent
+from mpdiag.display.wording import counted, percent, spoken_parameters
 from mpdiag.numerics.decay import NARROW, decay
 from mpdiag.numerics.sums import growing, sum_bound
 from mpdiag.precision.between import between
+from mpdiag.precision.copies import copies_over_ranks, still_averages
 from mpdiag.precision.moments import moments, slowing, stops_falling
-from mpdiag.precision.movement import Recorded, standstill
+from mpdiag.precision.movement import Recorded, not_finite, standstill
+from mpdiag.precision.parts import narrow_parts
+from mpdiag.precision.policies import policy_findings
 from mpdiag.runs.operations import Operation
 from mpdiag.runs.precision import HALF, LABELS, Observed, ParameterPrecision, PrecisionFacts, Shadow
 
@@ -22,6 +25,8 @@ MOST_STILL = 0.5
 """Share of a state's elements that stay in a step, above which it is said without a formula."""
 STILL = 0.01
 """Share of elements that stand still in a step, above which it is said."""
+COUNTS_TO = {"bfloat16": 256, "float16": 2048}
+"""Whole numbers at which adding 1 is rounded away."""
 EARLY = 100
 """Steps below which a moving average with a factor of 0.999 has hardly begun."""
 
@@ -36,9 +41,13 @@ def consequences(
     """What to know of a training's precision."""
     yield from _unheld(parameters)
     yield from _freed(facts)
+    yield from _narrow_counters(facts)
+    yield from policy_findings(facts, parameters)
+    yield from still_averages(facts.observed)
     yield from _observed(facts)
     if run is not None:
-        yield from _without_scale(autocast, run)
+        yield from _without_scale(autocast, run, operations)
+        yield from _not_finite(parameters, run)
     for holder, held in _by_optimizer(parameters).items():
         torchs = _is_torchs(facts, holder)
         yield from _stuck_states(holder, held, facts, proved=torchs)
@@ -51,6 +60,8 @@ def consequences(
         yield from _narrow_sums(parameters, facts)
     yield from _narrow_reductions(parameters, 1 if run is None else run.meta.get("world_size", 1))
     yield from between(operations)
+    yield from narrow_parts(operations)
+    yield from copies_over_ranks(operations, parameters)
 
 
 def _by_optimizer(
@@ -118,6 +129,39 @@ def _freed(facts: PrecisionFacts) -> Iterator[Finding]:
                 evidence={"optimizer": holder, "parameter_count": freed},
                 fix="make the optimizer before the first forward pass",
             )
+
+
+def _narrow_counters(facts: PrecisionFacts) -> Iterator[Finding]:
+    """Counts of steps in half precision: from some number on, one more is rounded away."""
+    for settings in facts.settings:
+        for name, (dtype, value) in settings.get("counters", {}).items():
+            limit, label = COUNTS_TO[dtype], LABELS[dtype]
+            betas = {b for g in settings["groups"] for b in g.get("betas") or () if 0.0 < b < 1.0}
+            stays = f"; bias correction stays at 1 - {max(betas):g}^{limit} = " if betas else ""
+            stays += f"{1.0 - max(betas) ** limit:.2g}" if betas else ""
+            yield Finding(
+                severity="warning",
+                code="precision-narrow-counter",
+                message=f"{settings['optimizer']} counts its steps in {label} ({name}), which stops at "
+                f"{limit:,}; it stands at {value:,.0f}{stays}",
+                evidence={"state": name, "dtype": dtype, "value": value, "limit": limit},
+                fix="make the counter in FP32: torch.tensor(0.0, dtype=torch.float32)",
+            )
+
+
+def _not_finite(parameters: Sequence[ParameterPrecision], run: Recorded) -> Iterator[Finding]:
+    """Weights that are infinite or NaN from the first recorded step on: no update changes them."""
+    found = not_finite(run, {p.name for p in parameters if p.trainable})
+    if found:
+        most = max(found, key=lambda name: found[name])
+        yield Finding(
+            severity="warning",
+            code="precision-weights-not-finite",
+            message=f"{spoken_parameters(list(found))} held infinite or NaN elements in the first "
+            f"recorded step; {most} has {found[most]:,}, and no update changes them",
+            evidence={"parameters": list(found)[:20], "elements": sum(found.values())},
+            fix="initialize in FP32, and check torch.isfinite before the first step",
+        )
 
 
 def _stuck_states(
@@ -263,11 +307,12 @@ def _standing_still(
         why = (
             "their updates round to nothing" if torchs else "rounding to nearest loses such updates"
         )
+        never = f"; {spoken_parameters(seen.unmoved)} never moved" if seen.unmoved else ""
         yield Finding(
             severity="warning" if torchs else "info",
             code="precision-updates-rounded-away",
             message=f"at least {percent(seen.share)} of the {label} weights with a gradient did not "
-            f"move in a step; {why} ({counted(seen.steps, 'step')} recorded){_from_rate(rates)}",
+            f"move in a step; {why}{never} ({counted(seen.steps, 'step')} recorded){_from_rate(rates)}",
             evidence={**_named(those), **vars(seen), "rates": rates},
             fix="keep FP32 masters, or round updates stochastically",
         )
@@ -288,25 +333,25 @@ def _observed(facts: PrecisionFacts) -> Iterator[Finding]:
     by_kind: dict[str, list[Observed]] = defaultdict(list)
     for one in facts.observed:
         by_kind[one.kind].append(one)
-    for one in by_kind["policy-not-applied"]:
-        yield Finding(
-            severity="warning",
-            code="precision-policy-not-applied",
-            message=f"the script makes {' and '.join(one.names)}, but no FSDP wrapper of the "
-            "recorded models has it",
-            evidence={"policies": list(one.names)},
-            fix="give it to fully_shard or FullyShardedDataParallel, or remove it",
-        )
     if moved := by_kind["frozen-moved"]:
         largest = max(moved, key=lambda one: one.size)
         yield Finding(
             severity="warning",
             code="precision-frozen-moved",
-            message=f"{_names([one.names[0] for one in moved])} changed, though frozen "
+            message=f"{spoken_parameters([one.names[0] for one in moved])} changed, though frozen "
             f"(requires_grad is False); {largest.names[0]} moved by {percent(largest.size)} of its "
             f"size by step {largest.last}",
             evidence={"parameters": [one.names[0] for one in moved][:20], "size": largest.size},
             fix="leave frozen parameters out of the optimizer",
+        )
+    for one in by_kind["no-orthogonalization"]:
+        yield Finding(
+            severity="warning",
+            code="precision-no-orthogonalization",
+            message=f"{one.names[0]} moves {one.names[1]} by a multiple of its gradient; without "
+            "orthogonalization this step is SGD's",
+            evidence={"optimizer": one.names[0], "parameters": [one.names[1]]},
+            fix="orthogonalize the gradient in step(), or in the engine before it",
         )
     for one in by_kind["parted"]:
         yield Finding(
@@ -323,7 +368,8 @@ def _observed(facts: PrecisionFacts) -> Iterator[Finding]:
             severity="warning",
             code="precision-narrow-values",
             message=f"{', '.join(states)}: stored in FP32, but each value looked at is a BF16 number; "
-            f"something rounds it in each step ({_names([one.names[1] for one in narrow])})",
+            f"something rounds it in each step ({spoken_parameters([one.names[1] for one in narrow])})"
+            f"{_cannot_fall(facts, states)}",
             evidence={"parameters": [one.names[1] for one in narrow][:20], "states": states},
             fix="look for a cast to BF16 in the optimizer, or in the kernel that it calls",
         )
@@ -334,8 +380,8 @@ def _observed(facts: PrecisionFacts) -> Iterator[Finding]:
         yield Finding(
             severity="warning",
             code="precision-decay-without-effect",
-            message=f"{holder} multiplies {_names(names)} by {factor:.6g}, and no element changes; "
-            "rounding gives each value back, so weight decay has no effect",
+            message=f"{holder} multiplies {spoken_parameters(names)} by {factor:.6g}, and no element "
+            "changes; rounding gives each value back, so weight decay has no effect",
             evidence={"parameters": names[:20], "factor": factor},
             fix="keep FP32 masters, or set weight_decay=0",
         )
@@ -351,7 +397,24 @@ def _observed(facts: PrecisionFacts) -> Iterator[Finding]:
             )
 
 
-def _without_scale(autocast: Sequence[str], run: Recorded) -> Iterator[Finding]:
+def _cannot_fall(facts: PrecisionFacts, states: Sequence[str]) -> str:
+    """That a state which is rounded to BF16 cannot fall by its factor, and how far that has led."""
+    for named in states:
+        holder, _, state = named.rpartition(".")
+        for factor in moments(holder, _settings_of(facts, holder)).get(state, ()):
+            found = decay("bfloat16", factor)
+            if found.stuck == found.values:
+                own = [s for s in facts.shadows if (s.optimizer, s.state) == (holder, state)]
+                return (
+                    f"; rounding to nearest, {state} cannot fall by its factor {factor:g}"
+                    f"{_measured(own[0] if own else None, None)}"
+                )
+    return ""
+
+
+def _without_scale(
+    autocast: Sequence[str], run: Recorded, operations: Sequence[Operation]
+) -> Iterator[Finding]:
     """FP16 autocast without a loss scale."""
     if "float16" not in autocast:
         return
@@ -360,10 +423,26 @@ def _without_scale(autocast: Sequence[str], run: Recorded) -> Iterator[Finding]:
         yield Finding(
             severity="warning",
             code="precision-no-loss-scale",
-            message="autocast computes in FP16, and no loss scale was seen; small gradients become 0",
+            message="autocast computes in FP16, and no loss scale was seen; "
+            f"{_lost_gradients(operations)}",
             evidence={"autocast": list(autocast)},
             fix="use torch.amp.GradScaler, or train in BF16",
         )
+
+
+def _lost_gradients(operations: Sequence[Operation]) -> str:
+    """What became 0 where recorded backward passes cast gradients from FP32 to FP16."""
+    worst, at = 0.0, ""
+    for o in operations:
+        if o.op == "_to_copy" and o.phase == "backward" and o.outputs[0].dtype == "float16":
+            read, made = o.inputs[0], o.outputs[0]
+            values = read.numel - read.zeros
+            if read.dtype == "float32" and read.counted and values:
+                share = (made.zeros - read.zeros) / values
+                worst, at = max((worst, at), (share, o.where))
+    if worst == 0.0:
+        return "small gradients become 0"
+    return f"{percent(worst)} of the gradients that are cast to FP16{f' at {at}' if at else ''} become 0"
 
 
 def _narrow_sums(
@@ -414,13 +493,5 @@ def _narrow_reductions(parameters: Sequence[ParameterPrecision], ranks: int) -> 
         )
 
 
-def _names(names: Sequence[str]) -> str:
-    return (
-        names[0]
-        if len(names) == 1
-        else f"{counted(len(names), 'parameter')} ({names[0]} and others)"
-    )
-
-
 def _some(parameters: Sequence[ParameterPrecision]) -> str:
-    return _names([p.name for p in parameters])
+    return spoken_parameters([p.name for p in parameters])

@@ -38,11 +38,13 @@ class Standstill:
         elements: Elements × steps in which they could have changed.
         still: Of these at least, those with a gradient that did not change.
         steps: Recorded steps.
+        unmoved: Parameters of which no element ever changed, though some had a gradient.
     """
 
     elements: int
     still: int
     steps: int
+    unmoved: tuple[str, ...] = ()
 
     @property
     def share(self) -> float:
@@ -79,4 +81,25 @@ def standstill(run: Recorded, names: Collection[str]) -> Standstill:
     known = [key for key in updates if key in zeros]
     still = sum(max(0, updates[key][1] - zeros[key]) for key in known)
     elements = sum(max(0, updates[key][0] - zeros[key]) for key in known)
-    return Standstill(elements, still, len(np.unique([key[1] for key in known])))
+    tried = {key[2] for key in known if updates[key][0] > zeros[key]}
+    moved = {key[2] for key in known if updates[key][1] < updates[key][0]}
+    steps = len(np.unique([key[1] for key in known]))
+    return Standstill(elements, still, steps, tuple(sorted(tried - moved)))
+
+
+def not_finite(run: Recorded, names: Collection[str]) -> dict[str, int]:
+    """Infinite and NaN elements of the parameters that had any in the first recorded step.
+
+    Raises:
+        DamagedRun: If the statistics cannot be read.
+    """
+    found: dict[str, int] = defaultdict(int)
+    first: int | None = None
+    for rows in run.pieces(histograms=False):
+        first = int(rows.step.min()) if first is None and len(rows) else first
+        copies = (rows.rank > 0) & (rows.placement == rows.code("placement", "replicated"))
+        weights = rows.of_kind("weight") & rows.with_names(names)
+        part = rows.select(weights & (rows.step == first) & ~copies)
+        for name, lost in zip(part.texts("name"), (part.infs + part.nans).tolist(), strict=True):
+            found[name] += lost
+    return {name: lost for name, lost in found.items() if lost}

@@ -19,10 +19,11 @@ PRODUCTS = frozenset(
 )
 _BOTH = frozenset(("convolution_backward",))
 """Operations of the backward pass that give both gradients."""
-_PASSES_ON = frozenset(
+PASSES_ON = frozenset(
     "_to_copy copy_ clone contiguous alias detach t transpose view reshape _unsafe_view expand "
     "permute slice select unsqueeze squeeze cat stack split chunk".split()
 )
+"""Operations whose result has the values that they are given, but for rounding."""
 
 
 @dataclass(frozen=True)
@@ -78,14 +79,14 @@ def computed_in(operations: Iterable[Operation]) -> Products:
 
 
 def _in_step(operations: Sequence[Operation]) -> tuple[dict[str, Computed], dict[str, Computed]]:
-    origin = _origins(operations)
+    origin = origins(operations)
     backward: dict[int, list[Operation]] = defaultdict(list)
     for operation in operations:
         if operation.phase == "backward" and operation.forward >= 0:
             backward[operation.forward].append(operation)
     readers: dict[str, list[tuple[Operation, TensorRecord]]] = defaultdict(list)
     for operation in operations:
-        if operation.phase == "forward" and operation.op not in _PASSES_ON:
+        if operation.phase == "forward" and operation.op not in PASSES_ON:
             for tensor in operation.inputs:
                 name = origin.get(tensor.tensor)
                 if name:
@@ -105,8 +106,13 @@ def _in_step(operations: Sequence[Operation]) -> tuple[dict[str, Computed], dict
     return named, inside
 
 
-def _origins(operations: Sequence[Operation]) -> dict[int, str]:
-    """The parameter that each tensor is, or is a copy of, by the tensor's number."""
+def origins(operations: Sequence[Operation], through: frozenset[str] = PASSES_ON) -> dict[int, str]:
+    """The parameter or buffer that each tensor is, or comes from alone, by the tensor's number.
+
+    Args:
+        operations: Of a step.
+        through: Operations that are followed, by default those that copy.
+    """
     origin: dict[int, str] = {}
     for operation in operations:
         for tensor in (*operation.inputs, *operation.outputs):
@@ -114,7 +120,7 @@ def _origins(operations: Sequence[Operation]) -> dict[int, str]:
                 origin.setdefault(tensor.tensor, tensor.parameter)
         for place, name, *_ in operation.scalars.get("parts", ()):  # views of a parameter
             origin.setdefault(operation.inputs[place].tensor, name)
-        if operation.op in _PASSES_ON:
+        if operation.op in through:
             names = {origin[t.tensor] for t in operation.inputs if t.tensor in origin}
             if len(names) == 1:
                 for tensor in operation.outputs:
@@ -134,7 +140,7 @@ def _computed(
     dtypes.pop(tensor.dtype)
     input_grad = weight_grad = None
     for operation in backward.get(first.index, ()):
-        if operation.op in _PASSES_ON:
+        if operation.op in PASSES_ON:
             continue
         if first.op not in PRODUCTS:
             weight_grad = weight_grad or next((t.dtype for t in operation.inputs), None)

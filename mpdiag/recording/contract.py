@@ -332,12 +332,10 @@ class ContractWatch(StepListener):
             )
         ]
         settings = tuple(_settings(o) for o in self._optimizers)
-        if self.facts is None:
-            # --fp32 takes policies away itself.
-            made = [] if self._precision.off else unapplied(reductions(around).values())
-            self._unapplied = (
-                (Observed("policy-not-applied", tuple(made), step, step, 0.0),) if made else ()
-            )
+        if self.facts is None and not self._precision.off:  # --fp32 takes policies away itself
+            made = unapplied(reductions(around).values(), self._setters.policies)
+            seen = Observed("policy-not-applied", tuple(made), step, step, 0.0)
+            self._unapplied = (seen,) if made else ()
         shadows = self._shadow.found()
         observed = (*self._unapplied, *self._values.found())
         if self.facts is None:
@@ -369,7 +367,15 @@ def _settings(optimizer: Optimizer) -> dict[str, Any]:
         "step": str(getattr(type(optimizer).step, "__module__", "")),
         "groups": groups,
     }
-    return found | ({"freed": freed} if freed else {})
+    counters = {
+        key: [str(short(value.dtype)), float(value)]
+        for state in optimizer.state.values()
+        for key, value in state.items()
+        if key in _COUNTERS and isinstance(value, torch.Tensor)
+        if value.dtype in HALF and value.numel() == 1
+    }
+    more = {"freed": freed, "counters": counters}
+    return found | {name: value for name, value in more.items() if value}
 
 
 def _is_plain(value: Any) -> bool:

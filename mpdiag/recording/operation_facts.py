@@ -8,6 +8,10 @@ the step is over:
   share of the pairs of non-zero operands whose sum is the larger of them; both for BF16, too;
   ``result_over_operand``: ‖result‖ / ‖larger operand‖, small where a subtraction cancels.
 * ``exp`` and similar functions, softmax: ``highest``, the largest input, sign and all.
+* ``topk`` of values in half precision: ``tied``, of ``rows`` choices those whose last one chosen is as
+  large as the first one left.
+* integers cast to half precision: ``distinct`` and ``distinct_half``, how many are different before and
+  after.
 * softmax: ``lowest_row_maximum``, over all rows the smallest of their maxima: a row below FP16's
   range is masked everywhere.
 
@@ -68,6 +72,9 @@ _SUMS = (0, 1, 8)
 """Reductions that add: sum, mean and a sum of multiples (``c10d::ReduceOp::RedOpType``)."""
 _NEGLIGIBLE = 2.0**-9
 """Effects of rounding below this are what any rounding to BF16 does, and are not kept."""
+_MOST_CHOICES = 1 << 22
+"""Values of a tensor at most whose choice is made again, with one more."""
+_INTEGERS = frozenset((torch.int16, torch.int32, torch.int64))
 _SAMPLE = 1 << 18
 """Of larger tensors every n-th slice is looked at; the fact ``of`` says how many elements."""
 
@@ -82,6 +89,12 @@ def measure(op: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
     x = arguments.get("self")
     if not isinstance(x, torch.Tensor) or x.numel() == 0 or not _is_plain(x):
         return {}
+    if op == "_to_copy" and x.dtype in _INTEGERS and arguments.get("dtype") in HALF:
+        return _of_integers(x, arguments["dtype"])
+    if not x.is_floating_point():
+        return {}
+    if op == "topk" and x.dtype in HALF:
+        return _of_choice(x, arguments)
     if op in SUMS:
         return _of_sum(op, x, arguments)
     if op in EXPONENTIALS:
@@ -128,7 +141,7 @@ def _of_sum(op: str, x: torch.Tensor, arguments: Mapping[str, Any]) -> dict[str,
     alpha = arguments.get("alpha", 1)
     a, b = x, arguments.get("other")
     if isinstance(b, torch.Tensor):
-        if b.numel() == 0 or not _is_plain(b):
+        if b.numel() == 0 or not b.is_floating_point() or not _is_plain(b):
             return {}
         a, b = torch.broadcast_tensors(a, b)
         a, b = _thinned(a).float(), _thinned(b).float()
@@ -157,10 +170,29 @@ def _of_sum(op: str, x: torch.Tensor, arguments: Mapping[str, Any]) -> dict[str,
     return facts
 
 
+def _of_integers(x: torch.Tensor, dtype: torch.dtype) -> dict[str, Any]:
+    def different(values: torch.Tensor) -> torch.Tensor:
+        ordered = values.sort().values
+        return (ordered[1:] != ordered[:-1]).sum() + 1
+
+    some = x.detach().flatten()[:_SAMPLE]
+    return {"distinct": different(some), "distinct_half": different(some.to(dtype))}
+
+
+def _of_choice(x: torch.Tensor, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    k, dim = int(arguments["k"]), int(arguments.get("dim", -1))
+    if x.dim() == 0 or not k < x.shape[dim] or x.numel() > _MOST_CHOICES:
+        return {}
+    best = x.detach().topk(k + 1, dim, arguments.get("largest", True)).values
+    last, next_one = best.select(dim, k - 1), best.select(dim, k)
+    tied = (last == next_one) & (last != 0) & last.isfinite()  # what is masked ties in any format
+    return {"tied": tied.sum(), "rows": last.numel()}
+
+
 def _is_plain(x: torch.Tensor) -> bool:
     """Whether it can be computed with: a norm of a distributed tensor would talk to other ranks."""
     ordinary = type(x).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
-    return ordinary and x.is_floating_point() and x.layout == torch.strided
+    return ordinary and x.layout == torch.strided
 
 
 def _thinned(x: torch.Tensor) -> torch.Tensor:

@@ -5,6 +5,7 @@ on the gradients. So nothing is said by rule: FP32 copies of a few elements star
 state starts, at 0, see the same gradients, and are compared with what the optimizer has.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,8 @@ from mpdiag.recording.step_clock import StepListener
 from mpdiag.runs.precision import Shadow
 
 STATE = "exp_avg_sq"
+LEAST = 64
+"""Elements that must not be 0 where a state's values are judged."""
 MOST_PARAMETERS = 16
 ELEMENTS = 256
 """Of each parameter at most: what is followed costs some ten microseconds a parameter and step."""
@@ -42,7 +45,7 @@ class _Followed:
 
 
 class StateShadow(StepListener):
-    """Follows second moments that are stored in half precision and cannot fall.
+    """Follows second moments that are stored in half precision, or rounded to it, and cannot fall.
 
     Args:
         optimizers: All that step; they may become more.
@@ -55,6 +58,7 @@ class StateShadow(StepListener):
         self._optimizers = optimizers
         self._failed = failed
         self._followed: dict[int, list[_Followed]] = {}
+        self._heard: Counter[int] = Counter()
         self._follows = True
 
     def optimizer_stepped(self, optimizer: Any) -> None:
@@ -69,8 +73,10 @@ class StateShadow(StepListener):
             self._failed("following an optimizer's states", error)
 
     def _step(self, optimizer: Optimizer) -> None:
-        if id(optimizer) not in self._followed:
-            self._followed[id(optimizer)] = list(_to_follow(optimizer))
+        # A step that calls another class's is heard of twice, and may round what that one has stored.
+        self._heard[id(optimizer)] += 1
+        if self._heard[id(optimizer)] <= 2 and not self._followed.get(id(optimizer)):
+            self._followed[id(optimizer)] = _to_follow(optimizer)
         for one in self._followed[id(optimizer)]:
             taken = _steps_taken(optimizer, one.parameter)
             gradient = one.parameter.grad
@@ -123,15 +129,25 @@ def _to_follow(optimizer: Optimizer) -> list[_Followed]:
             state = optimizer.state.get(parameter, {}).get(STATE)
             if not isinstance(state, torch.Tensor) or len(found) == MOST_PARAMETERS:
                 continue
+            if _steps_taken(optimizer, parameter) != 1:
+                continue  # from the beginning, or not at all
+            size = _flat(state).numel()
+            many = min(size, ELEMENTS)
+            at = torch.arange(many, device=state.device) * size // max(1, many)
             dtype = str(state.dtype).removeprefix("torch.")
-            first = _steps_taken(optimizer, parameter) == 1  # from the beginning, or not at all
-            if dtype in NARROW and first and decay(dtype, float(betas[1])).stuck:
-                size = _flat(state).numel()
-                many = min(size, ELEMENTS)
-                at = torch.arange(many, device=state.device) * size // max(1, many)
+            dtype = "bfloat16" if holds_bf16_numbers(_flat(state)[at]) else dtype
+            if dtype in NARROW and decay(dtype, float(betas[1])).stuck:
                 value = torch.zeros(many, device=state.device)
                 found.append(_Followed(parameter, at, value, float(betas[1])))
     return found
+
+
+def holds_bf16_numbers(values: torch.Tensor) -> bool:
+    """Whether FP32 values could all be BF16: their low 16 bits are 0, of at least ``LEAST`` not 0."""
+    if values.dtype != torch.float32:
+        return False
+    values = values[values != 0].contiguous()
+    return values.numel() >= LEAST and not bool((values.view(torch.int32) & 0xFFFF).any())
 
 
 def _steps_taken(optimizer: Optimizer, parameter: torch.Tensor) -> int:

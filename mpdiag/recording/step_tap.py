@@ -1,4 +1,4 @@
-"""What an optimizer runs in its first steps: products in half precision, and factors without effect.
+"""What an optimizer does in its first steps: products in half precision, factors without effect, SGD.
 
 Looked at from below, by a tap that runs each operation as it is. Fused kernels show one operation, and
 nothing inside it.
@@ -22,6 +22,10 @@ STEPS = 3
 """Steps of each optimizer that are looked at."""
 _PRODUCTS = frozenset(("mm", "bmm", "addmm", "baddbmm", "mv"))
 _FACTORS = frozenset(("mul_", "_foreach_mul_"))
+_ORTHOGONALIZES = ("muon", "dion")
+"""In the names of optimizers whose update of a matrix is not its gradient times a number."""
+_LARGEST = 1 << 22
+"""Elements of a matrix whose update is compared with its gradient."""
 
 
 class StepTap:
@@ -41,6 +45,7 @@ class StepTap:
         self._steps: dict[int, int] = {}
         self._of: Optimizer | None = None
         self._by_place: dict[int, str] = {}
+        self._kept: tuple[str, torch.Tensor, torch.Tensor, torch.Tensor] | None = None
         self._found: dict[tuple[str, ...], Observed] = {}
 
     def found(self) -> tuple[Observed, ...]:
@@ -55,6 +60,7 @@ class StepTap:
         if taken >= STEPS:
             return
         self._steps[id(optimizer)] = taken + 1
+        self._kept = None
         try:
             held = [p for g in optimizer.param_groups for p in g["params"] if p.dtype in HALF]
             self._by_place = {
@@ -62,15 +68,29 @@ class StepTap:
                 for p in held
                 if id(p) in self._parameters and has_memory(part := getattr(p, "_local_tensor", p))
             }
+            matrix = _matrix(optimizer) if taken == 0 else None
+            if matrix is not None and matrix.grad is not None and id(matrix) in self._parameters:
+                name = self._parameters[id(matrix)].name
+                kept = (matrix.detach(), matrix.grad.detach())
+                self._kept = (name, kept[0], kept[0].clone(), kept[1].clone())
             self._of = optimizer if self._tap.attach() else None
         except Exception as error:  # noqa: BLE001 - whatever it is, training goes on
             self._give_up(error)
 
     def end(self) -> None:
         """The optimizer's step is over."""
-        if self._of is not None:
-            self._of = None
-            self._tap.detach()
+        optimizer, self._of = self._of, None
+        if optimizer is None:
+            return
+        self._tap.detach()
+        if self._kept is not None:
+            (name, after, before, gradient), self._kept = self._kept, None
+            try:
+                if _is_gradients(before, gradient, after):
+                    key = ("no-orthogonalization", type(optimizer).__name__, name)
+                    self._found[key] = Observed(key[0], key[1:], 0, 0, 0.0)
+            except Exception as error:  # noqa: BLE001
+                self._give_up(error)
 
     def _give_up(self, error: Exception) -> None:
         self._of = None
@@ -128,3 +148,38 @@ class StepTap:
 def _is_same(tensor: torch.Tensor, before: torch.Tensor) -> bool:
     """Whether a factor changed nothing, though there is a value that is not 0."""
     return torch.equal(tensor, before) and bool(tensor.any())
+
+
+def _matrix(optimizer: Optimizer) -> torch.Tensor | None:
+    """The smallest FP32 matrix that an optimizer orthogonalizes, by its name; None of others."""
+    if not any(word in type(optimizer).__name__.lower() for word in _ORTHOGONALIZES):
+        return None
+    those = [
+        p
+        for group in optimizer.param_groups
+        for p in group["params"]
+        if group.get("use_muon", True) and optimizer.state.get(p, {}).get("use_muon", True)
+        if type(p) in (torch.Tensor, torch.nn.Parameter) and p.dtype == torch.float32
+        if p.ndim == 2 and min(p.shape) > 1 and p.numel() <= _LARGEST and p.grad is not None
+    ]
+    return min(those, key=torch.Tensor.numel, default=None)
+
+
+def _is_gradients(before: torch.Tensor, gradient: torch.Tensor, after: torch.Tensor) -> bool:
+    """Whether an update is a multiple of the gradient and of the weights, and of nothing else.
+
+    A gradient whose singular values are all the same, or all but one zero, is orthogonal but for a
+    factor: of such a one nothing is said.
+    """
+    update, again = after - before, gradient @ gradient.mT @ gradient
+    if _left(again, gradient) < 0.1 or not bool(update.any()):
+        return False
+    return _left(update, gradient, before) < 0.01
+
+
+def _left(value: torch.Tensor, *among: torch.Tensor) -> float:
+    """The share of a value's norm that is no combination of some others."""
+    flat, columns = value.flatten(), torch.stack([one.flatten() for one in among], 1)
+    columns = columns / columns.norm(dim=0).clamp_min(1e-30)
+    found = torch.linalg.pinv(columns.mT @ columns) @ (columns.mT @ flat)
+    return float((flat - columns @ found).norm() / flat.norm().clamp_min(1e-30))

@@ -11,9 +11,11 @@ from itertools import islice
 import torch
 from torch.optim import Optimizer
 
+from mpdiag.recording.averages import Average, averages
 from mpdiag.recording.counting.tensors import some_of
 from mpdiag.recording.gradient_sums import GradientSums
 from mpdiag.recording.moving_rates import moving_rates
+from mpdiag.recording.state_shadow import holds_bf16_numbers
 from mpdiag.recording.step_clock import Step, StepListener
 from mpdiag.recording.step_tap import StepTap
 from mpdiag.runs.precision import Observed
@@ -22,8 +24,6 @@ from mpdiag.tracing.precision import HALF
 
 MOST_STATES = 32
 """Of an optimizer, that are compared before and after a recorded step."""
-LEAST = 64
-"""Elements that must not be 0 where a tensor's values are judged."""
 STEPS = 3
 """Steps after which values are looked at; later in recorded steps alone."""
 
@@ -52,6 +52,7 @@ class ValueWatch(StepListener):
         self._begun = False
         self._frozen: dict[str, torch.Tensor] = {}
         self._pairs: list[tuple[str, str]] = []
+        self._averages: list[Average] | None = None
         self._found: dict[tuple[str, ...], Observed] = {}
         self._others = others
         self._before: dict[tuple[str, str, int], torch.Tensor] = {}
@@ -111,6 +112,15 @@ class ValueWatch(StepListener):
             a, b = (some_of(now[n]) if n in now else None for n in (one, other))
             if a is not None and b is not None and not torch.equal(a, b):
                 self._note("parted", (one, other), step, float((a - b).double().norm()))
+        if self._averages is None:
+            inside = {id(p) for root in self._subjects.roots for p in root.parameters()}
+            named = [n for key, n in self._subjects.parameters.items() if key in inside]
+            self._averages = list(averages(named, step))
+        for average in self._averages:
+            average.look(step)
+            if average.still:
+                names = (average.name, str(average.values.dtype).removeprefix("torch."))
+                self._note("average-still", names, step, average.still / average.away)
         for kind, name, share in self._narrow():
             self._note("narrow-values", (kind, name), step, share)
         self._compare_states(step)
@@ -154,15 +164,9 @@ class ValueWatch(StepListener):
                         values = some_of(value)
                         if values is None or id(parameter) not in known:
                             continue
-                        values = values[values != 0].contiguous()
-                        if values.numel() >= LEAST:
-                            low = values.view(torch.int32) & 0xFFFF
-                            if not bool(low.any()):
-                                yield (
-                                    f"{type(optimizer).__name__}.{kind}",
-                                    known[id(parameter)],
-                                    1.0,
-                                )
+                        if holds_bf16_numbers(values):
+                            name = f"{type(optimizer).__name__}.{kind}"
+                            yield name, known[id(parameter)], 1.0
 
     def _note(self, kind: str, names: tuple[str, ...], step: int, size: float) -> None:
         key = (kind, *names)

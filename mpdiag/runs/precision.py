@@ -35,7 +35,7 @@ HALF = frozenset({"float16", "bfloat16"})
 LABELS = {"float32": "FP32", "bfloat16": "BF16", "float16": "FP16", "float64": "FP64"}
 """Dtypes as people write them."""
 _LORA = re.compile(r"(?i)(^|\.)lora_\w")
-_POLICIES = ("MixedPrecisionPolicy", "MixedPrecision", "mixed precision")
+POLICIES = ("MixedPrecisionPolicy", "MixedPrecision", "mixed precision")
 """How ``set_by`` ends where a wrapper's policy chose; casts and checkpoints end in a line's number."""
 
 
@@ -139,13 +139,16 @@ class Observed:
             that were made, and that no wrapper had at the first reading; ``gradient-sum``: a sum of
             gradients in half precision beside FP32's; ``still-state``: elements of a state in half
             precision that a step did not change; ``moving-rate``: the learning rate above which a
-            share of half-precision weights moves.
+            share of half-precision weights moves; ``average-still``: elements of a half-precision
+            average that do not move; ``no-orthogonalization``: an update that is a multiple of the
+            gradient, of an optimizer named for orthogonal ones.
         names: Of the parameters; before them the state or the optimizer. Of products their dtype, of
-            ``still-state`` the state, of ``moving-rate`` the share of weights.
+            ``still-state`` the state, of ``moving-rate`` the share of weights, of ``average-still``
+            after the parameter the average's dtype.
         first, last: Steps after which it was seen.
         size: Of the change over the values' norm; of ``parted`` the norm of the difference; the number
-            of products; the factor; of ``gradient-sum`` the relative error; of ``still-state`` the
-            share; the learning rate.
+            of products; the factor; of ``gradient-sum`` the relative error; of ``still-state`` and
+            ``average-still`` the share; the learning rate.
         count: Of ``gradient-sum`` how many gradients it took.
     """
 
@@ -276,11 +279,11 @@ def summary(parameters: Sequence[ParameterPrecision], autocast: Sequence[str] = 
         words += ", no FP32 masters" if masters == {None} else ""
         words += ", FP32 masters" if masters == {"float32"} else ""
         words += ", FP32 masters of some" if len(masters) > 1 else ""
-    policies = sorted({p.set_by for p in trained if p.set_by and p.set_by.endswith(_POLICIES)})
-    if policies:
-        computed = _labels(p.forward for p in trained if p.forward)
-        words += f"; {', '.join(policies)} computes in {computed}"
-    elif autocast:
+    ruled = [p for p in trained if p.set_by and p.set_by.endswith(POLICIES)]
+    computed = _labels(p.forward for p in ruled if p.forward)
+    if ruled:
+        words += f"; {', '.join(sorted({str(p.set_by) for p in ruled}))} computes in {computed}"
+    if autocast and _labels(autocast) != computed:
         words += f"; autocast computes in {_labels(autocast)}"
     frozen = [p for p in parameters if not p.trainable and p not in trained]
     if frozen and (adapters or any(p.quantized for p in frozen)):

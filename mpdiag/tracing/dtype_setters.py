@@ -63,7 +63,11 @@ class Replacements:
 
 
 class DtypeSetters:
-    """Notes what gives parameters their dtype, while it is attached."""
+    """Notes what gives parameters their dtype, while it is attached.
+
+    Attributes:
+        policies: FSDP's policies for half precision that were made, with their lines.
+    """
 
     def __init__(self) -> None:
         # By module and name: FSDP puts another parameter into the same place.
@@ -73,6 +77,8 @@ class DtypeSetters:
         self._found: dict[int, _Note] | None = None  # by id of the parameters in these places
         self._replaced = Replacements()
         self._handle: Any = None
+        self._policies = False  # whether FSDP's are watched
+        self.policies: list[str] = []
 
     def attach(self) -> None:
         """Watch casts of modules, and parameters that are made in half precision."""
@@ -82,6 +88,19 @@ class DtypeSetters:
             self._replaced.replace(nn.Module, name, functools.partial(self._cast, name))
         register = torch_modules.register_module_parameter_registration_hook
         self._handle = register(self._registered)
+        self._watch_policies()
+
+    def _watch_policies(self) -> None:
+        """Note policies as they are made: one that nothing takes is gone when the training begins."""
+        for kind in policy_kinds():
+            self._replaced.replace(kind, "__init__", self._policy_made)
+            self._policies = True
+
+    def _policy_made(self, plain: Any, policy: Any, *args: Any, **kwargs: Any) -> None:
+        plain(policy, *args, **kwargs)
+        if policy.param_dtype in HALF:
+            words = f"{type(policy).__name__}(param_dtype={policy.param_dtype})"
+            self.policies.append(f"{words} at {calling_line()}")
 
     def detach(self) -> None:
         """Watch no more; what was noted stays."""
@@ -89,6 +108,7 @@ class DtypeSetters:
         if self._handle is not None:
             self._handle.remove()
             self._handle = None
+        self._policies = False
 
     def of(self, parameter: nn.Parameter) -> str | None:
         """What gave a parameter the dtype that it has, with its line; None if that was not seen."""
@@ -113,9 +133,18 @@ class DtypeSetters:
         return result
 
     def _registered(self, module: nn.Module, name: str, parameter: Any) -> None:
+        if not self._policies:
+            self._watch_policies()  # FSDP is imported meanwhile, or not
         if isinstance(parameter, torch.Tensor) and parameter.dtype in HALF:
             made = "from_pretrained" if _inside("from_pretrained") else "made in half precision"
             self._note(module, name, parameter.dtype, f"{made} at {calling_line()}")
+
+
+def policy_kinds() -> list[type]:
+    """The types of FSDP's policies, if FSDP is imported: that takes a second, and is left to others."""
+    loaded = sys.modules.get("torch.distributed.fsdp")
+    names = ("MixedPrecisionPolicy", "MixedPrecision")
+    return [vars(loaded)[n] for n in names if n in vars(loaded)] if loaded else []
 
 
 def _places(module: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Parameter]]:

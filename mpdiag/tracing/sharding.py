@@ -18,6 +18,9 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from mpdiag.tracing.dtype_setters import policy_kinds
+from mpdiag.tracing.precision import HALF
+
 HOOKS = {
     "allreduce_hook": None,
     "fp16_compress_hook": torch.float16,
@@ -63,21 +66,19 @@ def reductions(modules: Iterable[nn.Module]) -> dict[int, Reduction]:
     return found
 
 
-def unapplied(found: Iterable[Reduction]) -> list[str]:
+def unapplied(found: Iterable[Reduction], made: Iterable[str]) -> list[str]:
     """Policies for half precision that were made, and that no wrapper applies, in words.
 
     Args:
         found: What wrappers do with the parameters of the training.
+        made: Policies that were seen when they were made.
     """
-    loaded = sys.modules.get("torch.distributed.fsdp")
-    names = ("MixedPrecisionPolicy", "MixedPrecision")
-    kinds = tuple(vars(loaded)[n] for n in names if n in vars(loaded)) if loaded else ()
+    kinds = tuple(policy_kinds())
     if not kinds or any(one.policy for one in found):
         return []
-    made = [one for one in gc.get_objects() if type(one) in kinds]
-    dtypes = [(type(one).__name__, one.param_dtype) for one in made]
-    half = (torch.float16, torch.bfloat16)
-    return sorted({f"{n}(param_dtype={d})" for n, d in dtypes if d in half})
+    living = [one for one in gc.get_objects() if type(one) in kinds and one.param_dtype in HALF]
+    words = [f"{type(one).__name__}(param_dtype={one.param_dtype})" for one in living]
+    return sorted(set(made) or set(words))
 
 
 def fsdp2_parameters(module: nn.Module) -> Iterator[tuple[Any, Any]]:

@@ -337,3 +337,118 @@ def test_full_finetuning_beside_frozen_layers_is_said_as_ever(tmp_path):
     net[0].requires_grad_(False)
     found = train(net, torch.optim.AdamW(net[3].parameters()), tmp_path / "run")
     assert found.line == "FP32 weights and AdamW states"
+
+
+class Counts(torch.optim.AdamW):
+    """Counts its steps in the parameters' dtype, as ``torch.tensor(0.0)`` does under a default dtype."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        super().step(closure)
+        for state in self.state.values():
+            state["step"] = state["step"].to(BF16)
+
+
+def test_a_counter_in_half_precision_is_said_with_where_it_stops(tmp_path):
+    net = model()
+    found = train(net, Counts(net.parameters()), tmp_path / "run")
+    (finding,) = found.findings
+    assert finding.code == "precision-narrow-counter"
+    assert finding.evidence == {"state": "step", "dtype": "bfloat16", "value": 3.0, "limit": 256}
+    assert float(torch.tensor(256, dtype=BF16) + 1) == 256
+    assert f"{1 - 0.999**256:.2g}" in finding.message
+
+
+class Decaying(nn.Module):
+    """Decays of 8 channels, one of which its logarithm holds at 1."""
+
+    def __init__(self, lowest):
+        super().__init__()
+        torch.manual_seed(0)
+        self.mix = nn.Linear(8, 8)
+        self.A_log = nn.Parameter(torch.cat((torch.tensor([lowest]), torch.zeros(7))))
+
+    def forward(self, x):
+        return self.mix(x) * (-self.A_log.exp()).exp()
+
+
+@pytest.mark.parametrize(("lowest", "said"), [(-torch.inf, [(["A_log"], 1)]), (-9.0, [])])
+def test_weights_that_are_infinite_from_the_start_are_counted(lowest, said, tmp_path):
+    net = Decaying(lowest)
+    found = train(net, torch.optim.SGD(net.parameters(), 0.1), tmp_path / "run").findings
+    assert [(f.evidence["parameters"], f.evidence["elements"]) for f in found] == said
+    assert (float(net.A_log[0].detach()) == lowest) == bool(said)
+
+
+class Muon(torch.optim.Optimizer):
+    """Momentum and decay; orthogonalizes, or takes for granted that something else has."""
+
+    def __init__(self, parameters, *, orthogonalizes):
+        super().__init__(parameters, {"lr": 0.02, "weight_decay": 0.1})
+        self.orthogonalizes = orthogonalizes
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        (group,) = self.param_groups
+        for p in group["params"]:
+            update = self.state[p].setdefault("buffer", torch.zeros_like(p)).mul_(0.95).add_(p.grad)
+            if self.orthogonalizes:
+                u, _, vh = torch.linalg.svd(update, full_matrices=False)
+                update = u @ vh
+            p.mul_(1 - group["lr"] * group["weight_decay"]).sub_(update, alpha=group["lr"])
+
+
+def orthogonal(net):
+    """A loss whose gradient by the weights is orthogonal already."""
+    return net.weight[:, :8].trace()
+
+
+def squared(net):
+    return net(torch.randn(32, 8, generator=torch.Generator().manual_seed(1))).square().mean()
+
+
+@pytest.mark.parametrize(
+    ("make", "loss", "said"),
+    [
+        (lambda p: Muon(p, orthogonalizes=False), squared, True),
+        (lambda p: Muon(p, orthogonalizes=True), squared, False),
+        (lambda p: Muon(p, orthogonalizes=False), orthogonal, False),
+        (lambda p: torch.optim.Muon(p, lr=0.02), squared, False),
+        (lambda p: torch.optim.SGD(p, 0.1), squared, False),
+    ],
+)
+def test_an_optimizer_named_muon_that_takes_steps_of_sgd_is_said(make, loss, said, tmp_path):
+    torch.manual_seed(0)
+    net = nn.Linear(8, 16, bias=False)
+    optimizer = make(net.parameters())
+    with mpdiag.record(net, optimizer, tmp_path / "run", operations=0) as recorder:
+        for _ in range(2):
+            loss(net).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert recorder.failures == []
+    found = mpdiag.audit(tmp_path / "run").findings
+    assert ("precision-no-orthogonalization" in {f.code for f in found}) == said
+
+
+def test_states_that_are_rounded_are_followed_in_fp32(tmp_path):
+    torch.manual_seed(0)
+    net = nn.Linear(16, 16, bias=False)
+    optimizer = Rounds(net.parameters(), 1e-6)
+    with mpdiag.record(net, optimizer, tmp_path / "run", operations=0, every=1):
+        for step in range(120):
+            (net.weight * torch.randn(16, 16)).sum().backward()
+            if step >= 60:
+                net.weight.grad.mul_(1e-3)
+            optimizer.step()
+            optimizer.zero_grad()
+    (finding,) = mpdiag.audit(tmp_path / "run").findings
+    assert "exp_avg_sq cannot fall by its factor 0.999; after 1" in finding.message
+
+
+def test_parameters_that_never_moved_are_named(tmp_path):
+    net = model(BF16)
+    found = train(net, torch.optim.AdamW(net.parameters(), 1e-4, (0.9, 0.95)), tmp_path / "run")
+    (finding,) = [f for f in found.findings if f.code == "precision-updates-rounded-away"]
+    assert finding.evidence["unmoved"] == ("1.weight",)
+    assert bool((net[1].weight == 1).all())
