@@ -37,7 +37,7 @@ for column, fact in zip(st.columns(4), facts(analysis), strict=True):
 if choice := fp16_or_bf16(analysis):
     st.header("FP16 or BF16?", anchor=False)
     st.markdown(f"**{in_markdown(choice.text)}**")
-    for title, words in choice.grounds:
+    for title, words in choice.grounds.items():
         st.markdown(f"**{title}.** {in_markdown(words)}")
 
 

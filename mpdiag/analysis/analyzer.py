@@ -34,14 +34,15 @@ from mpdiag.analysis.scaling.loss_scale import (
 from mpdiag.analysis.scaling.windows import whole_window
 from mpdiag.analysis.shapes.advice import advise_shapes, recorded_generation
 from mpdiag.analysis.shapes.solution import Wanted
-from mpdiag.analysis.verdict.evidence import Case, extent_of, narrowed
+from mpdiag.analysis.verdict.evidence import Case, extent_of
 from mpdiag.analysis.verdict.judgement import judge, unanswered
 from mpdiag.analysis.verdict.probe import Probe, probe_findings, read_probe, with_probe
 from mpdiag.analysis.weight_updates import advise_levels, analyze_weight_updates
 from mpdiag.display.wording import counted, scale_text
 from mpdiag.numerics.formats import BF16, FP16, FloatFormat, format_named, half_of
 from mpdiag.plan import Fp32Choice, MasterWeightsPlan, PrecisionPlan, Verdict
-from mpdiag.runs.answers import ALL_FP32, Answer, HalfPrecision, answers, half_precision_of
+from mpdiag.runs.answers import Answer, answers
+from mpdiag.runs.operations import Operation
 from mpdiag.runs.results import read_comparison
 from mpdiag.runs.run import Run, open_run
 
@@ -66,7 +67,6 @@ class Analysis:
         figures: Every figure that a claim is made with: sentences and reports take them from here.
         unanswered: Why the recording allows no answer, as a sentence; empty if it allows one.
         unprobed: The same without what the probe showed; None where there is none.
-        half: What of the recorded training is in half precision.
     """
 
     run: Run
@@ -81,17 +81,16 @@ class Analysis:
     figures: FigureTable = EMPTY
     unanswered: str = ""
     unprobed: Analysis | None = field(default=None, compare=False)
-    half: HalfPrecision = ALL_FP32
 
     @property
     def answers(self) -> tuple[Answer, ...]:
         """Which questions the recording answers."""
-        return answers(self.half, self.run.meta)
+        return answers(self.run.half_precision, self.run.meta)
 
     @property
     def rounded_to(self) -> FloatFormat | None:
         """The format that the recorded values were rounded to, if they answer in spite of that."""
-        return self.half.rounded_to if self.advises else None
+        return self.run.half_precision.rounded_to if self.advises else None
 
     @property
     def unconfirming(self) -> str:
@@ -179,18 +178,17 @@ def analyze(
     fmt = format_named(target)
     statistics = read_statistics(opened)
     layers = statistics.layers()
-    half = half_precision_of(opened)
+    half = opened.half_precision
     recording_checks.require_finite_gradients(opened, layers, half.label)
     gradient_format = half_of(fmt)
-    scale = _scale(opened, statistics, layers, gradient_format, half)
+    scale = _scale(opened, statistics, layers, gradient_format)
     masters = analyze_weight_updates(statistics, fmt, layers, half.weights)
     if scale.void and _has_gradients(layers):
         # What overflows or is lost there says nothing of an FP32 training that goes well.
-        return _nothing_concluded(opened, fmt, layers, scale, statistics, half)
+        return _nothing_concluded(opened, fmt, layers, scale, statistics)
     by_kind = choice.choose_fp32_operations(layers, opened.modules(), gradient_format)
-    # Operations that ran in half precision do not show what rounding does to those of FP32.
-    recorded = [] if half.computed else opened.operations()
-    scale, proven = _with_operations(opened, statistics, scale, gradient_format, half)
+    recorded = _fp32_operations(opened)
+    scale, proven = _with_operations(opened, statistics, scale, gradient_format)
     modules = tuple(c for c in by_kind if c.evidence.get("overflow"))
     named, operations = modules, by_kind
     if recorded:
@@ -233,7 +231,7 @@ def analyze(
         layer_formats=advise_layers(layers, exponent, effects),
     )
     case = replace(
-        _case(opened, fmt, scale, findings, statistics, plan, half),
+        _case(opened, fmt, scale, findings, statistics, plan),
         fp32_modules=len(modules),
         unmended=choice.beyond_any_plan(proven),
         run_again=run_again(recorded, gradient_format),
@@ -249,7 +247,6 @@ def analyze(
         operations=proven,
         figures=scale.figures + update_figures(masters, whole_window(statistics.steps())),
         unanswered=unanswered(case),
-        half=half,
     )
     probe = read_probe(opened.folder, plan.digest())
     return found if probe is None else found.with_probe(probe)
@@ -260,18 +257,14 @@ def _has_gradients(layers: Layers) -> bool:
 
 
 def _scale(
-    run: Run,
-    statistics: RunStatistics,
-    layers: Layers,
-    target: FloatFormat,
-    half: HalfPrecision,
+    run: Run, statistics: RunStatistics, layers: Layers, target: FloatFormat
 ) -> LossScaleAnalysis:
     """The loss scale, if the run is one of FP32, or of a format with FP32's range.
 
     What another format rounded before is gone from its record, and what the target did is no news.
     """
-    narrow, rounded_to = narrowed(run), half.rounded_to
-    if not narrow or rounded_to not in (None, target):
+    half, rounded_to = run.half_precision, run.half_precision.rounded_to
+    if not half.computed or rounded_to not in (None, target):
         optimizers = run.meta.get("optimizers") or ()
         hidden = clipping(run.operations()).largest
         return analyze_loss_scale(statistics, layers, target, optimizers, hidden, rounded_to)
@@ -279,7 +272,7 @@ def _scale(
     return nothing_concluded(
         layers,
         non_finite,
-        f"the recording is not of an FP32 training: {narrow}",
+        f"the recorded training computes in {half.label}",
         target,
         statistics.steps(),
         diverges=maxima.size > 0 and not np.isfinite(maxima[-1]),
@@ -287,18 +280,19 @@ def _scale(
     )
 
 
+def _fp32_operations(run: Run) -> list[Operation]:
+    """The recorded operations; those that ran in half precision do not show what rounding does."""
+    return [] if run.half_precision.computed else run.operations()
+
+
 def _with_operations(
-    run: Run,
-    statistics: RunStatistics,
-    scale: LossScaleAnalysis,
-    target: FloatFormat,
-    half: HalfPrecision,
+    run: Run, statistics: RunStatistics, scale: LossScaleAnalysis, target: FloatFormat
 ) -> tuple[LossScaleAnalysis, tuple[OperationFinding, ...]]:
     """The operations that need FP32, and the loss scale of a training that keeps them there.
 
     If no scale fits, the modules around the layers that set the interval are tried in FP32, too.
     """
-    recorded, curve = [] if half.computed else run.operations(), loss_curve(run)
+    recorded, curve = _fp32_operations(run), loss_curve(run)
     graphs, rows = split(recorded), run.modules()
     parameters = {str(row["name"]): int(row["numel"]) for row in rows if row["what"] == "parameter"}
     sizes = statistics.largest_values({op.step for op in recorded})
@@ -316,7 +310,7 @@ def _with_operations(
         rest = statistics.without_gradients(wide)
         if not _has_gradients(rest.layers()):
             return nothing_stored(scale, target)
-        judged = _scale(run, rest, rest.layers(), target, half)
+        judged = _scale(run, rest, rest.layers(), target)
         return replace(scale if judged.void else judged, fp32_modules=modules)
 
     best = again()
@@ -371,7 +365,6 @@ def _nothing_concluded(
     layers: Layers,
     scale: LossScaleAnalysis,
     statistics: RunStatistics,
-    half: HalfPrecision,
 ) -> Analysis:
     """The analysis of a run that bears no conclusion: what was counted, and why it ends there."""
     findings = _findings(run, target, layers, scale, (), (), bf16=False)
@@ -383,7 +376,7 @@ def _nothing_concluded(
         model=run.model_fingerprint(),
         conditions=run.conditions(),
     )
-    case = _case(run, target, scale, findings, statistics, plan, half)
+    case = _case(run, target, scale, findings, statistics, plan)
     return Analysis(
         run=run,
         target=target,
@@ -394,7 +387,6 @@ def _nothing_concluded(
         plan=replace(plan, verdict=judge(case)),
         figures=scale.figures,
         unanswered=unanswered(case),
-        half=half,
     )
 
 
@@ -428,7 +420,6 @@ def _case(
     findings: tuple[Finding, ...],
     statistics: RunStatistics,
     plan: PrecisionPlan,
-    half: HalfPrecision,
 ) -> Case:
     """What the verdict is judged by; a comparison in the run counts if it was of this very plan."""
     compared = read_comparison(run.folder)
@@ -441,5 +432,4 @@ def _case(
         extent=extent_of(run, statistics.step_maxima()[0]),
         trained=trained,
         superseded=compared is not None and trained is None,
-        half=half,
     )

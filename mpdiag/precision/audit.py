@@ -18,7 +18,7 @@ from mpdiag.analysis.findings import Finding, by_severity
 from mpdiag.errors import UsageError
 from mpdiag.precision.consequences import consequences
 from mpdiag.precision.products import NO_PRODUCTS, Computed, Products, computed_in
-from mpdiag.runs.answers import Answer, answers, half_precision_of, no_answers
+from mpdiag.runs.answers import Answer, answers, no_answers
 from mpdiag.runs.operations import Operation
 from mpdiag.runs.precision import ParameterPrecision, PrecisionFacts, read_precision, summary
 from mpdiag.runs.run import Run, open_run
@@ -193,7 +193,7 @@ def _audited(
     findings = by_severity(consequences(facts, parameters, autocast, run, operations))
     answered = no_answers("no step was run")
     if run is not None:
-        answered = answers(half_precision_of(run), run.meta)
+        answered = answers(run.half_precision, run.meta)
     return Audit(facts, parameters, answered, findings, autocast)
 
 

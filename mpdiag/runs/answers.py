@@ -8,17 +8,19 @@ rounded (``numerics.rounded``). What the format itself has lost is in no recordi
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from mpdiag.errors import MpdiagError
 from mpdiag.numerics.formats import BF16, FP32, FloatFormat
-from mpdiag.runs.operations import Operation
-from mpdiag.runs.precision import HALF, LABELS, PrecisionFacts, read_precision
-from mpdiag.runs.run import Run
+from mpdiag.runs.precision import HALF, LABELS, PrecisionFacts
+
+if TYPE_CHECKING:
+    from mpdiag.runs.operations import Operation
 
 Certainty = Literal["exact", "bound", "no"]
 UNKNOWN = "unknown"
 """Stands for a dtype of half precision that the recording does not name."""
+_UNNAMED = ("half_modules", "half_parameters", "not_switched_off")
+"""What of ``precision`` in ``meta.json`` says that there is one."""
 
 
 @dataclass(frozen=True)
@@ -57,12 +59,8 @@ class HalfPrecision:
     @property
     def label(self) -> str:
         """The precision of the training, as people write it."""
-        labels = (LABELS.get(dtype, "half-precision") for dtype in sorted(self.computed))
+        labels = (LABELS.get(dtype, "half precision") for dtype in sorted(self.computed))
         return "/".join(labels) or FP32.label
-
-
-ALL_FP32 = HalfPrecision()
-"""Of a training without half precision."""
 
 
 def half_precision(
@@ -87,22 +85,12 @@ def half_precision(
     computed = {*map(str, precision.get("autocast") or ()), *stored, *products}
     computed |= {p.forward for p in read if p.forward}
     found = computed & HALF
-    if not found and (precision.get("half_modules") or precision.get("not_switched_off")):
+    if not found and any(precision.get(name) for name in _UNNAMED):
         found = {UNKNOWN}
     return HalfPrecision(frozenset(found), frozenset(weights & HALF))
 
 
-def half_precision_of(run: Run) -> HalfPrecision:
-    """What of a recorded training is in half precision."""
-    try:
-        facts = read_precision(run.folder)
-    except MpdiagError:  # the audit says so; the rest of the recording is as good as before
-        facts = None
-    products = half_products(run.operations()).values()
-    return half_precision(run.meta, run.modules(), facts, set(products))
-
-
-def half_products(operations: Iterable[Operation]) -> dict[str, str]:
+def half_products(operations: "Iterable[Operation]") -> dict[str, str]:
     """Where a training's own code multiplies in half precision, forward and backward, and in which.
 
     A frozen half-precision model inside of an FP32 training has no backward pass of its own.
@@ -166,4 +154,5 @@ def _answered(question: str, half: HalfPrecision) -> tuple[Certainty, str]:
         return "no", f"{label} has lost what lies outside its range; record with --fp32"
     if question == SENSITIVE:
         return "no", f"they ran in {label}; record with --fp32"
-    return "bound", f"{label} values have the right power of two, up to one rounding at its edges"
+    moves = "that moves a power of two only at its edges"
+    return "bound", f"each operation rounded its values to {label} once; {moves}"

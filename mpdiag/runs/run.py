@@ -32,7 +32,9 @@ from mpdiag.files.documents import read_document
 from mpdiag.files.paths import AnyPath, Copies, is_remote, place, shown_name
 from mpdiag.files.recognition import named_instead
 from mpdiag.files.secrets import HIDDEN
+from mpdiag.runs.answers import HalfPrecision, half_precision, half_products
 from mpdiag.runs.meta_validation import refuse_odd_meta, refuse_odd_modules
+from mpdiag.runs.precision import read_precision
 from mpdiag.runs.reader import damaged, part_of, records_of, tables_of
 from mpdiag.tracing.conditions import TrainingConditions
 from mpdiag.tracing.fingerprint import ModelFingerprint, fingerprint
@@ -268,6 +270,20 @@ class Run:
             with part_of(path, self._copies) as part:
                 operations += decode(part.read())
         return operations
+
+    @cached_property
+    def half_precision(self) -> HalfPrecision:
+        """What of the recorded training is in half precision.
+
+        Raises:
+            DamagedRun: If a part cannot be read.
+        """
+        try:
+            facts = read_precision(self.folder)
+        except MpdiagError:  # the audit says so; the rest of the recording is as good as before
+            facts = None
+        products = set(half_products(self.operations()).values())
+        return half_precision(self.meta, self.modules(), facts, products)
 
     def recorded_steps(self) -> tuple[TrainingStep, ...]:
         """The steps that a recording logged; () where a trainer wrote the log, or there is none.

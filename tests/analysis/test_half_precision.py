@@ -143,10 +143,8 @@ def test_the_choice_and_its_settings(tmp_path, parts, answer, words):
     in_fp16 = answer == "either"
     assert choice.settings["huggingface"]["fp16"] == in_fp16
     assert choice.settings["huggingface"]["bf16"] != in_fp16
-    rounding = choice.figures["rounding"]
-    assert rounding["bf16"] > 0
-    assert (rounding["fp16"] is None) == (parts[0] is LARGE[0])
-    both = choice.figures["updates_rounded_away"]
+    assert ("Rounding" in choice.grounds) == (parts[0] is not LARGE[0])  # FP16 cannot hold it
+    both = choice.updates_rounded_away
     assert 0 <= both[formats.FP16.name] <= both[formats.BF16.name] <= 1
 
 

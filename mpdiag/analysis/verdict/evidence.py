@@ -16,7 +16,6 @@ from mpdiag.display.wording import counted, percent, scale_text, spoken_layer
 from mpdiag.numerics.formats import TRAINABLE, FloatFormat
 from mpdiag.plan import NO_SCALE
 from mpdiag.runs import coverage
-from mpdiag.runs.answers import ALL_FP32, HalfPrecision
 from mpdiag.runs.coverage import stepped_in
 from mpdiag.runs.results import StoredComparison
 from mpdiag.runs.run import Run
@@ -38,7 +37,6 @@ class Case:
         unmended: Operations that go wrong and that no plan can keep in FP32.
         run_again: The steps of which the effect of rounding was measured; None where no operations were
             recorded.
-        half: What of the recorded training is in half precision.
     """
 
     run: Run
@@ -51,12 +49,11 @@ class Case:
     fp32_modules: int = 0
     unmended: tuple[OperationFinding, ...] = ()
     run_again: tuple[int, ...] | None = None
-    half: HalfPrecision = ALL_FP32
 
     @property
     def rounded_to(self) -> FloatFormat | None:
         """The format that the recorded values were rounded to, if it answers for the target."""
-        stored = self.half.rounded_to
+        stored = self.run.half_precision.rounded_to
         return None if stored == self.target else stored
 
     @property
@@ -77,7 +74,7 @@ def evidence_of(case: Case) -> Iterator[str]:
         yield _overflows(case.target, scale)
     yield from _losses(scale)
     operations = (case.run.meta.get("operations") or {}).get("steps") or []
-    if operations and not case.half.computed:
+    if operations and not case.run.half_precision.computed:
         yield f"the values of every operation in {counted(len(operations), 'step')}"
 
 
@@ -138,10 +135,6 @@ def not_examined_in(case: Case) -> Iterator[str]:
     precision = run.meta.get("precision")
     if not isinstance(precision, dict):
         yield "whether the script used autocast"
-    elif (halves := int(precision.get("half_parameters") or 0)) and not (
-        narrowed(run) or case.rounded_to
-    ):
-        yield f"what rounding cost {counted(halves, 'parameter')} already in half precision"
     unseen = extent.unseen_of_the_model()
     if unseen:
         yield unseen
@@ -206,21 +199,6 @@ def failure_of(run: Run) -> str:
     first = failures[0]
     error = str(first.get("error") or "").strip()
     return f"The recording failed at step {first.get('step', 0)} ({error})."
-
-
-def narrowed(run: Run) -> str:
-    """Why the recorded training was not one in FP32, as a clause; empty if it was, or is not known."""
-    precision = run.meta.get("precision")
-    if not isinstance(precision, dict):
-        return ""
-    autocast = precision.get("autocast") or []
-    if autocast:
-        return f"the script used autocast in {' and '.join(map(str, autocast))}"
-    halves = int(precision.get("half_parameters") or 0)
-    if halves and 2 * halves >= int(precision.get("half_parameter_count_total") or 0):
-        which = f"{counted(halves, 'parameter')} of its model {'is' if halves == 1 else 'are'}"
-        return f"{which} in half precision"
-    return ""
 
 
 UNTRIED = "an actual"

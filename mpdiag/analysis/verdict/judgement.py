@@ -6,8 +6,7 @@ alone gives an expectation, with its evidence and with what was not looked at; o
 plan shows more.
 """
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 from mpdiag.analysis.recording_checks import FEW_STEPS, NOT_FP32, WIDER_THAN_FP32
 from mpdiag.analysis.scaling.necessity import NEEDED
@@ -15,7 +14,6 @@ from mpdiag.analysis.verdict.evidence import (
     Case,
     evidence_of,
     failure_of,
-    narrowed,
     not_examined_in,
 )
 from mpdiag.display.wording import counted, percent, scale_text, spoken_layer, spoken_layers
@@ -58,7 +56,7 @@ def _why_unfit(case: Case) -> Iterator[str]:
     if failure_of(case.run) and case.extent.recorded < FEW_STEPS:
         yield f"The recording is too short ({steps}) to say whether {fmt} works."
     if codes & {"non-finite-gradients", "non-finite-losses", "exploding-gradients"}:
-        label = case.half.label
+        label = case.run.half_precision.label
         yield f"This training diverges in {label}: fix that before you change the format."
     if "no-activation-gradients" in codes:
         yield f"The recording has no activation gradients, so it cannot show whether {fmt} works."
@@ -117,11 +115,12 @@ def _not_a_training_in_fp32(case: Case) -> Iterator[str]:
 def _narrow(case: Case) -> str:
     """What of the recorded training is not FP32, as a clause; empty if all of it is."""
     found = next((f for f in case.findings if f.code == NOT_FP32), None)
-    return narrowed(case.run) or ("" if found is None else _what_is_narrow(found.evidence))
-
-
-def _what_is_narrow(evidence: Mapping[str, Any]) -> str:
-    """What of a training is not FP32, by the evidence of a finding that says so."""
+    if found is None:
+        half = case.run.half_precision
+        return f"it computes in {half.label}" if half.computed else ""
+    evidence = found.evidence
+    if "autocast" in evidence:
+        return f"the script used autocast in {' and '.join(evidence['autocast'])}"
     if "half_modules" in evidence:
         return f"{counted(evidence['half_modules'], 'module')} returned half precision"
     if "policies" in evidence:
@@ -130,7 +129,8 @@ def _what_is_narrow(evidence: Mapping[str, Any]) -> str:
         return f"--fp32 could not switch off {evidence['not_switched_off'][0]}"
     if "half_products" in evidence:
         return "its own code computes products in half precision"
-    return "its weights are not FP32"
+    of = "" if evidence["share"] == 1 else f"{percent(evidence['share'], 1)} of "
+    return f"{of}its weights are {' and '.join(evidence['dtypes'])}"
 
 
 def _unseen_optimizers(case: Case) -> Iterator[str]:

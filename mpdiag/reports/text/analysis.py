@@ -61,10 +61,10 @@ def _half_precision(analysis: Analysis) -> Iterator[RenderableType]:
         yield Text("\nFP16 or BF16?", style="bold")
         yield Text(choice.text)
         rows = titled_rows()
-        for title, words in choice.grounds:
+        for title, words in choice.grounds.items():
             rows.add_row(title, Text(words))
         yield rows
-    if analysis.half.computed:
+    if analysis.run.half_precision.computed:
         yield from answers_text(analysis.answers)
 
 

@@ -154,8 +154,8 @@ def test_only_a_comparison_of_this_plan_shows_anything(tmp_path):
 
 NO_FP32 = {
     "no optimizer": "has no optimizer and no weight update",
-    "autocast": "the script used autocast in float16",
-    "half precision": "9 parameters of its model are in half precision",
+    "autocast": "the recorded training computes in FP16",
+    "half precision": "the recorded training computes in half precision",
 }
 
 
