@@ -59,7 +59,8 @@ def test_every_sentence_is_whole_at_any_width(root: Path, name: str):
 )
 def test_the_check_that_settles_a_demo_names_its_workload(words, folder, workload):
     run = SimpleNamespace(folder=Path("runs") / folder, meta={"argv": ["mpdiag", "demo", *words]})
-    assert settling_command(run) == ("mpdiag", "search", workload)
+    analysis = SimpleNamespace(run=run, rounded_to=None)
+    assert settling_command(analysis) == ("mpdiag", "search", workload)
 
 
 def test_a_finding_without_a_fix_has_no_arrow(root: Path):
