@@ -148,7 +148,7 @@ class ValueWatch(StepListener):
                 counts[key[:2]][1] += int(live.sum())
         for names, (still, among) in counts.items():
             self._note("still-state", names, step, still / max(1, among))
-        if step >= self._rates_due:  # at steps that double: each parameter takes 0.1 ms
+        if step >= self._rates_due:  # at steps that double
             self._rates_due = 2 * step
             for optimizer in self._optimizers:
                 for share, rate in moving_rates(optimizer):
