@@ -12,7 +12,7 @@ from torch import nn
 
 import mpdiag
 from mpdiag.analysis.analyzer import analyze
-from mpdiag.errors import MpdiagError
+from mpdiag.errors import MpdiagError, PlanNotFound
 from mpdiag.numerics.formats import TARGETS, TRAINABLE
 from mpdiag.runs import training_log
 
@@ -84,7 +84,22 @@ class Holder:
     plan = constant()
 
 
+def recorded_twice(folder):
+    model = network()
+    with mpdiag.record(model, sgd(model), folder), mpdiag.record(model, sgd(model), f"{folder}-2"):
+        pass
+
+
 MISUSES = {
+    "no optimizer": (
+        lambda f: mpdiag.record(network(), str(f)),
+        "name it as the third argument, after the optimizer",
+    ),
+    "one model in two recordings": (recorded_twice, "the model is being recorded into"),
+    "a plan that is not there": (
+        lambda f: mpdiag.PrecisionPlan.load(f),
+        "write one with mpdiag analyze RUN -o plan.json",
+    ),
     "a recorder that was never started": (never_started, "write `with mpdiag.record(...):`"),
     "a recorder that was started": (started, None),
     "include": (
@@ -132,6 +147,12 @@ def test_one_sentence_says_what_to_do(tmp_path, caplog, name):
     else:
         (sentence,) = said
         assert words in sentence
+
+
+def test_a_missing_plan_is_not_called_damaged(tmp_path):
+    for path in (tmp_path, tmp_path / "plan.json"):
+        with pytest.raises(PlanNotFound):
+            mpdiag.PrecisionPlan.load(path)
 
 
 @pytest.mark.parametrize("target", [fmt for fmt in TARGETS if fmt not in TRAINABLE])

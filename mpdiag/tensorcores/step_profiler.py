@@ -18,6 +18,7 @@ are not profiled, so that the measured ones are warm.
 from __future__ import annotations
 
 import json
+import os
 import re
 import tempfile
 import threading
@@ -199,6 +200,8 @@ class _Window:
         activities = [torch.profiler.ProfilerActivity.CPU]
         if self._gpu:
             activities.append(torch.profiler.ProfilerActivity.CUDA)
+        else:  # else kineto writes two lines of its own (USDT) to stderr
+            os.environ.setdefault("KINETO_LOG_LEVEL", "6")
         self._profiler = torch.profiler.profile(activities=activities, record_shapes=True)
         self._step: Any = None
         self._number = 0

@@ -61,6 +61,7 @@ def test_a_script_is_profiled_and_ended(profile, script, warmup):
     document = json.loads(child.out)
     assert document["steps"] == 2
     assert ("aten::addmm", "Linear") in {(o["op"], o["module"]) for o in document["operations"]}
+    assert "USDT" not in child.err  # kineto's own lines
     assert "caught" not in child.err.split()
     assert "end" not in child.err.split()  # it was ended after its third step
 

@@ -80,11 +80,11 @@ def cpu_profile_text(profile: CpuProfile) -> RenderableType:
         right=frozenset({"time"}),
         lead=2,
     )
-    whole, said = profile.time_us or 1.0, {""}
+    whole, said = profile.time_us or 1.0, set[str]()
     for operation in profile.operations[:SHOWN]:
         o, work = operation.time, operation.time.work
-        fix = "as above" if operation.fix in said - {""} else operation.fix
-        said.add(operation.fix)
+        fix = "as above" if operation.fix and operation.fix in said else operation.fix
+        said.add(fix)
         table.add_row(
             o.op.removeprefix("aten::"),
             o.module,

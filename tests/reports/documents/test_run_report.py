@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from mpdiag.analysis.analyzer import analyze
 from mpdiag.cli import app
+from mpdiag.reports.documents.run_report import _value
 from mpdiag.reports.documents.write import write_report
 
 
@@ -95,6 +96,13 @@ def test_wide_tables_have_a_box_that_the_keyboard_reaches(sample):
     boxes = [a for _, a in page.elements if a.get("class") == "wide"]
     assert len(boxes) == len(tables) >= 2
     assert all(a["tabindex"] == "0" and a["aria-label"] for a in boxes)
+
+
+def test_provenance_is_in_words():
+    dense = {"until": 20, "reason": "recording took 35 % of the time"}
+    cadence = {"every": None, "budget": 0.02, "dense": dense, "thinned": [], "most_steps": 1200}
+    told = "budget 0.02, dense until 20, reason recording took 35 % of the time, most steps 1,200"
+    assert _value(cadence) == told
 
 
 def test_names_are_text(hostile):
