@@ -93,7 +93,7 @@ def tree_figure(frame: pd.DataFrame) -> go.Figure:
 def _tint(share: float) -> str:
     """The colour of a share of the module tree; grey where it is not known."""
     if math.isnan(share):
-        return "#9aa3b0"
+        return "#d5d9df"
     place = math.log10(min(max(share, _LEAST), _MOST)) / -math.log10(_LEAST) + 1
     low, high = (_TINTS[0], _TINTS[1]) if place < _TINTS[1][1] else (_TINTS[1], _TINTS[2])
     part = (place - low[1]) / (high[1] - low[1])

@@ -44,7 +44,7 @@ def module_tree(
         fmt: The format.
         window: The steps of the losses; None for all that were recorded.
     """
-    shares = overview["sum_share"]
+    shares, tree = overview["sum_share"], tables.tree_frame(overview)
     caption = "No layer is listed."
     if len(overview):
         most = spoken_layer(str(overview["layer"].iloc[int(shares.to_numpy().argmax())]))
@@ -56,6 +56,7 @@ def module_tree(
             f"{counted(len(overview), 'layer')} lose more than {100 * MATTERS:g} %"
         )
         caption += f", {most} most, {percent(float(shares.max()))}." if shares.max() > 0 else "."
+        caption += " Grey: not recorded itself." if tree["sum_share"].isna().any() else ""
     columns = ["layer", "sum_share", "lost_share", "absmax"]
     return Picture(
         "module-tree",
@@ -63,7 +64,7 @@ def module_tree(
         if kind.endswith("grad")
         else f"Where in the model {KIND_NAMES[kind]} are lost",
         caption,
-        figure.tree_figure(tables.tree_frame(overview)),
+        figure.tree_figure(tree),
         overview[columns],
         Rows(run, kind, window=window).lost_by_layer(fmt),
     )

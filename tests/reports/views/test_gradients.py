@@ -112,6 +112,13 @@ def test_a_histogram_with_its_zeros(analysis):
         assert sum(bars.values()) == part.counts.sum()
 
 
+def test_a_format_that_loses_nothing_has_no_rows_of_nothing(analysis):
+    picture = replace(shown(analysis), fmt=BF16).consequences(0)
+    lost = (picture.frame["lost"] + picture.frame["overflow"]).any()
+    assert ("No layer loses a value." in picture.caption) != lost
+    assert bool(picture.figure.data) == lost
+
+
 def test_each_layer_at_every_scale(analysis):
     """The picture's shares are those that the analyzer chooses the scale by."""
     layers = layers_of(analysis, "activation_grad")
@@ -124,7 +131,10 @@ def test_each_layer_at_every_scale(analysis):
     columns = [k - gradients.SCALES[0] for k in cells.x]
     over = picture.frame["overflows"].to_numpy(bool).reshape(len(layers), -1)[:, columns]
     harm = np.digitize(sums[:, columns], [NEGLIGIBLE, MATTERS], right=True)  # 0 none, 2 it matters
-    assert np.array_equal(np.asarray(cells.z), np.where(over, 3, 2 - harm))
+    upper = analysis.plan.loss_scale.upper
+    free = np.array(cells.x) <= (np.inf if upper is None else np.log2(upper))
+    expected = np.where(over, 3.0, np.where(free, 2 - harm, np.nan))  # nothing under the shade
+    assert np.array_equal(np.asarray(cells.z), expected, equal_nan=True)
 
 
 def test_why_this_scale_is_said_in_figures_of_the_plan(root):

@@ -234,6 +234,8 @@ class Gradients:
             if len(frame) <= scales.MOST
             else f"The {scales.MOST} of {len(frame):,} layers that lose most."
         )
+        if not (frame["lost"] + frame["overflow"]).any():
+            drawn = "No layer loses a value."
         return Picture(
             "consequences",
             f"What {self.fmt.label} loses {_at(exponent)}",

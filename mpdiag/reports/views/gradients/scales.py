@@ -20,7 +20,7 @@ MOST = 24
 _CLASSES = (
     ("matters", f"> {100 * MATTERS:g} % lost", VERMILION, 1.0),
     ("little", f"> {100 * NEGLIGIBLE:g} %", ORANGE, 0.75),
-    ("kept", "less", BLUE, 0.42),
+    ("kept", f"≤ {100 * NEGLIGIBLE:g} %", BLUE, 0.42),
     ("overflows", "overflows", FATE_COLORS["overflow"], 1.0),
 )
 
@@ -54,10 +54,13 @@ def layer_scales(
     )
     named = np.where(sums > MATTERS, "matters", np.where(sums > NEGLIGIBLE, "little", "kept"))
     classes = np.where(over.astype(bool), "overflows", named)
+    if scale is not None:  # no other cell under the shade of what the plan rules out
+        beyond = np.array(shown) > recommended_interval(scale)[1]
+        classes[(classes != "overflows") & beyond] = ""
     known = [key for key, *_ in _CLASSES]
     fig.add_heatmap(
         x=list(shown),
-        z=np.select([classes == key for key in known], range(len(known))),
+        z=np.select([classes == key for key in known], range(len(known)), np.nan),
         zmin=-0.5,
         zmax=len(known) - 0.5,
         colorscale=_steps(),
@@ -76,7 +79,7 @@ def layer_scales(
     # Below them its legend has four lines on a phone: no room for words at the axis.
     plotting.exponent_axis(fig, first, LARGEST_EXPONENT, None)
     fig.update_xaxes(range=[first - 0.5, LARGEST_EXPONENT + 0.5], showgrid=False)
-    fig.update_layout(margin={"t": 12 + 2 * plotting.MARK})
+    fig.update_layout(margin={"t": 12 + 2 * plotting.MARK}, showlegend=True)
     if scale is not None:
         _planned(fig, scale)
     _mark(fig, exponent, f"selected 2{superscript(exponent)}", VERMILION, "solid", 1)
