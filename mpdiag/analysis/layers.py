@@ -204,10 +204,11 @@ class LargestValue:
 
 @dataclass(frozen=True)
 class LargestValues:
-    """The largest values of layers' outputs and of parameters, by name."""
+    """The largest values of layers' outputs and of parameters, by name, up to the last recorded step."""
 
     layers: dict[str, LargestValue] = field(default_factory=dict)
     parameters: dict[str, LargestValue] = field(default_factory=dict)
+    last: int = 0
 
 
 UNKNOWN = LargestValues()

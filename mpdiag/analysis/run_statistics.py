@@ -167,7 +167,7 @@ class RunStatistics:
 
         Nothing is read where there are no such steps.
         """
-        found = LargestValues({}, {})
+        found = LargestValues({}, {}, int(self.steps()[-1]) if steps else 0)
         for piece in self._pieces(histograms=False) if steps else ():
             note_largest(piece, "activation", steps, found.layers)
             note_largest(piece, "weight", steps, found.parameters)

@@ -243,12 +243,18 @@ class Ledger:
         return len(kept)
 
     def _note_growth(self, step: int, raw: RawRows, outputs: Sequence[_Entry]) -> None:
-        """Tell the largest outputs of a step's layers."""
+        """Tell the largest outputs of a step's layers, how many there are and how many are 0."""
         if self._growth is None or not outputs:
             return
-        highest = raw.extremes[[row for e in outputs for row in e.rows], 0].tolist()
-        names = [e.key.name for e in outputs for _ in e.rows]
-        self._growth.note(step, zip(names, highest, strict=True))
+        rows = [row for e in outputs for row in e.rows]
+        names, counts = [e.key.name for e in outputs for _ in e.rows], raw.counts[rows]
+        for what, sizes in (
+            ("largest", raw.extremes[rows, 0]),
+            ("values", counts[:, : layout.FP16_OVERFLOW].sum(1)),
+            ("zeros", counts[:, layout.ZEROS]),
+        ):
+            named = ((f"{what} {name}", float(n)) for name, n in zip(names, sizes, strict=True))
+            self._growth.note(step, named)
 
     def drop_step(self) -> None:
         """Forget all rows of the open step."""

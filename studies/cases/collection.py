@@ -12,7 +12,16 @@ from types import CodeType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 FOLDER = Path(__file__).resolve().parent
-HALVES = ("tuning", "tuning_3", "opened", "opened_2", "unseen_2", "unseen_3")
+HALVES = (
+    "tuning",
+    "tuning_3",
+    "opened",
+    "opened_2",
+    "unseen_2",
+    "unseen_3",
+    "tuning_4",
+    "unseen_4",
+)
 """``opened`` and ``opened_2`` were unseen until they were scored; rules may be set by them since."""
 
 for folder in (

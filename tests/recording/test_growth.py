@@ -1,8 +1,11 @@
 """Whether a layer has outgrown what the last recorded operations showed."""
 
 import pytest
+import torch
 
+import mpdiag
 from mpdiag.recording.growth import LayerGrowth
+from mpdiag.runs.run import open_run
 
 
 @pytest.mark.parametrize(
@@ -24,6 +27,31 @@ def test_a_size_passes_what_was_recorded(sizes, passes):
             found.append(step)
             growth.operations_recorded(step)
     assert found == passes
+
+
+@pytest.mark.parametrize(
+    ("batch", "spoil", "asks"),
+    [
+        (lambda step: 4 if step < 25 else 64, None, True),  # more of them
+        (lambda step: 4, 25, True),  # values that were never 0 are
+        (lambda step: 4 + step % 9, None, False),
+    ],
+)
+def test_operations_are_recorded_again_when_there_are_more_values_or_zeros(
+    tmp_path, batch, spoil, asks
+):
+    torch.manual_seed(0)
+    model = torch.nn.Linear(6, 4, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    with mpdiag.record(model, optimizer, tmp_path / "run", every=1, budget=None):
+        for step in range(30):
+            x = torch.randn(batch(step), 6)
+            if spoil is not None and step >= spoil:
+                x[0] = 0
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+    assert open_run(tmp_path / "run").meta["operations"]["steps"] == [0, 10, *([26] * asks)]
 
 
 def test_what_operations_were_recorded_of_is_known_by_its_largest_size():

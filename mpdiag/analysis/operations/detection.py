@@ -30,7 +30,7 @@ from mpdiag.analysis.operations.graph import (
     split,
     store,
 )
-from mpdiag.analysis.operations.growth import grown
+from mpdiag.analysis.operations.growth import grown, trended
 from mpdiag.analysis.operations.loss_change import NO_CURVE, LossCurve
 from mpdiag.analysis.operations.precision_rules import PERSISTENT
 from mpdiag.analysis.operations.precision_rules import RULES as PRECISION_RULES
@@ -123,8 +123,8 @@ def _later(
 ) -> Iterator[tuple[int, OperationFinding]]:
     """What leaves the range once layers have grown, by the last recorded step of each operation."""
     last = {place: number for number, places in enumerate(sites) for place in places}
-    for number in sorted(set(last.values())):
-        graph = grown(graphs[number], sizes, target)
+    later = [(number, grown(graphs[number], sizes, target)) for number in sorted({*last.values()})]
+    for number, graph in (*later, (len(graphs) - 1, trended(graphs, sizes.last, target))):
         if graph is None:
             continue
         for found in _judged(graph, target, scale, spared):
@@ -344,14 +344,18 @@ def _new(
     spared: frozenset[Site],
 ) -> dict[int, OperationFinding]:
     """What some rules find that was not found before, moved to where it can be mended."""
-    new = {index: finding for rule in rules for index, finding in rule(step) if index not in found}
-    return {
+    new = {
         index: finding
-        for index, finding in _at_the_source(step, _not_in_place(step, new), found).items()
-        if not (finding.code in SUSPICIONS or finding.evidence.get("suspected"))
-        or "running" in finding.evidence  # what the next step reads shows in none by itself
-        or site(step.graph.operations[index]) not in spared
+        for rule in rules
+        for index, finding in rule(step)
+        if index not in found
+        and (
+            not (finding.code in SUSPICIONS or finding.evidence.get("suspected"))
+            or "running" in finding.evidence  # what the next step reads shows in none by itself
+            or site(step.graph.operations[index]) not in spared
+        )
     }
+    return _at_the_source(step, _not_in_place(step, new), found)
 
 
 def _needed(

@@ -9,12 +9,14 @@ largest values. That of a square of one tensor is exact, that of a sum or a prod
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 from mpdiag.analysis.layers import LargestValue, LargestValues
 from mpdiag.analysis.operations.graph import Growth, StepGraph
 from mpdiag.analysis.operations.layer_effects import LayerEffects
+from mpdiag.analysis.operations.rules import located
 from mpdiag.numerics.formats import FloatFormat
 from mpdiag.runs.operations import Operation, TensorRecord
 
@@ -36,6 +38,10 @@ _PASSING = frozenset(
 )
 _EXPONENTIALS = frozenset({"exp", "expm1", "sinh", "cosh"})
 _MOST = 2.0**200
+TRENDED = 4.0
+"""How many times larger a value may become by a trend: as far as a layer may before it is looked at."""
+LEAST = 4
+"""Recorded steps from which there is a trend; of the first one nothing has been learnt yet."""
 
 
 def grown(graph: StepGraph, sizes: LargestValues, target: FloatFormat) -> StepGraph | None:
@@ -64,6 +70,41 @@ def grown(graph: StepGraph, sizes: LargestValues, target: FloatFormat) -> StepGr
         if t.counted and t.tensor in found
     )
     return later if beyond else None
+
+
+def trended(graphs: Sequence[StepGraph], last: int, target: FloatFormat) -> StepGraph | None:
+    """The last of some recorded steps as it would be later, if its values go on growing as they did.
+
+    Operations that no layer puts out grow unseen: a sum that a loop carries from step to step, what is
+    divided by a temperature that falls. Continued is the slower growth of the last three steps, and at
+    most ``TRENDED`` times.
+
+    Args:
+        graphs: Recorded steps, in order.
+        last: The step up to which it goes on.
+        target: The format that values may leave.
+
+    Returns:
+        None where no value of the forward pass leaves the format's range that does not in the step.
+    """
+    if len(graphs) < LEAST or len({tuple(o.op for o in g.operations) for g in graphs[-3:]}) > 1:
+        return None
+    steps = [g.operations[0].step for g in graphs[-3:]]
+    growth: dict[int, Growth] = {}
+    for calls in zip(*(g.operations for g in graphs[-3:]), strict=True):
+        for t, *after in zip(*(op.outputs for op in calls), strict=False):
+            sizes = [o.absmax for o in (t, *after) if o.counted]
+            if calls[0].node or len(sizes) < 3 or not 0 < sizes[0] < sizes[1] < sizes[2]:
+                continue
+            rate = min(
+                math.log(b / a) / (j - i)
+                for (a, b), (i, j) in zip(pairwise(sizes), pairwise(steps), strict=True)
+            )
+            factor = min(TRENDED, math.exp(rate * max(0, last - steps[2])))
+            if target.overflows(factor * sizes[2]) and not target.overflows(sizes[2]):
+                made = located(calls[2].op, None, "")
+                growth[after[-1].tensor] = Growth(factor, f"the result of {made}", last)
+    return replace(graphs[-1], growth=growth, _figures={}) if growth else None
 
 
 def _growth(known: LargestValue, graph: StepGraph) -> Growth | None:

@@ -110,6 +110,50 @@ def test_what_reads_a_layer_that_grows_late(tmp_path, read, gain, fails):
         assert [(c.op, c.module) for c in analysis.plan.fp32_operations] == [("mul", "")]
 
 
+class Totals(nn.Module):
+    """A layer, and the sum of the squares of all that it has said, which the model keeps itself."""
+
+    def __init__(self, size, forget):
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b, self.size, self.forget = nn.Linear(8, 16), nn.Linear(16, 4), size, forget
+        self.total = torch.zeros(16)
+
+    def forward(self, x):
+        h = self.a(x)
+        more = self.size * (h * h).mean(0).detach()
+        self.total = self.forget * self.total.to(h.dtype) + more
+        return self.b(h / (1 + self.total).sqrt())
+
+
+@pytest.mark.parametrize(
+    ("size", "forget", "fails"),
+    [
+        (850.0, 1.0, True),
+        (30.0, 1.0, False),
+        (1500.0, 0.95, False),
+    ],  # grows on, not so far, settles
+)
+def test_a_sum_that_grows_from_step_to_step_is_followed_to_the_end(tmp_path, size, forget, fails):
+    """No layer puts it out; in step 125, the last one with operations, it is still in range."""
+    model = Totals(size, forget)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-6)
+    x, y = torch.randn(16, 8), torch.randint(0, 4, (16,))
+    with mpdiag.record(model, optimizer, tmp_path / "run", every=5, operations=4):
+        for _ in range(151):
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+    assert (float(model.total.max()) >= 65520.0) == fails
+    analysis = mpdiag.analyze(tmp_path / "run")
+    assert analysis.run.meta["operations"]["steps"] == [0, 10, 100, 125]
+    found = [f for f in analysis.operations if f.code == "overflow" and not f.covered]
+    assert bool(found) == fails
+    for one in found:
+        assert one.evidence["absmax"] == pytest.approx(float(model.total.max()), rel=0.05)
+        assert "by step 150 (estimated from how the result of the conversion grows)" in one.reason
+
+
 def test_what_layers_showed_when_operations_were_recorded_is_no_growth(tmp_path):
     """The last recorded step decides, and a step that is larger than every other one adds nothing."""
     model = Scheduled(squared)

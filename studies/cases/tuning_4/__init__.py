@@ -1,0 +1,1 @@
+"""Cases, a family to a file; each file holds a tuple ``CASES``."""
