@@ -323,7 +323,7 @@ def _from_rate(rates: Mapping[str, float]) -> str:
     if not {"0.5", "0.99"} <= rates.keys():
         return ""
     return (
-        f"; 1 % of them do not move below a learning rate of about {rates['0.99']:.2g}, half of them "
+        f"; 1 % of the weights do not move below a learning rate of about {rates['0.99']:.2g}, half "
         f"below {rates['0.5']:.2g}"
     )
 

@@ -74,5 +74,8 @@ def test_the_audit_says_at_which_rate_it_begins(tmp_path):
     optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
     (finding,) = train(net, optimizer, tmp_path / "run").findings
     begins, half = (finding.evidence["rates"][share] for share in ("0.99", "0.5"))
-    assert f"1 % of them do not move below a learning rate of about {begins:.2g}" in finding.message
+    assert (
+        f"1 % of the weights do not move below a learning rate of about {begins:.2g}"
+        in finding.message
+    )
     assert half < begins
