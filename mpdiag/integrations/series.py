@@ -29,6 +29,7 @@ from mpdiag.analysis.layers import countable_rows
 from mpdiag.errors import UsageError
 from mpdiag.numerics.formats import FP16
 from mpdiag.precision.movement import standstill
+from mpdiag.runs import provenance
 from mpdiag.runs.precision import PrecisionFacts
 from mpdiag.runs.records import Records
 from mpdiag.runs.schema import KINDS
@@ -105,7 +106,9 @@ def state_figures(facts: PrecisionFacts) -> dict[str, float]:
 
 
 def json_lines(path: Path) -> Destination:
-    """A line of JSON for each step, appended to a file."""
+    """A line of JSON for each step, appended to a file; further ranks have files beside it."""
+    if rank := provenance.ranks()[0]:
+        path = path.with_name(f"{path.stem}.rank{rank:05d}{path.suffix}")
 
     def send(step: int, row: Mapping[str, float]) -> None:
         known = {name: value if math.isfinite(value) else None for name, value in row.items()}

@@ -154,7 +154,8 @@ def test_other_ranks_say_nothing(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     halves(tmp_path / "run", steps=4, every=1, report_to=tmp_path / "series.jsonl")
     assert capsys.readouterr().err == ""
-    assert (tmp_path / "series.jsonl").exists()
+    assert not (tmp_path / "series.jsonl").exists()
+    assert (tmp_path / "series.rank00001.jsonl").exists()
 
 
 def test_a_board_that_fails_is_left_alone_and_the_others_go_on(tmp_path):

@@ -1,5 +1,7 @@
 """Scripts on two ranks that ask for half precision: named, and recorded in FP32 with ``--fp32``."""
 
+import json
+
 import pytest
 from script_processes import SCRIPTS
 from support import NEEDS_GLOO
@@ -59,3 +61,20 @@ def test_without_fp32_the_policy_is_named_and_how_to_switch_it_off(fork_server, 
     assert analysis.verdict.level == "expected"
     assert analysis.loss_scale.bounds is not None
     assert "FSDP2's MixedPrecisionPolicy casts its weights" in analysis.verdict.text
+
+
+def test_a_loop_that_records_itself_trains_the_same_and_each_rank_has_its_series(
+    fork_server, tmp_path
+):
+    script = SCRIPTS / "recorded_loop.py"
+    plain, _ = fork_server.ranks("python", script, cwd=tmp_path)
+    done, other = fork_server.ranks("python", script, "run", cwd=tmp_path)
+    assert (done.code, other.code) == (0, 0), done.err
+    assert done.digest == plain.digest
+    line = "FP32 weights and AdamW states; FSDP2's MixedPrecisionPolicy computes in BF16"
+    assert f"mpdiag: {line}\n" in done.err
+    assert "mpdiag: " not in other.err
+    for name in ("series.jsonl", "series.rank00001.jsonl"):
+        rows = [json.loads(line) for line in (tmp_path / "run" / name).read_text().splitlines()]
+        assert [row["step"] for row in rows] == list(range(6))
+        assert all(row["mpdiag/update_ratio"] > 0 for row in rows)
