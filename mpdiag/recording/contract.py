@@ -29,8 +29,8 @@ from mpdiag.tracing.sharding import Reduction, reductions, unapplied
 FIRST_STEPS = 3
 """Steps after which the precision is read; later only in recorded steps."""
 _HEAD = 64
-_BITS_OF = re.compile(r"(?i)(?:nf|fp|int)([48])(?!\d)|([48])bit")
-"""In the name of a class of quantized weights: Params4bit, Int8Params, NF4Tensor."""
+_BITS_OF = re.compile(r"(?i)(?:nf|fp|int|float(?=8tensor))([48])(?!\d)|([48])bit")
+"""In the name of a class of quantized weights: Params4bit, Int8Params, Float8Tensor."""
 _COUNTERS = ("step", "steps")
 """States that count, and hold no statistic."""
 

@@ -274,7 +274,7 @@ def summary(parameters: Sequence[ParameterPrecision], autocast: Sequence[str] = 
         words += f" and {'/'.join(optimizers)} states"
     elif states:
         words += f", {states} {'/'.join(optimizers)} states"
-    half = any(p.stored in HALF for p in trained)
+    half = any(p.stored in HALF and not p.quantized for p in trained)
     if half:
         words += ", no FP32 masters" if masters == {None} else ""
         words += ", FP32 masters" if masters == {"float32"} else ""

@@ -452,3 +452,39 @@ def test_parameters_that_never_moved_are_named(tmp_path):
     (finding,) = [f for f in found.findings if f.code == "precision-updates-rounded-away"]
     assert finding.evidence["unmoved"] == ("1.weight",)
     assert bool((net[1].weight == 1).all())
+
+
+class Wrapper(torch.Tensor):
+    """A tensor class that says another dtype than its bytes have, as torchao's do."""
+
+    @staticmethod
+    def __new__(cls, data):
+        return torch.Tensor._make_wrapper_subclass(cls, data.shape, dtype=BF16)
+
+    def __init__(self, data):
+        self.data_ = data
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten.detach.default:
+            return cls(args[0].data_)
+        raise NotImplementedError(func)
+
+
+@pytest.mark.parametrize(
+    ("kind", "quantized"),
+    [
+        ("Int8Tensor", "8-bit"),
+        ("NF4Tensor", "4-bit"),
+        ("Float8Tensor", "8-bit"),
+        ("WeightWithDynamicFloat8CastTensor", None),  # BF16 until it is multiplied
+    ],
+)
+def test_tensor_classes_that_quantize_are_known_by_their_names(kind, quantized):
+    net = nn.Module()
+    weight = type(kind, (Wrapper,), {})(torch.zeros(4, 4, dtype=torch.int8))
+    net.weight = nn.Parameter(weight, requires_grad=False)
+    (found,) = mpdiag.audit(net).parameters
+    assert (found.stored, found.quantized, found.numel) == ("bfloat16", quantized, 16)
+    words = f"{quantized} weights" if quantized else "BF16 weights, no FP32 masters"
+    assert mpdiag.audit(net).line == words
