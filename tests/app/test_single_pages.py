@@ -245,4 +245,7 @@ def test_the_precision_of_a_training(opened, tmp_path):
         f.message[:1].upper() + f.message[1:] for f in audit.findings
     ]
     (answers,) = (t.value for t in test.table)
-    assert answers["answer"].tolist() == ["exactly", "up to rounding", "no", "no"]
+    assert answers["answer"].tolist() == ["exactly", "up to rounding", *["no"] * 3]
+    verdict = opened(tmp_path, "verdict", run="bf16")
+    assert "FP16 or BF16?" in [header.value for header in verdict.header]
+    assert "Both should work" in words(verdict)
