@@ -82,8 +82,10 @@ def averages(parameters: Iterable[NamedParameter], step: int) -> Iterator[Averag
     shapes = {n.parameter.shape for n in trained[:MOST]}
     alike: dict[torch.Size, list[torch.Tensor]] = defaultdict(list)
     for one in gc.get_objects():
-        known = type(one) in (torch.Tensor, nn.Parameter) and id(one) not in taken
-        if known and one.shape in shapes and not one.is_inference():
+        if type(one) not in (torch.Tensor, nn.Parameter) or id(one) in taken:
+            continue
+        plain = one.layout == torch.strided and not (one.is_nested or one.is_inference())
+        if plain and one.shape in shapes:
             alike[one.shape].append(one)
     for named in trained[:MOST]:
         parameter: torch.Tensor = named.parameter

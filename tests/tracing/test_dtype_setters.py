@@ -85,15 +85,27 @@ def test_in_code_a_cast_counts_from_the_start_of_recording_on(tmp_path):
     assert second.set_by.startswith("Linear.bfloat16() at tests/tracing/test_dtype_setters.py:")
 
 
-@pytest.mark.parametrize("dtype", [None, BF16])
-def test_a_policy_that_no_wrapper_has_is_found(tmp_path, dtype):
+POLICY = "MixedPrecisionPolicy(param_dtype=torch.bfloat16)"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "dropped", "said"),
+    [(None, False, ""), (BF16, False, re.escape(POLICY)), (BF16, True, re.escape(POLICY) + LINE)],
+)
+def test_a_policy_that_no_wrapper_has_is_found(tmp_path, dtype, dropped, said):
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
-    held = {"policy": MixedPrecisionPolicy(param_dtype=dtype)}  # as a library's plugin holds it
+    plain = MixedPrecisionPolicy.__init__
+    made = (
+        [] if dropped else [MixedPrecisionPolicy(param_dtype=dtype)]
+    )  # a library's plugin holds it
     with loops.recording(tmp_path / "run"):
-        train(nn.Linear(4, 2))
+        model = nn.Linear(4, 2)
+        if dropped:
+            MixedPrecisionPolicy(param_dtype=dtype)
+        train(model)
     found = [f for f in mpdiag.audit(tmp_path / "run").findings if "not-applied" in f.code]
-    assert [f.evidence["policies"] for f in found] == (
-        [] if dtype is None else [["MixedPrecisionPolicy(param_dtype=torch.bfloat16)"]]
-    )
-    assert held
+    policies = [policy for f in found for policy in f.evidence["policies"]]
+    assert [re.fullmatch(said, policy) is not None for policy in policies] == [True] * bool(said)
+    assert MixedPrecisionPolicy.__init__ is plain
+    assert len(made) == 1 - dropped
