@@ -40,7 +40,7 @@ HALVES = ("fault", "twin")
 UNSEEN = frozenset(
     "ao_4915 dreambooth_1417 gptneox_1003 modelopt_2322 pytorch_149205 transformers_47831".split()
 )
-"""Half of the second dozen, drawn by chance: unseen by the rules' authors until the rules were done."""
+"""Half of the second dozen, drawn by chance: unseen by the rules' authors in the first two scores."""
 
 
 @dataclass(frozen=True)

@@ -305,7 +305,10 @@ def _standing_still(
             if one.kind == "moving-rate" and one.names[0] in {p.optimizer for p in those}
         }
         why = (
-            "their updates round to nothing" if torchs else "rounding to nearest loses such updates"
+            "their updates round to nothing"
+            if torchs
+            else "rounding to nearest loses these updates, "
+            "stochastic rounding keeps them on average"
         )
         never = f"; {spoken_parameters(seen.unmoved)} never moved" if seen.unmoved else ""
         yield Finding(
@@ -364,13 +367,14 @@ def _observed(facts: PrecisionFacts) -> Iterator[Finding]:
         )
     if narrow := [one for one in by_kind["narrow-values"] if one.last > one.first]:
         states = sorted({one.names[0] for one in narrow})
+        names = list(dict.fromkeys(one.names[1] for one in narrow))
         yield Finding(
             severity="warning",
             code="precision-narrow-values",
             message=f"{', '.join(states)}: stored in FP32, but each value looked at is a BF16 number; "
-            f"something rounds it in each step ({spoken_parameters([one.names[1] for one in narrow])})"
+            f"something rounds it in each step ({spoken_parameters(names)})"
             f"{_cannot_fall(facts, states)}",
-            evidence={"parameters": [one.names[1] for one in narrow][:20], "states": states},
+            evidence={"parameters": names[:20], "states": states},
             fix="look for a cast to BF16 in the optimizer, or in the kernel that it calls",
         )
     without: dict[tuple[str, float], list[str]] = defaultdict(list)

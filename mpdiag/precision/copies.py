@@ -45,8 +45,8 @@ def copies_over_ranks(
         yield Finding(
             severity="warning",
             code="precision-copies-differ",
-            message=f"ranks have different values of {spoken_parameters(list(apart))}, and apply "
-            f"them to the same input; the largest value of {name} is {min(apart[name]):.4g} on one rank "
+            message=f"ranks apply different values of {spoken_parameters(list(apart))} to the same "
+            f"input; the largest value of {name} is {min(apart[name]):.4g} on one rank "
             f"and {max(apart[name]):.4g} on another in step {last}",
             evidence={"parameters": list(apart)[:20], "largest": apart[name], "step": last},
             fix="broadcast them once, and add their gradients over ranks in each step",

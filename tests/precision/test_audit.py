@@ -1,5 +1,6 @@
 """The audit of recordings and of objects, against trainings of a known precision."""
 
+import contextlib
 import json
 
 import pytest
@@ -418,16 +419,21 @@ def squared(net):
     ],
 )
 def test_an_optimizer_named_muon_that_takes_steps_of_sgd_is_said(make, loss, said, tmp_path):
-    torch.manual_seed(0)
-    net = nn.Linear(8, 16, bias=False)
-    optimizer = make(net.parameters())
-    with mpdiag.record(net, optimizer, tmp_path / "run", operations=0) as recorder:
-        for _ in range(2):
-            loss(net).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-    assert recorder.failures == []
-    found = mpdiag.audit(tmp_path / "run").findings
+    weights = []
+    for recorded in (True, False):
+        torch.manual_seed(0)
+        net = nn.Linear(8, 16, bias=False)
+        optimizer = make(net.parameters())
+        recorder = mpdiag.record(net, optimizer, tmp_path / str(recorded), operations=0)
+        with recorder if recorded else contextlib.nullcontext():
+            for _ in range(2):
+                loss(net).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        weights.append(net.weight.detach())
+        assert recorder.failures == []
+    assert torch.equal(*weights)
+    found = mpdiag.audit(tmp_path / "True").findings
     assert ("precision-no-orthogonalization" in {f.code for f in found}) == said
 
 
