@@ -433,8 +433,7 @@ def _do_nothing() -> None:
 class CompileWatch:
     """Sees calls of ``torch.compile`` that torch does not make itself.
 
-    Operations are recorded by a dispatch mode, and under one ``torch.compile`` runs code eagerly: the
-    results of those steps would be the eager ones, which differ in their last bits.
+    What is compiled shows a dispatch mode no operations. An optimizer's step is compiled in its own time.
 
     Args:
         on_first: Called at the first one.
@@ -490,6 +489,7 @@ class CompileWatch:
             frame = frame.f_back
         elif str(frame.f_globals.get("__name__", "")).partition(".")[0] == "torch":
             return
-        if not self.place:
+        stepping = isinstance(frame.f_locals.get("self"), sys.modules["torch"].optim.Optimizer)
+        if not self.place and not stepping:
             self.place = f"{frame.f_code.co_filename}:{frame.f_lineno}"
             self._on_first()

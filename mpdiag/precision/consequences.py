@@ -19,7 +19,15 @@ from mpdiag.precision.movement import Recorded, not_finite, standstill
 from mpdiag.precision.parts import narrow_parts
 from mpdiag.precision.policies import policy_findings
 from mpdiag.runs.operations import Operation
-from mpdiag.runs.precision import HALF, LABELS, Observed, ParameterPrecision, PrecisionFacts, Shadow
+from mpdiag.runs.precision import (
+    BYTES,
+    HALF,
+    LABELS,
+    Observed,
+    ParameterPrecision,
+    PrecisionFacts,
+    Shadow,
+)
 
 MOST_STILL = 0.5
 """Share of a state's elements that stay in a step, above which it is said without a formula."""
@@ -239,19 +247,21 @@ def _measured(seen: Shadow | None, stayed: Observed | None) -> str:
 
 
 def _narrow_states(holder: str, held: Sequence[ParameterPrecision]) -> Iterator[Finding]:
-    """FP32 weights whose optimizer keeps statistics in half precision."""
+    """FP32 weights whose optimizer keeps statistics in half precision, or in bytes."""
+    narrow = HALF | BYTES
     those = [
         p
         for p in held
-        if (p.master or p.stored) == "float32" and HALF.intersection(p.states.values())
+        if (p.master or p.stored) == "float32" and narrow.intersection(p.states.values())
     ]
     if those:
-        states = sorted({n for p in those for n, d in p.states.items() if d in HALF})
+        kept = {(n, d) for p in those for n, d in p.states.items() if d in narrow}
+        states, dtypes = (sorted(set(one)) for one in zip(*kept, strict=True))
         yield Finding(
             severity="info",
             code="precision-narrow-state",
-            message=f"{holder} keeps {', '.join(states)} of {_some(those)} in half precision, "
-            "though the weights are FP32",
+            message=f"{holder} keeps {', '.join(states)} of {_some(those)} in "
+            f"{'/'.join(LABELS.get(d, d) for d in dtypes)}, though the weights are FP32",
             evidence={**_named(those), "states": states},
             fix="check that this was asked for; otherwise use FP32 states",
         )
@@ -493,7 +503,7 @@ def _narrow_reductions(parameters: Sequence[ParameterPrecision], ranks: int) -> 
             code="precision-narrow-reduction",
             message=f"gradients of {_some(those)} are added over ranks in {label}{told}",
             evidence={**_named(those), "ranks": ranks, "bound": own},
-            fix="reduce in FP32: reduce_dtype=torch.float32",
+            fix="reduce in FP32: FSDP's reduce_dtype=torch.float32, or DDP without its hook",
         )
 
 

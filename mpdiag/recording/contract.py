@@ -15,7 +15,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from mpdiag.errors import UsageError
-from mpdiag.recording.counting.tensors import has_memory
+from mpdiag.recording.counting.tensors import has_memory, own_part, readable, stored_as
 from mpdiag.recording.state_shadow import StateShadow
 from mpdiag.recording.step_clock import Step, StepListener
 from mpdiag.recording.value_watch import ValueWatch
@@ -99,24 +99,31 @@ def _of(
 ) -> ParameterPrecision:
     unknown: dict[str, str] = {}
     compute = None if reduction is None else reduction.compute
-    stored = parameter.dtype
-    arrives = compute or getattr(parameter, "grad_dtype", None) or stored
+    stored = stored_as(parameter)
+    arrives = compute or getattr(parameter, "grad_dtype", None) or parameter.dtype
     summed = _accumulated(parameter)
+    numel = parameter.numel() if reduction is None else (reduction.numel or parameter.numel())
+    elsewhere = "" if parameter.numel() else "this rank holds no element of it"
     if parameter.requires_grad and summed is None:
-        unknown["accumulated"] = "no gradient was seen"
+        unknown["accumulated"] = elsewhere or "no gradient was seen"
     reduced = None
     if parameter.requires_grad:
         if world == 1:
             unknown["reduced"] = "one process: nothing is reduced"
         elif reduction is None:
-            unknown["reduced"] = "no DDP or FSDP holds it: the script reduces it, or nothing does"
+            unknown["reduced"] = (
+                "tensor parallelism: each rank keeps the gradient of its part"
+                if any(one.is_shard() for one in getattr(parameter, "placements", ()))
+                else "no DDP or FSDP holds it: the script reduces it, or nothing does"
+            )
         elif reduction.unknown:
             unknown["reduced"] = reduction.unknown
         else:
             reduced = reduction.dtype or arrives
-    states = {key: str(short(t.dtype)) for key, t in _tensors(state).items() if t is not master}
+    held = {key: t for key, t in _tensors(state).items() if t is not master}
+    states = {key: str(short(stored_as(t))) for key, t in held.items()}
     if holder is not None and not states and not state and _keeps_states(holder):
-        unknown["states"] = "the optimizer has not stepped it"
+        unknown["states"] = elsewhere or "the optimizer has not stepped it"
     set_by = (reduction.policy if reduction is not None else "") or setter(parameter)
     if not set_by:
         set_by = "before recording" if stored != torch.get_default_dtype() else "default"
@@ -182,20 +189,14 @@ def _is_master(candidate: torch.Tensor, parameter: nn.Parameter) -> bool:
     """Whether an FP32 tensor rounds to a parameter, in every element."""
     if parameter.dtype not in (*HALF, torch.float32) or candidate.dtype != torch.float32:
         return False
-    theirs, ours = _local(candidate.detach()), _local(parameter.detach())
-    if not (has_memory(theirs) and has_memory(ours)):
+    theirs, ours = readable(candidate), readable(parameter)
+    if theirs is None or ours is None:
         return False
     if theirs.shape != ours.shape or theirs.device != ours.device or ours.numel() == 0:
         return False
     # Most candidates differ in their first elements; only those that do not are compared whole.
     head = (theirs.reshape(-1)[:_HEAD].to(ours.dtype), ours.reshape(-1)[:_HEAD])
     return torch.equal(*head) and torch.equal(theirs.to(ours.dtype), ours)
-
-
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's part of a DTensor; a plain tensor itself."""
-    part = getattr(tensor, "_local_tensor", None)
-    return part if isinstance(part, torch.Tensor) else tensor
 
 
 def facts_of(
@@ -361,7 +362,7 @@ def _settings(optimizer: Optimizer) -> dict[str, Any]:
         for group in optimizer.param_groups
     ]
     held = (p for group in optimizer.param_groups for p in group["params"])
-    freed = sum(not has_memory(_local(p)) for p in held)
+    freed = sum(not has_memory(own_part(p)) for p in held)
     found = {
         "optimizer": type(optimizer).__name__,
         "step": str(getattr(type(optimizer).step, "__module__", "")),

@@ -14,6 +14,7 @@ import torch
 from torch.optim import Optimizer
 
 from mpdiag.numerics.decay import NARROW, decay
+from mpdiag.recording.counting.tensors import own_part, readable
 from mpdiag.recording.step_clock import StepListener
 from mpdiag.runs.precision import Shadow
 
@@ -129,7 +130,7 @@ def _to_follow(optimizer: Optimizer) -> list[_Followed]:
             state = optimizer.state.get(parameter, {}).get(STATE)
             if not isinstance(state, torch.Tensor) or len(found) == MOST_PARAMETERS:
                 continue
-            if _steps_taken(optimizer, parameter) != 1:
+            if readable(state) is None or _steps_taken(optimizer, parameter) != 1:
                 continue  # from the beginning, or not at all
             size = _flat(state).numel()
             many = min(size, ELEMENTS)
@@ -159,5 +160,4 @@ def _steps_taken(optimizer: Optimizer, parameter: torch.Tensor) -> int:
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    part = getattr(tensor, "_local_tensor", tensor)
-    return part.detach().reshape(-1)
+    return own_part(tensor).detach().reshape(-1)

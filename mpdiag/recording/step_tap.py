@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from mpdiag.recording.counting.tensors import has_memory
+from mpdiag.recording.counting.tensors import readable
 from mpdiag.runs.precision import Observed
 from mpdiag.tracing.capture import is_captured
 from mpdiag.tracing.dispatch import is_traced
@@ -66,7 +66,7 @@ class StepTap:
             self._by_place = {
                 part.data_ptr(): self._parameters[id(p)].name
                 for p in held
-                if id(p) in self._parameters and has_memory(part := getattr(p, "_local_tensor", p))
+                if id(p) in self._parameters and (part := readable(p)) is not None
             }
             matrix = _matrix(optimizer) if taken == 0 else None
             if matrix is not None and matrix.grad is not None and id(matrix) in self._parameters:
@@ -119,10 +119,10 @@ class StepTap:
         """The half-precision parameters that a factor is applied to, and their values."""
         if name in _FACTORS and self._by_place:
             for tensor in args[0] if isinstance(args[0], (list, tuple)) else (args[0],):
-                part: Any = getattr(tensor, "_local_tensor", tensor)  # whole, ranks would meet
-                place = self._by_place.get(part.data_ptr()) if has_memory(part) else None
-                if place:
-                    yield place, part, part.detach().clone()
+                part = readable(tensor)  # of the whole, ranks would have to meet
+                place = None if part is None else self._by_place.get(part.data_ptr())
+                if part is not None and place:
+                    yield place, part, part.clone()
 
     def _note(
         self, name: str, args: tuple[Any, ...], before: Sequence[tuple[str, torch.Tensor, Any]]

@@ -25,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from mpdiag.errors import UsageError
-from mpdiag.recording.counting.tensors import Countable, beside_sharded, countable
+from mpdiag.recording.counting.tensors import Countable, beside_sharded, countable, own_part
 from mpdiag.recording.failures import HookGuard, guarded
 from mpdiag.recording.ledger import Ledger, ParameterUpdate
 from mpdiag.recording.operations import OperationWatch
@@ -106,7 +106,7 @@ class WeightCopies:
             return
         sizes: dict[torch.device, int] = {}
         for parameter in held:
-            local = getattr(parameter, "_local_tensor", parameter)  # of a distributed one, our part
+            local = own_part(parameter)
             size = local.numel() * local.element_size()
             sizes[local.device] = sizes.get(local.device, 0) + size
         shares = {

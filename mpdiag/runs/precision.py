@@ -32,7 +32,10 @@ if TYPE_CHECKING:
 PRECISION = "precision.json"
 SCHEMA_VERSION = 1
 HALF = frozenset({"float16", "bfloat16"})
+BYTES = frozenset({"uint8", "int8", "float8_e4m3fn", "float8_e5m2"})
+"""What quantized weights and states are stored in; a byte may hold two values."""
 LABELS = {"float32": "FP32", "bfloat16": "BF16", "float16": "FP16", "float64": "FP64"}
+LABELS |= {"float8_e4m3fn": "FP8 E4M3", "float8_e5m2": "FP8 E5M2"}
 """Dtypes as people write them."""
 _LORA = re.compile(r"(?i)(^|\.)lora_\w")
 POLICIES = ("MixedPrecisionPolicy", "MixedPrecision", "mixed precision")

@@ -43,6 +43,7 @@ class Reduction:
         dtype: The dtype in which gradients are added over ranks; None for the gradient's own.
         unknown: Why ``dtype`` is not known; empty where it is.
         policy: What chose ``compute``; empty where nothing did.
+        numel: Elements of the parameter over all ranks; None where its own count says it.
     """
 
     kind: str
@@ -50,6 +51,7 @@ class Reduction:
     dtype: torch.dtype | None = None
     unknown: str = ""
     policy: str = ""
+    numel: int | None = None
 
 
 def reductions(modules: Iterable[nn.Module]) -> dict[int, Reduction]:
@@ -100,7 +102,16 @@ def _fsdp2(module: nn.Module) -> Iterator[tuple[list[torch.Tensor], Reduction]]:
         compute = getattr(policy, "param_dtype", None)
         chosen = "FSDP2's MixedPrecisionPolicy" if compute else ""
         reduce = getattr(policy, "reduce_dtype", None) or compute
-        yield [parameter.sharded_param], Reduction("FSDP2", compute, reduce, policy=chosen)
+        mesh = getattr(group, "mesh_info", None)
+        ranks = [getattr(mesh, f"{kind}_mesh_size", None) for kind in ("shard", "replicate")]
+        found = Reduction("FSDP2", compute, reduce, _alone(*ranks), chosen)
+        yield [parameter.sharded_param], found
+
+
+def _alone(*ranks: int | None) -> str:
+    """Why nothing is added where no group of ranks has a second one; empty where one has."""
+    known = [size for size in ranks if size is not None]
+    return "its group has one rank: nothing is reduced" if known and max(known) == 1 else ""
 
 
 def _fsdp1(module: nn.Module) -> Iterator[tuple[list[torch.Tensor], Reduction]]:
@@ -110,8 +121,14 @@ def _fsdp1(module: nn.Module) -> Iterator[tuple[list[torch.Tensor], Reduction]]:
         compute = getattr(policy, "param_dtype", None)
         chosen = "FSDP1's MixedPrecision" if compute else ""
         reduce = getattr(policy, "reduce_dtype", None) or compute
+        flat = getattr(getattr(module, "_handle", None), "flat_param", None)
+        held = getattr(flat, "_params", None) or ()
+        sizes = {id(p): s.numel() for p, s in zip(held, getattr(flat, "_shapes", ()), strict=True)}
+        groups = [getattr(module, n, None) for n in ("process_group", "_inter_node_pg")]
+        unknown = _alone(*(g.size() for g in groups if g is not None))
         # An inner wrapper comes later, and takes its own parameters over.
-        yield list(module.parameters()), Reduction("FSDP1", compute, reduce, policy=chosen)
+        for p in module.parameters():
+            yield [p], Reduction("FSDP1", compute, reduce, unknown, chosen, sizes.get(id(p)))
 
 
 def _ddp(module: nn.Module) -> Iterator[tuple[list[torch.Tensor], Reduction]]:
@@ -121,7 +138,7 @@ def _ddp(module: nn.Module) -> Iterator[tuple[list[torch.Tensor], Reduction]]:
     compute = getattr(policy, "param_dtype", None)
     reduce = getattr(policy, "reduce_dtype", None) or compute
     chosen = "DDP's mixed precision" if compute else ""
-    unknown = ""
+    unknown = _alone(module.process_group.size())
     hooks: Any = getattr(module, "_comm_hooks", ())
     for hook, _ in hooks:
         name = getattr(hook, "__name__", type(hook).__name__)

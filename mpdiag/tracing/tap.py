@@ -86,6 +86,11 @@ class OperationTap(TorchDispatchMode):
         """See ``TorchDispatchMode``."""
         return self.listener.run(func, types, args, kwargs or {})
 
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Let ``torch.compile`` work below: what is compiled stays so, and ``fullgraph`` no error."""
+        return True
+
     def attach(self) -> bool:
         """Lie under all modes of this thread; False where a compiler traces (its modes stay alone)."""
         modes = _OPERATIONS.modes()

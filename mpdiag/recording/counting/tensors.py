@@ -104,11 +104,35 @@ def has_memory(tensor: torch.Tensor) -> bool:
     return tensor.untyped_storage().nbytes() > 0
 
 
+def own_part(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's part of a distributed tensor; any other is the part itself."""
+    part: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
+    return part
+
+
+def readable(tensor: torch.Tensor) -> torch.Tensor | None:
+    """This rank's values; None without memory, and of a class that keeps them in a way of its own."""
+    part = own_part(tensor)
+    plain = type(part).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
+    return part.detach() if plain and has_memory(part) else None
+
+
+def stored_as(tensor: torch.Tensor) -> torch.dtype:
+    """The dtype of what a tensor holds in memory; a class that quantizes claims that of its results.
+
+    Such a class names the tensors that it holds (``__tensor_flatten__``): the largest has the values.
+    """
+    names = tensor.__tensor_flatten__()[0] if hasattr(tensor, "__tensor_flatten__") else ()
+    held = [t for name in names if isinstance(t := getattr(tensor, name), torch.Tensor)]
+    return stored_as(max(held, key=torch.Tensor.numel)) if held else tensor.dtype
+
+
 def some_of(tensor: torch.Tensor) -> torch.Tensor | None:
     """Copies of ``SOME`` elements at equal distances, (k,); None where there are none to read."""
-    part = getattr(tensor, "_local_tensor", tensor).detach()
-    plain = part.layout == torch.strided and part.is_floating_point() and part.numel() > 0
-    if not plain or not has_memory(part):
+    part = readable(tensor)
+    if part is None or not part.is_floating_point() or part.numel() == 0:
+        return None
+    if part.layout != torch.strided:
         return None
     flat = part.reshape(-1)
     return flat[:: max(1, flat.numel() // SOME)][:SOME].clone()
