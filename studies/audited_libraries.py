@@ -7,8 +7,9 @@
 The scripts in ``studies/library_scripts/`` train small random models with transformers, accelerate,
 Lightning, TRL, torchao and torch's own wrappers on gloo ranks. Each runs twice: under
 ``dtype_witness.py``, and under ``mpdiag record``. Dtypes of which the two differ are listed. The line
-and the findings are printed, to be read. Processes are forked from one that has loaded torch. TRL and torchao are in none of the package's extras: install
-them elsewhere and run this file there.
+and the findings are printed, to be read. Processes are forked from one that has loaded torch.
+
+TRL and torchao are in none of the package's extras: install them elsewhere and run this file there.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed.fsdp
-import torch.distributed.tensor.parallel  # noqa: F401
+import torch.distributed.tensor.parallel
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
@@ -166,27 +167,31 @@ def differences(seen: Mapping[str, Any], audit: Mapping[str, Any]) -> Iterator[s
             parameters[name] = parameters.pop(whole[0])
     for name in sorted(set(parameters) ^ set(seen["parameters"])):
         yield f"{name}: {'only the audit' if name in parameters else 'only the witness'} has it"
-    for name, witnessed in seen["parameters"].items():
-        if name not in parameters:
-            continue
-        p = parameters[name]
-        expected = {"stored": witnessed["stored"][0][0], "trainable": witnessed["trainable"]}
-        if witnessed["grad"] is not None:
-            expected["accumulated"] = witnessed["grad"]
-        for field, value in expected.items():
+    for name in sorted(set(parameters) & set(seen["parameters"])):
+        witnessed, p = seen["parameters"][name], parameters[name]
+        for field, value in _expected(name, witnessed, seen["forward"]).items():
             if p[field] != value:
                 yield f"{name}: {field} is {value}, the audit says {p[field]}"
-        states = {key: parts[0][0] for key, parts in witnessed["states"].items()}
-        if states and states != p["states"]:
-            yield f"{name}: states are {states}, the audit says {p['states']}"
-        module, _, own = name.rpartition(".")
-        inside = seen["forward"].get(module, {})
-        if own == "weight" and len(inside) == 1 and p["forward"] not in inside:
-            yield f"{name}: forward is {', '.join(inside)}, the audit says {p['forward']}"
     reduced = {p["reduced"] for p in audit["parameters"] if p["reduced"]}
     collected = {dtype for dtype, numel in seen["collectives"].items() if numel > 200}
     if reduced != collected:
         yield f"collectives are in {sorted(collected)}, the audit says {sorted(reduced)}"
+
+
+def _expected(
+    name: str, witnessed: Mapping[str, Any], forward: Mapping[str, Mapping[str, int]]
+) -> dict[str, Any]:
+    """What the audit should have of a parameter, as far as the witness saw it."""
+    expected = {"stored": witnessed["stored"][0][0], "trainable": witnessed["trainable"]}
+    if witnessed["grad"] is not None:
+        expected["accumulated"] = witnessed["grad"]
+    if witnessed["states"]:
+        expected["states"] = {key: parts[0][0] for key, parts in witnessed["states"].items()}
+    module, _, own = name.rpartition(".")
+    inside = list(forward.get(module, ()))
+    if own == "weight" and len(inside) == 1:
+        expected["forward"] = inside[0]
+    return expected
 
 
 def _short(name: str) -> str:

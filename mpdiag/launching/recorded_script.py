@@ -433,7 +433,7 @@ def _do_nothing() -> None:
 class CompileWatch:
     """Sees calls of ``torch.compile`` that torch does not make itself.
 
-    What is compiled shows a dispatch mode no operations. An optimizer's step is compiled in its own time.
+    What is compiled shows a dispatch mode no operations. One in an optimizer's step hides no model's.
 
     Args:
         on_first: Called at the first one.

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from mpdiag.numerics.formats import BF16, FP32, FloatFormat
-from mpdiag.runs.precision import HALF, LABELS, PrecisionFacts
+from mpdiag.runs.precision import BYTES, HALF, LABELS, PrecisionFacts
 
 if TYPE_CHECKING:
     from mpdiag.runs.operations import Operation
@@ -45,7 +45,7 @@ class HalfPrecision:
     Attributes:
         computed: The dtypes in which it stores or multiplies; ``UNKNOWN`` among them where one is not
             named.
-        weights: Those of trained weights that have no wider master copy.
+        weights: Those of trained weights that have no wider master copy, in bytes too.
     """
 
     computed: frozenset[str] = frozenset()
@@ -87,7 +87,7 @@ def half_precision(
     found = computed & HALF
     if not found and any(precision.get(name) for name in _UNNAMED):
         found = {UNKNOWN}
-    return HalfPrecision(frozenset(found), frozenset(weights & HALF))
+    return HalfPrecision(frozenset(found), frozenset(weights & (HALF | BYTES)))
 
 
 def half_products(operations: "Iterable[Operation]") -> dict[str, str]:
@@ -143,6 +143,8 @@ def _answered(question: str, half: HalfPrecision) -> tuple[Certainty, str]:
     if question == _BLOCKS:
         return "no", "the recording has no blocks of values"
     if question == UPDATES:
+        if half.weights & BYTES:
+            return "no", "quantized weights were trained, and their updates were not counted"
         if half.weights:
             return "exact", "the weights that were trained are in half precision, and were counted"
         return "exact", "updates were recorded in FP32"

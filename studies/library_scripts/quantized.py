@@ -48,8 +48,8 @@ def main(kind: str) -> None:
         model.base[0] = Nf4Linear(model.base[0])
         model.base.requires_grad_(False)
     elif kind == "int8-training":
-        from torchao.prototype.quantized_training import int8_weight_only_quantized_training
         from torchao.optim.adam import _AdamW
+        from torchao.prototype.quantized_training import int8_weight_only_quantized_training
         from torchao.quantization import quantize_
 
         quantize_(model.base, int8_weight_only_quantized_training())

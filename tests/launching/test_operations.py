@@ -82,6 +82,25 @@ error = torch.nn.functional.mse_loss
 EAGER = """
 error = torch.nn.functional.mse_loss
 """
+COMPILED_STEP = """
+import torch
+def moved(p, grad):
+    return p - 0.1 * grad
+class Sgd(torch.optim.SGD):
+    @torch.no_grad()
+    def step(self, closure=None):
+        for p in self.param_groups[0]["params"]:
+            p.copy_(torch.compile(moved, fullgraph=True, backend="eager")(p, p.grad))
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 2)
+optimizer = Sgd(model.parameters())
+for _ in range(4):
+    loss = model(torch.randn(3, 4)).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+print(loss.item())
+"""
 
 
 @pytest.mark.parametrize(
@@ -109,6 +128,15 @@ def test_what_is_compiled_stays_compiled_and_it_is_said(
     assert known["steps"] == steps
     assert f"the script compiles ({script}:{line})" in known["reason"]
     assert done.err.count("the script compiles") == 1
+
+
+def test_an_optimizer_that_compiles_its_step_hides_no_operation_of_the_model(fork_server, tmp_path):
+    script = tmp_path / "optimizer.py"
+    script.write_text(COMPILED_STEP)
+    plain = fork_server("python", script, cwd=tmp_path)
+    done = fork_server("mpdiag", "record", "--out", "run", "--", script, cwd=tmp_path)
+    assert (done.code, done.out) == (0, plain.out), done.err
+    assert open_run(tmp_path / "run").meta["operations"]["steps"] == [0]
 
 
 def test_ranks_that_a_launcher_starts_record_as_many(monkeypatch):

@@ -72,6 +72,60 @@ def test_an_optimizer_of_copies_holds_what_it_copies(tmp_path):
     assert "precision-unheld" not in {f.code for f in found.findings}
 
 
+class Packed(torch.Tensor):
+    """FP32 values that are kept in bytes, as libraries that quantize keep them."""
+
+    @staticmethod
+    def __new__(cls, codes):
+        return torch.Tensor._make_wrapper_subclass(cls, codes.shape, dtype=torch.float32)
+
+    def __init__(self, codes):
+        self.codes, self.scale = codes, torch.tensor([0.01])
+
+    def __tensor_flatten__(self):
+        return ["scale", "codes"], None
+
+    def values(self):
+        return self.codes.float() * self.scale
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten.detach.default:
+            return cls(args[0].codes)
+        raise NotImplementedError(func)
+
+
+class PackedLinear(nn.Module):
+    def __init__(self):
+        super().__init__()
+        codes = torch.randint(-100, 100, (8, 8)).to(torch.int8)
+        self.weight = nn.Parameter(Packed(codes), requires_grad=False)
+
+    def forward(self, x):
+        return x @ self.weight.values()
+
+
+class PackedSgd(torch.optim.SGD):
+    def step(self, closure=None):
+        super().step(closure)
+        for p in self.param_groups[0]["params"]:
+            self.state[p]["exp_avg_sq"] = Packed((p * 10).to(torch.uint8))
+
+
+def test_what_a_tensor_class_holds_is_its_dtype(tmp_path):
+    """Torchao's weights and states claim FP32."""
+    net = nn.Sequential(PackedLinear(), model())
+    found = train(net, PackedSgd(net[1].parameters(), lr=0.01), tmp_path / "run")
+    assert mpdiag.open_run(tmp_path / "run").meta["failures"] == []
+    packed, *others = found.parameters
+    assert (packed.stored, packed.forward, packed.trainable) == ("int8", "float32", False)
+    assert {p.stored for p in others} == {"float32"}
+    assert {tuple(p.states.items()) for p in others} == {(("exp_avg_sq", "uint8"),)}
+    (finding,) = found.findings
+    assert finding.code == "precision-narrow-state"
+    assert "in uint8, though the weights are FP32" in finding.message
+
+
 def test_a_dtype_that_changes_under_way_is_noted(tmp_path):
     net = model()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
