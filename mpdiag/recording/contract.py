@@ -102,7 +102,6 @@ def _of(
     stored = stored_as(parameter)
     arrives = compute or getattr(parameter, "grad_dtype", None) or parameter.dtype
     summed = _accumulated(parameter)
-    numel = parameter.numel() if reduction is None else (reduction.numel or parameter.numel())
     elsewhere = "" if parameter.numel() else "this rank holds no element of it"
     if parameter.requires_grad and summed is None:
         unknown["accumulated"] = elsewhere or "no gradient was seen"
@@ -128,6 +127,8 @@ def _of(
     if not set_by:
         set_by = "before recording" if stored != torch.get_default_dtype() else "default"
     quantized, numel = _quantized(parameter)
+    if reduction is not None:
+        numel = reduction.numel or numel
     return ParameterPrecision(
         name=name,
         numel=numel,
