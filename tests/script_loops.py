@@ -11,29 +11,26 @@ from mpdiag.launching.script_training import ScriptTraining, TrainScriptSettings
 
 
 @contextmanager
+def attached(watch):
+    """Watch what trains inside."""
+    watch.attach()
+    state = "failed"
+    try:
+        yield watch
+        state = "complete"
+    finally:
+        watch.finish(state)
+
+
 def recording(folder, **options):
     """Record what trains inside."""
-    watch = ScriptRecording(RecordingSettings(folder, Options(**options), "script.py"))
-    watch.attach()
-    state = "failed"
-    try:
-        yield watch
-        state = "complete"
-    finally:
-        watch.finish(state)
+    settings = RecordingSettings(folder, Options(**options), "script.py")
+    return attached(ScriptRecording(settings))
 
 
-@contextmanager
 def training(folder, plan):
     """Train by a plan what trains inside."""
-    watch = ScriptTraining(TrainScriptSettings(plan, folder, "emulated"))
-    watch.attach()
-    state = "failed"
-    try:
-        yield watch
-        state = "complete"
-    finally:
-        watch.finish(state)
+    return attached(ScriptTraining(TrainScriptSettings(plan, folder, "emulated")))
 
 
 def weights(made):

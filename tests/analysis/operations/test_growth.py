@@ -69,6 +69,20 @@ def big_neighbour(h, model):
     return q * q, q
 
 
+def analyzed(folder, model, steps, operations, gain=None):
+    """The analysis of some steps of a model, whose gain follows from the step."""
+    optimizer = torch.optim.SGD(model.parameters(), 1e-6)
+    x, y = torch.randn(16, 8), torch.randint(0, 4, (16,))
+    with mpdiag.record(model, optimizer, folder, every=5, operations=operations) as recorder:
+        for step in range(steps):
+            model.gain = gain(step) if gain else 1.0
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+    assert recorder.failures == []
+    return mpdiag.analyze(folder)
+
+
 @pytest.mark.parametrize(
     ("read", "gain", "fails"),
     [
@@ -85,17 +99,8 @@ def big_neighbour(h, model):
 )
 def test_what_reads_a_layer_that_grows_late(tmp_path, read, gain, fails):
     model = Scheduled(read)
-    optimizer = torch.optim.SGD(model.parameters(), 1e-6)
-    x, y = torch.randn(16, 8), torch.randint(0, 4, (16,))
-    with mpdiag.record(model, optimizer, tmp_path / "run", every=5, operations=2) as recorder:
-        for step in range(41):
-            model.gain = 1.0 if step < 20 else gain
-            optimizer.zero_grad()
-            F.cross_entropy(model(x), y).backward()
-            optimizer.step()
-    assert recorder.failures == []
+    analysis = analyzed(tmp_path / "run", model, 41, 2, lambda step: 1.0 if step < 20 else gain)
     assert (model.top >= 65520.0) == fails
-    analysis = mpdiag.analyze(tmp_path / "run")
     assert analysis.run.meta["operations"]["steps"] == [0, 10]
     assert any("after step 10" in said for said in analysis.verdict.not_examined)
     found = [f for f in analysis.operations if f.code == "overflow" and not f.covered]
@@ -137,15 +142,8 @@ class Totals(nn.Module):
 def test_a_sum_that_grows_from_step_to_step_is_followed_to_the_end(tmp_path, size, forget, fails):
     """No layer puts it out; in step 125, the last one with operations, it is still in range."""
     model = Totals(size, forget)
-    optimizer = torch.optim.SGD(model.parameters(), 1e-6)
-    x, y = torch.randn(16, 8), torch.randint(0, 4, (16,))
-    with mpdiag.record(model, optimizer, tmp_path / "run", every=5, operations=4):
-        for _ in range(151):
-            optimizer.zero_grad()
-            F.cross_entropy(model(x), y).backward()
-            optimizer.step()
+    analysis = analyzed(tmp_path / "run", model, 151, 4)
     assert (float(model.total.max()) >= 65520.0) == fails
-    analysis = mpdiag.analyze(tmp_path / "run")
     assert analysis.run.meta["operations"]["steps"] == [0, 10, 100, 125]
     found = [f for f in analysis.operations if f.code == "overflow" and not f.covered]
     assert bool(found) == fails
@@ -157,15 +155,8 @@ def test_a_sum_that_grows_from_step_to_step_is_followed_to_the_end(tmp_path, siz
 def test_what_layers_showed_when_operations_were_recorded_is_no_growth(tmp_path):
     """The last recorded step decides, and a step that is larger than every other one adds nothing."""
     model = Scheduled(squared)
-    optimizer = torch.optim.SGD(model.parameters(), 1e-6)
-    x, y = torch.randn(16, 8), torch.randint(0, 4, (16,))
-    with mpdiag.record(model, optimizer, tmp_path / "run", every=5, operations=2):
-        for step in range(41):
-            model.gain = 300.0 if step == 10 else 1.0
-            optimizer.zero_grad()
-            F.cross_entropy(model(x), y).backward()
-            optimizer.step()
-    (found,) = [f for f in mpdiag.analyze(tmp_path / "run").operations if not f.covered]
+    analysis = analyzed(tmp_path / "run", model, 41, 2, lambda step: 300.0 if step == 10 else 1.0)
+    (found,) = [f for f in analysis.operations if not f.covered]
     assert "grown" not in found.evidence
     assert found.evidence["absmax"] == pytest.approx(model.top, rel=1e-5)
 

@@ -59,20 +59,23 @@ def same(before, after):
     return before.keys() == after.keys() and all(torch.equal(before[n], after[n]) for n in before)
 
 
+def assert_rolled_back(mp, model, x, part=None):
+    """A step of such a batch is skipped, and leaves the model's buffers as they were."""
+    before = held(model)
+    assert take(mp, part or model, x).skipped
+    assert same(before, held(model))
+
+
 @pytest.mark.parametrize("level", ["O0", "O1", "O2", "O3"])
 def test_a_skip_restores_buffers_that_code_of_the_model_changes(level):
     torch.manual_seed(0)
     model = HandWritten()
     mp = wrapped(model, level=level)
     bad = overflowing()
-    before = held(model)
-    assert take(mp, model, bad).skipped
-    assert same(before, held(model))
+    assert_rolled_back(mp, model, bad)
     assert model.late is None
     assert not take(mp, model, torch.randn(8, 4)).skipped
-    before = held(model)
-    assert take(mp, model, bad).skipped
-    assert same(before, held(model))
+    assert_rolled_back(mp, model, bad)
 
 
 def test_buffers_that_were_never_finite_skip_nothing():
@@ -103,18 +106,12 @@ def test_what_a_script_changed_on_purpose_is_not_rolled_back(inside):
     take(mp, model, torch.randn(8, 4))
     with mp.autocast() if inside else nullcontext():
         update_bn([torch.randn(8, 4) for _ in range(3)], model)
-    before = held(model)
-    assert take(mp, model, overflowing()).skipped
-    assert same(before, held(model))
+    assert_rolled_back(mp, model, overflowing())
     model.load_state_dict({n: t + 1 for n, t in model.state_dict().items()})
-    before = held(model)
-    assert take(mp, model, overflowing()).skipped
-    assert same(before, held(model))
+    assert_rolled_back(mp, model, overflowing())
     model.eval()  # a frozen batch norm, whose statistics the script sets
     model[1].running_mean.data.fill_(3.0)
-    before = held(model)
-    assert take(mp, model, overflowing()).skipped
-    assert same(before, held(model))
+    assert_rolled_back(mp, model, overflowing())
 
 
 def test_an_abandoned_step_is_no_part_of_the_next():
@@ -126,9 +123,7 @@ def test_an_abandoned_step_is_no_part_of_the_next():
     model.zero_grad()
     with torch.no_grad():
         model[1].running_mean.fill_(3.0)
-    before = held(model)
-    assert take(mp, model, overflowing()).skipped
-    assert same(before, held(model))
+    assert_rolled_back(mp, model, overflowing())
 
 
 def test_a_pass_without_gradients_inside_a_step_is_undone_with_it():
@@ -149,9 +144,7 @@ def test_a_pass_without_gradients_inside_a_step_is_undone_with_it():
 def test_a_part_of_a_model_called_by_itself_is_guarded():
     model = nn.ModuleDict({"encoder": normed()})
     mp = wrapped(model)
-    before = held(model)
-    assert take(mp, model["encoder"], overflowing()).skipped
-    assert same(before, held(model))
+    assert_rolled_back(mp, model, overflowing(), model["encoder"])
 
 
 def test_a_restored_buffer_that_did_not_change_keeps_graphs_alive():
