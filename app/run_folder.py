@@ -134,7 +134,7 @@ def first(items: list[Listing]) -> Listing:
     recordings = [item for item in items if is_recording(item)]
     if folder().resolve() == _bundled():
         recordings.sort(key=lambda item: item.folder.name != SHOWCASE)
-    recordings.sort(key=lambda item: item.run is not None and item.run.made_for_a_command)
+    recordings.sort(key=lambda item: item.run is not None and "made_for" in item.run.meta)
     with_steps = (item for item in recordings if item.run and item.run.meta.get("steps_recorded"))
     return next(with_steps, recordings[0] if recordings else items[0])
 

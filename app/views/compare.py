@@ -17,6 +17,7 @@ from mpdiag.analysis.comparison.compare import (
     compare_groups,
     refuse_unused_precision,
 )
+from mpdiag.analysis.comparison.comparison_findings import Tone, tone_of
 from mpdiag.analysis.comparison.groups import SeedGroup
 from mpdiag.analysis.comparison.models import KnownModel, relate_models, same_model
 from mpdiag.display.wording import KIND_NAMES, in_markdown, sentence
@@ -43,14 +44,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-BADGES = {
-    "equivalent": ("green", ":material/check_circle:"),
-    "different": ("red", ":material/cancel:"),
-    "inconclusive": ("orange", ":material/help:"),
-    "as FP32 (one seed)": ("green", ":material/check_circle:"),
-    "better (one seed)": ("green", ":material/check_circle:"),
-    "worse (one seed)": ("red", ":material/cancel:"),
-    "undecided (one seed)": ("orange", ":material/help:"),
+BADGES: Mapping[Tone, tuple[str, str]] = {
+    "good": ("green", ":material/check_circle:"),
+    "bad": ("red", ":material/cancel:"),
+    "open": ("orange", ":material/help:"),
 }
 
 
@@ -208,7 +205,7 @@ if chosen is not None and not isinstance(chosen, str):
         if hindrance.code != "different-models":
             words = (sentence(hindrance.message), f"→ {sentence(hindrance.fix)}")
             st.warning("  \n".join(map(in_markdown, words)))
-    colour, icon = BADGES[chosen.answer]
+    colour, icon = BADGES[tone_of(chosen.answer)]
     badge = f":{colour}-badge[{icon} {chosen.answer}]"
     st.header(f"{in_markdown(b)} against {in_markdown(a)}: {badge}", anchor=False)
     for metric in chosen.metrics:

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -42,8 +42,14 @@ def first_steps(words: Sequence[str], steps: int = STEPS) -> Iterator[Run]:
         child = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=stderr_file(), start_new_session=True
         )
+
+        def recorded() -> bool:
+            with contextlib.suppress(OSError, ValueError):  # it is not there yet
+                return bool(read_document(folder / META).get("state") != "recording")
+            return False
+
         try:
-            code = _wait(child, folder / META)
+            code = wait_for(child, recorded, SECONDS)
         finally:
             end_group(child)
         if not (folder / META).exists():
@@ -52,16 +58,17 @@ def first_steps(words: Sequence[str], steps: int = STEPS) -> Iterator[Run]:
         yield open_run(folder)
 
 
-def _wait(child: subprocess.Popen[bytes], meta: Path) -> int | None:
-    """Wait until the steps are recorded or the time is over (None), or for the exit code."""
-    deadline = time.monotonic() + SECONDS
+def wait_for(
+    child: subprocess.Popen[bytes], done: Callable[[], bool], seconds: float
+) -> int | None:
+    """Wait until a child has done enough or the time is over (None), or for its exit code."""
+    deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         code = child.poll()
         if code is not None:
             return code
-        with contextlib.suppress(OSError, ValueError):  # it is not there yet
-            if read_document(meta).get("state") != "recording":
-                return None
+        if done():
+            return None
         time.sleep(_POLL)
     return None
 

@@ -8,14 +8,13 @@ writes itself, it writes twice.
 import math
 import subprocess
 import tempfile
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mpdiag.analysis.verdict.probe import Probe
 from mpdiag.errors import InputError, MpdiagError
-from mpdiag.launching.audited_script import end_group
+from mpdiag.launching.audited_script import end_group, wait_for
 from mpdiag.launching.processes import own_process
 from mpdiag.plan import LossScalePlan, PrecisionPlan
 from mpdiag.runs.training_log import FILE, TrainingStep, read_log
@@ -23,7 +22,6 @@ from mpdiag.runs.training_log import FILE, TrainingStep, read_log
 STEPS = 50
 SECONDS = 600.0
 """After so long a side is ended with what it has."""
-_POLL = 0.1
 
 
 def run_probe(
@@ -122,26 +120,13 @@ def run_apart(
             start_new_session=True,
         )
         try:
-            code = _wait(child, run / FILE, steps, seconds)
+            code = wait_for(child, lambda: _logged(run / FILE) >= steps, seconds)
         finally:
             end_group(child)
         if code in (None, 0):
             return ""
         output.seek(0)
         return _last_word(output.read().decode(errors="replace")) or f"exit code {code}"
-
-
-def _wait(child: subprocess.Popen[bytes], log: Path, steps: float, seconds: float) -> int | None:
-    """Wait until the log holds so many steps or the time is over (None), or for the exit code."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        code = child.poll()
-        if code is not None:
-            return code
-        if _logged(log) >= steps:
-            return None
-        time.sleep(_POLL)
-    return None
 
 
 def _last_word(output: str) -> str:

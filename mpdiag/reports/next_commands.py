@@ -109,7 +109,7 @@ def after_training(run: AnyPath, plan: PrecisionPlan) -> Words:
 def after_listing(found: Iterable[Listing]) -> Words:
     """What follows for the newest recording; for trainings alone the dashboard."""
     items = [item for item in found if item.run is not None]
-    items.sort(key=lambda item: item.run is not None and item.run.made_for_a_command)
+    items.sort(key=lambda item: item.run is not None and "made_for" in item.run.meta)
     recorded = next((item.folder for item in items if _has_rows(item.folder)), None)
     if recorded is not None:
         return go_on(recorded) or ("mpdiag", "analyze", recorded)
@@ -240,12 +240,9 @@ def after_seed(run: AnyPath) -> Words:
 
     So are the folders called where ``mpdiag compare`` asks for more seeds.
     """
-    several = run.parent.parent / "fp32", run.parent
-    if several[0] != several[1] and all(_holds_runs(folder) for folder in several):
-        words = compare_them(*several)
-        if words:
-            return words
-    return ("mpdiag", "runs", run.parent)
+    a, b = run.parent.parent / "fp32", run.parent
+    words = compare_them(a, b) if a != b and _holds_runs(a) else NOTHING
+    return words or ("mpdiag", "runs", b)
 
 
 def compare_them(a: AnyPath, b: AnyPath) -> Words:

@@ -158,13 +158,10 @@ class Drawing:
         line = {"type": "line", "x0": 0, "x1": 1, "y0": y, "y1": y, **_HORIZONTAL}
         return self._spanning({**line, **shape}, place, words)
 
-    def add_vrect(
-        self, x0: float, x1: float, words: Mapping[str, Any] | None = None, **shape: Any
-    ) -> Drawing:
-        """A rectangle from the bottom to the top of the plot, its words in its upper right corner."""
-        place = {"x": max(x0, x1), "y": 1, "xanchor": "right", "yanchor": "top", **_VERTICAL}
+    def add_vrect(self, x0: float, x1: float, **shape: Any) -> Drawing:
+        """A rectangle from the bottom to the top of the plot."""
         area = {"type": "rect", "x0": x0, "x1": x1, "y0": 0, "y1": 1, **_VERTICAL}
-        return self._spanning({**area, **shape}, place, words)
+        return self._spanning({**area, **shape}, {}, None)
 
     def _spanning(
         self, shape: dict[str, Any], place: dict[str, Any], words: Mapping[str, Any] | None

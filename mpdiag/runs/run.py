@@ -166,11 +166,6 @@ class Run:
         module = script.removeprefix("-m ")
         return (script, *words) if module == script else ("-m", module, *words)
 
-    @property
-    def made_for_a_command(self) -> bool:
-        """Whether a command recorded it for itself: ``mpdiag search``."""
-        return bool(self.meta.get("made_for"))
-
     def parts(self) -> list[AnyPath]:
         """The parts of statistics, all ranks', in order."""
         return self._parts_in("stats")

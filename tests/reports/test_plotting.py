@@ -45,7 +45,6 @@ def test_the_same_figure_as_plotly_makes():
     [
         ("add_vline", (2,), "top"),
         ("add_hline", (3,), "top right"),
-        ("add_vrect", (1, 4), "top right"),
     ],
 )
 def test_words_of_lines_stand_where_plotly_puts_them(call, ends, position):

@@ -38,6 +38,16 @@ OneSeed = Literal[
 ONE_SEED: tuple[OneSeed, ...] = get_args(OneSeed)
 """Answers with one seed on a side; of several metrics' answers the first one counts."""
 Answer = EquivalenceVerdict | OneSeed
+Tone = Literal["good", "bad", "open"]
+
+
+def tone_of(answer: str) -> Tone:
+    """Whether an answer is good news, bad news, or none yet; ``open`` also where there is no answer."""
+    if answer in ("different", "worse (one seed)"):
+        return "bad"
+    return "open" if answer in ("", "inconclusive", "undecided (one seed)") else "good"
+
+
 HINDRANCES = ("same-sides", "different-models", "lengths-differ")
 """Findings by which two sides cannot be compared: said before any answer."""
 OCTAVES = 3.0

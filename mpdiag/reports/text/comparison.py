@@ -6,21 +6,18 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from mpdiag.analysis.comparison.compare import Comparison
-from mpdiag.analysis.comparison.comparison_findings import Answer, MetricComparison, rate_words
+from mpdiag.analysis.comparison.comparison_findings import (
+    MetricComparison,
+    Tone,
+    rate_words,
+    tone_of,
+)
 from mpdiag.analysis.comparison.equivalence import Equivalence
 from mpdiag.display.wording import layer_name
 from mpdiag.reports.text.tables import EXPLAIN, Fitted, finding_lines
 from mpdiag.runs.training_log import FINAL_LOSS, FINAL_WORDS
 
-_STYLES: dict[Answer, str] = {
-    "equivalent": "bold green",
-    "different": "bold red",
-    "inconclusive": "bold yellow",
-    "as FP32 (one seed)": "bold green",
-    "better (one seed)": "bold green",
-    "worse (one seed)": "bold red",
-    "undecided (one seed)": "bold yellow",
-}
+_STYLES: dict[Tone, str] = {"good": "bold green", "bad": "bold red", "open": "bold yellow"}
 _KINDS = {
     "score": "as a score",
     "error rate": "as an error rate",
@@ -38,10 +35,10 @@ def comparison_text(comparison: Comparison) -> RenderableType:
     """The whole report of ``mpdiag compare``."""
     a, b = comparison.a, comparison.b
     title = f"{b.name} against {a.name}: {comparison.answer}"
-    parts: list[RenderableType] = [Text(title, _STYLES[comparison.answer]), Text("")]
+    parts: list[RenderableType] = [Text(title, _STYLES[tone_of(comparison.answer)]), Text("")]
     above = comparison.hindrances  # said before anything else
     for f in reversed(above):
-        lines = Text(f.message, _STYLES["different"]), Text(f"  {f.fix}  [{f.code}]"), Text("")
+        lines = Text(f.message, _STYLES["bad"]), Text(f"  {f.fix}  [{f.code}]"), Text("")
         parts[:0] = lines
     parts += [
         _metrics(comparison),
@@ -81,7 +78,7 @@ def _metrics(comparison: Comparison) -> Fitted:
     for m in comparison.metrics:
         table.add_row(
             m.metric,
-            Text(m.answer, _STYLES[m.answer]),
+            Text(m.answer, _STYLES[tone_of(m.answer)]),
             _figures(m.a),
             _figures(m.b),
             "–" if math.isnan(m.result.difference) else f"{m.result.difference:+.4g}",

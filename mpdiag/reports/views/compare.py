@@ -13,7 +13,12 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from mpdiag.analysis.comparison.compare import Comparison
-from mpdiag.analysis.comparison.comparison_findings import MetricComparison, mean_of_finite
+from mpdiag.analysis.comparison.comparison_findings import (
+    MetricComparison,
+    Tone,
+    mean_of_finite,
+    tone_of,
+)
 from mpdiag.analysis.comparison.groups import SeedGroup
 from mpdiag.analysis.layers import Layers
 from mpdiag.display.colors import GREEN, GREY, ORANGE, VERMILION
@@ -24,16 +29,12 @@ from mpdiag.runs.schema import Kind
 from mpdiag.runs.training_log import FINAL_LOSS, FINAL_WORDS
 
 _MEASURES = ["absmax", "underflow", "overflow"]
-VERDICT_STYLES = {
-    "equivalent": (GREEN, "circle"),
-    "different": (VERMILION, "x"),
-    "inconclusive": (ORANGE, "diamond-open"),
-    "as FP32 (one seed)": (GREEN, "circle-open"),
-    "better (one seed)": (GREEN, "circle-open"),
-    "worse (one seed)": (VERMILION, "x-open"),
-    "undecided (one seed)": (ORANGE, "diamond-open"),
+STYLES: Mapping[Tone, tuple[str, str]] = {
+    "good": (GREEN, "circle"),
+    "bad": (VERMILION, "x"),
+    "open": (ORANGE, "diamond-open"),
 }
-"""Colour and mark of each answer on a metric."""
+"""Colour and mark of an answer on a metric; the mark of one seed is open."""
 REACH = 3.0
 """Margins on each side that the figure shows; what lies beyond is drawn at its edge."""
 _SMOOTHED = 15  # steps of the running median
@@ -149,10 +150,10 @@ def interval_figure(frame: pd.DataFrame) -> go.Figure:
     for edge in (-1, 1):
         fig.add_vline(edge, line={"color": GREEN, "width": 1.5, "dash": "dash"})
     fig.add_vline(0, line={"color": GREY, "width": 1})
-    for verdict, (colour, mark) in VERDICT_STYLES.items():
-        part = frame[(frame["verdict"] == verdict) & frame["difference"].notna()]
-        if part.empty:
-            continue
+    for verdict, part in frame[frame["difference"].notna()].groupby("verdict", sort=False):
+        colour, mark = STYLES[tone_of(str(verdict))]
+        if "one seed" in str(verdict):
+            mark = f"{mark.removesuffix('-open')}-open"
         _whiskers(fig, part, colour)
         place = part["difference"] / part["margin"]
         beyond = place.abs() > REACH

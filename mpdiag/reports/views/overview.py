@@ -15,6 +15,7 @@ from typing import Any, Literal
 import numpy as np
 
 from mpdiag.analysis.analyzer import Analysis
+from mpdiag.analysis.comparison.comparison_findings import Tone, tone_of
 from mpdiag.analysis.findings import Finding
 from mpdiag.analysis.layers import Layers
 from mpdiag.display.wording import (
@@ -81,12 +82,10 @@ class Tile:
     meaning: str = ""
 
 
-_ENDED: Mapping[str, tuple[str, Literal["green", "red", "gray"]]] = {
-    "equivalent": ("✓", "green"),
-    "as FP32 (one seed)": ("✓", "green"),
-    "better (one seed)": ("✓", "green"),
-    "different": ("✗", "red"),
-    "worse (one seed)": ("✗", "red"),
+_ENDED: Mapping[Tone, tuple[str, Literal["green", "red", "gray"]]] = {
+    "good": ("✓", "green"),
+    "bad": ("✗", "red"),
+    "open": ("", "gray"),
 }
 
 
@@ -114,7 +113,7 @@ def tiles(
         if end is None:
             continue
         how, answer = trained.get(name, FP32.label), answers.get(name, "")
-        mark, tone = _ENDED.get(answer, ("", "gray"))
+        mark, tone = _ENDED[tone_of(answer)]
         note = answer or ("not compared" if name in trained else "reference")
         label, value = f"{metric} in {how}", f"{end:.3g} {mark}".strip()
         found.append(Tile(name, label, value, note, tone, meaning))
@@ -287,8 +286,8 @@ def outcome_words(logs: Mapping[str, TrainingLog]) -> Iterator[str]:
         yield found
     metrics = dict.fromkeys(m.metric for log in logs.values() for m in log.metrics)
     for name in metrics:
-        values = {run: log.metric(name) for run, log in logs.items()}
-        told = [f"{run} {metric.value:.4g}" for run, metric in values.items() if metric is not None]
+        values = {run: log.outcome(name) for run, log in logs.items()}
+        told = [f"{run} {value:.4g}" for run, value in values.items() if value is not None]
         yield f"{name}: {', '.join(told)}."
     skipped = {run: len(log.skipped) for run, log in logs.items() if log.skipped}
     if skipped:

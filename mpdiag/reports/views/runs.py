@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import pandas as pd
 
+from mpdiag.analysis.comparison.comparison_findings import Tone, tone_of
 from mpdiag.display.wording import percent, scale_text
 from mpdiag.numerics.formats import FORMATS
 from mpdiag.reports.glance import Glance
@@ -60,14 +61,11 @@ _NEEDS = {
     "not needed": ("needs no scale", "good"),
     "unknown": ("not known", "plain"),
 }
-_COMPARED = {
-    "equivalent": Badge("equivalent to FP32", "good"),
-    "different": Badge("different from FP32", "bad"),
-    "inconclusive": Badge("compared: inconclusive", "plain"),
-    "as FP32 (one seed)": Badge("as FP32 (one seed)", "good"),
-    "better (one seed)": Badge("better (one seed)", "good"),
-    "worse (one seed)": Badge("worse (one seed)", "bad"),
-    "undecided (one seed)": Badge("undecided (one seed)", "plain"),
+_COMPARED: Mapping[Tone, Any] = {"good": "good", "bad": "bad", "open": "plain"}
+_OF_SEEDS = {
+    "equivalent": "equivalent to FP32",
+    "different": "different from FP32",
+    "inconclusive": "undecided",
 }
 
 
@@ -135,7 +133,8 @@ def _training_badge(glance: Glance, compared: str | None) -> Badge:
         return Badge("stopped", "bad")
     if glance.last_loss is not None and not math.isfinite(glance.last_loss):
         return Badge("loss not finite", "bad")
-    return _COMPARED.get(compared or "", Badge("not compared"))
+    words = _OF_SEEDS.get(compared or "", compared or "not compared")
+    return Badge(words, _COMPARED[tone_of(compared or "")])
 
 
 def badges(

@@ -53,7 +53,7 @@ def test_the_badge_of_a_recording(tmp_path, glance, expected):
         (Glance(stopped="8 steps in a row"), None, "stopped"),
         (Glance(last_loss=1.0), "equivalent", "equivalent to FP32"),
         (Glance(last_loss=1.0), "different", "different from FP32"),
-        (Glance(last_loss=1.0), "inconclusive", "compared: inconclusive"),
+        (Glance(last_loss=1.0), "inconclusive", "undecided"),
     ],
 )
 def test_the_badge_of_a_training(tmp_path, glance, compared, words):
