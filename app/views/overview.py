@@ -196,8 +196,7 @@ def by_a_plan(listing: Listing) -> None:
         words = f"{name} {unused}, so its curve shows nothing about half precision."
         st.error(in_markdown(words), icon=":material/error:")
     root = recording_of(listing)
-    beside = None if root is None else logs.get(root.folder.resolve().name)
-    words = overview.training_words(meta, own, format_of(meta), beside)
+    words = overview.training_words(meta, own, format_of(meta))
     st.info(f"**{in_markdown(words)}**", icon=":material/model_training:")
     if root is not None:
         tiles(root, logs_of_family(root))

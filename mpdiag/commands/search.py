@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from typer import Argument, Option
@@ -12,9 +12,6 @@ from mpdiag.commands.shared.examples import WORKLOADS
 from mpdiag.commands.shared.options import JsonOption, ScriptApart, refuse_file
 from mpdiag.errors import UsageError
 from mpdiag.files.paths import place
-
-if TYPE_CHECKING:
-    from mpdiag.sensitivity.fp32_search import SearchResult
 
 _HIGHER = "--higher-is-better"
 
@@ -73,7 +70,9 @@ def search(
     as_json: JsonOption = False,
 ) -> None:
     """Find, by training, what must stay in FP32."""
+    from mpdiag.demo.script_search import search_script
     from mpdiag.demo.search import run_search, show_search
+    from mpdiag.launching.script import parse
     from mpdiag.reports import next_commands, terminal
     from mpdiag.workloads import DamagedWorkload
 
@@ -112,7 +111,16 @@ def search(
     else:
         if steps is not None or no_lists:
             raise UsageError("--steps and --no-lists need a workload: leave them out for a script")
-        folder, result = _of_script(words, metric, run, higher_is_better, plan, budget, seeds)
+        folder = run or Path("runs") / f"search-{parse(words).name}"
+        result = search_script(
+            words,
+            metric,
+            folder,
+            higher_is_better=higher_is_better,
+            plan=plan,
+            budget=budget,
+            seeds=seeds,
+        )
         more = [_HIGHER] if higher_is_better else []
         again = ["--metric", metric, *more, "--run", folder, *again, "--", *words]
         script = tuple(words)
@@ -120,32 +128,6 @@ def search(
     if not as_json:
         continued = ("mpdiag", "search", *again)
         terminal.name_next(*next_commands.after_search(result.answer, continued, folder, script))
-
-
-def _of_script(
-    words: list[str],
-    metric: str,
-    run: Path | None,
-    higher_is_better: bool,
-    plan: Path | None,
-    budget: float,
-    seeds: int | None,
-) -> tuple[Path, SearchResult]:
-    """Search a script, and where."""
-    from mpdiag.demo.script_search import search_script
-    from mpdiag.launching.script import parse
-
-    folder = run or Path("runs") / f"search-{parse(words).name}"
-    found = search_script(
-        words,
-        metric,
-        folder,
-        higher_is_better=higher_is_better,
-        plan=plan,
-        budget=budget,
-        seeds=seeds,
-    )
-    return folder, found
 
 
 def _trailing(words: list[str]) -> tuple[list[str], str | None, bool]:

@@ -408,19 +408,13 @@ def _missing(run: Run, most: int = 3) -> str:
     return "; ".join(told)
 
 
-def training_words(
-    meta: Mapping[str, Any],
-    log: TrainingLog | None,
-    label: str,
-    recorded: TrainingLog | None = None,
-) -> str:
-    """What is known of a training by a plan, in a sentence or two.
+def training_words(meta: Mapping[str, Any], log: TrainingLog | None, label: str) -> str:
+    """How a training by a plan went, in a sentence.
 
     Args:
         meta: Its ``meta.json``.
         log: Its log, if it has one.
         label: Format and level, in words.
-        recorded: The log of the recording that it belongs with.
     """
     state = str(meta.get("state") or "unknown")
     what = "Trained" if state == "complete" else f"A training ({state})"
@@ -431,13 +425,7 @@ def training_words(
     last = next((s.loss for s in reversed(log.steps) if s.loss is not None), None)
     if last is not None and not math.isfinite(last):
         told += "; its last loss is not finite"
-    told = f"{what} in {label}: {told}."
-    metric = log.metrics[-1] if log.metrics else None
-    if metric is None:
-        return told
-    other = None if recorded is None else recorded.metric(metric.metric)
-    against = "" if other is None else f"; the recording has {other.value:.4g}"
-    return f"{told} {metric.metric} {metric.value:.4g}{against}."
+    return f"{what} in {label}: {told}."
 
 
 def scale_picture(
