@@ -8,11 +8,14 @@ from functools import cached_property
 
 from mpdiag.analysis.shapes.recorded import SizedModel
 from mpdiag.analysis.shapes.rules import Product
-from mpdiag.analysis.shapes.sizes import Size
+from mpdiag.analysis.shapes.sizes import CLASSES, Size
 from mpdiag.hardware.alignment import multiple_for, padded
 
 EFFORT = 0.001
 """Share of a model's matrix time that a change must save at least."""
+
+TILE = 64
+"""Columns that the smallest tile of a product computes at once: padding fewer classes saves nothing."""
 
 _SLOWDOWN = {1: 1.0, 2: 2.0, 4: 2.5, 8: 3.0}
 _NOT_AT_ALL = 3.5
@@ -150,11 +153,16 @@ def solve_sizes(model: SizedModel, wanted: Wanted) -> Solved:
     ]
     # What no size of the model shows cannot be advised, and so must not change.
     shown = frozenset().union(*(resolve(d.size).classes for d in model.dimensions))
+    few = {
+        c
+        for c, n in enumerate(model.sizes.values)
+        if wanted.worthwhile and n < TILE and CLASSES in model.sizes.notes[c]
+    }
     multiples: dict[int, int] = {}
     for product in products:
         multiple = wanted.multiple * wanted.parts(product)
         for term, factor in (t for size in product.aligned for t in size.terms):
-            for c in shown.intersection(term):
+            for c in shown.intersection(term) - few:
                 needed = multiple // math.gcd(multiple, factor)
                 multiples[c] = math.lcm(multiples.get(c, 1), needed)
     present = model.sizes.values

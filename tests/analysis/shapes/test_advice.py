@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from recorded_steps import Layers, recorded_twice
+from recorded_steps import Layers, record_steps, recorded_twice
 from torch import nn
 from torch.nn import functional as F
 
@@ -405,3 +405,18 @@ def test_what_no_line_of_the_script_makes_is_not_said_to_be_made_there(tmp_path)
     assert said["conv", "out_channels"].startswith("Tensor Cores load 8 FP16 values at once")
     assert said["fc", "in_features"].startswith("its neighbours need this size")  # 576 is aligned
     assert not any("the script creates" in reason for reason in said.values())
+
+
+@pytest.mark.parametrize(("classes", "padded"), [(10, []), (90, [("fc", "out_features", 90, 96)])])
+def test_a_few_classes_are_not_padded(tmp_path, classes, padded):
+    """Ten of them lie in one tile of the product, as sixteen would."""
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU())
+    model.add_module("fc", nn.Linear(64, classes))
+
+    def loss(model, _step):
+        return F.cross_entropy(model(torch.randn(32, 64)), torch.randint(0, classes, (32,)))
+
+    run = record_steps(tmp_path / "run", model, loss, steps=2)
+    assert [(a.module, a.dimension, a.size, a.padded) for a in advise(run)] == padded
+    (left,) = findings(run, "shapes-left-alone" if classes == 10 else "shapes-to-pad")
+    assert left.evidence["share_of_flops"] > 0.05
