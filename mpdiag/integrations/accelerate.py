@@ -20,6 +20,7 @@ from mpdiag.errors import UsageError
 from mpdiag.installation.extras import EXTRAS
 from mpdiag.integrations.shared import TrainingState
 from mpdiag.plan import PrecisionPlan
+from mpdiag.recording.contract import optimizers_of
 from mpdiag.training.trainer import MixedPrecision
 
 with EXTRAS["accelerate"].imports("mpdiag.integrations.accelerate"):
@@ -109,7 +110,7 @@ class PlanAccelerator(Accelerator):
         if self.mp is None and self._models and self._optimizers:
             self.mp = MixedPrecision(
                 list(self._models),
-                [_inner(optimizer) for optimizer in self._optimizers],
+                optimizers_of(self._optimizers),
                 self.plan,
                 **self.plan_options,
             )
@@ -146,7 +147,7 @@ class PlanAccelerator(Accelerator):
             return
         given = self._optimizers if optimizer is None else optimizer
         for one in given if isinstance(given, (list, tuple)) else [given]:
-            self.mp.unscale(_inner(one))
+            self.mp.unscale(*optimizers_of(one))
 
     def clip_grad_norm_(
         self, parameters: Iterable[Tensor], max_norm: float, norm_type: float = 2
@@ -228,13 +229,5 @@ class PlanOptimizer(AcceleratedOptimizer):
                 "step() takes no closure with a plan under Accelerate: use MixedPrecision.step"
             )
             raise UsageError(message)
-        self.last = mp.step(optimizer=_inner(self))
+        self.last = mp.step(optimizer=optimizers_of(self)[0])
         self._is_overflow = self.last.skipped
-
-
-def _inner(optimizer: Any) -> Optimizer:
-    """The optimizer inside its wrappers."""
-    while isinstance(optimizer, AcceleratedOptimizer):
-        optimizer = optimizer.optimizer
-    inner: Optimizer = optimizer
-    return inner

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from mpdiag.analysis.layers import countable_rows, share
 from mpdiag.errors import RunNotFound, UsageError
 from mpdiag.installation.extras import EXTRAS
-from mpdiag.integrations.series import figures, json_lines, state_figures
+from mpdiag.integrations.series import figures, json_lines, state_figures, tensorboard
 from mpdiag.numerics.formats import FP16
 from mpdiag.runs.precision import read_precision
 from mpdiag.runs.records import Records
@@ -135,9 +135,7 @@ def to_tensorboard(run: str | os.PathLike[str] | Run, folder: str | os.PathLike[
             for label, value in h.scalars.items():
                 writer.add_scalar(f"{h.tag}/{label}", value, h.step)
             written += 1 + len(h.scalars)
-        for tag, value, step in scalars(opened):
-            writer.add_scalar(tag, value, step)
-            written += 1
+        written += _send(opened, tensorboard(writer).send)
         writer.add_text("mpdiag/run", f"`{opened.folder}`, {opened.meta.get('state')}")
     finally:
         writer.close()

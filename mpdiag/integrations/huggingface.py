@@ -39,10 +39,7 @@ class RecordCallback(Recording, TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
         """Begin to record."""
-        optimizer = kwargs["optimizer"]
-        while hasattr(optimizer, "optimizer"):  # Accelerate's wrapper
-            optimizer = optimizer.optimizer
-        recorder = self.begin(kwargs["model"], optimizer)
+        recorder = self.begin(kwargs["model"], kwargs["optimizer"])
         # Transformers calls nothing when training fails; the recording ends with the process.
         weakref.finalize(self, Recorder.close, recorder, "failed")
 

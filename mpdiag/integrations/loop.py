@@ -74,7 +74,7 @@ def record_loop(
     chosen = [destination(target) for target in targets]
     recorder = record(_stages(models), optimizers, run, **options)
     opened = active if report_to is None else lambda: chosen
-    recorder.show_to(Reporter(opened, _say if provenance.ranks()[0] == 0 else _be_silent))
+    recorder.show_to(Reporter(opened, _say))
     return recorder
 
 
@@ -162,8 +162,5 @@ class Reporter:
 
 
 def _say(line: str) -> None:
-    print(f"mpdiag: {line}", file=sys.stderr, flush=True)
-
-
-def _be_silent(_line: str) -> None:
-    pass
+    if provenance.ranks()[0] == 0:
+        print(f"mpdiag: {line}", file=sys.stderr, flush=True)
