@@ -119,14 +119,14 @@ def json_lines(path: Path) -> Destination:
 
 
 def tensorboard(writer: Any) -> Destination:
-    """A ``SummaryWriter``; one that was closed takes the figures in a file of its own."""
+    """A ``SummaryWriter``; one that was closed opens a further file for them."""
 
     def send(step: int, row: Mapping[str, float]) -> None:
         closed = getattr(writer, "file_writer", writer) is None
         for tag, value in row.items():
             writer.add_scalar(tag, value, step)
         if closed:
-            writer.close()
+            writer.flush()  # nothing else would
 
     return Destination("TensorBoard", send)
 
@@ -161,7 +161,7 @@ def active() -> list[Destination]:
     if run is not None:
         found.append(wandb(run))
     module: Any = sys.modules.get("mlflow")
-    current = None if module is None else module.active_run()
+    current = module.active_run() if hasattr(module, "active_run") else None
     if current is not None:
         found.append(mlflow(module, current.info.run_id))
     return [*found, *map(tensorboard, _open_writers())]
@@ -169,12 +169,9 @@ def active() -> list[Destination]:
 
 def _open_writers() -> list[Any]:
     loaded = ("torch.utils.tensorboard", "tensorboardX")
-    kinds = tuple(
-        vars(sys.modules[name])["SummaryWriter"] for name in loaded if name in sys.modules
-    )
-    if not kinds:
-        return []
-    writers = [one for one in gc.get_objects() if type(one) in kinds]
+    found = (getattr(sys.modules.get(name), "SummaryWriter", None) for name in loaded)
+    kinds = tuple(kind for kind in found if kind is not None)
+    writers = [one for one in gc.get_objects() if type(one) in kinds] if kinds else []
     return [one for one in writers if getattr(one, "file_writer", None) is not None]
 
 
