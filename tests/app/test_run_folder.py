@@ -6,6 +6,7 @@ import io
 import json
 import shutil
 from datetime import datetime, timezone
+from pathlib import Path
 
 import made_runs as hand
 import pytest
@@ -174,3 +175,15 @@ def test_an_uploaded_file_of_any_name_stays_in_its_folder(root, tmp_path, monkey
 
 def full_disk(*_):
     raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize(("marked", "opened"), [("", "b"), ("b", "a"), ("a b", "b")])
+def test_what_a_search_recorded_for_itself_is_not_opened_first(root, monkeypatch, marked, opened):
+    monkeypatch.syspath_prepend(str(root / "app"))
+    run_folder = importlib.import_module("run_folder")
+    items = [
+        runs.Listing(Path(name), runs.Run(Path(name), {"steps_recorded": 9} | meta), None)
+        for name in ("b", "a")  # the newest first
+        for meta in [{"made_for": "search"} if name in marked.split() else {}]
+    ]
+    assert run_folder.first(items).folder.name == opened
