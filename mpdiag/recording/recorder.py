@@ -105,10 +105,10 @@ def record(
             steps. With None, or with ``every``, recording does not adapt.
         operations: In how many steps to record every operation too, with its inputs and outputs, its
             module and its line of code. Default: steps 0, 10, 100, 125, 157 … (each a quarter later),
-            and steps in which a layer's largest output has grown fourfold, within the budget. A
-            number records the first of these steps at any cost; 0 records none. If several
-            optimizers step in turn, this many steps of each, and the first step after one joins.
-            Only the first evaluation of a closure is recorded.
+            and steps in which a layer's largest output, the number of its outputs or of zeros among
+            them has grown fourfold, within the budget. A number records the first of these steps at
+            any cost; 0 records none. If several optimizers step in turn, this many steps of each, and
+            the first step after one joins. Only the first evaluation of a closure is recorded.
         overwrite: Replace a run that is already in the folder.
         fp32: Record in FP32: switch the training's own ``torch.autocast`` and FSDP's policy off, and
             convert its half-precision weights, inputs and optimizer states. Weights and states get

@@ -6,6 +6,7 @@ import importlib
 import json
 import math
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -310,7 +311,9 @@ def test_a_threshold_is_chosen_without_the_family_it_is_judged_on():
     assert before == rules.WRONG
 
 
-@pytest.mark.parametrize("half", ["tuning", "tuning_3", "opened", "opened_2", "unseen_3"])
+@pytest.mark.parametrize(
+    "half", ["tuning", "tuning_3", "tuning_4", "opened", "opened_2", "unseen_3", "unseen_4"]
+)
 def test_the_documentations_scores_are_those_of_the_results(root, half):
     from cases import score
 
@@ -320,6 +323,17 @@ def test_the_documentations_scores_are_those_of_the_results(root, half):
     table = score.docs_table(results)
     assert table in (root / "studies" / "cases" / "README.md").read_text("utf-8")
     assert table + "\n" == (score.RESULTS / f"cases-{half}.md").read_text("utf-8")
+
+
+@pytest.mark.parametrize(
+    ("level", "unanswered", "denies"),
+    [("cannot", "", True), ("cannot", "no activation gradients", False), ("expected", "", False)],
+)
+def test_a_recording_that_allows_no_answer_denies_nothing(level, unanswered, denies):
+    from cases import score
+
+    verdict = SimpleNamespace(level=level)
+    assert score._denies(SimpleNamespace(verdict=verdict, unanswered=unanswered)) == denies
 
 
 def test_the_documentations_scores_of_the_unseen_half_are_those_of_the_results(root):

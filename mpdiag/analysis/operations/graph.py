@@ -170,10 +170,13 @@ class StepGraph:
         readers = self.readers.get(tensor.producer, [])
         if not readers or depth == 0:
             return False
+        growth = self.growth.get(tensor.tensor)
+        larger = 1.0 if growth is None else growth.factor
         for op in readers:
             if "lowest_row_maximum" in op.facts:
                 lowest = op.facts["lowest_row_maximum"]
-                if -FP32_LIMIT < lowest <= -60000 or op.facts.get("highest", math.inf) >= 60000:
+                highest = op.facts.get("highest", math.inf) * larger
+                if -FP32_LIMIT < lowest <= -60000 / larger or highest >= 60000:
                     return False
             elif op.op not in PASSING or not all(
                 self.masked_softmax(t, depth - 1) for t in op.outputs

@@ -152,6 +152,24 @@ def test_a_sum_that_grows_from_step_to_step_is_followed_to_the_end(tmp_path, siz
         assert "by step 150 (estimated from how the result of the conversion grows)" in one.reason
 
 
+def test_a_softmax_over_what_a_falling_temperature_divides_is_followed(tmp_path):
+    """Its largest entry becomes infinite, not only those that it makes 0."""
+    torch.manual_seed(0)
+    model, top = nn.Linear(8, 4), []
+    optimizer = torch.optim.SGD(model.parameters(), 1e-6)
+    x, y = torch.randn(16, 8), torch.randint(0, 4, (16,))
+    with mpdiag.record(model, optimizer, tmp_path / "run", every=5, operations=4):
+        for step in range(151):
+            logits = model(x) / (1e-3 * 2.0 ** -(step / 25))
+            top.append(float(logits.detach().abs().max()))
+            optimizer.zero_grad()
+            F.nll_loss(torch.softmax(logits, -1), y).backward()
+            optimizer.step()
+    assert top[125] < 60000 < 65520 <= top[-1]
+    found = [f for f in mpdiag.analyze(tmp_path / "run").operations if not f.covered]
+    assert "div" in {f.op for f in found if f.code == "overflow"}
+
+
 def test_what_layers_showed_when_operations_were_recorded_is_no_growth(tmp_path):
     """The last recorded step decides, and a step that is larger than every other one adds nothing."""
     model = Scheduled(squared)
