@@ -13,11 +13,6 @@ from mpdiag.numerics.sums import sum_bound
 from mpdiag.runs.operations import NONE, Operation, TensorRecord
 from mpdiag.runs.precision import HALF, LABELS
 
-SUMS_OVER_RANKS = frozenset(
-    "allreduce_ reduce_ reduce_scatter_ _reduce_scatter_base_ allreduce_coalesced_ all_reduce "
-    "all_reduce_ reduce_scatter_tensor".split()
-)
-"""Of ``torch.ops.c10d`` and ``torch.ops._c10d_functional``."""
 _UNSCALES = "_amp_foreach_non_finite_check_and_unscale_"
 _NORMS = frozenset(("_foreach_norm", "linalg_vector_norm", "norm"))
 _MULTIPLIES = frozenset(("mul_", "_foreach_mul_"))
@@ -101,7 +96,7 @@ def _added_over_ranks(step: Sequence[Operation]) -> Iterator[Finding]:
     for adds in step:
         added = next((t for t in adds.inputs if t.dtype in HALF), None)
         ranks = int(adds.facts.get("ranks", 0))
-        if adds.op not in SUMS_OVER_RANKS or adds.phase != "update" or added is None or ranks < 2:
+        if adds.phase != "update" or added is None or ranks < 2:
             continue
         norm = any(o.op in _NORMS for o in _origins(added, by_index))
         what = "a gradient norm" if norm else f"{counted(added.numel, 'element')}"

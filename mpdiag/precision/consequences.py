@@ -33,8 +33,6 @@ MOST_STILL = 0.5
 """Share of a state's elements that stay in a step, above which it is said without a formula."""
 STILL = 0.01
 """Share of elements that stand still in a step, above which it is said."""
-COUNTS_TO = {"bfloat16": 256, "float16": 2048}
-"""Whole numbers at which adding 1 is rounded away."""
 EARLY = 100
 """Steps below which a moving average with a factor of 0.999 has hardly begun."""
 
@@ -143,7 +141,7 @@ def _narrow_counters(facts: PrecisionFacts) -> Iterator[Finding]:
     """Counts of steps in half precision: from some number on, one more is rounded away."""
     for settings in facts.settings:
         for name, (dtype, value) in settings.get("counters", {}).items():
-            limit, label = COUNTS_TO[dtype], LABELS[dtype]
+            limit, label = growing(dtype)[0], LABELS[dtype]
             betas = {b for g in settings["groups"] for b in g.get("betas") or () if 0.0 < b < 1.0}
             stays = f"; bias correction stays at 1 - {max(betas):g}^{limit} = " if betas else ""
             stays += f"{1.0 - max(betas) ** limit:.2g}" if betas else ""
@@ -491,8 +489,8 @@ def _narrow_reductions(parameters: Sequence[ParameterPrecision], ranks: int) -> 
         dtype = max((str(p.reduced) for p in those), key=lambda d: sum_bound(d, 1))
         # Each rank's gradient is rounded, n - 1 sums are, and a mean over no power of two is.
         own, eightfold = (sum_bound(dtype, n + bool(n & (n - 1))) for n in (ranks, 8 * ranks))
-        told = "" if ranks == 1 else f"; a sum over {ranks:,} ranks can be rounded to anything"
-        if ranks > 1 and own < 1.0:
+        told = ""
+        if ranks > 1 and own < 1.0:  # else nothing is known
             told = (
                 f"; rounding moves a sum over {ranks:,} ranks by up to {percent(own)} of its terms"
             )

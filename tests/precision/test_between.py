@@ -91,7 +91,7 @@ def test_look_alikes_are_not(tmp_path, changes, how):
     assert trained(tmp_path / "run", changes, **how)[1] == []
 
 
-def collective(op="allreduce_", dtype="bfloat16", phase="update", ranks=4):
+def collective(dtype="bfloat16", phase="update", ranks=4):
     """A recorded sum over ranks of one element, the norm of something."""
     make = {"step": 3, "rank": 0, "overload": "default", "module": None, "node": "", "forward": -1}
     place = {"file": "train.py", "line": 7, "code": "", "function": ""}
@@ -99,7 +99,7 @@ def collective(op="allreduce_", dtype="bfloat16", phase="update", ranks=4):
     total = TensorRecord("out", 2, 0, "", (), dtype)
     norm = Operation(index=0, op="linalg_vector_norm", phase="update", inputs=(of,),
                      outputs=(total,), **make, **place)  # fmt: skip
-    adds = Operation(index=1, op=op, phase=phase, inputs=(total,),
+    adds = Operation(index=1, op="allreduce_", phase=phase, inputs=(total,),
                      facts={"ranks": ranks}, **make, **place)  # fmt: skip
     return [norm, adds]
 
@@ -112,7 +112,7 @@ def test_a_norm_that_is_added_in_half_precision_is_said_once():
 
 
 @pytest.mark.parametrize("how", [
-    {"op": "allgather_"}, {"dtype": "float32"}, {"phase": "forward"}, {"ranks": 1},
+    {"dtype": "float32"}, {"phase": "forward"}, {"ranks": 1},
 ])  # fmt: skip
 def test_what_is_no_sum_of_gradients_in_half_precision_is_not(how):
     assert list(between(collective(**how))) == []
