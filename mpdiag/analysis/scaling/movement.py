@@ -57,11 +57,13 @@ class Movement:
         )
 
     def relative(self, layer: str) -> float:
-        """Σ|Δw| over Σ|w| of a layer and those inside it, or of the model where it has no parameters.
+        """Σ|Δw| over Σ|w| of a layer and those inside it; without parameters, of the module around it.
 
         It is infinite where it is not known, and where no parameter of the model moves.
         """
-        names = self._of(layer) or self.parameters
+        while layer and not self._of(layer):
+            layer = layer.rpartition(".")[0]
+        names = self._of(layer)
         if not names <= self.paths.keys() or not any(self.paths.values()):
             return math.inf
         path, size = (sum(of[name] for name in names) for of in (self.paths, self.sizes))

@@ -105,6 +105,7 @@ def test_movement_is_of_a_layer_and_of_those_inside_it():
         *(True, True, False),
     ]
     assert moved.relative("c") == 4 / 11  # without parameters: as the model
+    assert moved.relative("a.2") == 1 / 8  # as the module around it, which the model's rest outruns
     unknown = Movement({}, {}, names)
     assert unknown.moves("a.1")
     assert unknown.relative("a.1") == math.inf
