@@ -55,8 +55,8 @@ def analyze_weight_updates(
         labels = "/".join(sorted(LABELS[dtype] for dtype in stored))
         return MasterWeightsPlan(
             needed=True,
-            reason=f"the recorded weights are {labels}, which shows no update that {labels} rounded "
-            "away, so the plan keeps FP32 masters",
+            reason=f"the recorded weights are {labels}, which hides updates that are rounded away, so "
+            "the plan keeps FP32 masters",
         )
     names, sums = evidence.updates()
     known = dict(zip(UPDATE_FIGURES, sums, strict=True))

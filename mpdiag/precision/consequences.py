@@ -208,8 +208,9 @@ def _stuck_states(
             told.append(("hardly changes", float("inf"), {}))
         for words, begins, evidence in told:
             measured = {"measured": None if seen is None else vars(seen)}
+            harms = _is_off(seen) or seen is None or seen.steps < EARLY
             yield Finding(
-                severity="warning" if facts.step >= begins else "info",
+                severity="warning" if harms and facts.step >= begins else "info",
                 code="precision-stuck-state",
                 message=f"{holder}'s {state} in {LABELS[dtype]} {words}{_measured(seen, stayed)}",
                 evidence={
@@ -237,10 +238,12 @@ def _measured(seen: Shadow | None, stayed: Observed | None) -> str:
     if seen.steps < EARLY:
         return f"; {counted(seen.steps, 'step')} are too few to measure how far it is from FP32's"
     factor = seen.median**-0.5
-    size = "about as large" if 0.95 < factor < 1.05 else f"{factor:.2g} times as large"
+    after = f"; after {counted(seen.steps, 'step')} it is"
+    median = f"(median of {seen.elements:,} elements)"
+    if 0.95 < factor < 1.05:
+        return f"{after} about as large as FP32's so far {median}"
     return (
-        f"; after {counted(seen.steps, 'step')} it is {seen.median:.2g} times FP32's (median of "
-        f"{seen.elements:,} elements), so that steps are {size}"
+        f"{after} {seen.median:.2g} times FP32's {median}, so that steps are {factor:.2g} times as large"
     )
 
 

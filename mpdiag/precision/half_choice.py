@@ -12,6 +12,9 @@ from mpdiag.exports.registry import export_plan
 from mpdiag.numerics.formats import BF16, FP16
 from mpdiag.numerics.loss_scalers import Backoff
 from mpdiag.plan import LossScalePlan, PrecisionPlan
+from mpdiag.precision.movement import standstill
+from mpdiag.runs.precision import HALF, read_precision
+from mpdiag.runs.run import Run
 
 Chosen = Literal["bf16", "either", "unknown"]
 FRAMEWORKS = ("huggingface", "lightning", "torch", "accelerate", "deepspeed", "megatron")
@@ -60,7 +63,7 @@ def fp16_or_bf16(analysis: Analysis) -> HalfChoice | None:
         "Loss scale": _scale(analysis),
         "Overflow": _overflow(analysis, overflowing),
         "Rounding": _rounding(analysis),
-        "Updates": _lost(updates),
+        "Updates": _unmoved(analysis.run) if updates is None else _lost(updates),
         "Settings": _told(settings, weights=weights and answer == "either"),
     }
     return HalfChoice(answer, text, {t: w for t, w in grounds.items() if w}, updates, settings)
@@ -135,13 +138,21 @@ def _updates(analysis: Analysis) -> dict[str, float]:
     return {f.name: m.swallowed_fraction for f, m in zip((BF16, FP16), masters, strict=True)}
 
 
-def _lost(updates: Mapping[str, float] | None) -> str:
-    if updates is None:
-        return "The recording does not show which updates BF16 weights rounded away."
+def _lost(updates: Mapping[str, float]) -> str:
     bf16, fp16 = percent(updates[BF16.name]), percent(updates[FP16.name])
     return (
         f"BF16 weights without masters would round away {bf16} of the updates, FP16 weights {fp16}."
     )
+
+
+def _unmoved(run: Run) -> str:
+    """How many weights in half precision stood still."""
+    facts = read_precision(run.folder)
+    stored = () if facts is None else facts.parameters
+    seen = standstill(run, {p.name for p in stored if p.stored in HALF and p.master is None})
+    if not seen.elements:
+        return ""
+    return f"At least {percent(seen.share)} of the weights with a gradient did not move in a step."
 
 
 def _in_bf16(plan: PrecisionPlan) -> PrecisionPlan:
