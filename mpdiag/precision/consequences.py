@@ -179,6 +179,8 @@ def _stuck_states(
     """
     groups = _settings_of(facts, holder)
     factors = moments(holder, groups)
+    # On a CPU torch rounds this one's factor to the state's dtype; where all values stay, they stay.
+    foreach = any(group.get("foreach") for group in groups)
     for state, dtype in sorted({item for p in held for item in p.states.items()}):
         if dtype not in NARROW:
             continue
@@ -191,7 +193,7 @@ def _stuck_states(
         for factor in sorted(factors.get(state, ())):
             found = decay(dtype, factor)
             whole = found.stuck == found.values
-            if found.stuck and (proved or _is_off(seen)):
+            if found.stuck and (whole or not foreach) and (proved or _is_off(seen)):
                 share = f"all {found.values:,}" if whole else f"{found.stuck:,} of {found.values:,}"
                 words = (
                     f"{'cannot' if whole else 'can hardly'} fall by its factor {factor:g}; rounding "

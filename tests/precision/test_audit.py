@@ -282,6 +282,16 @@ def test_what_an_optimizer_multiplies_in_is_said(tmp_path):
     assert found.findings[0].evidence["dtype"] == "bfloat16"
 
 
+@pytest.mark.parametrize(("beta", "foreach", "said"), [
+    (0.997, False, True), (0.997, True, False), (0.999, True, True),
+])  # fmt: skip
+def test_what_foreach_rounds_is_not_called_stuck(tmp_path, beta, foreach, said):
+    net = model(BF16)
+    settings = {"betas": (0.9, beta), "foreach": foreach, "weight_decay": 0.0}
+    found = train(net, torch.optim.AdamW(net.parameters(), **settings), tmp_path / "run")
+    assert ("precision-stuck-state" in codes(found)) == said
+
+
 @pytest.mark.parametrize(("make", "words"), [
     (torch.optim.Adagrad, "sum in BF16 stops growing after 256 to 383 equal squares"),
     (torch.optim.Adafactor, "row_var in BF16 cannot fall from step 2,436 on"),
