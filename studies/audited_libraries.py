@@ -245,17 +245,21 @@ def main() -> None:
         for words in (*found[name]["differences"], *found[name]["failures"]):
             print("!!", words)
         sys.stdout.flush()
-    if chosen.json:
-        before = json.loads(chosen.json.read_text())["cases"] if chosen.json.exists() else {}
-        for entry in found.values():
-            del entry["text"], entry["said"]
-        document = {
-            "date": str(date.today()),
-            "machine": f"{platform.machine()}, {os.cpu_count()} CPUs, {platform.system()}",
-            "versions": {p: importlib.metadata.version(p) for p in PACKAGES if is_installed(p)},
-            "cases": {**before, **found},
-        }
-        chosen.json.write_text(json.dumps(document, indent=1) + "\n")
+        if chosen.json:
+            keep(name, found[name], chosen.json)
+
+
+def keep(name: str, found: Mapping[str, Any], path: Path) -> None:
+    """Write what was found of a case, beside what was found of others before."""
+    kept = {k: v for k, v in found.items() if k not in ("text", "said")}
+    versions = {p: importlib.metadata.version(p) for p in PACKAGES if is_installed(p)}
+    kept |= {"date": str(date.today()), "versions": versions}
+    before = json.loads(path.read_text())["cases"] if path.exists() else {}
+    document = {
+        "machine": f"{platform.machine()}, {os.cpu_count()} CPUs, {platform.system()}",
+        "cases": {**before, name: kept},
+    }
+    path.write_text(json.dumps(document, indent=1) + "\n")
 
 
 if __name__ == "__main__":
