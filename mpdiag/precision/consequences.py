@@ -245,7 +245,8 @@ def _measured(seen: Shadow | None, stayed: Observed | None) -> str:
     if 0.95 < factor < 1.05:
         return f"{after} about as large as FP32's so far {median}"
     return (
-        f"{after} {seen.median:.2g} times FP32's {median}, so that steps are {factor:.2g} times as large"
+        f"{after} {seen.median:.2g} times FP32's {median}, "
+        f"so that steps are {factor:.2g} times as large"
     )
 
 

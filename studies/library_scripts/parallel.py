@@ -43,7 +43,6 @@ class Block(nn.Module):
 def wrapped(kind: str, model: nn.Sequential) -> nn.Module:
     """The model as it is called under a wrapper."""
     ranks = dist.get_world_size()
-    policy = MixedPrecisionPolicy(param_dtype=BF16, reduce_dtype=torch.float32)
     if kind == "ddp":
         return DistributedDataParallel(model)
     if kind == "ddp-hook":
@@ -70,6 +69,7 @@ def wrapped(kind: str, model: nn.Sequential) -> nn.Module:
         mesh = init_device_mesh("cpu", (2, ranks // 2), mesh_dim_names=("replicas", "shards"))
     else:
         mesh = init_device_mesh("cpu", (ranks,))
+    policy = MixedPrecisionPolicy(param_dtype=BF16, reduce_dtype=torch.float32)
     for block in (model.first, model.second):
         fully_shard(block, mesh=mesh, mp_policy=policy)
     return fully_shard(model, mesh=mesh, mp_policy=policy)
