@@ -106,7 +106,7 @@ NAMED_BY = {
     ),
     "gptneox_1003": (
         Named("precision-narrow-part", "angles up to .* BF16|BF16 numbers of"),
-        Named("precision-narrow-part", "collide|off by"),
+        Named("precision-narrow-part", "collide|can be off by"),
     ),
     "megatron_149": (Named("precision-narrow-sum"), Named("precision-narrow-sum", r"\d %|e-\d")),
     "modelopt_2322": (Named(AWAY, "BF16 weights"), Named(AWAY, "round to nothing")),

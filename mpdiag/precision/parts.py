@@ -51,7 +51,9 @@ def narrow_parts(operations: Iterable[Operation]) -> Iterator[Finding]:
     said = set()
     for _, step in groupby(forward, key=lambda o: (o.rank, o.step)):
         for operation, what, does, largest in _in_step(list(step)):
-            place = (operation.where, "" if operation.op in ANGLES else operation.op)
+            place = (operation.where, "" if operation.op in LOSSES else operation.op)
+            if operation.op in ANGLES:
+                place = (operation.file, "")  # the cosine and the sine of the same angles
             if place not in said:
                 said.add(place)
                 at = f" ({operation.where})" if operation.where else ""
@@ -79,7 +81,7 @@ def _in_step(step: Sequence[Operation]) -> Iterator[tuple[Operation, str, str, f
             error = spacing(dtype, read.absmax) / 2 if dtype in HALF else 0.0
             if error > TURN:
                 what = f"reads angles up to {read.absmax:.4g} that {LABELS[dtype]} has rounded"
-                yield o, what, f"they are off by up to {error:.2g} radians", read.absmax
+                yield o, what, f"they can be off by up to {error:.2g} radians", read.absmax
         elif made is not None and o.op in LOSSES and made.dtype in HALF:
             label, apart = LABELS[made.dtype], spacing(made.dtype, made.absmax)
             does = f"near {made.absmax:.3g} {label}'s values are {apart:.2g} apart"

@@ -22,7 +22,7 @@ from mpdiag.tracing.names import NamedParameter
 from mpdiag.tracing.precision import HALF
 
 MOST = 64
-"""Parameters whose averages are followed."""
+"""Parameters, and averages of them, that are followed."""
 NEAR = 0.5
 """Distance from a parameter, over its norm, within which a tensor may be an average of it."""
 
@@ -55,12 +55,15 @@ class Average:
     def look(self, step: int) -> None:
         """Compare the tensor with what it was a step ago, if it was written to since."""
         tensor, parameter = self.tensor(), self.parameter()
+        if tensor is not None and tensor._version == self.version:
+            self.step = step
+            return
         now = None if tensor is None else some_of(tensor)
         goal = None if parameter is None else some_of(parameter)
         if tensor is None or now is None or goal is None or now.shape != self.values.shape:
             return
         before, earlier, goal = self.values, self.goal, goal.to(now.dtype)
-        written = tensor._version > self.version and step == self.step + 1
+        written = step == self.step + 1
         self.step, self.version, self.values, self.goal = step, tensor._version, now, goal
         others = (some_of(t) for t in (one() for one in self.wide) if t is not None)
         copied = (goal, earlier, *(t.to(now.dtype) for t in others if t is not None))
@@ -92,10 +95,20 @@ def averages(parameters: Iterable[NamedParameter], step: int) -> Iterator[Averag
         own = some_of(parameter)
         if own is None or bool((own == own[0]).all()):
             continue  # constants are near each other by chance
-        same = [t for t in alike[parameter.shape] if t.device == parameter.device]
-        wide = [weakref.ref(t) for t in same if t.dtype == torch.float32]
-        for one in (t for t in same if t.dtype in HALF and t.data_ptr() != parameter.data_ptr()):
-            values, goal = some_of(one), own.to(one.dtype)
-            if values is not None and (values - goal).norm() <= NEAR * goal.norm():
-                of, tensor = weakref.ref(parameter), weakref.ref(one)
+        near = [
+            t for t in alike[parameter.shape] if t.device == parameter.device and _is_near(t, own)
+        ]
+        wide = [weakref.ref(t) for t in near if t.dtype == torch.float32]
+        for one in (t for t in near if t.dtype in HALF and t.data_ptr() != parameter.data_ptr()):
+            values = some_of(one)
+            if values is not None and id(one) not in taken:
+                taken.add(id(one))
+                of, tensor, goal = weakref.ref(parameter), weakref.ref(one), own.to(one.dtype)
                 yield Average(named.name, of, tensor, wide, step, one._version, values, goal)
+
+
+def _is_near(tensor: torch.Tensor, own: torch.Tensor) -> bool:
+    values = some_of(tensor)
+    if values is None or values.shape != own.shape:
+        return False
+    return bool((values.float() - own.float()).norm() <= NEAR * own.float().norm())

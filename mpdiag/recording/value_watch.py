@@ -4,6 +4,7 @@ A few elements of each tensor are kept and compared: what changes a tensor as a 
 or a cast does, changes them.
 """
 
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
@@ -11,7 +12,7 @@ from itertools import islice
 import torch
 from torch.optim import Optimizer
 
-from mpdiag.recording.averages import Average, averages
+from mpdiag.recording.averages import MOST, Average, averages
 from mpdiag.recording.counting.tensors import some_of
 from mpdiag.recording.gradient_sums import GradientSums
 from mpdiag.recording.moving_rates import moving_rates
@@ -24,6 +25,7 @@ from mpdiag.tracing.precision import HALF
 
 MOST_STATES = 32
 """Of an optimizer, that are compared before and after a recorded step."""
+_NUMBER = re.compile(r"\d+")
 STEPS = 3
 """Steps after which values are looked at; later in recorded steps alone."""
 
@@ -96,7 +98,12 @@ class ValueWatch(StepListener):
             elif bool((values != values[0]).any()):  # constants are equal by chance
                 alike[(named.parameter.shape, *values.double().tolist())].append(named.name)
         for names in alike.values():
-            self._pairs += [(names[0], other) for other in names[1:]]
+            first = _NUMBER.sub(
+                "", names[0]
+            )  # repeated layers may begin alike: A_log = log(1, 2, …)
+            self._pairs += [
+                (names[0], other) for other in names[1:] if _NUMBER.sub("", other) != first
+            ]
 
     def _look(self, step: int) -> None:
         now = {n.name: n.parameter for n in self._subjects.parameters.values()}
@@ -115,7 +122,7 @@ class ValueWatch(StepListener):
         if self._averages is None:
             inside = {id(p) for root in self._subjects.roots for p in root.parameters()}
             named = [n for key, n in self._subjects.parameters.items() if key in inside]
-            self._averages = list(averages(named, step))
+            self._averages = list(islice(averages(named, step), MOST))
         for average in self._averages:
             average.look(step)
             if average.still:

@@ -404,6 +404,12 @@ def test_full_finetuning_beside_frozen_layers_is_said_as_ever(tmp_path):
     assert found.line == "FP32 weights and AdamW states"
 
 
+def test_repeated_layers_that_begin_alike_are_not_tied(tmp_path):
+    net = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    net[1].load_state_dict(net[0].state_dict())
+    assert codes(train(net, torch.optim.SGD(net.parameters(), 0.1), tmp_path / "run")) == []
+
+
 class Counts(torch.optim.AdamW):
     """Counts its steps in the parameters' dtype, as ``torch.tensor(0.0)`` does under a default dtype."""
 

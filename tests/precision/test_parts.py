@@ -105,7 +105,7 @@ SAID = {
     "exp of what is at most 0": (
         Part(lambda _, x: (x - x.amax(-1, keepdim=True)).exp(), dtype=BF16), ""
     ),
-    "angles in BF16": (Part(rotates(counts, BF16), dtype=BF16), r"(cos|sin) reads angles up to 496"),
+    "angles in BF16": (Part(rotates(counts, BF16), dtype=BF16), r"cos reads angles up to 496"),
     "a table in BF16": (Part(rotates(counts_exactly), dtype=BF16), r"(cos|sin) reads angles up to 496"),
     "angles in FP32": (Part(rotates(counts_exactly)), ""),
     "small angles in BF16": (Part(rotates(few, BF16), dtype=BF16), ""),
@@ -130,14 +130,14 @@ def test_parts_that_half_precision_harms_are_named_and_others_are_not(case, tmp_
     assert [re.search(words, message) is not None for message in found] == [True] * bool(words)
 
 
-@pytest.mark.parametrize(("wide", "said"), [(False, 2), (True, 0)])
+@pytest.mark.parametrize(("wide", "said"), [(False, 1), (True, 0)])
 def test_a_loss_in_half_precision_is_named(wide, said, tmp_path):
     def loss(out):
         return functional.cross_entropy(out.float() if wide else out, torch.arange(32) % 16)
 
     found = messages(Part(lambda _, x: x, dtype=BF16), tmp_path / "run", loss)
     assert len(found) == said
-    assert all(re.match("(log_softmax|nll_loss) computes a loss in BF16", one) for one in found)
+    assert all(re.match("log_softmax computes a loss in BF16", one) for one in found)
 
 
 @pytest.mark.parametrize(("dtype", "name"), [(BF16, "bfloat16"), (FP16, "float16")])
