@@ -49,7 +49,7 @@ def train(
     """Record a few steps, and audit them."""
     dtype = next(net.parameters()).dtype
     generator = torch.Generator().manual_seed(1)
-    with mpdiag.record(net, optimizer, folder, overwrite=True):
+    with mpdiag.record(net, optimizer, folder, every=1, overwrite=True):
         for step in range(steps):
             for _ in range(micro):
                 x = torch.randn(12, 8, generator=generator).to(dtype)

@@ -21,7 +21,7 @@ from mpdiag.errors import DamagedRun, MpdiagError
 from mpdiag.numerics.periods import unseen_periods
 from mpdiag.runs.answers import half_products
 from mpdiag.runs.coverage import stepped_in
-from mpdiag.runs.precision import HALF, read_precision
+from mpdiag.runs.precision import HALF
 from mpdiag.runs.records import Records
 from mpdiag.runs.run import Run
 
@@ -134,10 +134,7 @@ def _narrow_in_spite(precision: Mapping[str, Any]) -> Iterator[Finding]:
 
 def _policies(run: Run) -> dict[str, str]:
     """Wrappers' policies that cast weights to half precision, with their dtype."""
-    try:
-        facts = read_precision(run.folder)
-    except MpdiagError:  # the audit says so; the rest of the recording is as good as before
-        facts = None
+    facts = run.readable_precision
     read = () if facts is None else facts.parameters
     chosen = ((p.set_by, p.forward) for p in read if p.stored not in HALF)
     return {by: dtype for by, dtype in chosen if by and dtype in HALF}

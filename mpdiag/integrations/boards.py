@@ -21,7 +21,6 @@ from mpdiag.errors import RunNotFound, UsageError
 from mpdiag.installation.extras import EXTRAS
 from mpdiag.integrations.series import figures, json_lines, state_figures, tensorboard
 from mpdiag.numerics.formats import FP16
-from mpdiag.runs.precision import read_precision
 from mpdiag.runs.records import Records
 from mpdiag.runs.run import Run, open_run
 from mpdiag.runs.training_log import read_log
@@ -84,7 +83,7 @@ def scalars(run: Run) -> Iterator[tuple[str, float, int]]:
     """Tag, value and step of the series of a recording, and of a training by a plan."""
     for step, row in figures(run.records) if run.parts() else ():
         yield from ((tag, value, step) for tag, value in row.items())
-    facts = read_precision(run.folder)
+    facts = run.precision
     if facts is not None:
         yield from ((tag, value, facts.step) for tag, value in state_figures(facts).items())
     yield from training_scalars(run)

@@ -20,7 +20,7 @@ from mpdiag.precision.consequences import consequences
 from mpdiag.precision.products import NO_PRODUCTS, Computed, Products, computed_in
 from mpdiag.runs.answers import Answer, answers, no_answers
 from mpdiag.runs.operations import Operation
-from mpdiag.runs.precision import ParameterPrecision, PrecisionFacts, read_precision, summary
+from mpdiag.runs.precision import ParameterPrecision, PrecisionFacts, summary
 from mpdiag.runs.run import Run, open_run
 
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ def audit_of_run(run: Run) -> Audit | None:
     Raises:
         InputError: If the run cannot be read.
     """
-    facts = read_precision(run.folder)
+    facts = run.precision
     if facts is None:
         return None
     precision = run.meta.get("precision")

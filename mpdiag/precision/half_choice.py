@@ -13,7 +13,7 @@ from mpdiag.numerics.formats import BF16, FP16
 from mpdiag.numerics.loss_scalers import Backoff
 from mpdiag.plan import LossScalePlan, PrecisionPlan
 from mpdiag.precision.movement import standstill
-from mpdiag.runs.precision import HALF, read_precision
+from mpdiag.runs.precision import HALF
 from mpdiag.runs.run import Run
 
 Chosen = Literal["bf16", "either", "unknown"]
@@ -147,7 +147,7 @@ def _lost(updates: Mapping[str, float]) -> str:
 
 def _unmoved(run: Run) -> str:
     """How many weights in half precision stood still."""
-    facts = read_precision(run.folder)
+    facts = run.readable_precision
     stored = () if facts is None else facts.parameters
     seen = standstill(run, {p.name for p in stored if p.stored in HALF and p.master is None})
     if not seen.elements:

@@ -17,6 +17,7 @@ system that fsspec knows, see ``files/paths.py``; there a file is sent whole.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -34,7 +35,7 @@ from mpdiag.files.recognition import named_instead
 from mpdiag.files.secrets import HIDDEN
 from mpdiag.runs.answers import HalfPrecision, half_precision, half_products
 from mpdiag.runs.meta_validation import refuse_odd_meta, refuse_odd_modules
-from mpdiag.runs.precision import read_precision
+from mpdiag.runs.precision import PrecisionFacts, read_precision
 from mpdiag.runs.reader import damaged, part_of, records_of, tables_of
 from mpdiag.tracing.conditions import TrainingConditions
 from mpdiag.tracing.fingerprint import ModelFingerprint, fingerprint
@@ -273,12 +274,25 @@ class Run:
         Raises:
             DamagedRun: If a part cannot be read.
         """
-        try:
-            facts = read_precision(self.folder)
-        except MpdiagError:  # the audit says so; the rest of the recording is as good as before
-            facts = None
         products = set(half_products(self.operations()).values())
-        return half_precision(self.meta, self.modules(), facts, products)
+        return half_precision(self.meta, self.modules(), self.readable_precision, products)
+
+    @cached_property
+    def precision(self) -> PrecisionFacts | None:
+        """What ``precision.json`` holds; None where there is none.
+
+        Raises:
+            DamagedRun: If it cannot be read.
+            NewerSchema: If a newer version wrote it.
+        """
+        return read_precision(self.folder)
+
+    @property
+    def readable_precision(self) -> PrecisionFacts | None:
+        """The same; None of a damaged one: the audit says so, and all else is as good as before."""
+        with contextlib.suppress(MpdiagError):
+            return self.precision
+        return None
 
     def recorded_steps(self) -> tuple[TrainingStep, ...]:
         """The steps that a recording logged; () where a trainer wrote the log, or there is none.

@@ -158,7 +158,7 @@ def test_a_click_on_the_overview_opens_the_layer_at_the_scale_of_the_picture(
     page.wait_for_timeout(500)
     click_in(page, heat.locator(".barlayer .point path").nth(3), 0.4, 0.5)
     page.get_by_role("heading", name="trunk.1 · ReLU").wait_for()
-    page.get_by_text(f"The lines mark FP16's range {scale}").wait_for()
+    page.get_by_text(f"The lines mark FP16's range {scale}").first.wait_for()
     at_rest(page)
     asked = parse_qs(urlsplit(page.url).query)  # whoever is sent this address sees the same
     assert asked == {"layer": ["trunk.1"], **address_says}

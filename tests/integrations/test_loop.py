@@ -142,7 +142,7 @@ def test_each_finding_is_said_once_after_the_first_line(tmp_path, capsys, monkey
     first, *lines = capsys.readouterr().err.splitlines()
     assert first == "mpdiag: BF16 weights and AdamW states, no FP32 masters"
     of_run = {f.message.split()[0] for f in mpdiag.audit(tmp_path / "run").findings}
-    assert len(lines) == len(set(lines)) >= 3
+    assert len(lines) == len(set(lines)) >= 2
     assert all(line.startswith("mpdiag: warning: ") and " → " in line for line in lines)
     assert {line.split()[2] for line in lines} <= of_run
     assert sum("did not move in a step" in line for line in lines) == 1

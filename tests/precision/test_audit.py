@@ -264,7 +264,7 @@ def test_states_that_hold_bf16_numbers_alone_are_said(tmp_path):
 def test_fp16_autocast_without_a_scale_is_said(tmp_path, scaled, said):
     net, scaler = model(), torch.amp.GradScaler("cpu", init_scale=64.0, enabled=scaled)
     optimizer = torch.optim.SGD(net.parameters(), 0.01)
-    with mpdiag.record(net, optimizer, tmp_path / "run"):
+    with mpdiag.record(net, optimizer, tmp_path / "run", every=1):
         for _ in range(3):
             with torch.autocast("cpu", torch.float16):
                 loss = net(torch.randn(12, 8)).float().square().mean()
@@ -314,7 +314,7 @@ def test_a_stuck_second_moment_is_measured_beside_fp32(tmp_path, fused, steady):
     optimizer = torch.optim.AdamW(net.parameters(), 1e-6, weight_decay=0.0, fused=fused)
     always = torch.randn(16, 16)
     exact = torch.zeros(16, 16, dtype=torch.float64)
-    with mpdiag.record(net, optimizer, tmp_path / "run", operations=0):
+    with mpdiag.record(net, optimizer, tmp_path / "run", every=1, operations=0):
         for _ in range(400):
             gradient = (always if steady else torch.randn(16, 16)).bfloat16()
             (net.weight * gradient).sum().backward()
@@ -494,7 +494,7 @@ def test_an_optimizer_named_muon_that_takes_steps_of_sgd_is_said(make, loss, sai
         torch.manual_seed(0)
         net = nn.Linear(8, 16, bias=False)
         optimizer = make(net.parameters())
-        recorder = mpdiag.record(net, optimizer, tmp_path / str(recorded), operations=0)
+        recorder = mpdiag.record(net, optimizer, tmp_path / str(recorded), every=1, operations=0)
         with recorder if recorded else contextlib.nullcontext():
             for _ in range(2):
                 loss(net).backward()

@@ -47,7 +47,7 @@ def trained(folder, changes, *, unscales=False, enabled=True, steps=1):
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
     scaler = torch.amp.GradScaler("cpu", init_scale=SCALE, enabled=enabled)
     norms = []
-    with mpdiag.record(net, optimizer, folder, operations=steps):
+    with mpdiag.record(net, optimizer, folder, every=1, operations=steps):
         for _ in range(steps):
             with torch.autocast("cpu", torch.float16):
                 loss = net(torch.randn(12, 8)).float().square().mean()

@@ -94,7 +94,7 @@ def test_an_average_that_does_not_follow_is_seen(dtype, update, said, late, tmp_
     average = copy.deepcopy(net).to(dtype).requires_grad_(False)
     update = update(net) if isinstance(update, type) else update
     optimizer = Masters(net.parameters(), lr=1e-2)
-    with mpdiag.record(net, optimizer, tmp_path / "run", operations=0) as recorder:
+    with mpdiag.record(net, optimizer, tmp_path / "run", every=1, operations=0) as recorder:
         for _ in range(4):
             with torch.no_grad():
                 if late:

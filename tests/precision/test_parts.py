@@ -36,7 +36,7 @@ def messages(net, folder, loss=lambda out: out.float().square().mean(), x=None):
     dtype = next(net.parameters()).dtype
     x = torch.randn(32, 16, generator=torch.Generator().manual_seed(1)) if x is None else x
     optimizer = Masters(net.parameters(), lr=1e-3)
-    with mpdiag.record(net, optimizer, folder) as recorder:
+    with mpdiag.record(net, optimizer, folder, every=1) as recorder:
         for _ in range(2):
             loss(net(x.to(dtype))).backward()
             optimizer.step()
