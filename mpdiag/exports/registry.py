@@ -438,7 +438,7 @@ def _of_modules(plan: PrecisionPlan, support: Support) -> Iterator[str]:
     automatic = [c.module for c in plan.fp32_operations if _seen_to(c)]
     if automatic and not support.fp32_modules:
         yield (
-            f"the plan keeps normalisations, softmax and losses in FP32: {listed(automatic)}; "
+            f"the plan keeps normalisations, softmax and losses in FP32 (modules: {listed(automatic)}); "
             f"check that {support.name} does."
         )
 
