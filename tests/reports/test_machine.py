@@ -28,7 +28,8 @@ def test_one_screen_says_what_this_machine_can_do():
     assert "With -v" in lines[-1]
 
 
-def test_doctor_for_a_person_and_as_json():
+def test_doctor_for_a_person_and_as_json(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # where nothing was recorded
     assert json.loads(run("doctor", "--json").stdout)["mpdiag"] == __version__
     told = run("doctor")
     assert f"python {sys.version.split()[0]}" in " ".join(told.stdout.split())
