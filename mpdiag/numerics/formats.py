@@ -175,6 +175,8 @@ TARGETS = tuple(f for f in FORMATS.values() if f.bits <= 16)
 """The formats a training can aim at: those that take half of FP32's memory, or less."""
 HALVES = tuple(f for f in TARGETS if not f.needs_tensor_scale)
 """The targets that tensors are stored in as they are, without a scale of their own."""
+STORED_IN = {str(f.torch_name): f for f in HALVES}
+"""These by the name of their ``torch.dtype``."""
 TRAINABLE = (*HALVES, FP32)
 """The formats the trainer runs in."""
 

@@ -6,7 +6,9 @@ Each addition rounds by at most half a unit in the last place, so that n of them
 last place: that takes ``2^bits`` of a power of two, and up to half as many more of other mantissas.
 """
 
-BITS = {"bfloat16": 8, "float16": 11}
+from mpdiag.numerics.formats import STORED_IN
+
+BITS = {dtype: fmt.mantissa_bits + 1 for dtype, fmt in STORED_IN.items()}
 """Bits of the mantissa, with the leading one."""
 
 

@@ -13,7 +13,7 @@ from itertools import groupby
 
 from mpdiag.analysis.findings import Finding
 from mpdiag.display.wording import percent
-from mpdiag.numerics.formats import BF16, FP16
+from mpdiag.numerics.formats import STORED_IN
 from mpdiag.precision.products import PASSES_ON, origins
 from mpdiag.runs.operations import Operation, TensorRecord
 from mpdiag.runs.precision import HALF, LABELS
@@ -28,7 +28,6 @@ COARSE = 2.0**-8
 """Error of an exponent above which the result is further off than rounding it to BF16 would make it."""
 TURN = 0.1
 """Error of an angle, in radians, above which it is said."""
-_FORMATS = {"bfloat16": BF16, "float16": FP16}
 _NAMES = {"_to_copy": "a cast", "nll_loss_forward": "nll_loss", "nll_loss2d_forward": "nll_loss2d"}
 _SUMS = PASSES_ON | frozenset(("add", "sub", "neg"))
 _LINEAR = _SUMS | frozenset(("mul", "mm", "bmm"))
@@ -36,7 +35,7 @@ _LINEAR = _SUMS | frozenset(("mul", "mm", "bmm"))
 
 def spacing(dtype: str, magnitude: float) -> float:
     """The distance between neighbouring values of a half-precision format at a magnitude."""
-    fmt = _FORMATS[dtype]
+    fmt = STORED_IN[dtype]
     exponent = math.frexp(magnitude)[1] - 1 if magnitude else fmt.min_exponent
     return math.ldexp(1.0, max(exponent, fmt.min_exponent) - fmt.mantissa_bits)
 
@@ -111,11 +110,11 @@ def _merged(o: Operation, made: TensorRecord) -> Iterator[tuple[Operation, str, 
     """Different values that half precision has made the same, where they number or choose something."""
     before, after = int(o.facts.get("distinct", 0)), int(o.facts.get("distinct_half", 0))
     if o.op == "arange" and made.dtype in HALF:
-        most = 1 << _FORMATS[made.dtype].mantissa_bits  # in (2^e, 2^(e+1)]
+        most = 1 << STORED_IN[made.dtype].mantissa_bits  # in (2^e, 2^(e+1)]
         before, after = made.numel, made.numel - sum(max(0, n - most) for n in made.counts)
     if after < before:
         what = f"makes {after:,} {LABELS[made.dtype]} numbers of {before:,} different ones"
-        limit = 2 << _FORMATS[made.dtype].mantissa_bits
+        limit = 2 << STORED_IN[made.dtype].mantissa_bits
         yield o, what, f"whole numbers above {limit:,} collide", made.absmax
     if o.facts.get("tied"):
         tied, rows = int(o.facts["tied"]), int(o.facts["rows"])

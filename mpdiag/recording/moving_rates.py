@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.optim import SGD, Adam, Optimizer
 
-from mpdiag.numerics.sums import BITS
+from mpdiag.numerics.formats import STORED_IN
 from mpdiag.recording.counting.tensors import some_of
 from mpdiag.tracing.precision import HALF
 
@@ -19,8 +19,6 @@ PARAMETERS = 64
 """At most, at equal distances: one takes 0.2 ms."""
 SHARES = (0.5, 0.99)
 """Of the elements that are looked at."""
-_LEAST = {"bfloat16": -133, "float16": -24}
-"""The exponent of the smallest value."""
 
 
 def moving_rates(optimizer: Optimizer) -> Iterator[tuple[str, float]]:
@@ -55,8 +53,10 @@ def half_distances(weight: torch.Tensor, update: torch.Tensor, dtype: str) -> to
     mantissa, exponent = weight.float().abs().frexp()
     # Below a power of two values lie half as far apart.
     inward = (mantissa == 0.5) & (weight.sign() == update.sign())
-    place = (exponent - BITS[dtype] - inward.int()).clamp_min(_LEAST[dtype])
-    place = torch.where(weight == 0, _LEAST[dtype], place) - 1
+    fmt = STORED_IN[dtype]
+    least = fmt.min_subnormal_exponent
+    place = (exponent - 1 - fmt.mantissa_bits - inward.int()).clamp_min(least)
+    place = torch.where(weight == 0, least, place) - 1
     return torch.ldexp(torch.ones_like(mantissa), place)
 
 

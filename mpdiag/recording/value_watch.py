@@ -98,12 +98,10 @@ class ValueWatch(StepListener):
             elif bool((values != values[0]).any()):  # constants are equal by chance
                 alike[(named.parameter.shape, *values.double().tolist())].append(named.name)
         for names in alike.values():
-            first = _NUMBER.sub(
-                "", names[0]
-            )  # repeated layers may begin alike: A_log = log(1, 2, …)
-            self._pairs += [
-                (names[0], other) for other in names[1:] if _NUMBER.sub("", other) != first
-            ]
+            one, *others = names
+            # Repeated layers may begin alike, as with A_log = log(1, 2, …).
+            first = _NUMBER.sub("", one)
+            self._pairs += [(one, other) for other in others if _NUMBER.sub("", other) != first]
 
     def _look(self, step: int) -> None:
         now = {n.name: n.parameter for n in self._subjects.parameters.values()}
