@@ -46,7 +46,7 @@ DRAWN = """(() => {
 HEAT = ".st-key-figure-heat-map"
 FIGURES = (
     HEAT,
-    *(f".st-key-figure-{key}" for key in ("layer-scales", "consequences", "every-scale")),
+    *(f".st-key-figure-{key}" for key in ("layer-scales", "consequences")),
 )
 """What the slider moves; marks move in three of them, bars in the other one."""
 

@@ -51,14 +51,12 @@ def view() -> None:
         st.info(in_markdown(f"No layer name contains “{text}”."))
         return
     left, right = st.columns([1.75, 1]) if kind in SCALED else (st.container(), None)
-    below, table = st.columns(2, gap="medium"), st.container()
+    below, table = st.container(), st.container()
     if right is not None:
         with right:
             widgets.show(shown.layer_scales(exponent, height=HEIGHT))
-        with below[0]:
+        with below:
             widgets.show(shown.consequences(exponent))
-        with below[1]:
-            widgets.show(shown.every_scale(exponent))
     with left:  # sent after the others: drawn by Plotly from nothing, it holds the browser up
         heat = shown.heat_map(exponent, log=log, height=HEIGHT, clickable=True)
         points = widgets.show(heat, selectable=True)

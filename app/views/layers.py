@@ -75,15 +75,13 @@ def view() -> None:
 
 
 def all_layers(kind: Kind) -> None:
-    """The table of all layers, and the module tree."""
+    """The table of all layers."""
     text = st.text_input(
         "Find layers", key="find", placeholder="part of a name", bind="query-params"
     )
-    window = analysis.loss_scale.window if kind == "activation_grad" else None
-    named = layers_named(
-        run_cache.late_layers(chosen) if window is not None else run_cache.layers(chosen, kind),
-        text or "",
-    )
+    late = kind == "activation_grad" and analysis.loss_scale.window is not None
+    layers = run_cache.late_layers(chosen) if late else run_cache.layers(chosen, kind)
+    named = layers_named(layers, text or "")
     if not len(named):
         st.info(in_markdown(f"No layer name contains “{text}”."))
         return
@@ -91,7 +89,6 @@ def all_layers(kind: Kind) -> None:
         *(chosen, "layer overview", kind, text), make=lambda: overview(kind, text or "")
     )
     shown_table(frame, kind)
-    widgets.show(pictures.module_tree(run, frame, kind, analysis.target, window))
 
 
 def overview(kind: Kind, text: str) -> pd.DataFrame:
@@ -249,9 +246,7 @@ def _figures(name: str, kind: Kind) -> None:
         left, right = st.columns(2, gap="medium")
         with left:
             widgets.show(layer.over_time())
-            widgets.show(layer.film())
         with right:
-            widgets.show(layer.ridges())
             widgets.show(layer.course())
         all_layers = Gradients(run, kind, run_cache.layers(chosen, kind), fmt)
         widgets.show(all_layers.histogram(exponent, layer=name))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -19,8 +18,6 @@ import plotly.graph_objects as go
 from mpdiag.display.colors import SERIES
 from mpdiag.display.wording import in_figure
 
-FILM = Path(__file__).with_name("film.json").read_text(encoding="utf-8")
-"""A film's buttons and slider, for plotly."""
 GRID = "rgba(128, 136, 150, 0.22)"
 LINE = "rgba(128, 136, 150, 0.6)"
 FONT = "Source Sans, Source Sans Pro, Inter, system-ui, sans-serif"
@@ -55,16 +52,13 @@ class Drawing:
         self._traces: list[dict[str, Any]] = []
         _merge(self.layout, layout)
 
-    def figure(self, frames: Sequence[Mapping[str, Any]] = ()) -> go.Figure:
+    def figure(self) -> go.Figure:
         """What was drawn, checked by Plotly.
-
-        Args:
-            frames: Of an animation.
 
         Raises:
             ValueError: If Plotly has no such part, or no such value of it.
         """
-        return go.Figure({"data": self._traces, "layout": self.layout, "frames": list(frames)})
+        return go.Figure({"data": self._traces, "layout": self.layout})
 
     def add_bar(self, **trace: Any) -> Drawing:
         """Bars."""
@@ -77,10 +71,6 @@ class Drawing:
     def add_heatmap(self, **trace: Any) -> Drawing:
         """Coloured cells."""
         return self._add("heatmap", trace)
-
-    def add_treemap(self, **trace: Any) -> Drawing:
-        """Nested areas."""
-        return self._add("treemap", trace)
 
     def line(
         self,

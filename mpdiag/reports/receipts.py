@@ -93,30 +93,18 @@ class Rows:
         table = f"frame = at_scale({exponent})\n{exact}frame = frame{_LAYERS}"
         return self.read + _lines("bins") + _at_scale(fmt, "name", columns) + table
 
-    def every_scale(self, fmt: FloatFormat, scales: range, *, by_layer: bool) -> str:
-        """Receipt of the losses of the window at every scale, and of the overflow in any step.
-
-        Args:
-            fmt: The format.
-            scales: Exponents of the scales.
-            by_layer: Of each layer, Σ|x| too (``layer_scales_frame``); else of all layers together
-                (``every_scale_frame``, all but Σ|x|).
-        """
+    def every_scale(self, fmt: FloatFormat, scales: range) -> str:
+        """Receipt of ``layer_scales_frame``: losses of the window, and the overflow in any step."""
         limit = f"{'>=' if fmt.tie_overflows else '>'} {fmt.overflow_threshold!r} / 2.0**k"
         chosen = "" if self.window is None else f"rows = rows[{_inside('rows', self.window)}]\n"
         return (
             replace(self, window=None).read
             + 'largest = (rows["absmax"] / rows["scale"]).groupby(rows["name"]).max()\n'
             + chosen
-            + _lines("sum_bins" if by_layer else "bins")
-            + _at_scale(fmt, "name", _SHARES if by_layer else ("nonzero", "lost"))
-            + _lines(f"every_scale{'_by_layer' * by_layer}", scales=scales, limit=limit)
+            + _lines("sum_bins")
+            + _at_scale(fmt, "name", _SHARES)
+            + _lines("every_scale", scales=scales, limit=limit)
         )
-
-    def lost_by_layer(self, fmt: FloatFormat) -> str:
-        """Receipt of the shares lost in an ``overview_frame``, without a loss scale."""
-        table = f"frame = at_scale(0){_LAYERS}"
-        return self.read + _lines("sum_bins") + _at_scale(fmt, "name", ("absmax", *_SHARES)) + table
 
     def course(self, fmt: FloatFormat, exponent: int) -> str:
         """Receipt of ``layer_course_frame``."""

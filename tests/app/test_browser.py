@@ -65,9 +65,8 @@ def test_the_slider_moves_the_numbers_and_its_link_reopens_them(page, address, r
     for exponent in (5, 4):
         slider.press("ArrowLeft")
         line.filter(has_text=expected(exponent)).first.wait_for()
-        for key, words in (("layer-scales", "selected 2"), ("every-scale", "2")):
-            marks = page.locator(f".st-key-figure-{key} .annotation-text")
-            marks.filter(has_text=f"{words}{superscript(exponent)}").wait_for()
+        marks = page.locator(".st-key-figure-layer-scales .annotation-text")
+        marks.filter(has_text=f"selected 2{superscript(exponent)}").wait_for()
     assert expected(4) != expected(6)
     page.wait_for_url("**scale=4**")
     link = page.url
@@ -104,18 +103,11 @@ def test_clicks_lead_from_a_picture_to_a_layer_and_a_step(page, address, runs):
     row = names.index("trunk.1")
     click_in(page, plane, 0.4, (row + 0.5) / len(names))
     page.get_by_role("heading", name="trunk.1 · ReLU").wait_for()
-    film = page.locator(".st-key-figure-film")
-    film.locator(".main-svg").first.wait_for()
+    over_time = page.locator(".st-key-figure-over-time")
+    over_time.locator(".main-svg").first.wait_for()
     page.wait_for_url("**scale=3**")
     caption = page.locator('[data-testid="stCaptionContainer"]').filter(has_text="ssd-2 · Detector")
     caption.first.wait_for()
-    said = film.locator(".slider-label").first
-    before = said.text_content()
-    film.locator(".updatemenu-button").first.click()
-    page.wait_for_function(
-        "before => document.querySelector('.st-key-figure-film .slider-label').textContent != before",
-        arg=before,
-    )
     page.get_by_role("button", name="All layers").click()
     table = page.locator('[data-testid="stDataFrame"]').first
     table.locator("canvas").first.wait_for()
@@ -138,7 +130,7 @@ def test_clicks_lead_from_a_picture_to_a_layer_and_a_step(page, address, runs):
     at_rest(page)
     page.wait_for_timeout(500)
     click_in(page, bars.locator(".barlayer .point path").first, 0.5, 0.5)
-    film.locator(".main-svg").first.wait_for()
+    over_time.locator(".main-svg").first.wait_for()
 
 
 @pytest.mark.parametrize(

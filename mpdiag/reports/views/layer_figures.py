@@ -1,9 +1,5 @@
-"""Figures of layers over the steps, of the module tree, and of one layer from step to step."""
+"""Figures of layers over the steps, and of one layer from step to step."""
 
-import json
-import math
-from collections.abc import Sequence
-from string import Template
 from typing import Any
 
 import numpy as np
@@ -17,91 +13,17 @@ from mpdiag.display.colors import (
     GREEN,
     GREY,
     ORANGE,
-    PALE,
     PURPLE,
     VERMILION,
-    rgba,
 )
-from mpdiag.display.wording import in_figure, layer_name, magnitude, percent
+from mpdiag.display.wording import in_figure, magnitude
 from mpdiag.numerics.formats import FloatFormat
 from mpdiag.reports import plotting
 from mpdiag.reports.views.gradients import figure
-from mpdiag.reports.views.layer_tables import evenly
 
 WORDS_GROUND = "rgba(255, 255, 255, 0.75)"
 """Behind words that lie on cells, in dark as in light; their ink is ``WORDS_INK``."""
 WORDS_INK = "#1c2430"
-RIDGES = 24
-"""Ridges in one figure, at most: more would cover each other."""
-SEEN = 1e-3
-"""Share of a step's values from which a power of two is worth its place."""
-FRAMES = 60
-"""Steps of the film, at most: the browser holds them all."""
-_LEAST, _MOST = 1e-4, 1.0
-"""Shares from the palest to the full colour of the module tree."""
-_DARK = 0.1
-"""Share from which a colour of the module tree asks for light words."""
-_TINTS = (("#dbe9f5", 0.0), ("#f3b562", 0.5), ("#b84a00", 1.0))
-
-
-def tree_figure(frame: pd.DataFrame) -> go.Figure:
-    """The module tree (``tree_frame``): an area is a number of layers, a colour a share lost."""
-    if frame.empty:
-        return plotting.empty("no layers")
-    shares = frame["sum_share"].to_numpy(float)
-    labels = [in_figure(label or layer_name("")) for label in frame["label"]]
-    said = ["" if math.isnan(s) else percent(float(s)) for s in shares]
-    root = frame["layer"] == ""
-    fig = plotting.figure(380, margin={"l": 4, "r": 4, "t": 4, "b": 4})
-    fig.add_treemap(
-        ids=[layer_name(str(name)) for name in frame["layer"]],
-        labels=labels,
-        parents=[
-            "" if top else layer_name(str(p)) for p, top in zip(frame["parent"], root, strict=True)
-        ],
-        values=frame["leaves"],
-        branchvalues="total",
-        text=said,
-        texttemplate="%{label}<br>%{text}",
-        hovertext=[
-            f"{in_figure(str(name))}<br>"
-            + (f"loses {words} of its sum" if words else "not recorded")
-            for name, words in zip(frame["layer"], said, strict=True)
-        ],
-        hovertemplate="%{hovertext}<extra></extra>",
-        marker={
-            "colors": [_tint(share) for share in shares],
-            "line": {"width": 1, "color": GREY},
-        },
-        textfont={"color": ["white" if share > _DARK else WORDS_INK for share in shares]},
-        tiling={"pad": 2},
-        pathbar={"visible": True, "thickness": 22},
-    )
-    bar = {
-        "tickvals": [-4, -3, -2, -1, 0],
-        "ticktext": ["≤ 0.01 %", "0.1 %", "1 %", "10 %", "100 %"],
-        "thickness": 12,
-    }
-    scale = {"colorscale": [[place, colour] for colour, place in _TINTS], "showscale": True}
-    scale |= {"cmin": math.log10(_LEAST), "cmax": math.log10(_MOST), "colorbar": bar}
-    fig.add_scatter(
-        x=[None], y=[None], marker={"color": [0.0], **scale}, mode="markers", showlegend=False
-    )
-    return fig.update_xaxes(visible=False).update_yaxes(visible=False).figure()
-
-
-def _tint(share: float) -> str:
-    """The colour of a share of the module tree; grey where it is not known."""
-    if math.isnan(share):
-        return "#d5d9df"
-    place = math.log10(min(max(share, _LEAST), _MOST)) / -math.log10(_LEAST) + 1
-    low, high = (_TINTS[0], _TINTS[1]) if place < _TINTS[1][1] else (_TINTS[1], _TINTS[2])
-    part = (place - low[1]) / (high[1] - low[1])
-    mixed = [
-        round(int(low[0][i : i + 2], 16) * (1 - part) + int(high[0][i : i + 2], 16) * part)
-        for i in (1, 3, 5)
-    ]
-    return "#" + "".join(f"{value:02x}" for value in mixed)
 
 
 def course_figure(
@@ -283,148 +205,3 @@ def over_time(frame: pd.DataFrame, held: svg.Range, *, log: bool) -> go.Figure:
             label = {"text": words, "font": font, "bgcolor": WORDS_GROUND}
             fig.add_hline(place, label, line={"color": colour, "width": 1.5, "dash": "dot"})
     return fig.figure()
-
-
-def ridges(frame: pd.DataFrame, held: svg.Range) -> go.Figure:
-    """The histogram of a layer at steps (``time_frame``) one behind another, the latest in front.
-
-    Each ridge is the share of the step's values in each power of two, on one scale for all.
-    """
-    if frame.empty:
-        return plotting.empty(_NOTHING)
-    steps = evenly(sorted(int(s) for s in frame["step"].unique()), RIDGES)
-    low, high = _exponents(frame)
-    fig = plotting.figure(440, hovermode="closest", showlegend=False)
-    shares = {step: _shares(frame, step, low, high) for step in steps}
-    lift = 3.6 / max(float(part.max()) for part in shares.values())
-    x = np.arange(low, high) + 0.5
-    # The first step is farthest away, at the top; each is drawn before what stands in front of it.
-    for place, step in enumerate(steps):
-        base = float(len(steps) - 1 - place)
-        strength = 0.25 + 0.6 * place / max(1, len(steps) - 1)
-        fig.add_scatter(
-            x=np.concatenate([x, x[::-1]]),
-            y=np.concatenate([base + lift * shares[step], np.full(len(x), base)]),
-            mode="lines",
-            fill="toself",
-            fillcolor=rgba(BLUE, round(strength, 2)),
-            line={"color": plotting.LINE, "width": 1},
-            name=f"step {step}",
-            hoveron="fills",
-            hoverinfo="name",
-        )
-    every = max(1, -(-len(steps) // 12))
-    ticks = range(0, len(steps), every)
-    plotting.exponent_axis(fig, low, high, figure.VALUES)
-    fig.update_yaxes(
-        title="recorded step",
-        tickmode="array",
-        tickvals=[len(steps) - 1 - i for i in ticks],
-        ticktext=[str(steps[i]) for i in ticks],
-        range=[-0.4, len(steps) + 2.8],
-        showgrid=False,
-    )
-    figure.add_window(fig, held, low, high)
-    return fig.figure()
-
-
-def _exponents(frame: pd.DataFrame) -> tuple[int, int]:
-    """The exponents shown: those with enough values in some step to be seen."""
-    whole = frame.groupby("step")["count"].transform("sum")
-    seen = frame.loc[frame["count"] >= SEEN * whole, "exponent"]
-    return int(seen.min()) - 2, int(seen.max()) + 3
-
-
-def _shares(frame: pd.DataFrame, step: int, low: int, high: int) -> np.ndarray:
-    part = frame[frame["step"] == step]
-    whole = float(part["count"].sum())
-    part = part[part["exponent"].between(low, high - 1)]
-    shares: np.ndarray = np.zeros(high - low)
-    shares[part["exponent"].to_numpy() - low] = part["count"].to_numpy() / max(1.0, whole)
-    return shares
-
-
-def film(frame: pd.DataFrame, held: svg.Range) -> go.Figure:
-    """The histogram of a layer at one step (``time_frame``), with a slider over the steps and play.
-
-    The browser has all steps at once, so that it plays without asking for any.
-    """
-    if frame.empty:
-        return plotting.empty(_NOTHING)
-    steps = evenly(sorted(int(s) for s in frame["step"].unique()), FRAMES)
-    low, high = _exponents(frame)
-    shares = np.array([_shares(frame, step, low, high) for step in steps])
-    fates = _fates(frame, steps, held, low, high)
-    shown = [name for name in svg.FATES if ((fates == name) & (shares > 0)).any()]
-    parts = {name: np.where(fates == name, shares, 0.0) for name in shown}
-    fig = plotting.figure(430, barmode="overlay")
-    for name in shown:
-        fig.add_bar(
-            x=np.arange(low, high) + 0.5,
-            y=parts[name][-1],
-            width=0.94,
-            name=figure.FATE_WORDS[name],
-            marker={"color": rgba(FATE_COLORS[name], PALE.get(name, 1.0))},
-            customdata=np.arange(low, high),
-            hovertemplate="2^%{customdata}: %{y:.2%}<extra>" + figure.FATE_WORDS[name] + "</extra>",
-        )
-    frames = [
-        {"name": str(step), "data": [{"y": parts[name][i]} for name in shown]}
-        for i, step in enumerate(steps)
-    ]
-    top = float(shares.max())
-    plotting.exponent_axis(fig, low, high, figure.VALUES)
-    fig.update_yaxes(
-        title="share of the values", tickformat=".0%", range=[0, 1.05 * top], fixedrange=True
-    )
-    fig.update_xaxes(fixedrange=True)
-    figure.add_window(fig, held, low, high)
-    words = _film_words(frame[frame["step"].isin(steps)], held)
-    fig.update_layout(
-        dragmode=False,
-        margin={"b": 162, "autoexpand": False, "l": 60},
-        **_controls(words),
-    )
-    return fig.figure(frames)
-
-
-def _fates(
-    frame: pd.DataFrame, steps: Sequence[int], held: svg.Range, low: int, high: int
-) -> np.ndarray:
-    """What becomes of the values of each step from ``low`` to ``high``, judged by all of them."""
-    first = min(low, int(frame["exponent"].min()))
-    end = max(high, int(frame["exponent"].max()) + 1)
-    counts = figure.matrix(frame, "step", steps, first, end)
-    return figure.fates_of(counts, first, held)[:, low - first : high - first]
-
-
-def _film_words(frame: pd.DataFrame, held: svg.Range) -> dict[int, str]:
-    """What becomes of the values of each step, those in the tails that are not drawn included."""
-    known = {int(e): held.fate(int(e)) for e in frame["exponent"].unique()}
-    counts = (
-        frame.groupby(["step", frame["exponent"].map(known)])["count"].sum().unstack(fill_value=0)
-    )
-    shares = counts.div(counts.sum(axis=1), axis=0)
-    words = {}
-    for step, part in zip(shares.index, shares.to_dict("records"), strict=True):
-        said = [
-            f"{spoken}: {percent(part[name])}"
-            for name, spoken in figure.FATE_WORDS.items()
-            if part.get(name) and name in ("lost", "overflow")
-        ]
-        words[int(step)] = f"step {step:,}" + (" · " if said else "") + ", ".join(said)
-    return words
-
-
-def _controls(words: dict[int, str]) -> dict[str, Any]:
-    """The play button and the slider; the words of a step stand above the slider."""
-    text = Template(plotting.FILM)
-    layout: dict[str, Any] = json.loads(text.substitute(line=plotting.LINE, grey=GREY))
-    at_once = layout["updatemenus"][0]["buttons"][1]["args"][1]  # as the pause has it
-    steps = [
-        {"method": "animate", "label": said, "args": [[str(step)], at_once]}
-        for step, said in words.items()
-    ]
-    # A label of each step would not fit below the slider: there they are clear.
-    layout["sliders"][0] = {"active": len(words) - 1, "steps": steps, **layout["sliders"][0]}
-    return layout

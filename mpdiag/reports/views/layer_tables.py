@@ -1,6 +1,6 @@
 """Layers over the steps, as tidy tables: all of them, one, and one step against those before it."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -161,40 +161,6 @@ def _lists(frame: pd.DataFrame, column: str) -> dict[str, list[float]]:
     return {str(name): part[column].tolist() for name, part in frame.groupby("layer", sort=False)}
 
 
-def tree_frame(frame: pd.DataFrame) -> pd.DataFrame:
-    """The module tree over the layers of an ``overview_frame``.
-
-    Returns:
-        ``layer``, ``parent``: names, "" is the model and its own parent; ``label``; ``leaves``: how many
-        layers without
-        layers below them it holds; ``sum_share``: its own, NaN where it was not recorded.
-    """
-    own = dict(zip(frame["layer"], frame["sum_share"], strict=True))
-    names: dict[str, None] = {"": None}
-    for name in own:
-        parts = str(name).split(".") if name else []
-        names.update({".".join(parts[: i + 1]): None for i in range(len(parts))})
-    inner = {name.rpartition(".")[0] for name in names if name}
-    leaves = dict.fromkeys(names, 0)
-    for name in names:
-        if name not in inner and (name or len(names) == 1):
-            above = name
-            while True:
-                leaves[above] += 1
-                if not above:
-                    break
-                above = above.rpartition(".")[0]
-    return pd.DataFrame(
-        {
-            "layer": list(names),
-            "parent": [name.rpartition(".")[0] for name in names],
-            "label": [name.rpartition(".")[2] for name in names],
-            "leaves": [leaves[name] for name in names],
-            "sum_share": [float(own.get(name, np.nan)) for name in names],
-        }
-    )
-
-
 def layer_course_frame(
     records: Records, kind: Kind, layer: str, fmt: FloatFormat, exponent: int
 ) -> pd.DataFrame:
@@ -295,11 +261,3 @@ def loss_rises(log: TrainingLog) -> pd.DataFrame:
 def scale_exponent(scale: float) -> int:
     """log2 of a scale, within those that a slider shows."""
     return int(np.clip(np.log2(scale), SCALES[0], SCALES[-1]))
-
-
-def evenly(values: Sequence[int], most: int) -> list[int]:
-    """At most so many of some values, the first and the last among them."""
-    if len(values) <= most:
-        return list(values)
-    places = np.unique(np.linspace(0, len(values) - 1, most).round().astype(int))
-    return [values[i] for i in places]

@@ -1,4 +1,4 @@
-"""Layers: the module tree, one layer over the steps, and what moved at one step."""
+"""Layers: one layer over the steps, and what moved at one step."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -8,8 +8,6 @@ import pandas as pd
 from plotly.graph_objects import Figure
 
 from mpdiag.analysis.figures import at_scale
-from mpdiag.analysis.scaling.necessity import MATTERS
-from mpdiag.analysis.scaling.windows import Window
 from mpdiag.display.svg import Range
 from mpdiag.display.wording import (
     KIND_NAMES,
@@ -30,44 +28,6 @@ from mpdiag.reports.views.gradients.frame import time_frame
 from mpdiag.runs.records import Records
 from mpdiag.runs.schema import Kind
 from mpdiag.runs.training_log import TrainingLog
-
-
-def module_tree(
-    run: str, overview: pd.DataFrame, kind: Kind, fmt: FloatFormat, window: Window | None
-) -> Picture:
-    """The module tree, coloured by the share of each layer's sum that is lost without a scale.
-
-    Args:
-        run: The run folder.
-        overview: ``overview_frame``, or some of its rows.
-        kind: Of which tensors.
-        fmt: The format.
-        window: The steps of the losses; None for all that were recorded.
-    """
-    shares, tree = overview["sum_share"], tables.tree_frame(overview)
-    caption = "No layer is listed."
-    if len(overview):
-        most = spoken_layer(str(overview["layer"].iloc[int(shares.to_numpy().argmax())]))
-        when = "over all recorded steps" if window is None else window.words
-        many = int((shares > MATTERS).sum())
-        caption = (
-            f"Area: number of layers. Colour: the share of Σ|x| of a layer's {KIND_NAMES[kind]} that "
-            f"{fmt.label} loses without a loss scale, {when}. {many} of "
-            f"{counted(len(overview), 'layer')} lose more than {100 * MATTERS:g} %"
-        )
-        caption += f", {most} most, {percent(float(shares.max()))}." if shares.max() > 0 else "."
-        caption += " Grey: not recorded itself." if tree["sum_share"].isna().any() else ""
-    columns = ["layer", "sum_share", "lost_share", "absmax"]
-    return Picture(
-        "module-tree",
-        "Where in the model gradients are lost"
-        if kind.endswith("grad")
-        else f"Where in the model {KIND_NAMES[kind]} are lost",
-        caption,
-        figure.tree_figure(tree),
-        overview[columns],
-        Rows(run, kind, window=window).lost_by_layer(fmt),
-    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,27 +75,10 @@ class Layer:
         return self._picture(
             "over-time",
             f"{layer_name(self.name)} over time",
-            f"Each column is a recorded step. The lines mark {self.fmt.label}'s range {self.scale}.",
+            f"Each column is a recorded step. The lines mark {self.fmt.label}'s range {self.scale}. "
+            f"{_moved(self.over_steps)}".rstrip(),
             figure.over_time(self.over_steps, self.held, log=log),
         )
-
-    def ridges(self) -> Picture:
-        """The histogram at several steps, one behind another."""
-        return self._picture(
-            "ridges",
-            "Ridges, the first step at the top",
-            _moved(self.over_steps, figure.RIDGES),
-            figure.ridges(self.over_steps, self.held),
-        )
-
-    def film(self) -> Picture:
-        """The histogram step by step, to be played."""
-        steps = self.over_steps["step"].nunique()
-        shown = min(steps, figure.FRAMES)
-        some = "every recorded step" if shown == steps else f"{shown} of {steps} recorded steps"
-        words = f"The slider has {some}. The lines mark {self.fmt.label}'s range {self.scale}."
-        drawn = figure.film(self.over_steps, self.held)
-        return self._picture("film", "Step by step", words if steps else "", drawn)
 
     def course(self) -> Picture:
         """What it loses, its largest value and its updates, step by step."""
@@ -181,26 +124,23 @@ def _course_words(
     return f"{text}."
 
 
-def _moved(frame: pd.DataFrame, most: int) -> str:
+def _moved(frame: pd.DataFrame) -> str:
     """How far the mean exponent moved from the first to the last step of a ``time_frame``."""
     steps = sorted(int(s) for s in frame["step"].unique())
     if not steps:
         return ""
-    shown = min(len(steps), most)
-    text = f"{shown} of {counted(len(steps), 'recorded step')}" if shown < len(steps) else ""
     means = []
     for step in (steps[0], steps[-1]):
         part = frame[frame["step"] == step]
         means.append(float((part["exponent"] * part["count"]).sum() / part["count"].sum()))
     moved = means[1] - means[0]
     way = "larger" if moved > 0 else "smaller"
-    text += (". " if text else "") + (
+    return (
         f"From step {steps[0]:,} to step {steps[-1]:,} the values become {way} by "
         f"{abs(moved):.1f} powers of two (means of their exponents)."
         if abs(moved) >= 0.05
         else f"The mean of the exponents is the same at step {steps[0]:,} and at step {steps[-1]:,}."
     )
-    return text
 
 
 def loss_curve(run: str, log: TrainingLog, recorded: np.ndarray, step: int | None) -> Picture:

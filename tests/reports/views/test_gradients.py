@@ -65,19 +65,6 @@ def test_losses_are_those_of_rounding_the_values_themselves(tmp_path):
         assert frame.loc[name, "absmax"] == values.max()
 
 
-def test_every_scale_is_the_analysis_s(analysis):
-    plan = analysis.plan.loss_scale
-    picture = shown(analysis).every_scale(3)
-    line = next(t for t in picture.figure.data if str(t.name).startswith("values lost"))
-    assert list(line.y) == list(picture.frame["lost_share"])
-    at = picture.frame.set_index("scale_exponent").loc[int(np.log2(plan.recommended))]
-    assert at["lost_share"] == pytest.approx(analysis.loss_scale.underflow_after)
-    for scale, words in ((plan, "recommended"), (None, "")):  # another format has no plan here
-        drawn = replace(shown(analysis), plan=scale).every_scale(3)
-        assert ("recommended" in drawn.caption, "Shaded" in drawn.caption) == (bool(words),) * 2
-        assert len(drawn.figure.layout.shapes) == 1 + 2 * bool(words)
-
-
 def test_a_part_of_the_training_and_its_receipts(analysis):
     """What is drawn of some steps alone says which, and its receipt takes the same ones."""
     kind, scale = "activation_grad", analysis.plan.loss_scale
@@ -91,7 +78,7 @@ def test_a_part_of_the_training_and_its_receipts(analysis):
     part = Gradients(str(analysis.run.folder), kind, late, FP16, window, whole, scale)
     pictures = {
         "exponent": [part.heat_map(3), part.histogram(3)],
-        "lost_share": [part.consequences(3), part.every_scale(3), part.layer_scales(3)],
+        "lost_share": [part.consequences(3), part.layer_scales(3)],
     }
     for column, made in pictures.items():
         for picture in made:

@@ -4,18 +4,15 @@ from dataclasses import replace
 
 import made_runs as hand
 import numpy as np
-import pandas as pd
 import pytest
 from receipt_checks import same_numbers
 
 from mpdiag.analysis.analyzer import analyze
 from mpdiag.analysis.layer_history import explain_layer
-from mpdiag.display.wording import percent
 from mpdiag.numerics.formats import FP16
 from mpdiag.reports.views import layer_tables as tables
 from mpdiag.reports.views import layers as pictures
 from mpdiag.reports.views.gradients.frame import in_model_order
-from mpdiag.reports.views.layer_figures import tree_figure
 from mpdiag.runs.training_log import read_log
 
 KIND = "activation_grad"
@@ -23,11 +20,6 @@ KIND = "activation_grad"
 
 def layers_of(analysis):
     return in_model_order(analysis.layers.of_kind(KIND), analysis.run.modules())
-
-
-def layer_of(analysis, fmt=FP16, exponent=3):
-    run, records = str(analysis.run.folder), analysis.run.records
-    return pictures.Layer(run, records, KIND, str(layers_of(analysis).names[-1]), fmt, exponent)
 
 
 def test_a_course_merges_steps_and_loses_none(analysis):
@@ -64,29 +56,6 @@ def test_the_overview_has_the_figures_of_the_verdict(root):
         assert bool(row["update_course"]) == has == np.isfinite(row["update_ratio"])
 
 
-def test_a_tree_counts_its_leaves():
-    frame = pd.DataFrame(
-        {"layer": ["a.b.c", "a.b.d", "a.e", ""], "sum_share": [0.5, 0.0, 1e-9, 0.25]}
-    )
-    tree = tables.tree_frame(frame).set_index("layer")
-    assert tree["leaves"].to_dict() == {"": 3, "a": 3, "a.b": 2, "a.b.c": 1, "a.b.d": 1, "a.e": 1}
-    assert tree["parent"].to_dict() == {
-        "": "",
-        "a": "",
-        "a.b": "a",
-        "a.e": "a",
-        "a.b.c": "a.b",
-        "a.b.d": "a.b",
-    }
-    assert np.isnan(tree.loc["a.b", "sum_share"])
-    colours = dict(
-        zip(tree.index, tree_figure(tree.reset_index()).data[0].marker.colors, strict=True)
-    )
-    assert colours["a.b.d"] == colours["a.e"] == "#dbe9f5"  # the palest: nothing that counts
-    assert colours["a"] == colours["a.b"] not in (colours["a.b.c"], colours["a.e"])
-    assert tree_figure(tree.iloc[:0].reset_index()).layout.annotations[0].text
-
-
 def test_one_layer_is_what_why_says_of_it(root):
     folder = root / "sample_runs" / "digits"
     story = explain_layer(folder, "stem")
@@ -101,35 +70,6 @@ def test_one_layer_is_what_why_says_of_it(root):
     assert np.array_equal(frame["lost_share"], story.lost)
     assert np.array_equal(frame["lost_share_scaled"], story.lost_scaled)
     assert np.array_equal(frame["absmax"], story.absmax)
-
-
-def test_a_film_has_every_step_and_plays_in_the_browser(analysis):
-    records = analysis.run.records
-    layer = layer_of(analysis)
-    picture, name = layer.film(), layer.name
-    steps = sorted(picture.frame["step"].unique())
-    figure = picture.figure
-    assert [frame.name for frame in figure.frames] == [str(step) for step in steps]
-    assert [step.args[0][0] for step in figure.layout.sliders[0].steps] == [str(s) for s in steps]
-    for frame in figure.frames:
-        total = sum(float(np.sum(trace.y)) for trace in frame.data)
-        assert 0.9 < total <= 1 + 1e-9  # tails too thin to be seen are left out
-    play, pause = figure.layout.updatemenus[0].buttons
-    assert play.args[0] is None
-    assert list(pause.args[0]) == [None]
-    h = layers_of(analysis).histograms[len(layers_of(analysis)) - 1]
-    if not h.subnormals:
-        said = [step.label for step in figure.layout.sliders[0].steps]
-        course = tables.layer_course_frame(records, KIND, name, FP16, 3)
-        for words, lost in zip(said, course["lost_share_scaled"], strict=True):
-            assert ("becomes 0" in words) == (lost > 0)
-            assert not lost or f"becomes 0: {percent(lost)}" in words
-
-
-def test_many_steps_are_thinned_to_what_a_figure_holds():
-    assert tables.evenly(range(5), 60) == [0, 1, 2, 3, 4]
-    some = tables.evenly(range(500), 24)
-    assert (len(some), some[0], some[-1]) == (24, 0, 499)
 
 
 def test_a_gradient_that_grows_by_eight_moves_by_three(tmp_path):

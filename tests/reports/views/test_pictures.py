@@ -16,7 +16,7 @@ from mpdiag.reports.views import compare, operations, training
 from mpdiag.reports.views import layer_tables as tables
 from mpdiag.reports.views.gradients.frame import in_model_order
 from mpdiag.reports.views.gradients.pictures import Gradients
-from mpdiag.reports.views.layers import Layer, module_tree, movement
+from mpdiag.reports.views.layers import Layer, movement
 from mpdiag.reports.views.updates import Updates
 
 GRAD = "activation_grad"
@@ -38,15 +38,6 @@ def layer(analysis, fmt=FP16, exponent=3, name=None):
 
 def updates(analysis):
     return Updates(str(analysis.run.folder), analysis.run.records)
-
-
-def tree(analysis):
-    records, run = analysis.run.records, str(analysis.run.folder)
-    course = tables.course_frame(records, GRAD, analysis.target)
-    moved = tables.update_course_frame(records)
-    layers = gradients(analysis).layers
-    overview = tables.overview_frame(analysis, layers, course, moved, {"": "Model"})
-    return module_tree(run, overview, GRAD, analysis.target, None)
 
 
 def moved(analysis, at):
@@ -91,19 +82,12 @@ PICTURES = {
         for fmt in (FP16, BF16, FP8_E4M3, FP8_E5M2)
         for k in (0, 4, 17)
     },
-    "every scale": (
-        lambda a: gradients(a).every_scale(3),
-        ["scale_exponent", "lost_share", "overflow_layers"],
-    ),
     "layer scales": (lambda a: gradients(a, plan=a.plan.loss_scale).layer_scales(3), BY_SCALE),
     "histogram": (lambda a: gradients(a).histogram(3), BINS),
     "histogram of one": (lambda a: gradients(a).histogram(3, layer=layer(a).name), BINS),
     "over time": (lambda a: layer(a).over_time(), OVER_STEPS),
-    "ridges": (lambda a: layer(a).ridges(), OVER_STEPS),
-    "film": (lambda a: layer(a, FP8_E4M3, 0).film(), OVER_STEPS),
     "course": (lambda a: layer(a).course(), COURSE),
     "course, E4M3": (lambda a: layer(a, FP8_E4M3, 0).course(), COURSE),
-    "module tree": (tree, ["layer", "sum_share", "lost_share", "absmax"]),
     "moved early": (lambda a: moved(a, 1), ["layer", "shift", "absmax", "absmax_before"]),
     "moved late": (lambda a: moved(a, -1), ["layer", "shift", "lost_share", "lost_share_before"]),
     "ratios": (lambda a: updates(a).ratios(), BINS),
@@ -157,8 +141,6 @@ def test_a_receipt_gives_the_numbers_of_its_picture(analysis, name):
         lambda a: nothing(a).layer_scales(0),
         lambda a: nothing(a).histogram(0),
         lambda a: layer(a, name="no such layer").over_time(),
-        lambda a: layer(a, name="no such layer").ridges(),
-        lambda a: layer(a, name="no such layer").film(),
         lambda a: layer(a, name="no such layer").course(),
         lambda a: moved(a, 0),
         lambda a: updates(a).ratios("no such parameter"),

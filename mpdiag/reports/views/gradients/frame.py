@@ -97,33 +97,6 @@ def scale_frame(layers: Layers, fmt: FloatFormat, exponent: int) -> pd.DataFrame
     )
 
 
-def every_scale_frame(layers: Layers, fmt: FloatFormat, every_step: Layers) -> pd.DataFrame:
-    """What ``fmt`` loses at every loss scale.
-
-    Args:
-        layers: Histograms of the steps whose losses count.
-        fmt: The format.
-        every_step: Those of all recorded steps, in any of which a layer may overflow.
-
-    Returns:
-        ``scale_exponent``; ``lost_share`` of all non-zero values; ``worst_sum_share``: of Σ|x| in
-        the layer that loses most; ``overflow_layers``: how many layers overflow.
-    """
-    rows = []
-    for exponent in SCALES:
-        frame = scale_frame(layers, fmt, exponent)
-        over = every_step.histograms.overflow(fmt, exponent).lower
-        rows.append(
-            {
-                "scale_exponent": exponent,
-                "lost_share": float(share(frame["lost"].sum(), frame["nonzero"].sum())),
-                "worst_sum_share": float(frame["sum_share"].max()) if len(frame) else 0.0,
-                "overflow_layers": int((over > 0).sum()),
-            }
-        )
-    return pd.DataFrame(rows)
-
-
 def layer_scales_frame(layers: Layers, fmt: FloatFormat, every_step: Layers) -> pd.DataFrame:
     """What a format makes of each layer at every loss scale.
 

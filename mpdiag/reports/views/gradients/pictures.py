@@ -86,11 +86,6 @@ class Gradients:
         return tables.exponent_frame(self.layers)
 
     @cached_property
-    def by_scale(self) -> pd.DataFrame:
-        """What is lost at every loss scale."""
-        return tables.every_scale_frame(self.layers, self.fmt, self.in_every_step)
-
-    @cached_property
     def by_layer_and_scale(self) -> pd.DataFrame:
         """What each layer loses at every loss scale."""
         return tables.layer_scales_frame(self.layers, self.fmt, self.in_every_step)
@@ -198,7 +193,7 @@ class Gradients:
             caption,
             scales.layer_scales(frame, self.names, exponent, plan, height=height),
             frame,
-            self.rows.every_scale(self.fmt, tables.SCALES, by_layer=True),
+            self.rows.every_scale(self.fmt, tables.SCALES),
         )
 
     def histogram(
@@ -246,35 +241,6 @@ class Gradients:
             self.rows.losses(self.fmt, exponent),
         )
 
-    def every_scale(self, exponent: int) -> Picture:
-        """What is lost at every loss scale.
-
-        Args:
-            exponent: log2 of the selected scale.
-        """
-        solid = f"Solid line: the selected scale, {scale_text(2.0**exponent)}"
-        crosses = (self.by_scale["overflow_layers"] > 0).any()
-        cross = " A cross: a layer overflows in a recorded step." if crosses else ""
-        lines = f"{solid}."
-        if self.plan is not None:
-            lines = (
-                f"{solid}, which is the recommended one."  # and lies on its line
-                if exponent == int(np.log2(self.plan.recommended))
-                else f"{solid}; dashed: the recommended one, {scale_text(self.plan.recommended)}."
-            )
-            lines += (
-                " Shaded: the scales that are large enough in each late part of the training and "
-                "overflow in no recorded step."
-            )
-        return Picture(
-            "every-scale",
-            "Every loss scale at once",
-            f"Shares that become 0 {self.when}.{cross} {lines}",
-            scales.every_scale(self.by_scale, exponent, self.plan),
-            self.by_scale,
-            self.rows.every_scale(self.fmt, tables.SCALES, by_layer=False),
-        )
-
 
 def share_axis(pictures: Sequence[Picture], title: str | None = figure.VALUES) -> None:
     """Give heat maps the widest axis of any, so that only the format's range moves."""
@@ -301,7 +267,7 @@ def reported(contents: RunContents) -> Iterator[Picture]:
         late = tables.in_model_order(analysis.loss_scale.late, contents.modules)
         window = analysis.loss_scale.window
         deciding = Gradients(run, "activation_grad", late, FP16, window, layers, plan)
-        yield deciding.every_scale(exponent)
+        yield deciding.layer_scales(exponent)
         yield deciding.consequences(0)
 
 

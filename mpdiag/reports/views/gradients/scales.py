@@ -169,49 +169,6 @@ def consequences(frame: pd.DataFrame) -> go.Figure:
     return fig.figure()
 
 
-def every_scale(frame: pd.DataFrame, exponent: int, scale: LossScalePlan | None) -> go.Figure:
-    """What is lost at every loss scale (``every_scale_frame``), the recommended interval shaded.
-
-    Args:
-        frame: The table.
-        exponent: log2 of the selected scale.
-        scale: The plan's, if it speaks of these tensors.
-    """
-    fig = plotting.figure(230, margin={"t": plotting.MARK + 4})
-    hover = "scale 2^%{x}: %{y:.3%}<extra>%{fullData.name}</extra>"
-    for column, name, colour, dash in (
-        ("lost_share", "values lost, all layers", FATE_COLORS["lost"], "solid"),
-        ("worst_sum_share", "Σ|x| lost, worst layer", BLUE, "dash"),
-    ):
-        fig.dotted_line(frame["scale_exponent"], frame[column], name, colour, hover, dash=dash)
-    over = frame[frame["overflow_layers"] > 0]
-    if len(over):
-        fig.marks(
-            over["scale_exponent"],
-            [0.0] * len(over),
-            "layers overflow",
-            PURPLE,
-            "scale 2^%{x}: %{customdata} layers overflow<extra></extra>",
-            mark=("x", 9),
-            customdata=over["overflow_layers"],
-        )
-    low, high = int(frame["scale_exponent"].min()), int(frame["scale_exponent"].max())
-    if scale is not None:
-        least, largest = recommended_interval(scale)
-        if least <= largest:
-            left, right = max(low, least) - 0.5, min(high, largest) + 0.5
-            fig.add_vrect(left, right, fillcolor=GREEN, opacity=0.16, line_width=0)
-            fig.key("recommended", GREEN, 0.16)
-        recommended = int(np.log2(scale.recommended))
-        fig.add_vline(recommended, line={"color": GREEN, "width": 2, "dash": "dash"})
-    said = {"text": f"2{superscript(exponent)}", "font": {"size": 13}}
-    fig.add_vline(exponent, said, line={"color": VERMILION, "width": 2})
-    plotting.exponent_axis(fig, low, high, "loss scale")
-    fig.update_xaxes(range=[low - 0.7, high + 0.7])
-    fig.update_yaxes(tickformat=".0%", rangemode="tozero", title="share lost", nticks=5)
-    return fig.figure()
-
-
 def scales_words(
     frame: pd.DataFrame, fmt: FloatFormat, exponent: int, scale: LossScalePlan, when: str
 ) -> str:
