@@ -40,7 +40,8 @@ def profile(
         Path | None,
         Option(
             metavar="DIR",
-            help="Triton's cache or tritonparse's log, to read the code of its kernels.",
+            help="Triton's or inductor's cache, or the log of tritonparse or TORCH_TRACE, "
+            "to read the code of kernels.",
         ),
     ] = None,
     verbose: Annotated[

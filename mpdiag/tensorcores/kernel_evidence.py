@@ -245,7 +245,7 @@ _INSTRUCTIONS = {
 }
 
 
-def read_code(place: Path) -> dict[str, KernelEvidence]:
+def read_code(place: Path, *, needed: bool = True) -> dict[str, KernelEvidence]:
     """What the compiled code says of each kernel, by the name in its code.
 
     Variants of one name that disagree on Tensor Cores decide nothing and are left out; those that
@@ -253,17 +253,19 @@ def read_code(place: Path) -> dict[str, KernelEvidence]:
 
     Args:
         place: A folder that holds PTX or AMD assembly, at any depth, or a log of tritonparse.
+        needed: Whether a place without a compiled kernel is an error.
 
     Raises:
-        InputError: If there is no such place, or it holds no compiled kernel.
+        InputError: If a compiled kernel is needed, and the place holds none or does not exist.
     """
     variants: dict[str, set[KernelEvidence]] = defaultdict(set)
     for source, code in _codes(place):
         for name in {next(filter(None, groups)) for groups in _EXPORTED.findall(code)}:
             variants[name].add(_judged(code, source))
-    if not variants:
+    if not variants and needed:
         raise DamagedTrace(
-            f"{place} holds no compiled Triton kernel: no *.ptx, *.amdgcn or log of tritonparse"
+            f"{place} holds no compiled Triton kernel: no *.ptx, *.amdgcn, code of inductor "
+            "or log of tritonparse"
         )
     agreed = ((name, _agreed(list(found))) for name, found in variants.items())
     return {name: evidence for name, evidence in agreed if evidence is not None}

@@ -6,6 +6,7 @@ captured. The script's output goes to stderr.
 """
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from mpdiag.errors import InputError, MpdiagError, UsageError
 from mpdiag.launching.processes import launcher_of, own_process, stderr_file
 from mpdiag.launching.script import AfterTorch, parse, run
+from mpdiag.tensorcores.inductor_code import LOG_FOLDER
 
 if TYPE_CHECKING:
     from mpdiag.tensorcores.step_profiler import StepProfiler
@@ -61,8 +63,12 @@ def profile_script(words: Sequence[str], *, steps: int, warmup: int) -> Launched
     with tempfile.TemporaryDirectory(prefix="mpdiag-") as name:
         folder = Path(name)
         command = own_process(_MODULE, name, str(steps), str(warmup), *script.words)
+        # A log that the user asked for stays theirs.
+        environment = {"TORCH_TRACE": str(folder / LOG_FOLDER), **os.environ}
         sys.stderr.flush()
-        code = subprocess.run(command, check=False, stdout=stderr_file()).returncode
+        code = subprocess.run(
+            command, check=False, stdout=stderr_file(), env=environment
+        ).returncode
         note = _note(folder)
         if not note.get("measured"):
             raise _why_nothing(code, note, warmup)

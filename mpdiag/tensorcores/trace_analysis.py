@@ -19,6 +19,7 @@ from mpdiag.tensorcores import kernel_evidence
 from mpdiag.tensorcores.causes import judge, worth
 from mpdiag.tensorcores.collected import Collected, KernelSum, Signature
 from mpdiag.tensorcores.events import Kernel, TraceReader
+from mpdiag.tensorcores.inductor_code import Fused, fused_of, read_fused
 from mpdiag.tensorcores.kernel_evidence import KernelEvidence, code_of, read_code
 from mpdiag.tensorcores.kernel_linking import KernelOrigin, Linked, link
 from mpdiag.tensorcores.kernels.classification import KernelFacts, classify, native_generations
@@ -44,18 +45,27 @@ NOT_TRACES = (
 
 
 def profile_trace(
-    path: str | os.PathLike[str], *, triton_code: str | os.PathLike[str] | None = None
+    path: str | os.PathLike[str],
+    *,
+    triton_code: str | os.PathLike[str] | None = None,
+    compiled: str | os.PathLike[str] | None = None,
 ) -> Profile:
     """Read a trace of a profiler, of any kind that ``readers.recognition`` knows, and judge it.
 
     Args:
         path: The file; ``-`` for standard input. A pipe is read to its end first.
-        triton_code: Triton's cache or tritonparse's log, whose code judges the kernels it holds.
+        triton_code: Triton's cache or tritonparse's log, whose code judges the kernels it holds;
+            inductor's cache or a log of ``TORCH_TRACE``, which names what each kernel fused.
+        compiled: Where ``TORCH_TRACE`` logged, if the script compiled anything.
 
     Raises:
         InputError: If there is no such file, it cannot be read, or it holds no kernel.
     """
-    codes = read_code(Path(triton_code)) if triton_code is not None else {}
+    fused = read_fused(Path(compiled)) if compiled is not None else {}
+    codes: dict[str, KernelEvidence] = {}
+    if triton_code is not None:
+        fused = read_fused(Path(triton_code))
+        codes = read_code(Path(triton_code), needed=not fused)
     with _seekable_file(path) as file:
         trace = read(file)
         collected = Collected()
@@ -63,7 +73,8 @@ def profile_trace(
             collected.take_all(trace)
             linked = link(collected)
             if linked.kernels:
-                return _profile(trace, linked, str(path), codes, _timeline(collected, linked))
+                timeline = _timeline(collected, linked)
+                return _profile(trace, linked, str(path), codes, fused, timeline)
         finally:
             collected.close()
     if trace.problems:
@@ -168,12 +179,13 @@ def _profile(
     linked: Linked,
     path: str,
     codes: Mapping[str, KernelEvidence],
+    fused: Mapping[str, Fused],
     timeline: Timeline | None,
 ) -> Profile:
     device = _device(trace, linked)
     works = _matrix_works(linked)
     operations, rates = _operations(linked, works, device)
-    times = _kernel_times(linked, device, rates, codes)
+    times = _kernel_times(linked, device, rates, codes, fused)
     amd = runs_on_amd(device, times)
     judged = [
         replace(j, fix=in_words_of(j.fix, amd=amd))
@@ -237,6 +249,7 @@ def _kernel_times(
     device: DeviceFacts | None,
     rates: Mapping[KernelOrigin, KernelEvidence],
     codes: Mapping[str, KernelEvidence],
+    fused: Mapping[str, Fused],
 ) -> KernelTimes:
     kernels = [
         _kernel_time(
@@ -244,6 +257,7 @@ def _kernel_times(
             origin,
             runs,
             _evidence(runs.measured, device, code_of(name, codes) or rates.get(origin)),
+            fused_of(name, fused),
         )
         for (name, origin), runs in linked.kernels.items()
     ]
@@ -264,7 +278,11 @@ def _evidence(
 
 
 def _kernel_time(
-    name: str, origin: KernelOrigin, runs: KernelSum, evidence: KernelEvidence | None
+    name: str,
+    origin: KernelOrigin,
+    runs: KernelSum,
+    evidence: KernelEvidence | None,
+    fused: Fused | None,
 ) -> KernelTime:
     facts = classify(name)
     beside_the_product = facts.verdict in ("other", "helper", "layout")
@@ -280,6 +298,7 @@ def _kernel_time(
         module=origin.module,
         shapes=tuple(signature.dims) if signature else (),
         measured=evidence,
+        fused=fused,
     )
 
 

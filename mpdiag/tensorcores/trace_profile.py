@@ -10,6 +10,7 @@ from mpdiag.display.wording import percent
 from mpdiag.hardware.devices import DeviceFacts
 from mpdiag.tensorcores import kernel_evidence, summary
 from mpdiag.tensorcores.causes import JudgedOperation, Worth
+from mpdiag.tensorcores.inductor_code import Fused
 from mpdiag.tensorcores.kernel_evidence import KernelEvidence
 from mpdiag.tensorcores.kernels.classification import VERDICTS, KernelFacts
 from mpdiag.tensorcores.kernels.rules import TABLE_VERSION, KernelVerdict
@@ -188,6 +189,7 @@ class KernelTime:
         calls, time_us: Number of runs, and their time in all.
         op, module, shapes: The operation that launched it; empty where it could not be linked.
         measured: What counters or rates say of it; None where they say nothing.
+        fused: What inductor fused into it; None where its code was not read.
     """
 
     name: str
@@ -198,6 +200,7 @@ class KernelTime:
     module: str = ""
     shapes: tuple[Any, ...] = ()
     measured: KernelEvidence | None = None
+    fused: Fused | None = None
 
     @property
     def measured_verdict(self) -> KernelVerdict:
@@ -228,6 +231,7 @@ class KernelTime:
             "op": self.op or None,
             "module": self.module or None,
             "shapes": [_sizes(shape) for shape in self.shapes] or None,
+            "fused": self.fused.to_json() if self.fused else None,
         }
 
 

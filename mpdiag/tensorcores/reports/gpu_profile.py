@@ -29,6 +29,8 @@ OPERATIONS_TITLE = "Biggest potential speedups"
 OPERATIONS = (
     *("operation", "module", "M × N × K", "dtype", "time", "TFLOP/s", "at most", "cause", "fix"),
 )
+FUSED_TITLE = "Kernels that inductor fused"
+FUSED = ("kernel", "time", "operations", "modules", "lines")
 KERNELS = ("kernel", "calls", "time", "ran on", "instruction", "dtype", "align")
 CLASSES = ("class", "before", "now", "before, ms", "now, ms")
 MOVES = ("operation", "module", "M × N × K", "before", "now", "a call", "gain")
@@ -71,6 +73,8 @@ def profile_text(profile: Profile, *, verbose: bool = False) -> RenderableType:
         parts += [Text(""), _kernels(profile)]
         if profile.timeline is not None:
             parts += _times(profile.timeline)
+    if fused := fused_rows(profile):
+        parts += [Text(""), _fused(fused, SHOWN if verbose else FEW)]
     if not verbose:
         said = len(groups) + len(found)
         if said < MANY_CAUSES:
@@ -308,11 +312,47 @@ def _kernels(profile: Profile) -> RenderableType:
 
 def kernel_rows(profile: Profile) -> list[list[str]]:
     """The kernels, the longest first."""
+    return [_kernel_row(places, profile) for places in _by_name(profile)]
+
+
+def _by_name(profile: Profile) -> list[list[KernelTime]]:
+    """The kernels of each name, the longest first."""
     names: dict[str, list[KernelTime]] = {}
     for kernel in profile.kernels:
         names.setdefault(kernel.name, []).append(kernel)
-    rows = sorted(names.values(), key=lambda row: -sum(k.time_us for k in row))
-    return [_kernel_row(row, profile) for row in rows]
+    return sorted(names.values(), key=lambda row: -sum(k.time_us for k in row))
+
+
+def _fused(rows: Sequence[Sequence[str]], most: int) -> RenderableType:
+    table = Fitted(
+        FUSED,
+        FUSED_TITLE,
+        sentences=frozenset({"operations", "modules", "lines"}),
+        names=frozenset({"kernel"}),
+        right=frozenset({"time"}),
+        lead=2,
+    )
+    return _filled(table, rows, most)
+
+
+def fused_rows(profile: Profile) -> list[list[str]]:
+    """What inductor fused into each kernel, the longest first; lines without their folder."""
+    rows = []
+    for places in _by_name(profile):
+        fused = places[0].fused
+        if fused is not None:
+            name, _, share, *_ = _kernel_row(places, profile)
+            several = f" (in {fused.graphs} graphs)" if fused.graphs > 1 else ""
+            rows.append(
+                [
+                    f"{name}{several}",
+                    share,
+                    ", ".join(op.removeprefix("aten.") for op in fused.operations),
+                    ", ".join(fused.modules),
+                    "; ".join(f"{Path(s.file).name}:{s.line} {s.code}" for s in fused.lines),
+                ]
+            )
+    return rows
 
 
 def _kernel_row(places: list[KernelTime], profile: Profile) -> list[str]:

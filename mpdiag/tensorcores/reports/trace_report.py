@@ -125,6 +125,8 @@ def _tables(profile: Profile) -> Iterator[tuple[str, PageTable]]:
         rows = text.operation_rows(profile)
         yield "All operations", _filled(text.OPERATIONS, rows, {"fix"})  # which the causes have
     yield "Kernels by time", _filled(text.KERNELS, text.kernel_rows(profile))
+    if fused := text.fused_rows(profile):
+        yield text.FUSED_TITLE, _filled(text.FUSED, fused)
     if profile.timeline is not None:
         if profile.timeline.steps:
             yield "Steps", text_table(STEPS, step_rows(profile.timeline), SHOWN, _MORE)
@@ -179,7 +181,10 @@ def _paragraphs(profile: Profile, since: Since | None, picture: str) -> Iterator
 
 
 def write_trace_report(
-    trace: Path, output: Path | None = None, against: Path | None = None
+    trace: Path,
+    output: Path | None = None,
+    against: Path | None = None,
+    triton_code: Path | None = None,
 ) -> AnyPath:
     """Write a trace's report.
 
@@ -188,6 +193,7 @@ def write_trace_report(
         output: Where to write; default: the trace's name and ``.html``, in the working folder. A
             name that ends in ``.md`` gets Markdown.
         against: An earlier trace to compare with.
+        triton_code: As for ``profile_trace``.
 
     Returns:
         The file.
@@ -197,7 +203,7 @@ def write_trace_report(
         UsageError: If the file cannot be written.
     """
     with terminal.waiting(f"reading {trace}"):
-        profile = profile_trace(trace)
+        profile = profile_trace(trace, triton_code=triton_code)
         since = None if against is None else Since(str(against), compare_traces(against, profile))
     path = output or Path(f"{'stdin' if str(trace) == STDIN else trace.name}.html")
     if path.suffix == ".md":
