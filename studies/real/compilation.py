@@ -1,0 +1,63 @@
+"""What Dynamo counted in a process, and which records of a compiled training arrived."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from mpdiag.errors import DamagedRun
+from mpdiag.runs.run import open_run
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+Records = Counter[tuple[int, str, str, int]]
+"""Elements that were counted, by step, tensor, kind and rank."""
+
+
+def compilations() -> dict[str, int]:
+    """What Dynamo counted in this process: ``graphs``, ``breaks`` and ``recompilations``.
+
+    It keeps 64 compilations; ``torch._dynamo.utils.set_compilation_metrics_limit`` asks for more.
+    """
+    import torch._dynamo.utils as dynamo
+
+    seen = {str(metrics.compile_id) for metrics in dynamo.get_compilation_metrics()}
+    return {
+        "graphs": dynamo.counters["stats"]["unique_graphs"],
+        "breaks": dynamo.counters["graph_break"].total(),
+        "recompilations": sum(not compilation.endswith("/0") for compilation in seen),
+    }
+
+
+def records(run: Path, steps: int | None = None) -> Records:
+    """What a run counted, or what it counted in its first steps; nothing if it holds no statistics."""
+    found: Records = Counter()
+    try:
+        table = open_run(run).table().select(["step", "name", "kind", "rank", "numel"])
+    except DamagedRun:
+        return found
+    for row in table.to_pylist():
+        if steps is None or row["step"] < steps:
+            found[row["step"], row["name"], row["kind"], row["rank"]] += row["numel"]
+    return found
+
+
+def arrived(due: Records, came: Records) -> dict[str, Any]:
+    """The records of a compiled recording, of those that an eager one says are due.
+
+    A record has arrived if it counted as many elements. ``missing``, ``only_compiled`` and
+    ``other_numel`` name kinds and tensors.
+    """
+
+    def named(keys: Any) -> list[str]:
+        return sorted({f"{kind} {name}" for _, name, kind, _ in keys})
+
+    both = due.keys() & came.keys()
+    return {
+        "due": len(due),
+        "arrived": sum(due[key] == came[key] for key in both),
+        "missing": named(due.keys() - came.keys()),
+        "only_compiled": named(came.keys() - due.keys()),
+        "other_numel": named(key for key in both if due[key] != came[key]),
+    }
