@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch._guards import TracingContext
 from torch.library import Library
 
 from mpdiag.emulation import recurrent
@@ -80,26 +81,47 @@ class Policy:
     Attributes:
         dtype: The low precision.
         overrides: Rules by operation that replace those of the lists.
-        in_module: Operations that are FP32 at the moment because of the module being called:
-            a stack, of which the last entry is in force.
         outside: Operations that are FP32 while no submodule is being called: in a model's own code,
             and in the loop around it.
-        depth: Number of submodules being called.
+        running: For each module being called, what is FP32 in it, and the number of submodules around.
     """
 
     dtype: torch.dtype
     overrides: Mapping[str, Rule] = field(default_factory=dict)
-    in_module: list[frozenset[str]] = field(default_factory=list)
     outside: frozenset[str] = frozenset()
-    depth: int = 0
+    running: list[tuple[frozenset[str], int]] = field(default_factory=list)
+
+    @property
+    def calls(self) -> list[tuple[frozenset[str], int]]:
+        """The modules being called; while a compiler traces, those of the graph it traces.
+
+        A trace that is given up leaves its calls behind with its context.
+        """
+        tracing = TracingContext.try_get()
+        if tracing is None:
+            return self.running
+        found: list[tuple[frozenset[str], int]] = vars(tracing).setdefault(
+            f"mpdiag_calls_{id(self)}", list(self.running)
+        )
+        return found
 
     def rule(self, operation: str) -> Rule | None:
         """The precision of an operation at the moment; None for as wide as its inputs."""
-        if self.in_module and operation in self.in_module[-1]:
-            return "fp32"
-        if self.depth == 0 and operation in self.outside:
+        operations, depth = self.calls[-1] if self.calls else (frozenset(), 0)
+        if operation in operations or (depth == 0 and operation in self.outside):
             return "fp32"
         return self.overrides.get(operation) or LISTS.get(operation)
+
+    def enter(self, operations: frozenset[str], *, submodule: bool = False) -> None:
+        """A module is called in which these operations are FP32, too."""
+        calls = self.calls
+        around, depth = calls[-1] if calls else (frozenset(), 0)
+        calls.append((around | operations, depth + submodule))
+
+    def leave(self) -> None:
+        """The call of the last module is over."""
+        if self.calls:  # a trace that was given up may have begun it
+            self.calls.pop()
 
 
 _KEY = "mpdiag.emulation.policies"

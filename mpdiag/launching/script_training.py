@@ -248,8 +248,8 @@ class ScriptTraining:
             elif rules is not None:
                 stack.enter_context(context.casting.recomputation())
             if rules:
-                context.wrapped.policy.in_module.append(rules)
-                stack.callback(context.wrapped.policy.in_module.pop)
+                context.wrapped.policy.enter(rules)
+                stack.callback(context.wrapped.policy.leave)
             yield
 
     # -- products outside a call of a model --------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ContextDecorator
 from typing import Any, TypeVar
@@ -9,12 +10,15 @@ from typing import Any, TypeVar
 import torch
 from torch._compile import _disable_dynamo
 
+from mpdiag.tracing.dispatch import compiler_in_use
+
 try:
     from torch._C._dynamo.eval_frame import (
         _FrameAction,
         _FrameExecStrategy,
         get_eval_frame_callback,
         set_code_exec_strategy,
+        set_eval_frame,
     )
 
     CAN_HIDE = True
@@ -72,6 +76,54 @@ class UncompiledContext(ContextDecorator):
         return leave(*exception)
 
 
+_SETTINGS = (
+    ("torch._dynamo.config", "skip_nnmodule_hook_guards", False),  # hooks tell graphs apart
+    (
+        "torch._functorch.config",
+        "backward_pass_autocast",
+        "off",
+    ),  # as it is where nothing is compiled
+    (
+        "torch._functorch.config",
+        "enable_autograd_cache",
+        False,
+    ),  # its keys know no operation policy
+)
+_WITH_REGIONS = ("torch._dynamo.config", "optimize_ddp", False)  # DDP's buckets would cut them
+_changed: list[tuple[Any, str, Any]] = []  # as it was, the oldest first
+_holders = [0]
+
+
+def hold_compiler(*, regions: bool) -> Callable[[], None]:
+    """Let graphs follow the casts of a training; those made before or after are made anew.
+
+    Args:
+        regions: Whether parts of a graph are cast otherwise than the rest.
+
+    Returns:
+        What ends it. The compiler's settings are as before once all trainings have ended.
+    """
+    wanted = (*_SETTINGS, _WITH_REGIONS) if regions else _SETTINGS
+    found = [(sys.modules[m], n, v) for m, n, v in wanted if hasattr(sys.modules.get(m), n)]
+    _holders[0] += 1
+    _changed.extend((config, name, getattr(config, name)) for config, name, _ in found)
+    _set_all(found)
+
+    def release() -> None:
+        _holders[0] -= 1
+        if not _holders[0]:
+            _set_all([_changed.pop() for _ in range(len(_changed))])
+
+    return release
+
+
+def _set_all(settings: list[tuple[Any, str, Any]]) -> None:
+    for config, name, value in settings:
+        setattr(config, name, value)
+    if compiler_in_use():
+        torch._dynamo.reset()
+
+
 def hide(function: Any) -> None:
     """Let a compiler that meets a function run it as it is; what it calls is not hidden."""
     if CAN_HIDE:
@@ -91,3 +143,20 @@ hide(compiler_looks_on)
 def unseen(function: Callable[..., Any], *args: Any) -> Any:
     """Call a function so that no compiler sees it, nor what it calls."""
     return function(*args)
+
+
+class Eagerly:
+    """From here to ``end``, nothing is compiled and nothing compiled runs in this thread."""
+
+    def __init__(self) -> None:
+        self._callback = set_eval_frame(None)
+        self._stance = torch.compiler.set_stance("force_eager")
+
+    def end(self) -> None:
+        """Go on as before."""
+        self._stance.__exit__(None, None, None)
+        set_eval_frame(self._callback)
+
+
+hide(Eagerly.__init__)
+hide(Eagerly.end)

@@ -7,18 +7,22 @@ takes nothing else along. A deep copy of a model in half precision is of FP32 we
 
 from __future__ import annotations
 
+import itertools
+import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
 import torch
 from torch import nn
+from torch._guards import TracingContext
 from torch.utils._pytree import tree_map
 from torch.utils.hooks import RemovableHandle
 
 from mpdiag.emulation.policy import Policy
 from mpdiag.errors import UsageError
 from mpdiag.tracing.precision import HALF
+from mpdiag.tracing.uncompiled import Eagerly, compiler_looks_on, hide, unseen
 
 
 class Switch:
@@ -29,8 +33,19 @@ class Switch:
 
 
 def cast_floats(value: Any, dtype: torch.dtype) -> Any:
-    """Every floating-point tensor of a nest in another dtype; float64 and integers stay."""
+    """Every floating-point tensor of a nest in another dtype; float64 and integers stay.
 
+    Traced inside a graph, it is a part of it; it makes none of its own.
+    """
+    if not torch.compiler.is_compiling() and compiler_looks_on():
+        return unseen(_cast_floats, value, dtype)
+    return _cast_floats(value, dtype)
+
+
+hide(cast_floats)
+
+
+def _cast_floats(value: Any, dtype: torch.dtype) -> Any:
     def cast(x: Any) -> Any:
         if isinstance(x, torch.Tensor) and x.dtype in (*HALF, torch.float32) and x.dtype != dtype:
             return x.to(dtype)
@@ -40,9 +55,9 @@ def cast_floats(value: Any, dtype: torch.dtype) -> Any:
     if kind is torch.Tensor:
         return cast(value)
     if kind is tuple:
-        return tuple([cast_floats(one, dtype) for one in value])
+        return tuple([_cast_floats(one, dtype) for one in value])
     if kind is dict:
-        return {name: cast_floats(one, dtype) for name, one in value.items()}
+        return {name: _cast_floats(one, dtype) for name, one in value.items()}
     return tree_map(cast, value)
 
 
@@ -84,9 +99,59 @@ class Around:
     def __deepcopy__(self, memo: dict[int, Any]) -> Around:
         return self
 
+    def __reduce__(self) -> Any:
+        return type(self), tuple(getattr(self, f.name) for f in fields(self) if f.init)  # type: ignore[arg-type]
+
+
+class Region(Around):
+    """What holds from the beginning of a module's call to its end, in compiled code as well.
+
+    Hooks are traced into the graph. There a number stands for the region, and casts are made by what
+    ``enter_region`` does while the compiler runs the graph on its fake tensors.
+    """
+
+    switch: Switch
+
+    def __post_init__(self) -> None:
+        self.number = next(_numbers)
+        _regions[self.number] = self
+
+    def place(self, module: nn.Module) -> list[RemovableHandle]:
+        """Place the hooks on a module.
+
+        Raises:
+            UsageError: If it is of TorchScript.
+        """
+        torch.compiler.allow_in_graph([enter_region, leave_region])
+        return super().place(module)
+
+    def begin(self) -> None:
+        """The call begins."""
+        raise NotImplementedError
+
+    def end(self) -> None:
+        """The call is over, or was never begun."""
+        raise NotImplementedError
+
+
+_numbers = itertools.count()
+_regions: weakref.WeakValueDictionary[int, Region] = weakref.WeakValueDictionary()
+
+
+def enter_region(number: int) -> None:
+    """Begin a region."""
+    if number in _regions:
+        _regions[number].begin()
+
+
+def leave_region(number: int) -> None:
+    """End a region."""
+    if number in _regions:
+        _regions[number].end()
+
 
 @dataclass(eq=False)
-class Fp32Module(Around):
+class Fp32Module(Region):
     """Runs a module in FP32: inputs widened, autocast off inside.
 
     Attributes:
@@ -100,71 +165,73 @@ class Fp32Module(Around):
     device_type: str
     back: torch.dtype | None
     switch: Switch
-    entered: list[Any] = field(default_factory=list)
+    around: list[bool] = field(default_factory=list, init=False)
+
+    def begin(self) -> None:
+        """Switch autocast off."""
+        self.around.append(torch.is_autocast_enabled(self.device_type))
+        torch.set_autocast_enabled(self.device_type, False)
+
+    def end(self) -> None:
+        """Autocast is as it was."""
+        if self.around:
+            torch.set_autocast_enabled(self.device_type, self.around.pop())
 
     def _enter(self, _module: nn.Module, args: Any, kwargs: Any) -> Any:
         if not self.switch.on:
             return None
-        context = torch.autocast(self.device_type, enabled=False)
-        context.__enter__()
-        self.entered.append(context)
+        enter_region(self.number)
         return cast_floats(args, torch.float32), cast_floats(kwargs, torch.float32)
 
     def _leave(self, _module: nn.Module, _args: Any, output: Any) -> Any:
-        if self.entered:
-            self.entered.pop().__exit__(None, None, None)
-            if self.back is not None:
-                return cast_floats(output, self.back)
-        return None
+        if not self.switch.on:
+            return None
+        leave_region(self.number)
+        return None if self.back is None else cast_floats(output, self.back)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Fp32Module:
         if id(IN_FULL) in memo:
             return Fp32Module(self.device_type, None, self.switch)
         return self
 
-    def __reduce__(self) -> Any:
-        return type(self), (self.device_type, self.back, self.switch)
-
 
 @dataclass(eq=False)
-class Fp32Operations(Around):
-    """Lets the policy run some operations in FP32 while a module is being called."""
+class Fp32Operations(Region):
+    """Lets the policy run some operations in FP32 while a module is being called.
+
+    Where its call is not traced, what is compiled inside runs eagerly: nothing would tell a graph made
+    here from one made where these operations are not FP32.
+
+    Attributes:
+        operations: Which ones; none: the policy learns only that a submodule is being called.
+    """
 
     operations: frozenset[str]
     policy: Policy
     switch: Switch
-    pushed: list[frozenset[str]] = field(default_factory=list)
+    begun: list[Eagerly | None] = field(default_factory=list, init=False)
+
+    def begin(self) -> None:
+        """The operations are FP32."""
+        self.policy.enter(self.operations, submodule=not self.operations)
+        alone = self.operations and TracingContext.try_get() is None
+        self.begun.append(Eagerly() if alone else None)
+
+    def end(self) -> None:
+        """The policy is as it was."""
+        if self.begun:
+            self.policy.leave()
+            eagerly = self.begun.pop()
+            if eagerly is not None:
+                eagerly.end()
 
     def _enter(self, _module: nn.Module, _args: Any) -> None:
         if self.switch.on:
-            stack = self.policy.in_module
-            outer = stack[-1] if stack else frozenset()
-            self.pushed.append(outer | self.operations)
-            stack.append(self.pushed[-1])
+            enter_region(self.number)
 
     def _leave(self, _module: nn.Module, _args: Any, _output: Any) -> None:
-        if self.pushed:
-            self.pushed.pop()
-            self.policy.in_module.pop()
-
-
-@dataclass(eq=False)
-class Depth(Around):
-    """Tells the policy while a submodule is being called, for what is FP32 outside of all."""
-
-    policy: Policy
-    switch: Switch
-    entered: list[None] = field(default_factory=list)
-
-    def _enter(self, _module: nn.Module, _args: Any) -> None:
         if self.switch.on:
-            self.entered.append(None)
-            self.policy.depth += 1
-
-    def _leave(self, _module: nn.Module, _args: Any, _output: Any) -> None:
-        if self.entered:
-            self.entered.pop()
-            self.policy.depth -= 1
+            leave_region(self.number)
 
 
 @dataclass(eq=False)
@@ -193,3 +260,11 @@ class Boundary(Around):
         if not self.switch.on:
             return None
         return cast_floats(output, self.dtype if self.half_outputs else torch.float32)
+
+
+for _kind in (Fp32Module, Fp32Operations, Boundary):
+    for _hook in ("_enter", "_leave", "begin", "end"):
+        if hasattr(_kind, _hook):
+            hide(getattr(_kind, _hook))
+for _function in (enter_region, leave_region, Policy.enter, Policy.leave):
+    hide(_function)

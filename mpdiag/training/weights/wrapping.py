@@ -19,7 +19,7 @@ from mpdiag.plan import Fp32Choice, PrecisionPlan
 from mpdiag.tracing.capture import is_captured, refuse_capture, refuse_captured
 from mpdiag.tracing.dispatch import in_backward
 from mpdiag.tracing.precision import HALF
-from mpdiag.tracing.uncompiled import prepare, uncompiled
+from mpdiag.tracing.uncompiled import hold_compiler, prepare, uncompiled
 from mpdiag.training import arguments
 from mpdiag.training.levels import Precision
 from mpdiag.training.scaling import parameters_of
@@ -98,18 +98,24 @@ class Wrapped:
             self._add(model.register_forward_pre_hook(hook, prepend=True).remove)
         if self.precision.level == "O0":
             return
+        self._add(hold_compiler(regions=bool(whole or inner)))
         if self.precision.low_precision_model:
             self._cast(frozenset(whole.values()))
         if self.precision.operation_casts:
             kernels = policy.install(self.device_type, self._uncommon(inner, overrides))
             self._add(kernels.clear)  # torch's own are in force again
             self._keep_outside(names, frozenset(inner.pop("", ())))
+            hooks = {
+                operations: fp32_regions.Fp32Operations(operations, self.policy, self.switch)
+                for operations in map(frozenset, inner.values())
+            }  # one for all alike, and blocks alike have one graph
             for name, operations in inner.items():
-                self._keep_inside(_find(names, name), frozenset(operations))
+                self._keep_inside(_find(names, name), hooks[frozenset(operations)])
         back = self.precision.dtype if self.precision.low_precision_model else None
+        in_fp32 = fp32_regions.Fp32Module(self.device_type, back, self.switch)
         for module in whole.values():
             self.fp32_inside.update((id(inside), None) for inside in module.modules())
-            self._hooks(fp32_regions.Fp32Module(self.device_type, back, self.switch).place(module))
+            self._hooks(in_fp32.place(module))
 
     def before_forward(self, called: nn.Module) -> None:
         """A forward pass of a model begins, which may belong to a step."""
@@ -194,15 +200,15 @@ class Wrapped:
             return
         self.policy.outside = operations
         roots = {id(_find(names, ""))}
+        hook = fp32_regions.Fp32Operations(frozenset(), self.policy, self.switch)
         for module in {id(m): m for m in names.values() if id(m) not in roots}.values():
-            self._hooks(fp32_regions.Depth(self.policy, self.switch).place(module))
+            self._hooks(hook.place(module))
 
-    def _keep_inside(self, module: nn.Module, operations: frozenset[str]) -> None:
+    def _keep_inside(self, module: nn.Module, hook: fp32_regions.Fp32Operations) -> None:
         """FP32 for operations in a module and its submodules."""
         for inside in module.modules():
             known = self.fp32_inside.get(id(inside)) or frozenset()
-            self.fp32_inside[id(inside)] = known | operations
-        hook = fp32_regions.Fp32Operations(operations, self.policy, self.switch)
+            self.fp32_inside[id(inside)] = known | hook.operations
         self._hooks(hook.place(module))
 
     def _uncommon(self, inner: dict[str, set[str]], overrides: dict[str, Rule]) -> frozenset[str]:
@@ -367,8 +373,11 @@ def _named_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
     inner: nn.Module = model
     if isinstance(inner, nn.parallel.DistributedDataParallel):
         inner = inner.module
-    compiled = getattr(inner, "_orig_mod", None)
-    return list((compiled if isinstance(compiled, nn.Module) else inner).named_modules())
+    # The module inside a compiled one comes after it, and under the same name.
+    return [
+        (".".join(part for part in name.split(".") if part != "_orig_mod"), module)
+        for name, module in inner.named_modules()
+    ]
 
 
 def _find(names: dict[str, nn.Module], name: str) -> nn.Module:
