@@ -1,4 +1,4 @@
-"""What must stay in FP32 and why; how sensitive each operation is; the range of every output."""
+"""What must stay in FP32 and why, and how sensitive each operation is."""
 
 from __future__ import annotations
 
@@ -30,7 +30,6 @@ contents = run_cache.contents(chosen)
 found = run_cache.once(chosen, "ranking", make=lambda: operations.ranking(contents))
 widgets.show(operations.sensitivity(run, found))
 widgets.table(operations.shown(found))
-widgets.show(operations.output_ranges(run, run_cache.layers(chosen, "activation")))
 st.header("Narrowest format of each layer", anchor=False)
 scaled = at_scale(analysis.plan.loss_scale.recommended)
 st.caption(

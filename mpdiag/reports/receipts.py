@@ -127,10 +127,6 @@ class Rows:
         """Receipt of ``ratio_frame``."""
         return self.read + _lines("ratios")
 
-    def ranges(self) -> str:
-        """Receipt of ``output_ranges_frame``: ``name``, ``absmin``, ``absmax``."""
-        return self.read + _lines("ranges")
-
     def errors(self, fmt: FloatFormat) -> str:
         """Receipt of a ranking by the modules' outputs, where no operations were recorded."""
         return self.read + _lines("sum_bins") + _error(fmt) + _lines("output_errors")

@@ -2,7 +2,7 @@
 
     >>> from mpdiag import workloads
     >>> workloads.names()
-    ('digits', 'gpt', 'language_model', 'ssd')
+    ('digits', 'gpt', 'ssd')
     >>> ssd = workloads.load("ssd", mean_over="matched")  # options are its fields
     >>> mine = workloads.load("my_training.py")  # the one workload that a file defines
 
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 
 __all__ = ["BadOption", "DamagedWorkload", "UnknownWorkload", "load", "names"]
 
-_BUILT_IN = ("digits", "gpt", "language_model", "ssd")
+_BUILT_IN = ("digits", "gpt", "ssd")
 _IN_THE_REPOSITORY = (
-    "dcgan", "denoiser", "speech", "translation", "two_stage", "vgg", "vit",
+    "dcgan", "denoiser", "language_model", "speech", "translation", "two_stage", "vgg", "vit",
 )  # fmt: skip
 _OF_SCIKIT_LEARN = ("dcgan", "denoiser", "digits", "ssd", "two_stage", "vgg", "vit")
 """Their data comes with scikit-learn, which is asked for before anything is trained."""

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import re
 import sysconfig
-from collections import Counter
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -27,12 +26,11 @@ if TYPE_CHECKING:
 
 
 UNKNOWN = 0
-"""The index of every word that is not in the vocabulary, and of every unusual character."""
+"""The index of every unusual character, and of every word that a vocabulary lacks."""
 
 # A triple-quoted string at the start of a line is a docstring, with few exceptions; searching for
 # these is ten times as fast as parsing.
 _DOCSTRING = re.compile(r'^[ \t]*[rR]?"""(.*?)"""', re.MULTILINE | re.DOTALL)
-_WORD = re.compile(r"[a-z]+|[0-9]|[^a-z0-9\s]")
 _LEFT_OUT = {"test", "tests", "site-packages", "dist-packages", "idlelib", "lib2to3", "ensurepip"}
 _HELD_OUT = 10  # one in this many documents
 
@@ -57,26 +55,6 @@ def _sources(folder: Path) -> Iterator[Path]:
     for path in inside:
         if path.is_dir() and path.name not in _LEFT_OUT:
             yield from _sources(path)
-
-
-@lru_cache(maxsize=2)
-def _split(part: DataSplit) -> tuple[str, ...]:
-    """The part's words in lower case; digits and marks stand alone."""
-    return tuple(w for text in documents(part) for w in _WORD.findall(text.lower()))
-
-
-@lru_cache(maxsize=4)
-def vocabulary(size: int) -> dict[str, int]:
-    """The `size` − 1 most frequent words of the training part, from 1; ties go by the alphabet."""
-    counted = sorted(Counter(_split("train")).items(), key=lambda item: (-item[1], item[0]))
-    return {word: index for index, (word, _) in enumerate(counted[: size - 1], start=1)}
-
-
-@lru_cache(maxsize=4)
-def words(part: DataSplit, size: int) -> Tensor:
-    """The part as indices into a vocabulary of `size` words, [N]."""
-    known = vocabulary(size)
-    return torch.tensor([known.get(word, UNKNOWN) for word in _split(part)])
 
 
 @lru_cache(maxsize=2)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from mpdiag.workloads import language_model, load, names
+from mpdiag.workloads import load, names
 from mpdiag.workloads.digits import Digits
 from mpdiag.workloads.protocol import Batch, Session, Workload, plain_step, start
 
@@ -18,9 +18,7 @@ def _leave_the_random_state_alone() -> Iterator[None]:
 
 
 @pytest.fixture(params=names())
-def workload(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Workload:
-    # A softmax of 8,000 words over 5,120 tokens would take most of this file's time.
-    monkeypatch.setitem(language_model.SIZES, "small", (500, 16, 32, 16, 1))
+def workload(request: pytest.FixtureRequest) -> Workload:
     return load(request.param)
 
 

@@ -10,7 +10,7 @@ from mpdiag.workloads.ssd import Ssd
 
 
 def test_names_are_those_that_load() -> None:
-    assert len(workloads.names()) == 4
+    assert len(workloads.names()) == 3
     assert workloads.names() == tuple(sorted(workloads.names()))
     assert [workloads.load(name).name for name in workloads.names()] == list(workloads.names())
 
@@ -30,7 +30,7 @@ def test_every_workload_has_a_size_for_a_gpu() -> None:
     [
         (
             "yolo", {}, "UnknownWorkload",
-            "there is no workload 'yolo': choose one of digits, gpt, language_model, ssd",
+            "there is no workload 'yolo': choose one of digits, gpt, ssd",
         ),
         (
             "ssd", {"width": 3}, "BadOption",

@@ -13,7 +13,7 @@ FRAMEWORKS = (
     "openseq2seq", "mxnet", "chainer", "theano", "cntk", "torch7", "caffe2", "nvcaffe",
 )  # fmt: skip
 """What ``export --to`` takes, as the registry of exports has it, which would be slow to import here."""
-WORKLOADS = ("digits", "gpt", "language_model", "ssd")
+WORKLOADS = ("digits", "gpt", "ssd")
 """What ``demo`` and ``search`` take, as ``workloads.names()`` has it."""
 NAMES: dict[str, tuple[str, tuple[str, ...]]] = {
     "demo": ("Workloads", WORKLOADS),

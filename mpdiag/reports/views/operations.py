@@ -18,17 +18,15 @@ import plotly.graph_objects as go
 
 from mpdiag.analysis.analyzer import Analysis
 from mpdiag.analysis.figures import at_scale
-from mpdiag.analysis.layers import Layers
 from mpdiag.analysis.operations.rounding_error import operation_errors, rounding_error
 from mpdiag.display.colors import BLUE, PURPLE, VERMILION
-from mpdiag.display.wording import counted, in_figure, layer_name
+from mpdiag.display.wording import in_figure, layer_name
 from mpdiag.numerics.autocast_lists import CALLED_AS, LAYERS, LISTS, policy_name
 from mpdiag.numerics.formats import FORMATS, FP16, FloatFormat
 from mpdiag.reports import plotting, receipts
 from mpdiag.reports.contents import RunContents
 from mpdiag.reports.picture import Picture, View
 from mpdiag.reports.receipts import Rows
-from mpdiag.reports.views.gradients.frame import in_model_order
 from mpdiag.runs.operations import Operation
 from mpdiag.runs.results import MAY, MUST, Sensitivities, by_weight, or_infinite
 
@@ -384,90 +382,10 @@ def layer_formats_frame(analysis: Analysis) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["layer", "tensors", "format", "largest |x|"])
 
 
-def output_ranges_frame(layers: Layers) -> pd.DataFrame:
-    """The outputs of modules: the columns of ``layers`` in ``mpdiag analyze --json``."""
-    return pd.DataFrame(layers.of_kind("activation").to_json())
-
-
-def output_ranges_figure(frame: pd.DataFrame, fmt: FloatFormat, most: int = 40) -> go.Figure:
-    """From the smallest to the largest |x| of each module's output, against a format's ends.
-
-    Args:
-        frame: ``output_ranges_frame``.
-        fmt: The format.
-        most: Modules shown, those with the largest values.
-    """
-    known = frame[frame["absmax"] > 0] if len(frame) else frame
-    if known.empty:
-        return plotting.empty("no activation was recorded")
-    top = known.sort_values("absmax", ascending=False, kind="stable").head(most)
-    names = [str(name) for name in top["name"]]
-    low, high = (np.log2(top[c].to_numpy(float)) for c in ("absmin", "absmax"))
-    over = top["overflow"].to_numpy() > 0
-    fig = plotting.figure(plotting.row_height(len(names)))
-    labels = np.array([in_figure(name) for name in names])
-    places = np.arange(len(names))
-    for mask, name, colour in ((~over, f"fits {fmt.label}", BLUE), (over, "overflows", VERMILION)):
-        if not mask.any():
-            continue
-        fig.add_bar(
-            base=low[mask],
-            x=(high - low)[mask],
-            y=places[mask],
-            orientation="h",
-            width=0.5,
-            name=name,
-            marker={"color": colour},
-            customdata=np.stack([labels[mask], low[mask], high[mask]], 1),
-            hovertemplate="%{customdata[0]}: 2^%{customdata[1]:.1f} to 2^%{customdata[2]:.1f}"
-            "<extra></extra>",
-        )
-    limit = float(np.log2(fmt.overflow_threshold))
-    for place, words, colour, side in (
-        (fmt.zero_exponent, "0 ←", VERMILION, "right"),
-        (limit, "→ ∞", PURPLE, "left"),
-    ):
-        plotting.range_mark(fig, place, words, colour, side)
-    plotting.layer_axis(fig, names)
-    ends = [limit, float(fmt.zero_exponent), float(low.min()), float(high.max())]
-    plotting.exponent_axis(
-        fig, int(np.floor(min(ends))) - 1, int(np.ceil(max(ends))) + 2, "|x| of outputs"
-    )
-    return fig.figure()
-
-
-def output_ranges(run: str, layers: Layers, fmt: FloatFormat = FP16) -> Picture:
-    """The range of each module's output."""
-    frame = output_ranges_frame(layers)
-    return Picture(
-        "output-ranges",
-        "From the smallest to the largest |x| of each output",
-        f"Over all recorded steps. The lines mark {fmt.label}'s range. A loss scale does not change "
-        "activations."
-        f"{_beyond(frame)}",
-        output_ranges_figure(frame, fmt),
-        frame,
-        Rows(run, "activation").ranges(),
-    )
-
-
-def _beyond(frame: pd.DataFrame) -> str:
-    """How many of the outputs have a value that overflows, as a sentence."""
-    if frame.empty:
-        return ""
-    over = int((frame["overflow"] > 0).sum())
-    return f" {over} of {counted(len(frame), 'output')} overflow in FP16." if over else ""
-
-
 def reported(contents: RunContents) -> Iterator[Picture]:
-    """What the HTML report shows: operations by sensitivity, and the range of each output."""
-    analysis, run = contents.analysis, str(contents.folder)
-    outputs = analysis.layers.of_kind("activation")
-    outputs = in_model_order(outputs, contents.modules)
-    if len(outputs):
-        ranked = ranking(contents)
-        yield sensitivity(run, ranked)
-        yield output_ranges(run, outputs)
+    """What the HTML report shows: operations by sensitivity."""
+    if len(contents.analysis.layers.of_kind("activation")):
+        yield sensitivity(str(contents.folder), ranking(contents))
 
 
 VIEW = View("operations", "Operations", "function", reported)

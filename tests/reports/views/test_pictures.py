@@ -51,11 +51,6 @@ def beside_itself(analysis):
     return compare.side_by_side(run, run, sides, ("a", "b"), "weight_grad", "absmax")
 
 
-def outputs(analysis):
-    shown = gradients(analysis, "activation")
-    return operations.output_ranges(shown.run, shown.layers)
-
-
 def sensitive(analysis):
     run = str(analysis.run.folder)
     return operations.sensitivity(run, operations.ranking(read_contents(analysis)))
@@ -100,7 +95,6 @@ PICTURES = {
     "of one over time": (lambda a: updates(a).swallowed_over_time(worst(a)), SWALLOWED),
     "side by side": (beside_itself, ["name", "absmax_a", "absmax_b", "octaves"]),
     "sensitivity": (sensitive, ["module"]),
-    "output ranges": (outputs, ["name", "absmin", "absmax"]),
 }
 """How each is made of an analysis, and the columns that its receipt has to give."""
 
@@ -144,7 +138,6 @@ def test_a_receipt_gives_the_numbers_of_its_picture(analysis, name):
         lambda a: layer(a, name="no such layer").course(),
         lambda a: moved(a, 0),
         lambda a: updates(a).ratios("no such parameter"),
-        lambda a: operations.output_ranges("RUN", a.layers.of_kind("no such kind")),
     ],
 )
 def test_nothing_recorded_is_a_sentence_and_no_error(analysis, make):
@@ -183,12 +176,6 @@ def test_updates_are_the_plan_s_and_their_captions_say_them(analysis):
         top = course.frame.loc[course.frame["fp16_share"].idxmax()]
         assert f"{percent(top['fp16_share'])}, at step {int(top['step']):,}" in course.caption
     assert shown.ratios("no such parameter").caption.startswith("Over all recorded steps. ")
-
-
-def test_the_outputs_that_overflow_are_counted(analysis):
-    picture = outputs(analysis)
-    over = int((picture.frame["overflow"] > 0).sum())
-    assert (f"{over} of" in picture.caption) == (over > 0)
 
 
 def test_operations_with_their_line(analysis):

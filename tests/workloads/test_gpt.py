@@ -1,4 +1,4 @@
-"""The language models: an LSTM's states are projected, and the GPT's attention."""
+"""The GPT: its attention, and what it does not see."""
 
 import math
 
@@ -6,14 +6,6 @@ import torch
 import torch.nn.functional as F
 
 from mpdiag.workloads.gpt import Block, GptModel
-from mpdiag.workloads.language_model import ProjectedLstm
-
-
-def test_the_states_are_projected():
-    model = ProjectedLstm(vocabulary=50, cells=12, projection=4, layers=2)
-    words = torch.randint(50, (3, 7))
-    assert model(words).shape == (3, 7, 50)
-    assert model.lstm.weight_hr_l0.shape == (4, 12)
 
 
 def test_a_block_is_attention_and_two_layers_beside_shortcuts():
