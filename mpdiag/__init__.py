@@ -19,6 +19,9 @@ from mpdiag.version import __version__
 if TYPE_CHECKING:
     from mpdiag.analysis.analyzer import analyze
     from mpdiag.analysis.comparison.compare import compare
+    from mpdiag.emulation.block_rounding import fake_quantize
+    from mpdiag.emulation.random_bits import CounterGenerator
+    from mpdiag.numerics.block_formats import BlockFormat
     from mpdiag.numerics.histograms import ExponentHistogram
     from mpdiag.plan import PrecisionPlan
     from mpdiag.precision.audit import audit
@@ -35,6 +38,8 @@ if TYPE_CHECKING:
 
 # Public name -> the module it lives in. The block above says the same to type checkers.
 _HOMES = {
+    "BlockFormat": "mpdiag.numerics.block_formats",
+    "CounterGenerator": "mpdiag.emulation.random_bits",
     "ExponentHistogram": "mpdiag.numerics.histograms",
     "MixedPrecision": "mpdiag.training.trainer",
     "PrecisionOverrides": "mpdiag.training.options",
@@ -46,6 +51,7 @@ _HOMES = {
     "analyze": "mpdiag.analysis.analyzer",
     "audit": "mpdiag.precision.audit",
     "compare": "mpdiag.analysis.comparison.compare",
+    "fake_quantize": "mpdiag.emulation.block_rounding",
     "find_nonfinite": "mpdiag.tracing.nonfinite",
     "list_runs": "mpdiag.runs.run",
     "log_metric": "mpdiag.runs.training_log",
@@ -57,6 +63,8 @@ _HOMES = {
 }
 
 __all__ = [
+    "BlockFormat",
+    "CounterGenerator",
     "ExponentHistogram",
     "MixedPrecision",
     "PrecisionOverrides",
@@ -69,6 +77,7 @@ __all__ = [
     "analyze",
     "audit",
     "compare",
+    "fake_quantize",
     "find_nonfinite",
     "list_runs",
     "log_metric",

@@ -4,13 +4,12 @@ A format states its exponent bits, its mantissa bits and what its topmost bit pa
 limit follows from these by arithmetic, so no other module repeats a threshold. ``FORMATS`` is the
 only registry: a new format is one entry here.
 
-Formats with block scales (MXFP8, NVFP4) are not formats of a single value, and there are none yet.
-Their elements are: a ``FloatFormat`` without special values (``specials="none"``) describes one, and
-a block format will be a value of its own, built from an element format, a block size and the format
-of its scales.
+Formats with block scales (MXFP8, NVFP4) are not formats of a single value: ``block_formats`` has
+them. ``ELEMENTS`` are the formats of their values; those of 6 and 4 bits are stored with a scale alone.
 
 Sources: IEEE 754-2019 (FP32, FP16); *OCP 8-bit Floating Point Specification (OFP8)* rev. 1.0 for
-E4M3 and E5M2; NVIDIA, *Training with Mixed Precision User Guide*, section 2.1 (FP16's range).
+E4M3 and E5M2; *OCP Microscaling Formats (MX) Specification* v1.0, section 5.3, for E3M2, E2M3 and
+E2M1; NVIDIA, *Training with Mixed Precision User Guide*, section 2.1 (FP16's range).
 All formats round to nearest, ties to even. TF32 here is FP32 rounded the same way to 10 mantissa
 bits (hardware may round ties away from zero, which moves no threshold by more than the tie itself).
 """
@@ -168,9 +167,14 @@ FP16 = FloatFormat("fp16", "FP16", 5, 10, "float16")
 BF16 = FloatFormat("bf16", "BF16", 8, 7, "bfloat16")
 FP8_E4M3 = FloatFormat("fp8_e4m3", "FP8 E4M3", 4, 3, "float8_e4m3fn", specials="nan")
 FP8_E5M2 = FloatFormat("fp8_e5m2", "FP8 E5M2", 5, 2, "float8_e5m2")
+FP6_E3M2 = FloatFormat("fp6_e3m2", "FP6 E3M2", 3, 2, None, specials="none")
+FP6_E2M3 = FloatFormat("fp6_e2m3", "FP6 E2M3", 2, 3, None, specials="none")
+FP4_E2M1 = FloatFormat("fp4_e2m1", "FP4 E2M1", 2, 1, None, specials="none")
 
 FORMATS: dict[str, FloatFormat] = {f.name: f for f in (FP32, TF32, FP16, BF16, FP8_E4M3, FP8_E5M2)}
 
+ELEMENTS = (FP8_E4M3, FP8_E5M2, FP6_E3M2, FP6_E2M3, FP4_E2M1)
+"""The formats of a value that shares its scale with others."""
 TARGETS = tuple(f for f in FORMATS.values() if f.bits <= 16)
 """The formats a training can aim at: those that take half of FP32's memory, or less."""
 HALVES = tuple(f for f in TARGETS if not f.needs_tensor_scale)

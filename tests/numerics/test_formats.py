@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from mpdiag.numerics.formats import (
     BF16,
+    ELEMENTS,
     FORMATS,
     FP8_E4M3,
     FP8_E5M2,
@@ -20,12 +21,13 @@ from mpdiag.numerics.formats import (
     HALVES,
     TARGETS,
     TRAINABLE,
-    FloatFormat,
     format_named,
     half_of,
 )
 
-EVERY = pytest.mark.parametrize("fmt", FORMATS.values(), ids=lambda f: f.name)
+EVERY = pytest.mark.parametrize(
+    "fmt", dict.fromkeys([*FORMATS.values(), *ELEMENTS]), ids=lambda f: f.name
+)
 CASTS = [fmt for fmt in FORMATS.values() if fmt.torch_name]
 CAST = pytest.mark.parametrize("fmt", CASTS, ids=lambda f: f.name)
 FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False)
@@ -52,7 +54,7 @@ def rounded_by_hand(fmt, x: float) -> float:
     if rest * 2 > quantum or (rest * 2 == quantum and steps % 2 == 1):
         steps += 1
     result = steps * quantum
-    beyond = math.inf if fmt.specials == "ieee" else math.nan
+    beyond = {"ieee": math.inf, "nan": math.nan, "none": fmt.max}[fmt.specials]
     return math.copysign(float(result) if result <= Fraction(fmt.max) else beyond, x)
 
 
@@ -88,8 +90,11 @@ def test_the_thresholds_are_where_rounding_changes(fmt):
     below, above = math.nextafter(top, 0.0), math.nextafter(top, math.inf)
     assert fmt.round(below) == fmt.max
     assert not fmt.overflows(below)
-    assert not math.isfinite(fmt.round(above))
     assert fmt.overflows(above)
+    if fmt.saturates:
+        assert fmt.round([top, above]).tolist() == [fmt.max, fmt.max]
+        return
+    assert not math.isfinite(fmt.round(above))
     assert fmt.overflows(top) == (not math.isfinite(fmt.round(top)))
 
 
@@ -103,11 +108,10 @@ def test_the_formats_say_which_scale_they_need():
 
 
 @pytest.mark.parametrize(
-    ("exponent_bits", "mantissa_bits", "largest", "smallest"),
-    [(2, 1, 6.0, 0.5), (3, 2, 28.0, 0.0625), (2, 3, 7.5, 0.125)],  # OCP MX: E2M1, E3M2, E2M3
+    ("fmt", "largest", "smallest"),  # OCP MX v1.0, tables 2 to 5
+    list(zip(ELEMENTS[2:], (28.0, 7.5, 6.0), (0.0625, 0.125, 0.5), strict=True)),
 )
-def test_a_format_without_special_values_saturates(exponent_bits, mantissa_bits, largest, smallest):
-    fmt = FloatFormat("mx", "MX", exponent_bits, mantissa_bits, None, specials="none")
+def test_a_format_without_special_values_saturates(fmt, largest, smallest):
     assert fmt.saturates
     assert fmt.max == largest
     assert math.ldexp(1.0, fmt.min_subnormal_exponent) == smallest
@@ -172,6 +176,8 @@ def test_what_is_not_finite_stays_so(fmt):
     if fmt.specials == "ieee":
         assert rounded[:2].tolist() == [math.inf, -math.inf]
         assert math.isnan(rounded[2])
+    elif fmt.saturates:
+        assert str(rounded.tolist()) == str([fmt.max, -fmt.max, math.nan])
     else:
         assert np.isnan(rounded).all()
 
