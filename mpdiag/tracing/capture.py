@@ -6,8 +6,6 @@ import torch
 
 from mpdiag.errors import UsageError
 
-_WITH_CUDA = torch.backends.cuda.is_built()  # torch without it raises where it is asked
-
 _STEP = (
     "a training step cannot be captured in a CUDA graph: the host reads whether gradients are finite, "
     "and a replay would repeat the captured loss scale; capture parts of the model with "
@@ -17,7 +15,8 @@ _STEP = (
 
 def is_captured() -> bool:
     """Whether the current stream is captured in a CUDA graph."""
-    return _WITH_CUDA and torch.cuda.is_current_stream_capturing()
+    # Asked on a machine without a driver, torch with CUDA raises, and torch without CUDA does.
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
 def refuse_capture() -> None:

@@ -225,10 +225,22 @@ def test_a_tensor_with_another_node_has_another_gradient(tmp_path):
     assert inner["absmax"].item() == 4 * root["absmax"].item()
 
 
+def test_torch_with_cuda_records_on_a_machine_without_a_driver(tmp_path, monkeypatch):
+    def raises():
+        raise RuntimeError("CUDA driver version is insufficient for CUDA runtime version")
+
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", raises)
+    model, optimizer = model_and_optimizer()
+    with mpdiag.record(model, optimizer, tmp_path / "run", every=1) as recorder:
+        step(model, optimizer)
+    assert recorder.steps_recorded == 1
+    assert recorder.failures == []
+
+
 def test_nothing_is_counted_while_a_cuda_graph_is_captured(tmp_path, monkeypatch):
     """A replay would count into memory that holds something else by then."""
     capturing, counted = [False], []
-    monkeypatch.setattr("mpdiag.tracing.capture._WITH_CUDA", True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing[0])
     for name in ("count", "count_many", "note_updates", "drain", "flush"):
         plain = getattr(Ledger, name)
