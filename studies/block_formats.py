@@ -157,7 +157,8 @@ def main() -> None:
         "machine": platform.machine(),
     }
     if args.json:
-        args.json.write_text(json.dumps(head | {"rows": rows}, indent=1) + "\n")
+        lines = ",\n".join(json.dumps(row) for row in rows)  # a row a line
+        args.json.write_text(f'{json.dumps(head)[:-1]}, "rows": [\n{lines}\n]}}\n')
 
 
 if __name__ == "__main__":

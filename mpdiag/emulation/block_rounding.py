@@ -105,7 +105,11 @@ def fake_quantize(
 
 @torch.no_grad()
 def quantize_blocks(
-    x: Tensor, fmt: BlockFormat, axis: int = -1, bits: Tensor | None = None
+    x: Tensor,
+    fmt: BlockFormat,
+    axis: int = -1,
+    bits: Tensor | None = None,
+    tensor_amax: Tensor | None = None,
 ) -> Tensor:
     """Round to a block format and back.
 
@@ -114,6 +118,8 @@ def quantize_blocks(
         fmt: The format.
         axis: Along which blocks lie.
         bits: For stochastic rounding: random integers in [0, 2^32) of x's shape.
+        tensor_amax: The largest magnitude of the tensor that x is a part of, without axes and in FP32;
+            None: of x.
 
     Returns:
         A new tensor of the same shape and dtype.
@@ -126,13 +132,15 @@ def quantize_blocks(
     blocks, back = _blocks(x.float(), fmt.block, axis)
     noise = None if bits is None else _blocks(bits, fmt.block, axis)[0]
     amax = blocks.abs().amax((-3, -1), keepdim=True)
+    if tensor_amax is not None and fmt.block == "tensor":
+        amax = tensor_amax.expand_as(amax)
 
     def elements(encode: Tensor) -> Tensor:
         largest = fmt.element.max  # the clamp keeps NaN, and no value left of it is out of range
         return round_to((blocks * encode).clamp(-largest, largest), fmt.element, noise)
 
     if fmt.scale == "e4m3":
-        whole = amax.amax() if fmt.tensor_scale else None
+        whole = amax.amax() if tensor_amax is None else tensor_amax
         if fmt.four_over_six:
             return back(_four_over_six(blocks, amax, whole, elements)).to(x.dtype)
         chain = _torchao_scales if fmt.chain == "torchao" else _te_scales
@@ -206,32 +214,27 @@ def _fp32_scales(amax: Tensor, fmt: BlockFormat, largest: float) -> Scales:
     return encode, encode.reciprocal()
 
 
-def _torchao_scales(amax: Tensor, whole: Tensor | None, fmt: BlockFormat) -> Scales:
+def _torchao_scales(amax: Tensor, whole: Tensor, fmt: BlockFormat) -> Scales:
     """Of NVFP4 by torchao. Of a tensor of zeros its reference makes NaN; here it stays zero."""
-    if whole is None:
-        whole = torch.ones_like(amax[:1])
-    else:
-        whole = _over(whole, FP8_E4M3.max * fmt.element.max)
-        whole = torch.where(whole == 0, torch.ones_like(whole), whole)
+    product = FP8_E4M3.max * fmt.element.max
+    whole = _over(whole, product) if fmt.tensor_scale else torch.ones_like(whole)
+    whole = torch.where(whole == 0, torch.ones_like(whole), whole)
     scale = _over(amax, fmt.element.max) / whole
     scale = round_to(scale.clamp(FP8_E4M3.smallest_normal, FP8_E4M3.max), FP8_E4M3)
     return whole.reciprocal().clamp(max=_FP32_MAX) / scale, whole * scale
 
 
-def _te_scales(amax: Tensor, whole: Tensor | None, fmt: BlockFormat) -> Scales:
+def _te_scales(amax: Tensor, whole: Tensor, fmt: BlockFormat) -> Scales:
     """Of NVFP4 by TransformerEngine."""
     product = FP8_E4M3.max * fmt.element.max
-    whole_encode = _te_encode(amax, whole, product)
+    whole_encode = _te_encode(whole, product)
     scale = amax * (whole_encode * (1 / fmt.element.max))
     scale = round_to(scale.clamp(max=FP8_E4M3.max), FP8_E4M3)
-    decode = scale if whole is None else scale * whole * (1 / product)
-    return _te_inverse(scale, whole_encode), decode
+    return _te_inverse(scale, whole_encode), scale * whole * (1 / product)
 
 
-def _te_encode(amax: Tensor, whole: Tensor | None, product: float) -> Tensor:
+def _te_encode(whole: Tensor, product: float) -> Tensor:
     """What values are multiplied by so that the tensor's largest magnitude becomes ``product``."""
-    if whole is None:
-        return torch.ones_like(amax[:1])
     encode = (torch.full_like(whole, product) / whole).clamp(max=_FP32_MAX)
     return torch.where(encode == 0, torch.ones_like(encode), encode)
 
@@ -241,7 +244,7 @@ def _te_inverse(scale: Tensor, whole_encode: Tensor) -> Tensor:
 
 
 def _four_over_six(
-    blocks: Tensor, amax: Tensor, whole: Tensor | None, elements: Callable[[Tensor], Tensor]
+    blocks: Tensor, amax: Tensor, whole: Tensor, elements: Callable[[Tensor], Tensor]
 ) -> Tensor:
     """Each block with its largest magnitude at 6, or at 4 if that leaves the smaller error.
 
@@ -250,18 +253,14 @@ def _four_over_six(
     are returned were multiplied by its reciprocal.
     """
     product = 256.0 * FP4_E2M1.max
-    whole_encode = _te_encode(amax, whole, product)
+    whole_encode = _te_encode(whole, product)
     base = _over(amax, FP4_E2M1.max) * whole_encode
     found, errors = [], []
     for expand in (1.0, 1.5):
         scale = round_to((base * expand).clamp(max=FP8_E4M3.max), FP8_E4M3)
         values = elements(_te_inverse(scale, whole_encode))
-        if whole is None:
-            found.append(values * scale)
-            errors.append(_error(found[-1] - blocks))
-        else:
-            found.append(values * (scale * whole * (1 / product)))
-            errors.append(_error(_over(values * scale * whole, product) - blocks))
+        found.append(values * (scale * whole * (1 / product)))
+        errors.append(_error(_over(values * scale * whole, product) - blocks))
     return torch.where(errors[1] < errors[0], found[1], found[0])
 
 

@@ -101,6 +101,8 @@ class BlockFormat:
             raise ValueError(f"{self.name}: scale_rounding is for E8M0 scales, which need one")
         if self.scale != "e4m3" and (self.tensor_scale or self.four_over_six):
             raise ValueError(f"{self.name}: tensor_scale and four_over_six are for E4M3 scales")
+        if self.chain == "transformer_engine" and not self.tensor_scale:
+            raise ValueError("TransformerEngine's chain has a scale of the tensor")
         if self.four_over_six and (self.element, self.chain) != (FP4_E2M1, "transformer_engine"):
             raise ValueError("four_over_six is for E2M1 and for TransformerEngine's chain")
 

@@ -77,6 +77,7 @@ def test_what_does_not_fit_is_refused(name, options, words):
         {"scale": "e8m0", "tensor_scale": False},  # rounded how?
         {"four_over_six": True},  # by torchao's chain
         {"four_over_six": True, "chain": "transformer_engine", "element": FP8_E4M3},
+        {"chain": "transformer_engine", "tensor_scale": False},
         {"scale": "e5m2"},
         {"chain": "cutlass"},
     ],

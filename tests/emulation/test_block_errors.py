@@ -1,0 +1,123 @@
+"""Errors of block formats on tiles: sums against NumPy, the rotation against its matrix."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from mpdiag.emulation.block_errors import BlockError, measure_error, rotate, sample_tiles
+from mpdiag.emulation.block_rounding import fake_quantize
+from mpdiag.emulation.random_bits import CounterGenerator
+from mpdiag.numerics.block_formats import BLOCK_FORMATS, block_format
+
+GENERATOR = CounterGenerator(3, tensor="fc1")
+HADAMARD = np.array([[1.0]])
+for _ in range(4):  # Sylvester's construction
+    HADAMARD = np.block([[HADAMARD, HADAMARD], [HADAMARD, -HADAMARD]])
+
+
+def drawn(*shape):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+@pytest.mark.parametrize("axis", [-1, 0])
+@pytest.mark.parametrize("name", BLOCK_FORMATS)
+def test_sums_are_those_of_the_rounded_tensor(name, axis):
+    x = drawn(96, 160) * torch.exp2(-drawn(96, 160).abs() * 4)
+    x[3, :40] = 0.0
+    found = measure_error(x, BLOCK_FORMATS[name], axis)
+    q, exact = (t.double().numpy() for t in (fake_quantize(x, name, axis), x))
+    assert found.values == x.numel()
+    assert found.zeros == np.count_nonzero((q == 0) & (exact != 0))
+    sums = (
+        (exact**2).sum(),
+        ((q - exact) ** 2).sum(),
+        (q - exact).sum(),
+        ((q - exact) * exact).sum(),
+    )
+    assert (found.signal, found.error, found.shift, found.along) == pytest.approx(sums, rel=1e-9)
+    assert found.sqnr_db == pytest.approx(10 * math.log10(sums[0] / sums[1]))
+    assert found.bias == pytest.approx(sums[3] / sums[0])
+
+
+def test_the_rotation_is_its_matrix_and_is_undone():
+    x = drawn(32, 48)
+    signs = np.array([1, 1, 1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, 1, -1, -1])
+    expected = x.double().numpy().reshape(-1, 16) @ (signs[:, None] * HADAMARD / 4)
+    torch.testing.assert_close(
+        rotate(x).double(), torch.from_numpy(expected).reshape(x.shape), atol=1e-6, rtol=0
+    )
+    assert torch.equal(rotate(x, 0), rotate(x.T).T)
+    torch.testing.assert_close(rotate(rotate(x, 0), 0, back=True), x, atol=1e-6, rtol=0)
+    with pytest.raises(ValueError, match="multiples of 16"):
+        rotate(drawn(3, 40))
+
+
+@pytest.mark.parametrize(
+    ("name", "low", "high"),
+    [("mxfp4", 4, 6), ("nvfp4", -2, -0.5)],  # NVFP4's finer scales fit an outlier by themselves
+)
+def test_a_rotation_helps_where_an_outlier_takes_the_range(name, low, high):
+    fmt, gaussian = BLOCK_FORMATS[name], drawn(128, 128)
+    outliers = gaussian.clone()
+    outliers[:, ::16] *= 10
+    plain, turned = (measure_error(outliers, fmt, rotated=rotated) for rotated in (False, True))
+    assert low < turned.sqnr_db - plain.sqnr_db < high
+    assert plain.zeros > 3 * measure_error(gaussian, fmt).zeros
+    assert turned.zeros is None
+    same = [measure_error(gaussian, fmt, rotated=rotated).sqnr_db for rotated in (False, True)]
+    assert same[0] == pytest.approx(same[1], abs=0.2)
+
+
+def test_stochastic_rounding_has_more_error_and_no_bias():
+    x = drawn(128, 128).abs() + 0.1
+    nearest = measure_error(x, block_format("mxfp4", scale_rounding="floor"))
+    assert nearest.bias < -0.005  # clipped at the top
+    for rotated in (False, True):
+        fmt = block_format("mxfp4", rounding="stochastic")
+        found = measure_error(x, fmt, rotated=rotated, generator=GENERATOR)
+        assert found.error > measure_error(x, block_format("mxfp4"), rotated=rotated).error
+        assert abs(found.shift) < 5 * found.error**0.5  # five standard deviations
+    with pytest.raises(ValueError, match="generator"):
+        measure_error(x, fmt)
+
+
+@pytest.mark.parametrize("name", ["nvfp4", "nvfp4_te", "mxfp4", "fp8_e4m3", "fp8_128x128"])
+def test_tiles_add_up_to_the_whole(name):
+    x = drawn(300, 200)
+    tiles = sample_tiles(x, GENERATOR)
+    assert [tuple(t.shape) for t in tiles] == [
+        (rows, columns) for rows in (128, 128, 44) for columns in (128, 72)
+    ]
+    parts = [measure_error(t, BLOCK_FORMATS[name], tensor_amax=x.abs().amax()) for t in tiles]
+    total = sum(parts[1:], parts[0])
+    whole = measure_error(x, BLOCK_FORMATS[name])
+    assert (total.values, total.zeros) == (whole.values, whole.zeros)
+    for field in ("signal", "error", "shift", "along"):
+        assert getattr(total, field) == pytest.approx(getattr(whole, field), rel=1e-9, abs=1e-9)
+
+
+def test_tiles_are_fixed_by_seed_and_tensor_and_all_differ():
+    x = torch.arange(1024.0 * 1024).reshape(8, 128, 1024)
+    found = [tile[0, 0].item() for tile in sample_tiles(x, GENERATOR)]
+    assert len(set(found)) == 16
+    assert found == sorted(found)
+    later = replace(GENERATOR, step=9)
+    assert found == [tile[0, 0].item() for tile in sample_tiles(x, later)]
+    other = replace(GENERATOR, tensor="fc2")
+    assert found != [tile[0, 0].item() for tile in sample_tiles(x, other)]
+
+
+def test_without_error_or_without_values():
+    whole = measure_error(torch.ones(4, 32), BLOCK_FORMATS["mxfp4"])
+    assert (whole.sqnr_db, whole.bias, whole.error) == (math.inf, 0.0, 0.0)
+    nothing = measure_error(torch.zeros(4, 32), BLOCK_FORMATS["mxfp4"])
+    assert math.isnan(nothing.sqnr_db)
+    assert math.isnan(nothing.bias)
+    broken = measure_error(torch.full((1, 32), math.nan), BLOCK_FORMATS["mxfp4"])
+    assert math.isnan(broken.sqnr_db)
+    assert BlockError(1, None, 1.0, 0.5, 0.0, 0.0) + whole == BlockError(
+        129, None, 129.0, 0.5, 0, 0
+    )
