@@ -18,8 +18,8 @@ from mpdiag.tensorcores.views.tensor_core_use import (
     cause_frame,
     cause_words,
     causes,
+    steps,
     summary_of,
-    use_pictures,
 )
 
 chosen = run_folder.current() if run_folder.listings() else None
@@ -80,7 +80,7 @@ if opened is not None and opened.steps:
     widgets.show(
         timeline.timeline(opened.name, work, opened.gaps, tensor_cores.unit_names(profile))
     )
-for picture in use_pictures(run, profile):
+for picture in steps(run, profile):
     widgets.show(picture)
 
 operations = tensor_cores.operation_frame(profile)

@@ -1,4 +1,4 @@
-"""Eligible against used, and the time of each step: from the document of ``mpdiag profile --json``."""
+"""What each cause costs, and the time of each step: from the document of ``mpdiag profile --json``."""
 
 import math
 from collections.abc import Collection, Iterator, Mapping
@@ -9,23 +9,13 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from mpdiag.display.colors import GREY, PURPLE, SKY, VERDICT_COLORS, YELLOW
-from mpdiag.display.wording import beginning, counted, in_figure, percent
+from mpdiag.display.wording import counted, in_figure, percent
 from mpdiag.reports.picture import Picture
-from mpdiag.reports.plotting import empty, figure, layer_axis, row_height
+from mpdiag.reports.plotting import empty, figure
 from mpdiag.reports.receipts import texts_in
 from mpdiag.tensorcores.summary import CAUSES, IDLE, in_words_of, is_of_amd, milliseconds
 from mpdiag.tensorcores.summary import percent as one_decimal
 
-MOST = 15
-"""Operations in the figure; the table has all of them."""
-LABEL = 40
-USE = {
-    "used": ("used Tensor Cores", VERDICT_COLORS["tensor_core"]),
-    "not used": ("could have, did not", VERDICT_COLORS["cuda_core"]),
-    "unknown": ("could have, use unknown", PURPLE),
-    "eligibility unknown": ("not known whether it could", GREY),
-}
-"""Words and colour of each class of an operation."""
 PARTS = {
     "tensor_core": ("Tensor Cores", VERDICT_COLORS["tensor_core"]),
     "cuda_core": ("matrix work on CUDA cores", VERDICT_COLORS["cuda_core"]),
@@ -189,79 +179,9 @@ def causes(run: str, profile: Mapping[str, Any]) -> Picture:
     )
 
 
-def use_frame(profile: Mapping[str, Any]) -> pd.DataFrame:
-    """The operations that are or may be eligible, those of the most time first.
-
-    Returns:
-        ``op``, ``module``, ``phase``, ``use`` (a key of ``USE``), ``time_us``, ``share`` of all
-        kernels' time, ``tflops``, ``peak_share``; the last two NaN where they are not known.
-    """
-    columns = ["op", "module", "phase", "use", "time_us", "share", "tflops", "peak_share"]
-    whole = _number(profile.get("kernel_time_us"))
-    rows = []
-    for row in profile.get("operations", []):
-        use = _use(row)
-        spent = _number(row.get("time_us"))
-        if use and spent > 0:
-            words = [str(row.get(name) or "") for name in columns[:3]]
-            share = spent / whole if whole > 0 else math.nan
-            rates = [_number(row.get(name)) for name in columns[-2:]]
-            rows.append([*words, use, spent, share, *rates])
-    frame = pd.DataFrame(rows, columns=columns)
-    return frame.sort_values("time_us", ascending=False, kind="stable", ignore_index=True)
-
-
-def _use(row: Mapping[str, Any]) -> str:
-    if "eligible" not in row or row["eligible"] is False:
-        return ""
-    if row["eligible"] is None:
-        return "eligibility unknown"
-    used = row.get("used")
-    return ("used" if used else "not used") if isinstance(used, bool) else "unknown"
-
-
 def _number(value: Any) -> float:
     known = isinstance(value, (int, float)) and not isinstance(value, bool)
     return float(value) if known else math.nan
-
-
-def use_figure(frame: pd.DataFrame, *, amd: bool = False) -> go.Figure:
-    """Time of the longest of these operations, coloured by use; with ``amd`` in AMD's words."""
-    if frame.empty:
-        return empty("no operation is known to be eligible for Tensor Cores")
-    top = frame.head(MOST)
-    names = [
-        beginning(f"{op.removeprefix('aten::')} {module}".strip(), LABEL)
-        for op, module in zip(top["op"], top["module"], strict=True)
-    ]
-    fig = figure(row_height(len(names)))
-    for use, (label, colour) in USE.items():
-        words = in_words_of(label, amd=amd)
-        part = top[top["use"] == use]
-        if part.empty:
-            continue
-        fig.add_bar(
-            x=part["time_us"],
-            y=list(part.index),
-            orientation="h",
-            name=words,
-            showlegend=True,
-            marker={"color": colour},
-            customdata=[_hover(row) for row in part.to_dict("records")],
-            hovertemplate="%{customdata}<extra>" + words + "</extra>",
-        )
-    layer_axis(fig, names, LABEL)
-    return fig.update_xaxes(title="time (µs)", tickformat=",").figure()
-
-
-def _hover(row: Mapping[Any, Any]) -> str:
-    words = [in_figure(f"{row['op']} {row['module']} {row['phase']}".strip())]
-    words.append(f"{row['time_us']:,.0f} µs, {percent(row['share'])} of kernel time")
-    if math.isfinite(row["tflops"]):
-        of_peak = f", {percent(row['peak_share'])} of the peak"
-        known = math.isfinite(row["peak_share"])
-        words.append(f"{row['tflops']:.3g} TFLOP/s{of_peak if known else ''}")
-    return "<br>".join(words)
 
 
 def step_frame(profile: Mapping[str, Any]) -> pd.DataFrame:
@@ -334,32 +254,15 @@ def _step_caption(frame: pd.DataFrame) -> str:
     )
 
 
-def use_pictures(run: str, profile: Mapping[str, Any]) -> Iterator[Picture]:
-    """What a document of a GPU's trace allows; nothing of an older one or of a CPU."""
-    used, amd = use_frame(profile), is_of_amd(profile)
-    if not used.empty:
-        yield Picture(
-            "use",
-            in_words_of("Eligible for Tensor Cores, and used", amd=amd),
-            f"The {min(MOST, len(used))} longest of {len(used)} operations that are or may be eligible. "
-            "The kernel's name says whether it used them, or else its rate.",
-            use_figure(used, amd=amd),
-            used,
-            table_receipt(
-                run,
-                "operations",
-                ["op", "module", "eligible", "used", "time_us", "tflops", "share"],
-                where='frame["eligible"].ne(False)',
-                share='frame["time_us"] / profile["kernel_time_us"]',
-            ),
-        )
-    steps = step_frame(profile)
-    if not steps.empty:
+def steps(run: str, profile: Mapping[str, Any]) -> Iterator[Picture]:
+    """Of a GPU's trace the time of each step; nothing of an older document, or of a CPU's."""
+    found = step_frame(profile)
+    if not found.empty:
         yield Picture(
             "steps",
             "What each step's time went to",
-            _step_caption(steps),
-            step_figure(steps, amd=amd),
-            steps,
+            _step_caption(found),
+            step_figure(found, amd=is_of_amd(profile)),
+            found,
             receipt(run, TEXTS["steps"].template),
         )

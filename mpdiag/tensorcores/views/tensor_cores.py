@@ -292,7 +292,7 @@ def pictures(run: str, profile: Mapping[str, Any]) -> Iterator[Picture]:
     yield verdicts(run, profile)
     if not tensor_core_use.cause_frame(profile).empty:
         yield tensor_core_use.causes(run, profile)
-    yield from tensor_core_use.use_pictures(run, profile)
+    yield from tensor_core_use.steps(run, profile)
     yield kernels(run, profile)
     yield roofline(run, profile, unit_names(profile))
 

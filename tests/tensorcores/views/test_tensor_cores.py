@@ -13,9 +13,8 @@ from mpdiag.tensorcores.views.tensor_core_use import (
     cause_frame,
     causes,
     step_frame,
+    steps,
     summary_of,
-    use_frame,
-    use_pictures,
 )
 
 
@@ -66,11 +65,11 @@ def test_figures_of_an_amd_gpu_name_its_units():
     devices = ({}, {"generation": "cdna"}, {"name": "AMD Radeon RX 7900 XTX", "generation": None})
     for device, named in zip(devices, ("tensor cores", *["matrix cores"] * 2), strict=True):
         read = profile_with_use() | {"device": device}
-        drawn = [picture.figure.to_json().lower() for picture in use_pictures("runs/a", read)]
-        assert any(f"used {named}" in text for text in drawn)
-        assert any(f'"{named}"' in text for text in drawn)
+        (picture,) = steps("runs/a", read)
+        drawn = picture.figure.to_json().lower()
+        assert f'"{named}"' in drawn
         (other,) = {"tensor cores", "matrix cores"} - {named}
-        assert not any(other in text for text in drawn)
+        assert other not in drawn
 
 
 def test_fixes_add_up_as_amdahl_has_it():
@@ -101,9 +100,9 @@ MADE = {"plain": profile, "with work": profile_with_work, "with use": profile_wi
 KEYS = {
     "plain": ["verdicts", "causes", "kernels", "roofline"],
     "with work": ["verdicts", "causes", "kernels", "roofline"],
-    "with use": ["verdicts", "causes", "use", "steps", "kernels", "roofline"],
+    "with use": ["verdicts", "causes", "steps", "kernels", "roofline"],
     "digits": ["verdicts", "causes", "kernels", "roofline"],
-    "gpu-sample": ["verdicts", "causes", "use", "steps", "kernels", "roofline"],
+    "gpu-sample": ["verdicts", "causes", "steps", "kernels", "roofline"],
 }
 
 
@@ -130,11 +129,9 @@ def test_every_receipt_gives_the_numbers_and_names_are_text(root, tmp_path, name
 
 def test_every_number():
     document = profile_with_use()
-    used, steps = use_pictures(".", document)
-    assert list(used.frame["use"]) == ["used", "eligibility unknown"]
-    assert used.caption.startswith("The 2 longest of 2 operations")
+    (picture,) = steps(".", document)
     assert summary_of(document)[0] == "Eligible: 60 %"
-    assert steps.frame.iloc[0][["tensor_core", "other", "idle"]].tolist() == [60.0, 18.0, 22.0]
+    assert picture.frame.iloc[0][["tensor_core", "other", "idle"]].tolist() == [60.0, 18.0, 22.0]
 
 
 @pytest.mark.parametrize(
@@ -147,9 +144,8 @@ def test_every_number():
 )
 def test_older_and_odd_documents_show_nothing(odd):
     given = profile() | odd
-    assert list(use_pictures(".", given)) == []
+    assert list(steps(".", given)) == []
     assert summary_of(given) == []
-    assert use_frame(given).empty
     assert step_frame(given).empty
 
 
@@ -172,8 +168,8 @@ def test_causes_of_a_document_without_groups_are_summed(root):
 
 
 def test_idle_time_of_a_step_by_cause():
-    steps = profile_with_use()["timeline"]["steps"]
-    steps[0]["idle_causes"] = {"host": {"time_us": 20.0}, "wait": {"time_us": 2.0}}
-    frame = step_frame({"timeline": {"steps": steps}})
+    timeline = profile_with_use()["timeline"]
+    timeline["steps"][0]["idle_causes"] = {"host": {"time_us": 20.0}, "wait": {"time_us": 2.0}}
+    frame = step_frame({"timeline": timeline})
     assert frame.iloc[0][["idle_host", "idle_wait", "idle_unknown"]].tolist() == [20.0, 2.0, 0.0]
     assert frame.iloc[1][["idle_host", "idle_unknown"]].tolist() == [0.0, 22.0]
