@@ -179,7 +179,7 @@ def _mx_scales(amax: Tensor, fmt: BlockFormat) -> Scales:
     """Of E8M0: powers of two from 2^-127 to 2^127, read off the bits of FP32 numbers.
 
     Torchao's arithmetic at the lower end is kept: a block that needs 2^-127 is divided by 2^-126, or
-    by 1 if rounded by ``rceil`` (as TransformerEngine does), and is multiplied by 2^-127 afterwards.
+    by 1 if rounded by ``rceil``, and is multiplied by 2^-127 afterwards.
     Torchao takes ``rceil`` from an FP32 logarithm where it does not run on Blackwell. If m / M exceeds
     a power of two by less than the logarithm resolves, that is one exponent lower than the exact rule
     of the hardware, which is taken here.
