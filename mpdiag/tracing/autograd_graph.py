@@ -68,7 +68,7 @@ def leaves_of(tensors: Iterable[Tensor]) -> tuple[dict[int, Tensor], bool]:
             roots.append(tensor.grad_fn)
         elif tensor.requires_grad:
             leaves[id(tensor)] = tensor
-    for node in _nodes(roots):
+    for node in nodes_behind(roots):
         variable = getattr(node, "variable", None)
         if variable is not None:
             leaves[id(variable)] = variable
@@ -84,14 +84,14 @@ def holds_any(outputs: Iterable[Any], operations: Container[str]) -> bool:
         operations: Names of nodes, with or (for all overloads) without number: ``ProdBackward``.
     """
     roots = (getattr(o, "grad_fn", None) or getattr(o, "node", None) for o in outputs)
-    for node in _nodes(root for root in roots if root is not None):
+    for node in nodes_behind(root for root in roots if root is not None):
         name = node.name()
         if name in operations or name.rstrip("0123456789") in operations:
             return True
     return False
 
 
-def _nodes(roots: Iterable[Any]) -> Iterator[Any]:
+def nodes_behind(roots: Iterable[Any]) -> Iterator[Any]:
     """The nodes of a graph that a backward pass from some of them runs, each once."""
     stack = list(roots)
     seen = set(stack)

@@ -4,7 +4,7 @@ A dispatch mode sees matrix products, convolutions, attention and recurrent laye
 they are given, in forward passes with gradients and in backward passes; torch's own formulas
 (``torch.utils.flop_counter``) turn shapes into FLOPs; of a sparse matrix, what it stores counts. It
 looks at every operation, which costs a few microseconds each, so it is at work in the first steps and
-then in one step of each octave.
+then in one step of each octave. Of compiled code, ``compiled_products`` counts the graphs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from mpdiag.numerics.autocast_lists import ONE_DTYPE
-from mpdiag.tracing.dispatch import compiler_in_use, in_backward, tensors_of
+from mpdiag.tracing.dispatch import in_backward, tensors_of
 from mpdiag.tracing.precision import HALF
 from mpdiag.tracing.tap import OperationTap
 
@@ -36,30 +36,77 @@ def is_counted(step: int) -> bool:
     return step == start + zlib.crc32(str(start).encode()) % start
 
 
-class PrecisionShare:
+class ProductCount:
     """Counts products, their FLOPs, and those of them in half precision.
 
     Attributes:
         flops, low_flops: FLOPs of all products, and of those in half precision.
         products, low_products: How many of them.
+        unknown: Why nothing is known; empty where something is.
+    """
+
+    def __init__(self) -> None:
+        self.flops = self.low_flops = self.products = self.low_products = 0
+        self.unknown = ""
+
+    def add(self, other: ProductCount) -> None:
+        """Add what another has counted."""
+        self.flops += other.flops
+        self.low_flops += other.low_flops
+        self.products += other.products
+        self.low_products += other.low_products
+        self.unknown = self.unknown or other.unknown
+
+    def run(self, func: Any, _types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operation, and count it if it is a product."""
+        result = func(*args, **kwargs)
+        self._count(func, args, kwargs, result)
+        return result
+
+    def _count(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        formula = _formulas().get(func.overloadpacket.__name__)
+        if formula is None:
+            return
+        try:
+            flops = sparse_flops(args)
+            if flops is None:
+                flops = int(formula(*args, **kwargs, out_val=result))
+        except Exception as error:  # noqa: BLE001 - a count must never end a training
+            self.unknown = f"mpdiag cannot count the FLOPs of {func} ({type(error).__name__})"
+            return
+        low = any(t.dtype in HALF for t in tensors_of((args, kwargs)))
+        self.flops += flops
+        self.products += 1
+        self.low_flops += flops if low else 0
+        self.low_products += low
+
+
+class PrecisionShare(ProductCount):
+    """Counts the products of a training.
+
+    Attributes:
         steps: The steps that were counted.
         is_active: Whether the present step is counted.
-        unknown: Why nothing is known; empty where something is.
 
     Args:
         everywhere: Count all operations of the thread that trains, rather than those in the contexts
             of ``counting`` alone.
-        unknown: See above; if given, nothing is counted.
+        unknown: See ``ProductCount``; if given, nothing is counted.
     """
 
     def __init__(self, *, everywhere: bool = False, unknown: str = "") -> None:
-        self.flops = self.low_flops = self.products = self.low_products = 0
+        super().__init__()
         self.steps: list[int] = []
         self.unknown = unknown
         self._step = 0
         self._busy = False
         self._everywhere = OperationTap(self) if everywhere else None
         self.is_active = False
+
+    @property
+    def is_counting(self) -> bool:
+        """Whether a product that runs now is counted."""
+        return self.is_active and not self._busy
 
     @property
     def share(self) -> float | None:
@@ -99,7 +146,6 @@ class PrecisionShare:
         self._step += 1
         if self.is_active or is_counted(self._step):
             self._switch()
-        self._yield_to_compiler()
 
     def stop(self, unknown: str = "") -> None:
         """Count no more.
@@ -126,16 +172,8 @@ class PrecisionShare:
         elif not self._everywhere.attach():
             self.stop("the script traces its steps, and mpdiag sees no operations there")
 
-    def _yield_to_compiler(self) -> None:
-        """Under a mode torch runs compiled code eagerly, and without one nothing is seen of it."""
-        if self.is_active and compiler_in_use():
-            self.stop(
-                "the script uses torch.compile, and mpdiag sees no operations in compiled code"
-            )
-
     def counting(self) -> AbstractContextManager[object]:
         """Count what runs here, above every other mode: before emulation widens it."""
-        self._yield_to_compiler()
         return OperationTap(self) if self.is_active else nullcontext()
 
     @contextmanager
@@ -157,24 +195,12 @@ class PrecisionShare:
             return func(*args, **kwargs)  # shapes alone, or nothing to count
         if others:
             return NotImplemented
-        formula = _formulas().get(func.overloadpacket.__name__)
         trained = torch.is_grad_enabled() or in_backward()
-        if formula is None or self._busy or not trained:
+        if self._busy or not trained or not is_product(func):
             return func(*args, **kwargs)
         with self.paused():  # the same product is seen again below emulation
             result = func(*args, **kwargs)
-        try:
-            flops = sparse_flops(args)
-            if flops is None:
-                flops = int(formula(*args, **kwargs, out_val=result))
-        except Exception as error:  # noqa: BLE001 - a count must never end a training
-            self.unknown = f"mpdiag cannot count the FLOPs of {func} ({type(error).__name__})"
-            return result
-        low = any(t.dtype in HALF for t in tensors_of((args, kwargs)))
-        self.flops += flops
-        self.products += 1
-        self.low_flops += flops if low else 0
-        self.low_products += low
+        self._count(func, args, kwargs, result)
         return result
 
     def note_low(self, products: int, flops: int) -> None:

@@ -60,9 +60,9 @@ class UncompiledContext(ContextDecorator):
         make: Makes the context, anew each time it is entered.
     """
 
-    def __init__(self, make: Callable[[], AbstractContextManager[None]]) -> None:
+    def __init__(self, make: Callable[[], AbstractContextManager[object]]) -> None:
         self._make = make
-        self._entered: list[AbstractContextManager[None]] = []
+        self._entered: list[AbstractContextManager[object]] = []
 
     def __enter__(self) -> None:
         """Enter it."""

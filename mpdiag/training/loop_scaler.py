@@ -31,7 +31,7 @@ from torch.optim import Optimizer
 
 from mpdiag.errors import StateMismatch, UsageError
 from mpdiag.numerics.loss_scalers import Scaler
-from mpdiag.tracing.uncompiled import uncompiled
+from mpdiag.tracing.uncompiled import UncompiledContext, uncompiled
 from mpdiag.training import stepping, updates
 from mpdiag.training.casting import Casting
 from mpdiag.training.results import StepResult
@@ -255,7 +255,8 @@ class ScaledLoss(Tensor):
             return plain(func, types, args, kwargs)
         with torch._C.DisableTorchFunctionSubclass():
             loss = args[0] if func is Tensor.backward and len(args) == 1 else None
-            with casting.backward(loss, create_graph=bool(kwargs.get("create_graph"))):
+            twice = bool(kwargs.get("create_graph"))
+            with UncompiledContext(lambda: casting.backward(loss, create_graph=twice)):
                 return func(*args, **kwargs)
 
 

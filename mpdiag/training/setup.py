@@ -148,8 +148,6 @@ def set_up(
     except BaseException:
         wrapped.release()
         raise
-    if any(hasattr(m, "_orig_mod") for model in models for m in model.modules()):
-        share.stop("a compiled model shows no operations")
     if any(isinstance(m, torch.jit.ScriptModule) for model in models for m in model.modules()):
         share.stop("a TorchScript module shows no operations")
     share.begin()

@@ -126,12 +126,11 @@ def test_nothing_in_half_precision_is_said_and_not_compared(train, fork_server, 
     assert compared.err.count("\n") == 1
 
 
-def test_a_compiled_model_is_not_counted(train, fork_server, tmp_path):
-    compiled = "model = torch.compile(model, backend='eager')\n" + LOOP
+def test_a_compiled_model_is_counted(train):
+    compiled = "model = torch.compile(model, backend='aot_eager')\n" + LOOP
     done, share = train("model(x)", PrecisionPlan(target="bf16"), compiled)
-    assert share is None
-    assert "4 steps by the plan for bf16" in done.err
-    assert "is unknown: a compiled model shows no operations" in done.err
+    assert share == 1.0
+    assert "(20 of 20 products, counted in 4 of 4 steps)" in done.err
 
 
 def test_a_failed_training_names_no_comparison(fork_server, tmp_path):

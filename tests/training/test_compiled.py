@@ -11,6 +11,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 import mpdiag
 from mpdiag.errors import UsageError
 from mpdiag.plan import Fp32Choice, PrecisionPlan
+from mpdiag.tracing.precision_share import ProductCount
 
 BF16 = mpdiag.PrecisionOverrides(dtype="bf16")
 pytestmark = [
@@ -85,15 +86,14 @@ def train(level, compiled, backend="inductor"):
 )
 def test_what_is_compiled_trains_as_what_is_not(level, compiled, backend):
     """All of the model is compiled in the first step, and nothing else; no later step compiles more."""
-    skipped, eager, _, share = train(level, "")
+    skipped, eager, _, counted = train(level, "")
     assert skipped == [False, False, True, False]
-    assert share.share == 1.0
+    assert counted.share == 1.0
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="Dynamo does not know how to trace")
         again, state, graphs, share = train(level, compiled, backend)
     assert graphs == [1] * 4
-    assert share.share is None
-    assert "compile" in share.message
+    assert share.to_json() == counted.to_json()
     assert again == skipped
     for name, value in eager.items():
         torch.testing.assert_close(state[name], value, rtol=2e-2, atol=2e-3)
@@ -190,18 +190,41 @@ def test_the_compilers_settings_are_restored():
     assert (config.backward_pass_autocast, torch._dynamo.config.optimize_ddp) == before
 
 
-def test_what_was_counted_before_something_was_compiled_is_not_claimed():
+def test_products_of_a_graph_count_where_it_runs_and_as_they_run():
+    """A graph without gradients, one whose backward pass never comes, and one with other sizes."""
+    torch._dynamo.reset()
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    call = torch.compile(model, backend="aot_eager")
+    with torch.no_grad():
+        call(torch.ones(3, 4))
+    forward, backward = 2 * (4 * 4 + 4 * 2), 2 * (4 * 4 + 2 * 4 * 2)
+    kept = mpdiag.PrecisionOverrides(dtype="bf16", fp32_modules=("1",))
+    with wrapped(model, overrides=kept) as mp:
+        share = mp.context.monitor.share
+        with mp.autocast():
+            call(torch.ones(3, 4))
+            with torch.no_grad():
+                call(torch.ones(3, 4))
+            assert share.flops == 3 * forward
+            loss = call(torch.ones(5, 4)).square().mean()
+        mp.step(loss)
+    assert share.flops == (3 + 5) * forward + 5 * backward
+    assert share.low_flops == 2 * 4 * 4 * (3 + 5 + 5)
+    assert (share.products, share.low_products) == (7, 3)
+
+
+def test_a_graph_that_cannot_be_counted_leaves_the_share_unknown(monkeypatch):
     torch._dynamo.reset()
     model = nn.Linear(4, 4)
-    mp = wrapped(model)
-    share = mp.context.monitor.share
-    for _ in range(2):
+    with wrapped(model, overrides=BF16) as mp:
+        call = torch.compile(lambda x: model(x), backend="eager")
+        monkeypatch.setattr(ProductCount, "run", None)
         with mp.autocast():
-            loss = model(torch.randn(8, 4)).square().mean()
-        mp.step(loss)
-        known, _ = share.share, torch.compile(nn.Linear(2, 2), backend="eager")(torch.zeros(1, 2))
-    assert known is None
-    mp.close()
+            loss = call(torch.ones(3, 4)).square().mean()
+        assert not mp.step(loss).skipped
+        share = mp.context.monitor.share
+        assert share.share is None
+        assert "cannot count the FLOPs of a compiled graph" in share.message
 
 
 def test_micro_batches_of_a_compiled_model_compile_nothing_more():

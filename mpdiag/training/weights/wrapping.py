@@ -17,6 +17,7 @@ from mpdiag.errors import UsageError
 from mpdiag.numerics.autocast_lists import CALLED_AS, LISTS, Rule
 from mpdiag.plan import Fp32Choice, PrecisionPlan
 from mpdiag.tracing.capture import is_captured, refuse_capture, refuse_captured
+from mpdiag.tracing.compiled_products import watch_graphs
 from mpdiag.tracing.dispatch import in_backward
 from mpdiag.tracing.precision import HALF
 from mpdiag.tracing.uncompiled import hold_compiler, prepare, uncompiled
@@ -92,6 +93,7 @@ class Wrapped:
             if choice.module not in whole:
                 self._choose(choice, names, whole, inner)
         prepare()
+        self._add(watch_graphs())
         for model in self.models:
             low = model if self.precision.low_precision_model else None
             hook = _BeforeForward(low, weakref.ref(self))
