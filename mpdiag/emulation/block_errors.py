@@ -5,7 +5,8 @@ follows from the rotated tensor); arXiv 2509.25149 (rotation and stochastic roun
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from operator import add
 
 import torch
 from torch import Tensor
@@ -26,7 +27,7 @@ class BlockError:
 
     Attributes:
         values: How many.
-        zeros: How many of them are not 0 and became 0; None after a rotation, which mixes values.
+        zeros: How many of those that the format read were not 0 and became 0.
         signal: Σx².
         error: Σ(q - x)².
         shift: Σ(q - x). Rounding without bias leaves about 0.
@@ -34,21 +35,14 @@ class BlockError:
     """
 
     values: int
-    zeros: int | None
+    zeros: int
     signal: float
     error: float
     shift: float
     along: float
 
     def __add__(self, other: "BlockError") -> "BlockError":
-        return BlockError(
-            self.values + other.values,
-            None if self.zeros is None or other.zeros is None else self.zeros + other.zeros,
-            self.signal + other.signal,
-            self.error + other.error,
-            self.shift + other.shift,
-            self.along + other.along,
-        )
+        return BlockError(*map(add, astuple(self), astuple(other)))
 
     @property
     def sqnr_db(self) -> float:
@@ -79,7 +73,7 @@ def measure_error(
         fmt: The format.
         axis: Along which blocks lie.
         rotated: Whether 16 neighbours along the axis are rotated before rounding, and back after it.
-        generator: For stochastic rounding.
+        generator: For stochastic rounding; tiles that differ in its tensor have bits of their own.
         tensor_amax: The largest magnitude of the tensor that x is a tile of, for formats with a scale
             a tensor; of the rotated tensor, if tiles are. None: of x.
 
@@ -90,14 +84,13 @@ def measure_error(
         raise ValueError("a generator is for stochastic rounding, which needs one")
     values = x.detach().float()
     bits = None if generator is None else generator.bits(x.shape, x.device)
+    read = rotate(values, axis) if rotated else values
+    found = quantize_blocks(read, fmt, axis, bits, tensor_amax)
+    zeros = int(((found == 0) & (read != 0)).sum())
     if rotated:
-        turned = quantize_blocks(rotate(values, axis), fmt, axis, bits, tensor_amax)
-        found = rotate(turned, axis, back=True)
-    else:
-        found = quantize_blocks(values, fmt, axis, bits, tensor_amax)
+        found = rotate(found, axis, back=True)
     exact, off = values.double(), found.double() - values.double()
     sums = torch.stack([exact.square().sum(), off.square().sum(), off.sum(), (off * exact).sum()])
-    zeros = None if rotated else int(((found == 0) & (values != 0)).sum())
     return BlockError(x.numel(), zeros, *sums.tolist())
 
 
@@ -145,10 +138,8 @@ def sample_tiles(x: Tensor, generator: CounterGenerator, count: int = 16) -> lis
     matrix = x.reshape(-1, x.shape[-1])
     rows, columns = (-(-size // TILE) for size in matrix.shape)
     everywhere = rows * columns
-    chosen = list(range(everywhere))
-    if everywhere > count:
-        fixed = CounterGenerator(generator.seed, 0, generator.tensor)
-        chosen = sorted(fixed.bits((everywhere,)).topk(count).indices.tolist())
+    fixed = CounterGenerator(generator.seed, 0, generator.tensor)
+    chosen = sorted(fixed.bits((everywhere,)).topk(min(count, everywhere)).indices.tolist())
     return [
         matrix[row * TILE : (row + 1) * TILE, column * TILE : (column + 1) * TILE]
         for row, column in (divmod(tile, columns) for tile in chosen)

@@ -4,6 +4,7 @@ Philox4x32-10 of Salmon, Moraes, Dror and Shaw, *Parallel Random Numbers: As Eas
 in integer arithmetic of tensors: the numbers are the same on every device.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -38,9 +39,7 @@ class CounterGenerator:
             shape: Of the result.
             device: Where they are made.
         """
-        numel = 1
-        for size in shape:
-            numel *= size
+        numel = math.prod(shape)
         digest = blake2b(repr((self.seed, self.tensor)).encode(), digest_size=8).digest()
         key = int.from_bytes(digest, "little")
         index = torch.arange((numel + 3) // 4, dtype=torch.int64, device=device)  # four at a time
