@@ -77,12 +77,6 @@ def test_every_axis_is_changed_and_the_given_layout_is_not():
     assert LAYOUT["yaxis"] == {}
 
 
-def test_frames_are_kept():
-    drawn = Drawing(LAYOUT).add_bar(x=[0], y=[1])
-    (frame,) = drawn.figure([{"name": "5", "data": [{"y": [2]}]}]).frames
-    assert (frame.name, tuple(frame.data[0].y)) == ("5", (2,))
-
-
 def test_plotly_refuses_what_it_does_not_know():
     with pytest.raises(ValueError, match="Invalid property"):
         figure(colour="red").figure()
