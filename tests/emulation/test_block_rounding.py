@@ -130,10 +130,16 @@ def te_by_hand(tensor, rows=1, expand=None):
 @pytest.mark.parametrize("rows", [1, 16])
 @pytest.mark.parametrize("four_over_six", [False, True])
 def test_the_chain_of_transformer_engine(rows, four_over_six):
-    generator = torch.Generator().manual_seed(2)
-    x = torch.randn((64, 96), generator=generator)
-    x *= torch.exp2(torch.randint(-8, 1, (64, 96), generator=generator).float())
-    x[:16, :16] *= 2.0**-9  # its scale is a subnormal number of E4M3
+    # Of these seeds, the errors of some blocks differ by so little that the order of sums decides.
+    generator = torch.Generator().manual_seed({1: 473, 16: 54}[rows])
+    shape = (24 * rows, 16 * rows + 64)
+    x = torch.randn(shape, generator=generator)
+    x *= torch.exp2(torch.randint(-8, 1, shape, generator=generator).float())
+    x[:rows, :16] *= 2.0**-9  # its scale is a subnormal number of E4M3
+    x = x.bfloat16().float()
+    # 2688 and 1536 times the reciprocal of 6.7 are not the quotients: it shows at the thresholds.
+    edges = torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0]) / 6 * 6.7
+    x[-1, -15:] = torch.cat([edges, edges.nextafter(edges * 0), torch.tensor([6.7])])
     block = f"{rows}x16"
     found = fake_quantize(x, "nvfp4_te", block=block, four_over_six=four_over_six)
     expected = te_by_hand(x.numpy(), rows, expand=1.5 if four_over_six else None)
