@@ -195,10 +195,38 @@ def _put_first(folder: str) -> None:
 
 
 def _wait_for_threads() -> None:
-    """Wait for non-daemon threads, as Python does at exit: some scripts train in one."""
-    for thread in threading.enumerate():
-        if thread is not threading.main_thread() and not thread.daemon:
-            thread.join()
+    """Wait for non-daemon threads, as Python does at exit: some scripts train in one.
+
+    A pool keeps its threads until Python shuts down, which comes later: they are waited for while
+    they have something to do. Torch's compiler leaves one behind.
+    """
+    quiet = 0
+    while quiet < _QUIET:
+        threads = [t for t in threading.enumerate() if not t.daemon]
+        threads.remove(threading.main_thread())
+        if not threads:
+            return
+        busy = [t for t in threads if not _is_kept_by_a_pool(t)]
+        quiet = 0 if busy else quiet + 1
+        (busy or threads)[0].join(0.02)
+
+
+_QUIET = 2
+"""Looks in which no thread is busy: between a pool's queue and its function, one looks idle."""
+
+
+def _is_kept_by_a_pool(thread: threading.Thread) -> bool:
+    """Whether a thread waits for work of a pool of threads, or manages a pool of processes."""
+    pools, processes = map(sys.modules.get, _POOLS)
+    if thread in getattr(processes, "_threads_wakeups", {}):
+        return True
+    work = getattr(pools, "_threads_queues", {}).get(thread)
+    frame = sys._current_frames().get(thread.ident or 0)
+    waits = frame is not None and frame.f_code.co_name == "_worker"
+    return work is not None and work.empty() and waits
+
+
+_POOLS = ("concurrent.futures.thread", "concurrent.futures.process")
 
 
 def _exited(error: SystemExit) -> Ending:

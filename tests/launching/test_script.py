@@ -14,6 +14,7 @@ from mpdiag.runs.run import open_run
 
 REPORT = """
 import atexit, os, pickle, sys, threading
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 assert "torch" not in sys.modules or "FORK_SERVER" in os.environ
 
 class Here:
@@ -26,7 +27,11 @@ atexit.register(late)
 print(__name__, __file__, __spec__, __package__, __builtins__ is not None)
 print(sys.argv, sys.path[0], os.getcwd())
 print(sorted(vars()))
-threading.Timer(0.05, print, ["from a thread"]).start()
+processes, threads = ProcessPoolExecutor(1), ThreadPoolExecutor(1)  # never shut down
+print(processes.submit(abs, -4).result(), threads.submit(abs, -5).result())
+timer = threading.Timer(0.05, print, ["from a thread"])
+timer.start()
+threads.submit(lambda: (timer.join(), print("from a pool")))
 """
 
 
