@@ -20,6 +20,7 @@ import os
 import shutil
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -76,6 +77,11 @@ class CompilingStudy(Study):
             alone = counted
             counted = lambda: print(on_ranks(alone, ranks, Path.cwd()))  # noqa: E731
         return super()._once(command, seed, counted)
+
+    def _note(self, command: str, done: Outcome) -> None:
+        lines = (done.err or done.out).splitlines()
+        told = [line for line in lines if not line.startswith(_COUNTS)]
+        super()._note(command, replace(done, err="\n".join(told)))
 
 
 def _counting(task: Callable[[], None], *, compiled: bool) -> Callable[[], None]:
@@ -155,7 +161,6 @@ def main() -> None:
         print(markdown([rows[name] for name in options.names if name in rows]))
         return
     os.environ.update(OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo")
-    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
     torch.set_num_threads(1)
     for name in options.names:
         script = SCRIPTS / f"{name}.py"

@@ -11,8 +11,8 @@ from mpdiag.runs.run import open_run
 if TYPE_CHECKING:
     from pathlib import Path
 
-Records = Counter[tuple[int, str, str, int]]
-"""Elements that were counted, by step, tensor, kind and rank."""
+Records = Counter[tuple[str, str, int, int, int]]
+"""Elements that were counted, by kind, tensor, step, micro-batch and rank."""
 
 
 def compilations() -> dict[str, int]:
@@ -34,12 +34,13 @@ def records(run: Path, steps: int | None = None) -> Records:
     """What a run counted, or what it counted in its first steps; nothing if it holds no statistics."""
     found: Records = Counter()
     try:
-        table = open_run(run).table().select(["step", "name", "kind", "rank", "numel"])
+        table = open_run(run).table().select(["kind", "name", "step", "micro", "rank", "numel"])
     except DamagedRun:
         return found
     for row in table.to_pylist():
         if steps is None or row["step"] < steps:
-            found[row["step"], row["name"], row["kind"], row["rank"]] += row["numel"]
+            numel = row.pop("numel")
+            found[tuple(row.values())] += numel
     return found
 
 
@@ -51,7 +52,7 @@ def arrived(due: Records, came: Records) -> dict[str, Any]:
     """
 
     def named(keys: Any) -> list[str]:
-        return sorted({f"{kind} {name}" for _, name, kind, _ in keys})
+        return sorted({f"{kind} {name}" for kind, name, *_ in keys})
 
     both = due.keys() & came.keys()
     return {

@@ -75,8 +75,9 @@ def test_what_is_due_is_what_the_eager_recording_has(row):
 def test_records_that_counted_other_elements_have_not_arrived(studies):
     from real.compilation import arrived
 
-    due = Counter({(0, "a", "weight", 0): 4, (0, "b", "weight", 0): 4, (0, "c", "update", 0): 4})
-    came = Counter({(0, "a", "weight", 0): 4, (0, "b", "weight", 0): 3, (1, "d", "weight", 0): 4})
+    a, b, c, d = ("weight", "a"), ("weight", "b"), ("update", "c"), ("weight", "d")
+    due = Counter({(*a, 0, 0, 0): 4, (*b, 0, 0, 0): 4, (*c, 0, 0, 0): 4})
+    came = Counter({(*a, 0, 0, 0): 4, (*b, 0, 0, 0): 3, (*d, 0, 1, 0): 4})
     assert arrived(due, came) == {
         "due": 3,
         "arrived": 1,
