@@ -8,7 +8,7 @@ names the parameters that an operation reads. All are read as text; nothing is u
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -27,6 +27,7 @@ _USED = re.compile(r"(?P<kernel>(?:triton|cpp_fused)_\w+)(?: = async_compile\.|\
 _FILE = re.compile(r"# File: (?P<file>.+?):(?P<line>\d+) in \S+, code: (?P<code>.*)$")
 _NODE = re.compile(r"(?P<node>\w+)(?:: \"[^\"]*\")? = (?P<value>.*)")
 _READ = re.compile(r"l_\w+?_?(?P<path>_modules_\w+?)_(?:parameters|buffers)_\w+?_\b")
+_FRAME = re.compile(r'"frame_id": \d+, "frame_compile_id": \d+')
 _RECORD = re.compile(r"^[VIWEC]\d{4} [^\]\n]*\] (?P<kind>\{.*)$", re.MULTILINE)
 
 
@@ -49,7 +50,8 @@ class Fused:
 
     Attributes:
         operations: ATen's names, such as ``aten.gelu``.
-        modules: Those whose parameters or buffers it reads, as far as Dynamo's graph names them.
+        modules: Those whose parameters or buffers it reads, as far as Dynamo's graph names them; named
+            from the module that was compiled.
         lines: Source lines of the operations.
         graphs: How many compiled graphs have a kernel of this name; the rest holds for all of them.
     """
@@ -69,12 +71,14 @@ class Fused:
         }
 
 
-@dataclass
-class _Nodes:
-    """Operations of a graph: the source line and the modules of each."""
+class _Node(NamedTuple):
+    """An operation of a graph."""
 
-    lines: dict[str, SourceLine] = field(default_factory=dict)
-    modules: dict[str, list[str]] = field(default_factory=dict)
+    line: SourceLine
+    modules: tuple[str, ...]
+
+
+_Nodes = dict[str, _Node]
 
 
 def read_fused(place: Path) -> dict[str, Fused]:
@@ -98,11 +102,6 @@ def read_fused(place: Path) -> dict[str, Fused]:
         for name, kernel in kernels.items():
             together[name].append(kernel)
     return {name: _joined(kernels) for name, kernels in together.items()}
-
-
-def fused_of(name: str, fused: Mapping[str, Fused]) -> Fused | None:
-    """What a kernel of a trace fused; some profilers add ``.kd`` to AMD's names."""
-    return fused.get(name.removesuffix(".kd"))
 
 
 @dataclass
@@ -137,23 +136,24 @@ def _graphs(text: str) -> Iterator[tuple[str, _Nodes, _Nodes]]:
     """The code of each graph in a text, its operations, and Dynamo's."""
     records = list(_RECORD.finditer(text))
     if not records:  # an entry of the cache is one graph
-        yield text, _nodes(text), _Nodes()
+        yield text, _nodes(text), {}
         return
-    nodes, sources = _Nodes(), _Nodes()
+    nodes, sources = _Nodes(), defaultdict[str, _Nodes](dict)
     ends = [record.start() for record in records[1:]] + [len(text)]
     for record, end in zip(records, ends, strict=True):
         kind, content = record["kind"], text[record.end() : end]
-        if kind.startswith('{"dynamo_output_graph"'):
-            sources = _nodes(content)
-        elif '"name": "inductor_post_grad_graph"' in kind:
+        frame = _FRAME.search(kind)
+        if kind.startswith('{"dynamo_output_graph"') and frame:
+            sources[frame[0]] = _nodes(content)
+        elif '"inductor_post_grad_graph"' in kind:
             nodes = _nodes(content)
         elif kind.startswith('{"inductor_output_code"'):
-            yield content, nodes, sources
+            yield content, nodes, sources[frame[0]] if frame else {}
 
 
 def _nodes(text: str) -> _Nodes:
     """The operations of a graph as ``print_readable`` writes it: lines below the line of code."""
-    found = _Nodes()
+    found: _Nodes = {}
     place: SourceLine | None = None
     for line in map(str.strip, text.splitlines()):
         if match := _FILE.match(line):
@@ -162,8 +162,8 @@ def _nodes(text: str) -> _Nodes:
             place = None
         elif place and (match := _NODE.match(line)):
             read = (m["path"].split("_modules_")[1:] for m in _READ.finditer(match["value"]))
-            found.lines[match["node"]] = place
-            found.modules[match["node"]] = list(dict.fromkeys(".".join(path) for path in read))
+            modules = tuple(dict.fromkeys(".".join(path) for path in read))
+            found[match["node"]] = _Node(place, modules)
     return found
 
 
@@ -180,15 +180,16 @@ def _kernels(code: str, nodes: _Nodes, sources: _Nodes) -> dict[str, _Kernel]:
         elif match := _USED.match(line):
             if comment is not None:
                 kernel = found[match["kernel"]]
-                names = [name for name in comment["nodes"].split(", ") if name]
+                read = [sources[n] for n in comment["nodes"].split(", ") if n in sources]
                 kernel.used.add((comment["nodes"], comment["ops"]))
                 kernel.operations |= dict.fromkeys(filter(None, comment["ops"].split(", ")))
-                kernel.lines |= dict.fromkeys(nodes.lines[n] for n in mapped if n in nodes.lines)
-                for name in filter(sources.lines.__contains__, names):
+                if backward or not read:
+                    kernel.lines |= dict.fromkeys(nodes[n].line for n in mapped if n in nodes)
                     # Backward operations have names of their own, which may be Dynamo's too.
-                    if not backward or sources.lines[name] in kernel.lines:
-                        kernel.lines[sources.lines[name]] = None
-                        kernel.modules |= dict.fromkeys(sources.modules[name])
+                    read = [node for node in read if node.line in kernel.lines]
+                for line_of, modules in read:
+                    kernel.lines[line_of] = None
+                    kernel.modules |= dict.fromkeys(modules)
             comment = None
         elif "extern_kernels." in line or line.partition(" = ")[2].startswith("torch.ops."):
             comment = None  # it belongs to a library's kernel

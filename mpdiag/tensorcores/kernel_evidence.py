@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from mpdiag.errors import DamagedTrace
 from mpdiag.hardware.devices import DeviceFacts
@@ -214,6 +214,7 @@ def contradicts(facts: KernelFacts, measured: KernelEvidence | None) -> bool:
     return facts.verdict == "tensor_core"
 
 
+_Code = TypeVar("_Code")
 SUFFIXES = (".ptx", ".amdgcn")
 MOST_BYTES = 64 * 2**20
 """Longer code is not read; a kernel's has kilobytes."""
@@ -271,8 +272,8 @@ def read_code(place: Path, *, needed: bool = True) -> dict[str, KernelEvidence]:
     return {name: evidence for name, evidence in agreed if evidence is not None}
 
 
-def code_of(name: str, codes: Mapping[str, KernelEvidence]) -> KernelEvidence | None:
-    """The evidence of a kernel of a trace; some profilers add ``.kd`` to AMD's names."""
+def code_of(name: str, codes: Mapping[str, _Code]) -> _Code | None:
+    """What code says of a kernel of a trace; some profilers add ``.kd`` to AMD's names."""
     return codes.get(name.removesuffix(".kd"))
 
 

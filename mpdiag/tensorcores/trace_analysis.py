@@ -19,7 +19,7 @@ from mpdiag.tensorcores import kernel_evidence
 from mpdiag.tensorcores.causes import judge, worth
 from mpdiag.tensorcores.collected import Collected, KernelSum, Signature
 from mpdiag.tensorcores.events import Kernel, TraceReader
-from mpdiag.tensorcores.inductor_code import Fused, fused_of, read_fused
+from mpdiag.tensorcores.inductor_code import Fused, read_fused
 from mpdiag.tensorcores.kernel_evidence import KernelEvidence, code_of, read_code
 from mpdiag.tensorcores.kernel_linking import KernelOrigin, Linked, link
 from mpdiag.tensorcores.kernels.classification import KernelFacts, classify, native_generations
@@ -257,7 +257,7 @@ def _kernel_times(
             origin,
             runs,
             _evidence(runs.measured, device, code_of(name, codes) or rates.get(origin)),
-            fused_of(name, fused),
+            code_of(name, fused),
         )
         for (name, origin), runs in linked.kernels.items()
     ]

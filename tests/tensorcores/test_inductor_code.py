@@ -166,17 +166,41 @@ def test_kernels_of_one_name_are_joined(tmp_path, words):
     assert found[1].graphs == 2  # the third is the first once more
 
 
+LATER = '"frame_id": 1, "frame_compile_id": 1'
+
+
+def test_a_log_with_a_graph_from_the_cache(compiled, tmp_path):
+    """Then the graph is a record of its own kind, and its lines are those of an earlier script."""
+    (log,) = (compiled / LOG_FOLDER).iterdir()
+    earlier = log.read_text().replace("layer_norm(x)  # norm", "earlier(x)  # norm")
+    before, after = (
+        '{"artifact": {"name": "inductor_post_grad_graph"',
+        '{"inductor_post_grad_graph"',
+    )
+    assert before in earlier
+    graphs = earlier.replace(before, after + ': {"encoding": "string"').split("dynamo_output_graph")
+    graphs[1] = graphs[1].replace("earlier(x)  # norm", "layer_norm(x)  # norm", 1)
+    (tmp_path / "a.log").write_text("dynamo_output_graph".join(graphs))
+    fresh, found = read_fused(compiled / LOG_FOLDER), read_fused(tmp_path)
+    assert fresh.keys() == found.keys()
+    for name, one in found.items():
+        assert {line.line for line in one.lines} == {line.line for line in fresh[name].lines}
+    first = named(found, "native_layer_norm")["triton_per_fused_native_layer_norm"]
+    assert [line.code for line in first.lines] == ["h = self.layer_norm(x)  # normalised"]
+
+
 def test_a_backward_name_is_not_taken_for_dynamos(tmp_path):
     """Dynamo's ``y_exp`` reads a module's weight; the backward graph's node of that name does not."""
     dynamo = (
-        'V0101 00:00:00.0 1 torch/a.py:1] {"dynamo_output_graph": {}}\n'
+        'V0101 00:00:00.0 1 torch/a.py:1] {"dynamo_output_graph": {}, FRAME}\n'
         "\t# File: /home/me/net.py:99 in forward, code: y = f(w)\n"
         '\ty_exp: "f32[4]" = torch.exp(l_self_modules_a_b_modules_0_parameters_weight_);  x = None\n'
     )
-    record = 'V0101 00:00:00.0 1 torch/a.py:1] {"inductor_output_code": {}}\n'
+    record = 'V0101 00:00:00.0 1 torch/a.py:1] {"inductor_output_code": {}, FRAME}\n'
     for aot, modules in [("0_forward", ("a_b.0",)), ("0_backward", ())]:
         code = GRAPH.format(op="exp", node="y_exp", line=5, sorted="", aot=aot)
-        (tmp_path / "a.log").write_text(dynamo + record + code)
+        log = dynamo + dynamo.replace("a_b", "other").replace("FRAME", LATER) + record + code
+        (tmp_path / "a.log").write_text(log.replace("FRAME", LATER.replace("1", "0")))
         assert read_fused(tmp_path)["triton_poi_fused_0"].modules == modules
 
 
