@@ -79,7 +79,7 @@ def test_every_page_in_light_in_dark_and_on_a_phone(page, address):
         page.set_viewport_size(DESK)
         page.emulate_media(color_scheme="light")
         open_view(page, address, view, **query)
-        if view in DRAWS:
+        if view in DRAWS and (view != "layers" or len(query) > 1):  # all of them are a table
             page.locator(".js-plotly-plot .main-svg >> visible=true").first.wait_for()
         at_rest(page)
         assert page.locator('[data-testid="stException"]').count() == 0
