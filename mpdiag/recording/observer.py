@@ -5,6 +5,9 @@ PyTorch modules choose another algorithm when they do). Gradients of activations
 hooks placed inside it: full backward hooks insert a node into the graph, fail beside in-place
 operations and never fire for outputs in a dict.
 
+Inside a compiled region the compiler traces the hook, which puts operators into the graph there; see
+``compiled``.
+
 A graph may outlive its step: a GAN's images are made before the critic's update and differentiated
 after it. A gradient belongs to the step in which it arrives. Modules of which one has arrived late are
 therefore watched in unrecorded steps, too, as the next one may be recorded.
@@ -19,6 +22,7 @@ import torch
 from torch.nn.modules import module as torch_modules
 from torch.nn.parallel import DistributedDataParallel
 
+from mpdiag.recording import compiled
 from mpdiag.recording.counting.tensors import countable, tensors_in
 from mpdiag.recording.failures import HookGuard, guarded
 from mpdiag.recording.ledger import Ledger
@@ -27,9 +31,10 @@ from mpdiag.recording.step_clock import Step, StepClock, StepListener
 from mpdiag.recording.weights import CopiedParameters
 from mpdiag.runs.schema import Kind
 from mpdiag.tracing.capture import is_captured
-from mpdiag.tracing.dispatch import in_backward, is_hidden, is_traced
+from mpdiag.tracing.dispatch import in_backward, is_dynamo_tracing, is_traced
 from mpdiag.tracing.names import NamedModule, Subjects, shapes_of
 from mpdiag.tracing.precision import HALF, PrecisionWatch
+from mpdiag.tracing.uncompiled import compiler_looks_on, hide, unseen
 
 
 class Observer(StepListener):
@@ -70,20 +75,32 @@ class Observer(StepListener):
             tuple[int, int, int], tuple[weakref.ref[torch.Tensor], list[NamedModule]]
         ] = {}
         self._outliving: set[int] = set()  # modules whose graph was seen to outlive its step, by id
+        self._inside: dict[int, _Inside] = {}  # by id of the module
 
     # -- hooks come and go -------------------------------------------------------------------------
 
     def attach(self) -> None:
-        """Place the global forward hooks."""
+        """Place the global forward hooks, and points at the modules for graphs of a compiler."""
+        self._place_points()
         self._precision.attach(self.in_training_pass)
         self._handles.append(torch_modules.register_module_forward_pre_hook(self.before_forward))
         self._handles.append(
-            torch_modules.register_module_forward_hook(self._after_forward, always_call=True)
+            torch_modules.register_module_forward_hook(self.after_forward, always_call=True)
         )
 
     def adopt(self, roots: Sequence[torch.nn.Module]) -> None:
         """Watch further models, which ``subjects`` holds already."""
         self._roots.update(id(root) for root in roots)
+        self._place_points()
+
+    def _place_points(self) -> None:
+        shown = True
+        for key, named in self._subjects.modules.items():
+            if key not in self._inside:
+                inside = self._inside[key] = _Inside(self, named)
+                shown &= compiled.place(named.module, inside, root=key in self._roots)
+        if not shown:
+            compiled.compile_again()
 
     def enter(self, module: torch.nn.Module) -> None:
         """Let calls of a module inside a model count as forward passes: its loop calls it alone."""
@@ -94,6 +111,7 @@ class Observer(StepListener):
         for handle in self._handles:
             handle.remove()
         self._handles = []
+        compiled.forget(self._inside.values())
         self._precision.detach()
         self._watched.clear()
         self._outliving.clear()
@@ -105,10 +123,19 @@ class Observer(StepListener):
 
     # -- forward -----------------------------------------------------------------------------------
 
-    def before_forward(self, module: torch.nn.Module, _args: Any) -> None:
+    def before_forward(self, module: torch.nn.Module, args: Any) -> None:
         """The global forward pre-hook: a module is called."""
+        if is_traced():
+            if is_dynamo_tracing():
+                compiled.enter_graph(module)
+        elif compiler_looks_on():
+            unseen(self._before_forward, module)
+        else:
+            self._before_forward(module)
+
+    def _before_forward(self, module: torch.nn.Module) -> None:
         clock = self._clock
-        if is_hidden() or not clock.active or not self._hears(module):
+        if is_captured() or not clock.active or not self._hears(module):
             return
         if isinstance(module, DistributedDataParallel):
             self._copied.add_wrapped(module)  # around the model that is recorded
@@ -148,12 +175,22 @@ class Observer(StepListener):
         waits = watch.wanted and not watch.recording
         return waits and torch.is_grad_enabled() and not in_backward()
 
+    def after_forward(self, module: torch.nn.Module, args: Any, output: Any) -> None:
+        """The global forward hook: a module has returned, or failed."""
+        if is_traced():
+            if is_dynamo_tracing():
+                compiled.leave_graph(module, args, output)
+        elif compiler_looks_on():
+            unseen(self._after_forward, module, args, output)
+        else:
+            self._after_forward(module, args, output)
+
     def _after_forward(self, module: torch.nn.Module, args: Any, output: Any) -> None:
         if is_captured():
             if id(module) in self._subjects.modules:
                 self._subjects.modules[id(module)].captured = True
             return
-        if is_traced() or not self._clock.active or not (self._clock.hears or in_backward()):
+        if not self._clock.active or not (self._clock.hears or in_backward()):
             return
         if self._operations.recording:
             self._operations.leave(module)
@@ -170,6 +207,56 @@ class Observer(StepListener):
             self._watch_outputs(self._subjects.modules[id(module)], output)
         if id(module) in self._roots:
             self._depth = max(0, self._depth - 1)
+
+    # -- inside compiled regions -------------------------------------------------------------------
+
+    def model_called(self, module: torch.nn.Module, *, training: bool, ends: bool) -> None:
+        """A whole model is called inside a graph, or returns."""
+        if self._clock.active and not is_captured() and not in_backward() and self._hears(module):
+            self._in_training_forward = training and not ends
+            if self._in_training_forward:
+                self._clock.pass_began()
+                self._clock.forward_began(id(module))
+
+    def returned_inside(
+        self,
+        named: NamedModule,
+        output: torch.Tensor,
+        index: int,
+        inputs: list[int],
+        *,
+        training: bool,
+        grad: bool,
+    ) -> tuple[int, int]:
+        """A module has returned a tensor inside a graph; see ``compiled.Receiver``."""
+        clock = self._clock
+        # Recomputed for the backward pass, it was counted before.
+        if clock.active and not in_backward() and self._hears(named.module):
+            if training:
+                clock.pass_began()
+            if clock.recording and (training or self._in_training_forward):
+                self._note_inside(named, output, index, inputs, grad=grad)
+        return clock.number, clock.micro
+
+    @guarded("an operator of a compiled graph")
+    def _note_inside(
+        self, named: NamedModule, output: torch.Tensor, index: int, inputs: list[int], *, grad: bool
+    ) -> None:
+        if named.output_shapes is None:
+            named.input_shapes, named.output_shapes = _unpacked(inputs), []
+        if index == len(named.output_shapes):
+            named.output_shapes += shapes_of(iter([output]))
+        named.inside = True
+        named.gradients_due += grad
+        named.differentiated |= grad
+        self._note_tensor("activation", [named], self._clock.micro, output)
+
+    def differentiated_inside(
+        self, named: NamedModule, gradient: torch.Tensor, step: int, micro: int
+    ) -> None:
+        """The gradient of such a tensor arrived, of a forward pass of that step."""
+        named.gradients_due -= step == self._clock.number and self._clock.recording
+        self._gradient([named], step, micro, True, gradient)
 
     @guarded("a forward hook")
     def _watch_outputs(self, named: NamedModule, output: Any) -> None:
@@ -255,3 +342,37 @@ class Observer(StepListener):
 def _computes(module: torch.nn.Module) -> bool:
     """Whether a module has parameters: a loss function that is called begins no step."""
     return next(module.parameters(), None) is not None
+
+
+class _Inside(compiled.Receiver):
+    """Hears of one module inside compiled regions."""
+
+    def __init__(self, observer: Observer, named: NamedModule) -> None:
+        self._observer = observer
+        self._named = named
+
+    def called(self, *, training: bool, ends: bool) -> None:
+        self._observer.model_called(self._named.module, training=training, ends=ends)
+
+    def returned(
+        self, output: torch.Tensor, index: int, inputs: list[int], *, training: bool, grad: bool
+    ) -> tuple[int, int]:
+        return self._observer.returned_inside(
+            self._named, output, index, inputs, training=training, grad=grad
+        )
+
+    def differentiated(self, gradient: torch.Tensor, numbers: tuple[int, int]) -> None:
+        self._observer.differentiated_inside(self._named, gradient, *numbers)
+
+
+def _unpacked(sizes: list[int]) -> list[list[int]]:
+    """Shapes that were written one after another, each after its number of dimensions."""
+    shapes = []
+    while sizes:
+        shapes.append(list(sizes[1 : 1 + sizes[0]]))
+        sizes = sizes[1 + sizes[0] :]
+    return shapes
+
+
+for _hook in (Observer.before_forward, Observer.after_forward):
+    hide(_hook)

@@ -341,7 +341,7 @@ class Recorder:
                     "the model is being recorded into %s, too: each recording takes its own time"
                 )
                 logger.warning("recording into %s: " + words, self.folder, other.folder)
-        if any(n.reason is not None for n in self._subjects.modules.values()):
+        if any(n.compiled for n in self._subjects.modules.values()):
             parts.operations.refuse("the model is compiled: record the eager one")
         try:
             self._setters.attach()

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 import torch
 
 from mpdiag.tracing.capture import is_captured
+from mpdiag.tracing.uncompiled import hide
 
 
 def in_backward() -> bool:
@@ -24,12 +25,25 @@ def is_traced() -> bool:
     return torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
 
 
+def is_dynamo_tracing() -> bool:
+    """Whether torch's compiler traces a call into a graph that will train, and is not exported."""
+    return torch.compiler.is_dynamo_compiling() and not _is_exporting()
+
+
+_is_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", bool)  # torch 2.7
+
+
 def is_hidden() -> bool:
     """Whether a call is traced, or captured in a CUDA graph: then it is no part of the training yet.
 
     A replay of a captured count would write where its row was, which holds something else by then.
     """
     return is_traced() or is_captured()
+
+
+# Where a compiler meets one of these that nothing traced calls, it would be compiled and say yes.
+for _question in (is_traced, is_dynamo_tracing, is_hidden):
+    hide(_question)
 
 
 def compiler_in_use() -> bool:

@@ -44,6 +44,9 @@ class NamedModule:
         root: Whether it is one of the models themselves.
         reason: Why it cannot be recorded; None where it can.
         captured: Whether a call of it was captured in a CUDA graph.
+        compiled: Whether it stands in a compiled module.
+        inside: Whether a call of it inside a compiled region was seen.
+        gradients_due: Gradients of outputs inside compiled regions that were due and have not come.
         seen: Kinds recorded so far.
         differentiated: Whether an output of a recorded call required a gradient.
         input_shapes, output_shapes: Of its first recorded call, None before.
@@ -54,10 +57,13 @@ class NamedModule:
     module: nn.Module
     aliases: tuple[str, ...]
     root: bool
-    reason: str | None
+    reason: str | None = None
     seen: set[str] = field(default_factory=set)
     differentiated: bool = False
     captured: bool = False
+    compiled: bool = False
+    inside: bool = False
+    gradients_due: int = 0
     input_shapes: list[list[int]] | None = None
     output_shapes: list[list[int]] | None = None
     script_name: str | None = None
@@ -71,6 +77,8 @@ class NamedModule:
         }
         called = self.output_shapes is not None
         unseen = "returned no tensor" if called else "never called in a recorded step"
+        if self.compiled and not called:
+            unseen = "compiled: no record came from inside the compiled region"
         if self.captured:
             unseen = "captured in a CUDA graph: hooks do not run in its replays"
         reason = self.reason or ("" if self.seen and not self.captured else unseen)
@@ -190,7 +198,7 @@ class Subjects:
             full = joined(prefix, name)
             if self._is_new(self.modules.get(id(module)), full, aliases=aliases):
                 self.modules[id(module)] = NamedModule(
-                    full, module, (), root=module is model, reason=covered.get(id(module))
+                    full, module, (), root=module is model, compiled=id(module) in covered
                 )
         for name, parameter in model.named_parameters(remove_duplicate=False):
             full = joined(prefix, name)
@@ -358,19 +366,15 @@ def _named_models(models: Models) -> list[tuple[str, nn.Module]]:
     return named
 
 
-def _compiled_inside(model: nn.Module) -> dict[int, str]:
-    """Modules that run inside a compiled region, where hooks do not."""
-    reason = (
-        "compiled: hooks do not run inside torch.compile; record the eager model, then compile it"
-    )
-    inside: dict[int, str] = {}
-    for module in model.modules():
-        wrapper = hasattr(module, "_orig_mod")
-        if wrapper or getattr(module, "_compiled_call_impl", None) is not None:
-            for child in module.modules():
-                if child is not module:
-                    inside[id(child)] = reason
-    return inside
+def _compiled_inside(model: nn.Module) -> set[int]:
+    """Modules that stand in a compiled one, by ``id``."""
+    return {
+        id(child)
+        for module in model.modules()
+        if hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
+        for child in module.modules()
+        if child is not module
+    }
 
 
 def type_name(module: nn.Module) -> str:

@@ -74,7 +74,9 @@ _FUNCTIONS = _Stack(
 
 
 class OperationTap(TorchDispatchMode):
-    """Shows each operation of a thread to a listener."""
+    """Shows each operation of a thread to a listener, but none that stands for a graph."""
+
+    supports_higher_order_operators = True
 
     def __init__(self, listener: OperationListener) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -84,6 +86,8 @@ class OperationTap(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         """See ``TorchDispatchMode``."""
+        if isinstance(func, torch._ops.HigherOrderOperator):
+            return func(*args, **(kwargs or {}))
         return self.listener.run(func, types, args, kwargs or {})
 
     @classmethod
