@@ -239,7 +239,7 @@ def _coverage_findings(run: Run) -> Iterator[Finding]:
         message=f"{counted(len(missing), 'module')} ran under torch.compile and "
         f"{'was' if len(missing) == 1 else 'were'} not recorded",
         evidence={"modules": [item.get("name") for item in missing]},
-        fix="record the eager model, then compile it",
+        fix="begin the recording before the first compiled step, or record the eager model",
     )
 
 

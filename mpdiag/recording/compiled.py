@@ -8,26 +8,36 @@ module is compiled again.
 
 Gradients come from a hook on the tensor, which autograd keeps as the graph is differentiated. It is
 placed by the operator's own kernel for autograd, for the compiler itself refuses hooks in some versions.
-Both operators are *effectful*: they are neither dropped nor reordered, and write nothing, so that a graph
+The operators are *effectful*: they are neither dropped nor reordered, and write nothing, so that a graph
 may run twice before its backward pass (a buffer that is written would be an error of autograd there).
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
 import sys
 import weakref
 from collections.abc import Iterable
-from typing import Any, Protocol
+from operator import getitem
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.library import Library, register_fake
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torch.utils.checkpoint import CheckpointPolicy
 
-from mpdiag.tracing.dispatch import is_dynamo_tracing
+from mpdiag.recording.counting.tensors import local_part
+
+if TYPE_CHECKING:
+    from mpdiag.runs.schema import Placement
 
 logger = logging.getLogger("mpdiag")
 
+NO_OPERATIONS = "the model is compiled: record the eager one"
+"""Why no operations are recorded: compiled code shows none."""
 _PLACE = "_mpdiag_point"
 _DEEPEST = 4
 _LIBRARY = Library("mpdiag", "FRAGMENT")
@@ -37,6 +47,8 @@ _TAGS = tuple(
     if hasattr(torch.Tag, name)
 )
 _RECEIPT = 3
+_RECOMPUTE = "recompute"
+"""The name under which torch notes at a node what checkpointing wants of it."""
 
 
 class Receiver(Protocol):
@@ -46,14 +58,22 @@ class Receiver(Protocol):
         """A whole model is called, or returns (``ends``), with gradients on (``training``) or off."""
 
     def returned(
-        self, output: torch.Tensor, index: int, inputs: list[int], *, training: bool, grad: bool
+        self,
+        output: torch.Tensor,
+        inputs: list[int],
+        outputs: list[int],
+        *,
+        placement: Placement,
+        training: bool,
+        grad: bool,
     ) -> tuple[int, int]:
         """A module has returned a tensor.
 
         Args:
-            output: The tensor.
-            index: Which one of those that it returned, from 0.
+            output: The tensor, or this rank's part of it.
             inputs: Sizes of its inputs one after another, each after its number of dimensions.
+            outputs: Those of all tensors that it returned.
+            placement: How the tensor lies over the ranks.
             training: Whether gradients were on where the call stands.
             grad: Whether the tensor requires a gradient.
 
@@ -61,7 +81,9 @@ class Receiver(Protocol):
             Numbers that come back with the gradient of the tensor.
         """
 
-    def differentiated(self, gradient: torch.Tensor, numbers: tuple[int, int]) -> None:
+    def differentiated(
+        self, gradient: torch.Tensor, placement: Placement, numbers: tuple[int, int]
+    ) -> None:
         """The gradient of such a tensor arrived."""
 
 
@@ -95,16 +117,16 @@ def place(module: torch.nn.Module, receiver: Receiver, *, root: bool) -> bool:
     """Let a receiver hear of a module in graphs that are made from now on.
 
     Returns:
-        Whether graphs that were made before show the module, as an earlier recording has placed it.
+        Whether another one hears of it, so that the graphs that there are show the module.
     """
     point = vars(module).get(_PLACE)
-    known = isinstance(point, Point)
     if not isinstance(point, Point):
         point = vars(module)[_PLACE] = Point(len(_receivers), root=root)
-        _receivers[len(_receivers)] = []
     point.root = point.root or root
-    _receivers[int(point.number)].append(weakref.ref(receiver))
-    return known
+    heard = _receivers.setdefault(int(point.number), [])
+    shown = any(ref() is not None for ref in heard)
+    heard.append(weakref.ref(receiver))
+    return shown
 
 
 def forget(receivers: Iterable[Receiver]) -> None:
@@ -122,10 +144,28 @@ def compile_again() -> None:
         dynamo.reset()
 
 
+def _takes_operators() -> bool:
+    """Whether what the compiler traces may hold our operators, as no branch, loop or transform may."""
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return False
+    from torch._dynamo.symbolic_convert import InstructionTranslator
+
+    tracer: Any = InstructionTranslator.current_tx().output.current_tracer
+    while tracer.parent is not None:
+        if "checkpoint" not in str(tracer.source_target):
+            return False
+        tracer = tracer.parent
+    return True
+
+
+# The compiler calls it as it traces, and takes the answer for a constant of the graph.
+_takes_operators._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
 def enter_graph(module: torch.nn.Module) -> None:
     """Called as the compiler traces a call: note it in the graph, if it is one of a whole model."""
     point = getattr(module, _PLACE, None)
-    if point is not None and point.root:
+    if point is not None and point.root and _takes_operators():
         torch.ops.mpdiag.called(point.number, torch.is_grad_enabled(), False)
 
 
@@ -135,20 +175,22 @@ def leave_graph(module: torch.nn.Module, args: Any, output: Any) -> None:
     Only what every version of the compiler can trace may stand here: an error would end the training.
     """
     point = getattr(module, _PLACE, None)
-    if point is None:
+    if point is None or not _takes_operators():
         return
     training = torch.is_grad_enabled()
-    inputs: list[int] = []
-    for tensor in _tensors(args):
-        inputs.append(tensor.dim())
-        inputs.extend(tensor.shape)
-    for index, tensor in enumerate(_tensors(output)):
+    returned = _tensors(output)
+    inputs, outputs = _sizes(_tensors(args)), _sizes(returned)
+    for tensor in returned:
         if tensor.is_floating_point() or tensor.is_complex():
             torch.ops.mpdiag.returned(
-                tensor, point.number, inputs, index, training, tensor.requires_grad
+                tensor, point.number, inputs, outputs, "local", training, tensor.requires_grad
             )
     if point.root:
         torch.ops.mpdiag.called(point.number, training, True)
+
+
+def _sizes(tensors: list[torch.Tensor]) -> list[int]:
+    return [size for tensor in tensors for size in (tensor.dim(), *tensor.shape)]
 
 
 def _tensors(value: Any, depth: int = 0) -> list[torch.Tensor]:
@@ -178,43 +220,78 @@ def _returned(
     output: torch.Tensor,
     point: torch.Tensor,
     inputs: list[int],
-    index: int,
+    outputs: list[int],
+    placement: Placement,
     training: bool,
     grad: bool,
 ) -> torch.Tensor:
     number = int(point)
     about = (0, 0)
     for receiver in _heard_by(number):
-        about = receiver.returned(output, index, inputs, training=training, grad=grad)
+        about = receiver.returned(
+            output, inputs, outputs, placement=placement, training=training, grad=grad
+        )
     return torch.tensor((number, *about))
 
 
-def _returned_with_gradient(
-    output: torch.Tensor, point: torch.Tensor, *rest: Any
+def _called_below(*args: Any) -> None:
+    _below_autograd(torch.ops.mpdiag.called, *args)
+
+
+def _returned_below(
+    output: torch.Tensor,
+    point: torch.Tensor,
+    inputs: list[int],
+    outputs: list[int],
+    placement: Placement,
+    *switches: bool,
 ) -> torch.Tensor:
-    with torch._C._AutoDispatchBelowAutograd():
-        receipt: torch.Tensor = torch.ops.mpdiag.returned(output, point, *rest)
+    part, found = local_part(output)
+    placement = placement if part is output else found  # of a part, it was asked of the whole
+    if is_traceable_wrapper_subclass(part):
+        return _receipt()  # of a class whose values are its own affair
+    more = inputs, outputs, placement, *switches
+    receipt: torch.Tensor = _below_autograd(torch.ops.mpdiag.returned, part, point, *more)
     if output.requires_grad and torch.is_grad_enabled():
 
         def hook(gradient: torch.Tensor) -> None:
-            torch.ops.mpdiag.differentiated(gradient, receipt)
+            torch.ops.mpdiag.differentiated(*local_part(gradient), receipt)
 
         output.register_hook(hook)
     return receipt
 
 
-def _differentiated(gradient: torch.Tensor, receipt: torch.Tensor) -> None:
+def _below_autograd(operator: Any, *args: Any) -> Any:
+    """Call an operator, and let what it becomes in a graph run once, though checkpointing is around.
+
+    torch keeps the result of an effectful operator for the backward pass, unless checkpointing has noted
+    that it is to be computed again.
+    """
+    mode = get_proxy_mode()
+    nodes = None if mode is None else mode.tracer.graph.nodes
+    before = 0 if nodes is None else len(nodes)
+    with torch._C._AutoDispatchBelowAutograd():
+        result = operator(*args)
+    if nodes is not None:
+        for node in itertools.islice(reversed(nodes), len(nodes) - before):
+            if node.meta.pop(_RECOMPUTE, None) is not None and node.target is getitem:
+                node.meta[_RECOMPUTE] = CheckpointPolicy.MUST_SAVE
+    return result
+
+
+def _differentiated(gradient: torch.Tensor, placement: Placement, receipt: torch.Tensor) -> None:
     number, *about = receipt.tolist()
     for receiver in _heard_by(number):
-        receiver.differentiated(gradient, (about[0], about[1]))
+        receiver.differentiated(gradient, placement, (about[0], about[1]))
 
 
 def _define() -> None:
-    rest = "SymInt[] inputs, int index, bool training, bool grad"
+    gradient = "Tensor gradient, str placement, Tensor receipt"
+    rest = "SymInt[] inputs, SymInt[] outputs, str placement, bool training, bool grad"
     for schema, kernel, fake in (
         ("called(Tensor point, bool training, bool ends) -> ()", _called, _nothing),
         (f"returned(Tensor output, Tensor point, {rest}) -> Tensor", _returned, _receipt),
-        ("differentiated(Tensor gradient, Tensor receipt) -> ()", _differentiated, _nothing),
+        (f"differentiated({gradient}) -> ()", _differentiated, _nothing),
     ):
         _LIBRARY.define(schema, tags=_TAGS)
         name = schema.partition("(")[0]
@@ -223,7 +300,8 @@ def _define() -> None:
         operator = getattr(torch.ops.mpdiag, name).default
         _register_effectful_op(operator, _EffectType.ORDERED)
         torch.fx.node.has_side_effect(operator)
-    _LIBRARY.impl("returned", _returned_with_gradient, "Autograd")
+    _LIBRARY.impl("called", _called_below, "Autograd")
+    _LIBRARY.impl("returned", _returned_below, "Autograd")
 
 
 def _nothing(*_: Any) -> None:

@@ -15,7 +15,8 @@ therefore watched in unrecorded steps, too, as the next one may be recorded.
 
 import functools
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -29,7 +30,7 @@ from mpdiag.recording.ledger import Ledger
 from mpdiag.recording.operations import OperationWatch
 from mpdiag.recording.step_clock import Step, StepClock, StepListener
 from mpdiag.recording.weights import CopiedParameters
-from mpdiag.runs.schema import Kind
+from mpdiag.runs.schema import Kind, Placement
 from mpdiag.tracing.capture import is_captured
 from mpdiag.tracing.dispatch import in_backward, is_dynamo_tracing, is_traced
 from mpdiag.tracing.names import NamedModule, Subjects, shapes_of
@@ -48,6 +49,7 @@ class Observer(StepListener):
         operations: Told which module is called.
         precision: Told of what is not FP32.
         guard: Around every hook.
+        forgo: Told why no operations can be recorded, as soon as that is seen.
     """
 
     def __init__(
@@ -59,8 +61,10 @@ class Observer(StepListener):
         operations: OperationWatch,
         precision: PrecisionWatch,
         guard: HookGuard,
+        forgo: Callable[[str], None],
     ) -> None:
         self.guard = guard
+        self._forgo = forgo
         self._precision = precision
         self._subjects = subjects
         self._copied = copied
@@ -123,15 +127,20 @@ class Observer(StepListener):
 
     # -- forward -----------------------------------------------------------------------------------
 
-    def before_forward(self, module: torch.nn.Module, args: Any) -> None:
+    def before_forward(self, module: torch.nn.Module, _args: Any) -> None:
         """The global forward pre-hook: a module is called."""
         if is_traced():
             if is_dynamo_tracing():
                 compiled.enter_graph(module)
         elif compiler_looks_on():
-            unseen(self._before_forward, module)
+            unseen(self._before_compiled, module)
         else:
             self._before_forward(module)
+
+    def _before_compiled(self, module: torch.nn.Module) -> None:
+        if id(module) in self._roots:
+            self._forgo(compiled.NO_OPERATIONS)
+        self._before_forward(module)
 
     def _before_forward(self, module: torch.nn.Module) -> None:
         clock = self._clock
@@ -214,49 +223,56 @@ class Observer(StepListener):
         """A whole model is called inside a graph, or returns."""
         if self._clock.active and not is_captured() and not in_backward() and self._hears(module):
             self._in_training_forward = training and not ends
+            self._forgo(compiled.NO_OPERATIONS)
             if self._in_training_forward:
                 self._clock.pass_began()
                 self._clock.forward_began(id(module))
 
+    @property
+    def pass_number(self) -> tuple[int, int]:
+        """Numbers of the present step, and of the forward pass within it."""
+        return self._clock.number, self._clock.micro
+
+    def passes_inside(self, named: NamedModule, *, training: bool) -> bool:
+        """Whether what passes a module inside a graph is recorded; a pass may begin with it."""
+        clock = self._clock
+        # Recomputed for the backward pass, it was counted before.
+        if not clock.active or is_captured() or in_backward() or not self._hears(named.module):
+            return False
+        if training:
+            clock.pass_began()
+        return clock.recording and (training or self._in_training_forward)
+
+    @guarded("an operator of a compiled graph")
     def returned_inside(
         self,
         named: NamedModule,
         output: torch.Tensor,
-        index: int,
         inputs: list[int],
+        outputs: list[int],
+        placement: Placement,
         *,
-        training: bool,
         grad: bool,
-    ) -> tuple[int, int]:
-        """A module has returned a tensor inside a graph; see ``compiled.Receiver``."""
-        clock = self._clock
-        # Recomputed for the backward pass, it was counted before.
-        if clock.active and not in_backward() and self._hears(named.module):
-            if training:
-                clock.pass_began()
-            if clock.recording and (training or self._in_training_forward):
-                self._note_inside(named, output, index, inputs, grad=grad)
-        return clock.number, clock.micro
-
-    @guarded("an operator of a compiled graph")
-    def _note_inside(
-        self, named: NamedModule, output: torch.Tensor, index: int, inputs: list[int], *, grad: bool
     ) -> None:
+        """A module has returned a tensor inside a graph; see ``compiled.Receiver``."""
         if named.output_shapes is None:
-            named.input_shapes, named.output_shapes = _unpacked(inputs), []
-        if index == len(named.output_shapes):
-            named.output_shapes += shapes_of(iter([output]))
+            named.input_shapes, named.output_shapes = _unpacked(inputs), _unpacked(outputs)
         named.inside = True
-        named.gradients_due += grad
+        named.due += grad
         named.differentiated |= grad
-        self._note_tensor("activation", [named], self._clock.micro, output)
+        self._note_tensor("activation", [named], self._clock.micro, output, placement)
 
     def differentiated_inside(
-        self, named: NamedModule, gradient: torch.Tensor, step: int, micro: int
+        self,
+        named: NamedModule,
+        gradient: torch.Tensor,
+        placement: Placement,
+        step: int,
+        micro: int,
     ) -> None:
         """The gradient of such a tensor arrived, of a forward pass of that step."""
-        named.gradients_due -= step == self._clock.number and self._clock.recording
-        self._gradient([named], step, micro, True, gradient)
+        named.came += step == self._clock.number and self._clock.recording
+        self._gradient([named], step, micro, True, gradient, placement)
 
     @guarded("a forward hook")
     def _watch_outputs(self, named: NamedModule, output: Any) -> None:
@@ -305,6 +321,7 @@ class Observer(StepListener):
         micro: int,
         lasting: bool,
         gradient: torch.Tensor,
+        placement: Placement | None = None,
     ) -> None:
         clock = self._clock
         if not clock.active or not (step == clock.number or lasting):
@@ -312,17 +329,26 @@ class Observer(StepListener):
         if step != clock.number:
             self._outliving.update(id(named.module) for named in modules)
         if clock.recording:
-            self._note_gradient(modules, micro, gradient)
+            self._note_gradient(modules, micro, gradient, placement)
 
     @guarded("a gradient hook")
     def _note_gradient(
-        self, modules: list[NamedModule], micro: int, gradient: torch.Tensor
+        self,
+        modules: list[NamedModule],
+        micro: int,
+        gradient: torch.Tensor,
+        placement: Placement | None,
     ) -> None:
         self._clock.backward_reached()
-        self._note_tensor("activation_grad", modules, micro, gradient)
+        self._note_tensor("activation_grad", modules, micro, gradient, placement)
 
     def _note_tensor(
-        self, kind: Kind, modules: list[NamedModule], micro: int, tensor: torch.Tensor
+        self,
+        kind: Kind,
+        modules: list[NamedModule],
+        micro: int,
+        tensor: torch.Tensor,
+        placement: Placement | None = None,
     ) -> None:
         ready = countable(tensor)
         if isinstance(ready, str):
@@ -330,6 +356,8 @@ class Observer(StepListener):
                 if named.reason is None and kind not in named.seen:
                     named.reason = f"{kind.replace('_', ' ')}: {ready}"
             return
+        if placement is not None:
+            ready = ready._replace(placement=placement)
         if tensor.dtype in HALF:
             self._precision.modules.update(named.name for named in modules)
         count = self._ledger.count(ready)
@@ -345,24 +373,44 @@ def _computes(module: torch.nn.Module) -> bool:
 
 
 class _Inside(compiled.Receiver):
-    """Hears of one module inside compiled regions."""
+    """Hears of one module inside compiled regions, and lets no error into them."""
 
     def __init__(self, observer: Observer, named: NamedModule) -> None:
         self._observer = observer
         self._named = named
 
     def called(self, *, training: bool, ends: bool) -> None:
-        self._observer.model_called(self._named.module, training=training, ends=ends)
+        with self._failing():
+            self._observer.model_called(self._named.module, training=training, ends=ends)
 
     def returned(
-        self, output: torch.Tensor, index: int, inputs: list[int], *, training: bool, grad: bool
+        self,
+        output: torch.Tensor,
+        inputs: list[int],
+        outputs: list[int],
+        *,
+        placement: Placement,
+        training: bool,
+        grad: bool,
     ) -> tuple[int, int]:
-        return self._observer.returned_inside(
-            self._named, output, index, inputs, training=training, grad=grad
-        )
+        observer, named = self._observer, self._named
+        with self._failing():
+            if observer.passes_inside(named, training=training):
+                observer.returned_inside(named, output, inputs, outputs, placement, grad=grad)
+        return observer.pass_number
 
-    def differentiated(self, gradient: torch.Tensor, numbers: tuple[int, int]) -> None:
-        self._observer.differentiated_inside(self._named, gradient, *numbers)
+    def differentiated(
+        self, gradient: torch.Tensor, placement: Placement, numbers: tuple[int, int]
+    ) -> None:
+        with self._failing():
+            self._observer.differentiated_inside(self._named, gradient, placement, *numbers)
+
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - whatever it is, training goes on
+            self._observer.guard.failures.note("an operator of a compiled graph", error)
 
 
 def _unpacked(sizes: list[int]) -> list[list[int]]:

@@ -39,6 +39,7 @@ from mpdiag.recording.cadence import (
     OperationSteps,
     Seconds,
 )
+from mpdiag.recording.compiled import NO_OPERATIONS
 from mpdiag.recording.contract import ContractWatch, optimizers_of
 from mpdiag.recording.failures import Failures, HookGuard
 from mpdiag.recording.grad_scaler import ScalerWatch
@@ -247,7 +248,9 @@ class Recorder:
         weights = WeightObserver(
             about, optimizers, copied, ledger, clock, watch, guard, copies, inside
         )
-        observer = Observer(about, copied, ledger, clock, watch, described.precision, guard)
+        observer = Observer(
+            about, copied, ledger, clock, watch, described.precision, guard, operations.forgo
+        )
         shadow = StateShadow(optimizers, self._failures.note)
         sums = GradientSums(about.parameters, guard)
         values = ValueWatch(about, optimizers, (inside, sums), self._failures.note)
@@ -342,7 +345,7 @@ class Recorder:
                 )
                 logger.warning("recording into %s: " + words, self.folder, other.folder)
         if any(n.compiled for n in self._subjects.modules.values()):
-            parts.operations.refuse("the model is compiled: record the eager one")
+            parts.operations.refuse(NO_OPERATIONS)
         try:
             self._setters.attach()
             if self._fp32 is not None:

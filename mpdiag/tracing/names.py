@@ -46,7 +46,7 @@ class NamedModule:
         captured: Whether a call of it was captured in a CUDA graph.
         compiled: Whether it stands in a compiled module.
         inside: Whether a call of it inside a compiled region was seen.
-        gradients_due: Gradients of outputs inside compiled regions that were due and have not come.
+        due, came: Gradients of outputs inside compiled regions that were to come, and that came.
         seen: Kinds recorded so far.
         differentiated: Whether an output of a recorded call required a gradient.
         input_shapes, output_shapes: Of its first recorded call, None before.
@@ -63,13 +63,14 @@ class NamedModule:
     captured: bool = False
     compiled: bool = False
     inside: bool = False
-    gradients_due: int = 0
+    due: int = 0
+    came: int = 0
     input_shapes: list[list[int]] | None = None
     output_shapes: list[list[int]] | None = None
     script_name: str | None = None
 
-    def row(self) -> dict[str, Any]:
-        """Its row in the table of modules."""
+    def row(self, *, hidden: bool = False) -> dict[str, Any]:
+        """Its row in the table of modules; ``hidden`` if compiled regions showed no module at all."""
         settings = {
             name: _plain(getattr(self.module, name))
             for name in _SETTINGS
@@ -77,7 +78,7 @@ class NamedModule:
         }
         called = self.output_shapes is not None
         unseen = "returned no tensor" if called else "never called in a recorded step"
-        if self.compiled and not called:
+        if self.compiled and hidden:
             unseen = "compiled: no record came from inside the compiled region"
         if self.captured:
             unseen = "captured in a CUDA graph: hooks do not run in its replays"
@@ -229,8 +230,9 @@ class Subjects:
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """The table of modules and parameters."""
+        hidden = not any(module.inside for module in self.modules.values())
         for module in self.modules.values():
-            yield module.row()
+            yield module.row(hidden=hidden)
         for parameter in self.parameters.values():
             yield parameter.row()
 
@@ -254,7 +256,17 @@ class Subjects:
             "parameters": len(parameters),
             "parameters_recorded": sum(r["recorded"] for r in parameters),
             "seen": self._seen(),
+            "compiled": self._inside(),
             "not_recorded": not_recorded,
+        }
+
+    def _inside(self) -> dict[str, int]:
+        """Modules seen in compiled regions, and how many of their gradients were due and came."""
+        seen = [m for m in self.modules.values() if m.inside]
+        return {
+            "modules": len(seen),
+            "gradients_due": sum(m.due for m in seen),
+            "gradients": sum(m.came for m in seen),
         }
 
     def _seen(self) -> dict[str, int]:

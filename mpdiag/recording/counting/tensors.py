@@ -74,7 +74,7 @@ def countable(tensor: torch.Tensor) -> Countable | str:
     if refusal is not None:
         return refusal
     dtype = str(tensor.dtype).removeprefix("torch.")
-    local, placement = _local_part(tensor.detach())
+    local, placement = local_part(tensor.detach())
     arrived = getattr(local, "trigger_wait", None)
     if arrived is not None:  # the result of a collective under way, which the next module awaits
         local = arrived()
@@ -111,9 +111,13 @@ def own_part(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def readable(tensor: torch.Tensor) -> torch.Tensor | None:
-    """This rank's values; None without memory, and of a class that keeps them in a way of its own."""
+    """This rank's values; None without memory, and of a class that keeps them in a way of its own.
+
+    What a function transform (vmap, grad) has wrapped, as the compiler does when it traces one, has none.
+    """
     part = own_part(tensor)
     plain = type(part).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
+    plain = plain and not torch._C._functorch.is_functorch_wrapped_tensor(part)
     return part.detach() if plain and has_memory(part) else None
 
 
@@ -173,8 +177,8 @@ def _refusal(tensor: torch.Tensor) -> str | None:
     return None
 
 
-def _local_part(tensor: torch.Tensor) -> tuple[torch.Tensor, Placement]:
-    """This rank's share of a distributed tensor, and how the tensor lies over the ranks.
+def local_part(tensor: torch.Tensor) -> tuple[torch.Tensor, Placement]:
+    """This rank's share of a tensor that may be distributed, and how the tensor lies over the ranks.
 
     A partial sum counts as the rank's own: it has not been reduced yet. Of shards that are held
     several times (hybrid sharding) all but the first are ``replicated``.

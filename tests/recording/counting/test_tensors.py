@@ -209,4 +209,4 @@ def test_where_a_distributed_tensor_lies_follows_its_placements(monkeypatch):
     ]:
         size = len(placements)
         for place, expected in (([0] * size, first), ([1] + [0] * (size - 1), later)):
-            assert tensors._local_part(Held(placements, place))[1] == expected, (placements, place)
+            assert tensors.local_part(Held(placements, place))[1] == expected, (placements, place)
