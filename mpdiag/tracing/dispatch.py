@@ -7,7 +7,6 @@ from typing import Any, TypeVar
 import torch
 
 from mpdiag.tracing.capture import is_captured
-from mpdiag.tracing.uncompiled import hide
 
 
 def in_backward() -> bool:
@@ -39,11 +38,6 @@ def is_hidden() -> bool:
     A replay of a captured count would write where its row was, which holds something else by then.
     """
     return is_traced() or is_captured()
-
-
-# Where a compiler meets one of these that nothing traced calls, it would be compiled and say yes.
-for _question in (is_traced, is_dynamo_tracing, is_hidden):
-    hide(_question)
 
 
 def compiler_in_use() -> bool:

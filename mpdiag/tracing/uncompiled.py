@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch._compile import _disable_dynamo
 
-from mpdiag.tracing.dispatch import compiler_in_use
+from mpdiag.tracing.dispatch import compiler_in_use, is_dynamo_tracing, is_hidden, is_traced
 
 try:
     from torch._C._dynamo.eval_frame import (
@@ -129,6 +129,11 @@ def hide(function: Any) -> None:
     if CAN_HIDE:
         strategy = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.DEFAULT)
         set_code_exec_strategy(function.__code__, strategy)
+
+
+# Where the compiler meets one of these that nothing traced calls, it would compile it, and it says yes.
+for _question in (is_traced, is_dynamo_tracing, is_hidden):
+    hide(_question)
 
 
 def compiler_looks_on() -> bool:

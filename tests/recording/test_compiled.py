@@ -33,7 +33,10 @@ class Layer(nn.Module):
         self.down = nn.Linear(2 * WIDTH, WIDTH)
 
     def forward(self, x, *, scale=1.0):
-        return {"out": self.down(self.act(self.up(self.norm(x)))) * scale, "aux": [x.argmax(-1), None]}
+        return {
+            "out": self.down(self.act(self.up(self.norm(x)))) * scale,
+            "aux": [x.argmax(-1), None],
+        }
 
 
 class Net(nn.Module):
@@ -185,7 +188,7 @@ def check_same(plain, recorded):
     ],
 )
 def test_a_compiled_recording_is_the_eager_one_bit_for_bit(tmp_path, make, compile_, loss, backend):
-    """One graph, no break, nothing compiled again; every row as without the compiler, if all bits are."""
+    """One graph, no break, nothing compiled again; all rows as without the compiler, if all bits are."""
     plain = Trained(make, compile_, backend, loss=loss)
     recorded = Trained(make, compile_, backend, tmp_path / "run", loss)
     eager = Trained(make, compile_, None, tmp_path / "eager", loss)
@@ -228,7 +231,7 @@ def test_cadence_compiles_nothing_again(tmp_path):
 
 
 def test_a_recording_that_begins_late_sees_what_was_compiled(tmp_path):
-    """Torch does not ask again for hooks that come after its first call; a second one finds them, too."""
+    """Torch does not look for hooks again after its first call; a second recording finds them, too."""
     torch._dynamo.reset()
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -243,7 +246,9 @@ def test_a_recording_that_begins_late_sees_what_was_compiled(tmp_path):
     for name in ("first", "second"):
         with mpdiag.record(model, optimizer, tmp_path / name, every=1):
             step()
-        names = set(mpdiag.open_run(tmp_path / name).frame().query("kind == 'activation_grad'")["name"])
+        names = set(
+            mpdiag.open_run(tmp_path / name).frame().query("kind == 'activation_grad'")["name"]
+        )
         assert {"layers.0.down", "layers.1.norm", "head"} <= names
         step()
 

@@ -113,7 +113,7 @@ def own_part(tensor: torch.Tensor) -> torch.Tensor:
 def readable(tensor: torch.Tensor) -> torch.Tensor | None:
     """This rank's values; None without memory, and of a class that keeps them in a way of its own.
 
-    What a function transform (vmap, grad) has wrapped, as the compiler does when it traces one, has none.
+    What a function transform (vmap, grad) has wrapped, as where the compiler traces one, has none.
     """
     part = own_part(tensor)
     plain = type(part).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
