@@ -26,6 +26,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from mpdiag.tracing.dispatch import in_backward, is_traced
+from mpdiag.tracing.uncompiled import compiler_looks_on, hide, unseen
 
 MAX_MODELS = 32
 """Models adopted in one process; a search that makes hundreds must not keep them all alive."""
@@ -143,6 +144,11 @@ class Discovery:
     def _before_forward(self, module: nn.Module, args: Any) -> Any:
         if is_traced():
             return None
+        if compiler_looks_on():  # the module itself is compiled
+            return unseen(self._called, module, args)
+        return self._called(module, args)
+
+    def _called(self, module: nn.Module, args: Any) -> Any:
         self._calls.depth += 1
         if self._calls.depth > 1 or in_transform():
             return None
@@ -157,6 +163,9 @@ class Discovery:
         if is_traced():
             return
         self._calls.depth = max(0, self._calls.depth - 1)
+
+    hide(_before_forward)
+    hide(_after_forward)
 
     def stepping(self, optimizer: Optimizer, *_call: Any) -> None:
         """An optimizer is about to step: look for its models, unless it is known."""

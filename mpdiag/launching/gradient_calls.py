@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 _REPLACED = {
     "a GradScaler": "the plan's loss scale replaces its own",
-    "a compiled function": "it runs eagerly, where operations can be cast",
     "an autocast": "the plan's casts replace its own (autocast(enabled=False) stays)",
 }
 

@@ -17,8 +17,8 @@ from torch import nn
 from torch.overrides import _push_mode
 
 from mpdiag.numerics.autocast_lists import LOW
-from mpdiag.tracing.dispatch import is_traced
 from mpdiag.tracing.tap import FunctionTap
+from mpdiag.tracing.uncompiled import uncompiled
 
 _PRODUCTS = (LOW - {"convolution"}) | {
     "__matmul__", "__rmatmul__", "multi_head_attention_forward", "bilinear", "tensordot",
@@ -44,6 +44,7 @@ class ProductHandler(Protocol):
         """Compute a product of this module, cast by the plan."""
 
 
+@uncompiled("_product")
 class ParameterOperations:
     """Shows the products of known models to a handler; on from ``attach`` to ``detach``."""
 
@@ -92,11 +93,15 @@ class ParameterOperations:
     def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Cast a product of a known model; call all else as it is."""
         product = self._looking and getattr(func, "__name__", "") in _PRODUCTS
-        if product and "out" not in kwargs and not is_traced():
-            module = self._module(args, kwargs)
-            if module is not None:
-                return self._handler.compute(module, func, args, kwargs)
+        if product and "out" not in kwargs and torch._C._get_tracing_state() is None:
+            return self._product(func, args, kwargs)
         return func(*args, **kwargs)
+
+    def _product(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        module = self._module(args, kwargs)
+        if module is None:
+            return func(*args, **kwargs)
+        return self._handler.compute(module, func, args, kwargs)
 
     def _module(self, args: Any, kwargs: Mapping[str, Any]) -> nn.Module | None:
         """The module a product belongs to: that of its parameter, or the one whose code it is."""
@@ -114,7 +119,7 @@ class ParameterOperations:
 
     def _calling_module(self) -> nn.Module | None:
         """The known model whose method calls a product, if one does."""
-        frame: FrameType | None = sys._getframe(4)
+        frame: FrameType | None = sys._getframe(5)
         for _ in range(_FRAMES):
             if frame is None:
                 return None

@@ -21,6 +21,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._compile import _disable_dynamo
+from torch._guards import TracingContext
 from torch.autograd import function as autograd_function
 from torch.nn.modules import module as torch_modules
 
@@ -36,15 +38,19 @@ _INSIDE = ("torch", "mpdiag")
 class Patches:
     """The functions that are replaced; ``detach`` restores them."""
 
-    def __init__(self, handler: GradientCalls) -> None:
-        self._handler = handler
+    def __init__(
+        self,
+        handler: GradientCalls,
+        compiled: Callable[[Callable[..., Any], Callable[..., Any]], Any],
+    ) -> None:
+        self._handler, self._compiled = handler, compiled
         self._undo: list[tuple[Any, str, Any]] = []
 
     def attach(self) -> None:
         """Replace the functions listed below."""
         autograd, scaler, autocast = torch.autograd, torch.amp.GradScaler, torch.amp.autocast
-        self._replace(autograd, "backward", self._backward)
-        self._replace(autograd, "grad", self._grad)
+        self._replace(autograd, "backward", self._backward, _outside_graphs)
+        self._replace(autograd, "grad", self._grad, _outside_graphs)
         self._replace(torch.Tensor, "retain_grad", self._retain_grad)
         self._replace_hooks()
         self._replace(scaler, "__init__", self._make_scaler)
@@ -52,6 +58,7 @@ class Patches:
         self._replace(autocast, "__init__", self._make_autocast)
         self._replace(autocast, "__enter__", self._enter_autocast)
         self._replace(autocast, "__exit__", self._leave_autocast)
+        self._replace(torch.amp, "_enter_autocast", self._enter_in_graph)
         self._replace(torch, "compile", self._compile)
         self._replace(torch.nn.Module, "__getstate__", _without_our_hooks)
 
@@ -158,22 +165,53 @@ class Patches:
         self._handler.casts_off += getattr(context, "_mpdiag_off", False)
         return context if getattr(context, "_mpdiag_transparent", False) else plain(context)
 
+    def _enter_in_graph(
+        self, plain: Any, device: str, dtype: Any, enabled: bool, cache: Any
+    ) -> Any:
+        """In compiled code, too, an autocast of the script leaves the casts as they are."""
+        if not enabled:
+            return plain(device, dtype, enabled, cache)
+        self._handler.note_own_precision("an autocast")
+        now = torch.is_autocast_enabled(device), torch.is_autocast_cache_enabled()
+        return plain(device, torch.get_autocast_dtype(device), *now)
+
     def _leave_autocast(self, plain: Any, context: Any, *exception: Any) -> Any:
         self._handler.casts_off -= getattr(context, "_mpdiag_off", False)
         transparent = getattr(context, "_mpdiag_transparent", False)
         return False if transparent else plain(context, *exception)
 
     def _compile(self, plain: Any, model: Any = None, **options: Any) -> Any:
-        """Leave functions uncompiled: in compiled code no operation can be cast from outside."""
+        """Let the graph of a compiled function end where it calls a model: casts begin there."""
         inside = from_inside(3)
 
         def compiled(what: Any) -> Any:
-            if inside or isinstance(what, torch.nn.Module):
+            in_place = getattr(what, "__name__", "") == "_call_impl"  # called by model.compile()
+            if not in_place and (inside or isinstance(what, torch.nn.Module)):
                 return plain(what, **options)
-            self._handler.note_own_precision("a compiled function")
-            return what
+            made = plain(what, **(options | {"fullgraph": False}))
+            if in_place:
+                return made
+
+            @functools.wraps(what)
+            def call(*args: Any, **kwargs: Any) -> Any:
+                eager = functools.partial(what, *args, **kwargs)
+                return self._compiled(eager, functools.partial(made, *args, **kwargs))
+
+            return call
 
         return compiled if model is None else compiled(model)
+
+
+def _outside_graphs(replaced: Callable[..., Any]) -> Callable[..., Any]:
+    """No compiler looks in, and a compiler's own passes are left alone."""
+    outside: Callable[..., Any] = _disable_dynamo(replaced)
+    plain = replaced.__wrapped__  # type: ignore[attr-defined]
+
+    @functools.wraps(replaced)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return (outside if TracingContext.try_get() is None else plain)(*args, **kwargs)
+
+    return call
 
 
 def _without_our_hooks(plain: Any, module: torch.nn.Module) -> dict[str, Any]:

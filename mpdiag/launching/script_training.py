@@ -96,7 +96,7 @@ class ScriptTraining:
         self._products = ParameterOperations(self)
         passes = BackwardPasses(self._products.backward_pass)
         self._calls = GradientCalls(self.trainers, self.refuse)
-        patches = Patches(self._calls)
+        patches = Patches(self._calls, self.compiled)
         self._discovery = Discovery(self, patient=True)
         parts: list[Any] = [self._products, passes, patches, self._discovery]
         for part in parts:
@@ -200,6 +200,7 @@ class ScriptTraining:
         import torch
 
         from mpdiag.tracing.dispatch import in_backward
+        from mpdiag.tracing.uncompiled import compiler_looks_on, hide, unseen
         from mpdiag.training.casting import widened
 
         trainer = self._trainer_of.get(id(module))
@@ -212,12 +213,16 @@ class ScriptTraining:
         late, self._late = self._late, []
         stack = ExitStack()
 
-        def leave(_module: nn.Module, _args: Any, output: Any) -> Any:
+        def left(output: Any) -> Any:
             handle.remove()
             stack.close()
             torch.clear_autocast_cache()  # an autocast(enabled=False) around us would keep it
             return widened(output)
 
+        def leave(_module: nn.Module, _args: Any, output: Any) -> Any:
+            return unseen(left, output) if compiler_looks_on() else left(output)
+
+        hide(leave)
         # On the module and not global: hooks that the plan placed on it must end before.
         handle = module.register_forward_hook(leave, always_call=True)
         stack.enter_context(self._casts(trainer, module))  # from here on, hooks are the script's
@@ -226,6 +231,22 @@ class ScriptTraining:
             if changed is not None:
                 args = changed[0] if with_kwargs else changed
         return args if late else None
+
+    def compiled(self, eager: Callable[..., Any], call: Callable[..., Any]) -> Any:
+        """Call a compiled function; casts inside begin where it calls a model.
+
+        Args:
+            eager: The function with its arguments.
+            call: The same, compiled.
+        """
+        from mpdiag.tracing.uncompiled import Eagerly
+
+        if self._discovery is not None:
+            self._discovery.computing()
+        if all(trainer.backend == "native" for trainer in self.trainers):
+            return call()
+        with Eagerly():
+            return eager()
 
     def _is_whole_model(self, module: nn.Module) -> bool:
         """Whether a module is all that trains: a recording knows the input of such a one."""
@@ -381,9 +402,12 @@ class ScriptTraining:
         """Replace an optimizer's ``step``, under the wrappers that schedulers add later."""
         import functools
 
+        from torch._compile import _disable_dynamo
+
         plain = optimizer.step
         self._replaced.add(optimizer)
 
+        @_disable_dynamo
         @functools.wraps(getattr(plain, "__func__", plain))
         def step(_self: Optimizer, *args: Any, **kwargs: Any) -> Any:
             closure = kwargs.pop("closure", None)
@@ -454,10 +478,5 @@ def _why_untrainable(model: nn.Module) -> str | None:
         return (
             "its model is a ScriptModule, and nothing inside one can be cast; train the eager "
             "model, and script it afterwards"
-        )
-    if any(getattr(m, "_compiled_call_impl", None) is not None for m in model.modules()):
-        return (
-            "its model is compiled in place, and nothing inside can be cast; use "
-            "torch.compile(model) with --backend native, or train it eagerly"
         )
     return None

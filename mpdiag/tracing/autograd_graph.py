@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._compile import _disable_dynamo
 from torch.autograd.function import BackwardCFunction
 
 _AUTOGRAD: Any = torch.autograd  # its backward() and grad() look the engine up by this name
@@ -124,6 +125,7 @@ class BackwardPasses:
             return
         plain = _AUTOGRAD._engine_run_backward
 
+        @_disable_dynamo
         @functools.wraps(plain)
         def run(outputs: Any, *args: Any, **kwargs: Any) -> Any:
             if self._wrapped is not run:  # detached, and wrapped by somebody else since

@@ -151,17 +151,16 @@ def unseen(function: Callable[..., Any], *args: Any) -> Any:
 
 
 class Eagerly:
-    """From here to ``end``, nothing is compiled and nothing compiled runs in this thread."""
+    """A context in which nothing is compiled, and what is compiled runs as if it were not."""
 
-    def __init__(self) -> None:
+    def __enter__(self) -> None:
         self._callback = set_eval_frame(None)
         self._stance = torch.compiler.set_stance("force_eager")
 
-    def end(self) -> None:
-        """Go on as before."""
+    def __exit__(self, *_exception: object) -> None:
         self._stance.__exit__(None, None, None)
         set_eval_frame(self._callback)
 
 
-hide(Eagerly.__init__)
-hide(Eagerly.end)
+hide(Eagerly.__enter__)
+hide(Eagerly.__exit__)

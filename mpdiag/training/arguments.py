@@ -100,13 +100,11 @@ def choose_backend(
         )
     chosen = wanted if wanted != "auto" else ("emulated" if slow else "native")
     if chosen == "emulated" and any(
-        hasattr(m, "_orig_mod") or isinstance(m, torch.jit.ScriptModule)
-        for model in models
-        for m in model.modules()
+        isinstance(m, torch.jit.ScriptModule) for model in models for m in model.modules()
     ):
         raise UsageError(
-            "emulation cannot see inside a compiled model: give MixedPrecision the model before "
-            "torch.compile or TorchScript, or use backend='native'"
+            "emulation cannot see inside a TorchScript module: give MixedPrecision the eager model, "
+            "or use backend='native'"
         )
     return "native" if precision.level == "O0" else chosen
 

@@ -17,6 +17,7 @@ from mpdiag.emulation.mode import Emulation
 from mpdiag.tracing.capture import refuse_capture
 from mpdiag.tracing.precision import HALF
 from mpdiag.tracing.precision_share import PrecisionShare
+from mpdiag.tracing.uncompiled import Eagerly
 
 if TYPE_CHECKING:
     from mpdiag.training.weights.wrapping import Wrapped
@@ -67,7 +68,7 @@ class Casting:
             self._watch.begin()
         return _nested(
             self._wrapped.looked() if precision.low_precision_model else _NOTHING,
-            self._emulation if low and self._emulation is not None else _NOTHING,
+            *((Eagerly(), self._emulation) if low and self._emulation is not None else ()),
             policy.in_force(self._wrapped.policy) if casts else _NOTHING,
             torch.autocast(self._device_type, precision.dtype) if casts else _NOTHING,
             self._share.counting() if self._share.is_active else _NOTHING,

@@ -215,7 +215,10 @@ class Fp32Operations(Region):
         """The operations are FP32."""
         self.policy.enter(self.operations, submodule=not self.operations)
         alone = self.operations and TracingContext.try_get() is None
-        self.begun.append(Eagerly() if alone else None)
+        eagerly = Eagerly() if alone else None
+        if eagerly is not None:
+            eagerly.__enter__()
+        self.begun.append(eagerly)
 
     def end(self) -> None:
         """The policy is as it was."""
@@ -223,7 +226,7 @@ class Fp32Operations(Region):
             self.policy.leave()
             eagerly = self.begun.pop()
             if eagerly is not None:
-                eagerly.end()
+                eagerly.__exit__()
 
     def _enter(self, _module: nn.Module, _args: Any) -> None:
         if self.switch.on:

@@ -20,7 +20,7 @@ from mpdiag.tracing.capture import is_captured, refuse_capture, refuse_captured
 from mpdiag.tracing.compiled_products import watch_graphs
 from mpdiag.tracing.dispatch import in_backward
 from mpdiag.tracing.precision import HALF
-from mpdiag.tracing.uncompiled import hold_compiler, prepare, uncompiled
+from mpdiag.tracing.uncompiled import hide, hold_compiler, prepare, uncompiled
 from mpdiag.training import arguments
 from mpdiag.training.levels import Precision
 from mpdiag.training.scaling import parameters_of
@@ -342,6 +342,9 @@ class _BeforeForward:
 
     def __reduce__(self) -> Any:
         return _BeforeForward, ()
+
+
+hide(_BeforeForward.__call__)
 
 
 def _widen(
