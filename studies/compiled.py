@@ -24,9 +24,11 @@ import json
 import math
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from datetime import date
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -34,6 +36,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._dynamo.backends.registry import lookup_backend
 from torch.fx import GraphModule, Interpreter, Node
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import mpdiag
 
 TWINS = 8
 LIMIT = 2.0
@@ -529,6 +535,45 @@ def study(name: str, dtype: torch.dtype, backend: str) -> dict[str, Any]:
     }
 
 
+class Part(nn.Module):
+    """A module of one function, so that a recorder sees its output."""
+
+    def __init__(self, function: Callable[[Any, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+        self.register_buffer("scale", torch.tensor([1e14]))
+        self.gain = nn.Parameter(torch.ones(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """What the function makes of it and the scale or the gain."""
+        return self.function(self, x)
+
+
+def nan_of_scaled_softmax() -> dict[str, int]:
+    """NaN outputs of the softmax of pytorch#163932, eager, compiled, and compiled while recorded."""
+    found = {}
+    for name in ("eager", "compiled", "compiled and recorded"):
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        parts = (
+            Part(lambda _, x: x.sin().t()[0]),
+            Part(lambda part, x: x * part.scale),
+            nn.Softmax(0),
+            Part(lambda part, x: x * part.gain),
+        )
+        model, x = nn.Sequential(*parts), torch.randn(25, 2)
+        optimizer = torch.optim.SGD(model.parameters(), 0.0)
+        with ExitStack() as stack:
+            if name.endswith("recorded"):
+                run = stack.enter_context(TemporaryDirectory())
+                stack.enter_context(mpdiag.record(model, optimizer, Path(run) / "run", every=1))
+            out = model(x) if name == "eager" else torch.compile(model)(x)
+            out.square().sum().backward()
+            optimizer.step()
+        found[name] = int(out.isnan().sum())
+    return found
+
+
 def rounded(value: Any) -> Any:
     """Numbers to three digits, and what is not finite as a word, for JSON."""
     if isinstance(value, dict):
@@ -556,10 +601,11 @@ def main() -> None:
             for backend in ("aot_eager", "inductor", *([PLANTED] if make is mlp else [])):
                 rows.append(row := rounded(study(name, dtype, backend)))
                 print(json.dumps(row), flush=True)
+    print(json.dumps(nan := nan_of_scaled_softmax()))
     if options.json:
         facts = {"date": str(date.today()), "torch": torch.__version__, "cpu": cpu_name()}
         options.json.write_text(
-            json.dumps({**facts, "limit": LIMIT, "rows": rows}, indent=1) + "\n"
+            json.dumps({**facts, "limit": LIMIT, "NaN": nan, "rows": rows}, indent=1) + "\n"
         )
 
 
