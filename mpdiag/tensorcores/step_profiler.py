@@ -38,7 +38,7 @@ from mpdiag.profiler import STEPS, WARMUP
 from mpdiag.tensorcores.cpu import matrix_unit
 from mpdiag.tensorcores.cpu.onednn import StdoutCapture, read_log
 from mpdiag.tensorcores.cpu.operators import MODULE, operator_times
-from mpdiag.tensorcores.inductor_code import LOG_FOLDER
+from mpdiag.tensorcores.inductor_code import LOG_FOLDER, read_fused
 from mpdiag.tensorcores.trace_analysis import profile_trace
 from mpdiag.tracing.dispatch import is_traced
 from mpdiag.tracing.names import type_name
@@ -336,7 +336,8 @@ def read_capture(folder: Path, steps: int) -> Any:
     """Judge what was captured into a folder."""
     trace, log = folder / "trace.json", folder / "onednn.log"
     if not log.is_file():
-        return profile_trace(trace, compiled=folder / LOG_FOLDER)
+        compiled = folder / LOG_FOLDER
+        return profile_trace(trace, triton_code=compiled if read_fused(compiled) else None)
     read = read_log(log.read_text(encoding="utf-8", errors="replace").splitlines())
     events = json.loads(trace.read_text(encoding="utf-8", errors="replace"))["traceEvents"]
     return matrix_unit.join(operator_times(events), read, matrix_unit.cpu_facts(read), steps=steps)

@@ -45,10 +45,7 @@ NOT_TRACES = (
 
 
 def profile_trace(
-    path: str | os.PathLike[str],
-    *,
-    triton_code: str | os.PathLike[str] | None = None,
-    compiled: str | os.PathLike[str] | None = None,
+    path: str | os.PathLike[str], *, triton_code: str | os.PathLike[str] | None = None
 ) -> Profile:
     """Read a trace of a profiler, of any kind that ``readers.recognition`` knows, and judge it.
 
@@ -56,12 +53,11 @@ def profile_trace(
         path: The file; ``-`` for standard input. A pipe is read to its end first.
         triton_code: Triton's cache or tritonparse's log, whose code judges the kernels it holds;
             inductor's cache or a log of ``TORCH_TRACE``, which names what each kernel fused.
-        compiled: Where ``TORCH_TRACE`` logged, if the script compiled anything.
 
     Raises:
         InputError: If there is no such file, it cannot be read, or it holds no kernel.
     """
-    fused = read_fused(Path(compiled)) if compiled is not None else {}
+    fused: dict[str, Fused] = {}
     codes: dict[str, KernelEvidence] = {}
     if triton_code is not None:
         fused = read_fused(Path(triton_code))

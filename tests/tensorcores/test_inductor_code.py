@@ -222,6 +222,8 @@ def test_a_profile_names_what_was_fused(compiled, tmp_path):
     for text in (console.export_text(), page.replace("\\", "")):
         assert f"script.py:{place.line}" in text
         assert fused[name].modules[0] in text
+    plain = [k | {"fused": None} for k in document["kernels"]]
+    assert read_capture(tmp_path, steps=1).to_json()["kernels"] == plain
     (tmp_path / LOG_FOLDER).symlink_to(compiled / LOG_FOLDER)
     assert read_capture(tmp_path, steps=1).to_json()["kernels"] == document["kernels"]
 

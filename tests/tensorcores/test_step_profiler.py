@@ -172,13 +172,13 @@ def test_a_trace_of_a_gpu_goes_to_the_reader_of_traces(tmp_path, monkeypatch):
     (tmp_path / "trace.json").write_text("{}")
     read = []
 
-    def profile_trace(path):
-        read.append(path.name)
+    def profile_trace(path, *, triton_code):
+        read.append((path.name, triton_code))
         return "verdict"
 
     monkeypatch.setattr(step_profiler, "profile_trace", profile_trace)
     assert step_profiler.read_capture(tmp_path, 3) == "verdict"
-    assert read == ["trace.json"]
+    assert read == [("trace.json", None)]  # the script compiled nothing
 
 
 def test_modules_may_run_on_several_threads():
