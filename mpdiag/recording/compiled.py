@@ -248,8 +248,9 @@ def _returned_below(
 ) -> torch.Tensor:
     part, found = local_part(output)
     placement = placement if part is output else found  # of a part, it was asked of the whole
-    if is_traceable_wrapper_subclass(part):
-        return _receipt()  # of a class whose values are its own affair
+    is_wrapped: bool = is_traceable_wrapper_subclass(part)
+    if is_wrapped:
+        return _receipt()
     more = inputs, outputs, placement, *switches
     receipt: torch.Tensor = _below_autograd(torch.ops.mpdiag.returned, part, point, *more)
     if output.requires_grad and torch.is_grad_enabled():
