@@ -13,7 +13,7 @@ import gc
 import sys
 import threading
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FrameType, ModuleType
 from typing import Any, Protocol
@@ -25,14 +25,26 @@ from torch.nn.modules import module as torch_modules
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from mpdiag.tracing.dispatch import in_backward, is_traced
-from mpdiag.tracing.uncompiled import compiler_looks_on, hide, unseen
+from mpdiag.tracing.dispatch import in_backward, is_dynamo_tracing, is_traced
+from mpdiag.tracing.uncompiled import compiler_looks_on, constant_when_traced, hide, unseen
 
 MAX_MODELS = 32
 """Models adopted in one process; a search that makes hundreds must not keep them all alive."""
 _PATIENCE = 3  # calls of a module, with gradients there, until a loop is taken to have no optimizer
 _SAMPLE = 64  # parameters, and values of each, that show whether a loop changes weights itself
 _MAX_HELD = 64  # larger containers are not searched for models
+
+
+_tracing: list[Callable[[], None]] = []
+"""Called as a compiler traces a module's call."""
+
+
+def _look_while_tracing() -> None:
+    for call in _tracing:
+        call()
+
+
+constant_when_traced(_look_while_tracing)
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,6 +133,7 @@ class Discovery:
             torch_modules.register_module_forward_hook(self._after_forward, always_call=True),
             register_optimizer_step_pre_hook(self.stepping),
         ]
+        _tracing.append(self.tracing)
         make, fresh, listener = self._make, self._fresh, self._listener
 
         @functools.wraps(make)
@@ -136,6 +149,7 @@ class Discovery:
         for handle in self._handles:
             handle.remove()
         self._handles = []
+        _tracing.clear()
         self._watch_none()
         Optimizer.__init__ = self._make  # type: ignore[method-assign]
 
@@ -143,8 +157,10 @@ class Discovery:
 
     def _before_forward(self, module: nn.Module, args: Any) -> Any:
         if is_traced():
+            if is_dynamo_tracing():
+                _look_while_tracing()
             return None
-        if compiler_looks_on():  # the module itself is compiled
+        if compiler_looks_on():
             return unseen(self._called, module, args)
         return self._called(module, args)
 
@@ -159,12 +175,13 @@ class Discovery:
             known = id(module) in self._known
         return self._listener.called(module, args) if known else None
 
+    hide(_before_forward)
+
     def _after_forward(self, _module: nn.Module, _args: Any, _output: Any) -> None:
         if is_traced():
             return
         self._calls.depth = max(0, self._calls.depth - 1)
 
-    hide(_before_forward)
     hide(_after_forward)
 
     def stepping(self, optimizer: Optimizer, *_call: Any) -> None:
@@ -185,6 +202,13 @@ class Discovery:
                 look(*args)
         except Exception as error:  # noqa: BLE001 - the script goes on
             self._listener.trouble(error)
+
+    def tracing(self) -> None:
+        """The compiler traces a call of a module: look for what was made, before that is compiled."""
+        made = [optimizer for one in self._fresh if (optimizer := one()) is not None]
+        self._fresh.clear()
+        if new := [o for o in made if id(o) not in self._optimizers]:
+            self._guarded(self._look, new, None)
 
     # -- looking -----------------------------------------------------------------------------------
 

@@ -191,11 +191,11 @@ class ScriptRecording:
         self._precision: PrecisionWatch | None = None
         self._fp32: Fp32Only | None = None
         self._setters: DtypeSetters | None = None
+        self._let_go: Callable[[], None] = _do_nothing
         self._roots: set[int] = set()
         self._without_model: list[Optimizer] = []  # found before any model
         self._state: str | None = None
         self._termination = Termination(self)
-        self._begun = False  # in the very call that is being made
         self._troubled = False
         self._live: LiveView | None = None
         self._compiles = CompileWatch(self._forgo_operations)
@@ -208,6 +208,7 @@ class ScriptRecording:
     def attach(self) -> None:
         """Look for what trains from now on; torch has been imported."""
         from mpdiag.launching.discovery import Discovery
+        from mpdiag.recording import module_calls
         from mpdiag.tracing.dtype_setters import DtypeSetters
         from mpdiag.tracing.precision import PrecisionWatch
 
@@ -228,6 +229,8 @@ class ScriptRecording:
             self._precision.attach()
         self._discovery = Discovery(self)
         self._discovery.attach()
+        # After the discovery's: a compiler that traces a call finds its model before it is recorded.
+        self._let_go = module_calls.hold()
         self._compiles.attach()
         processes.abandon_in_children(self.abandon)
 
@@ -268,6 +271,7 @@ class ScriptRecording:
     def _stop_looking(self) -> None:
         if self._discovery is not None:
             self._discovery.detach()
+        self._let_go()
         self._compiles.detach()
         self._precision_as_it_was()
         if self._setters is not None:
@@ -314,7 +318,7 @@ class ScriptRecording:
             except Exception as error:  # noqa: BLE001 - the script goes on
                 self.trouble(error)
 
-    def called(self, module: nn.Module, args: Any) -> None:
+    def called(self, module: nn.Module, _args: Any) -> None:
         """Let the recorder see the call in which it was made, and parts that are called alone."""
         from mpdiag.tracing.dispatch import in_backward
 
@@ -326,9 +330,6 @@ class ScriptRecording:
         if id(module) not in self._roots:
             self._roots.add(id(module))
             recorder.enter(module)
-        if self._begun:
-            self._begun = False
-            recorder.call_began(module, args)
         limit = self.settings.options.max_steps
         if limit is not None and self._state is None and recorder.steps_recorded >= limit:
             self.finish("complete")
@@ -387,7 +388,6 @@ class ScriptRecording:
             self._live = LiveView(folder.name, open_surface())
             self._recorder.show_to(self._live)
         self._recorder.start(found.missed)
-        self._begun = found.called is not None  # if in an optimizer's step, hooks see the next call
         self._termination.install()
 
 

@@ -30,6 +30,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils.checkpoint import CheckpointPolicy
 
 from mpdiag.recording.counting.tensors import local_part
+from mpdiag.tracing.uncompiled import constant_when_traced
 
 if TYPE_CHECKING:
     from mpdiag.runs.schema import Placement
@@ -139,6 +140,8 @@ def forget(receivers: Iterable[Receiver]) -> None:
 def compile_again() -> None:
     """Forget all graphs that were made: those show no module, and torch does not look at hooks again."""
     dynamo = sys.modules.get("torch._dynamo")
+    if torch._guards.TracingContext.try_get() is not None:
+        return  # it makes one now
     if dynamo is not None and dynamo.utils.counters["stats"]["unique_graphs"]:
         logger.info("what was compiled before is compiled again, so that its modules are seen")
         dynamo.reset()
@@ -158,8 +161,7 @@ def _takes_operators() -> bool:
     return True
 
 
-# The compiler calls it as it traces, and takes the answer for a constant of the graph.
-_takes_operators._dynamo_marked_constant = True  # type: ignore[attr-defined]
+constant_when_traced(_takes_operators)
 
 
 def enter_graph(module: torch.nn.Module) -> None:

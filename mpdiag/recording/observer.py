@@ -1,12 +1,9 @@
 """Module calls: the activations they return, and the gradients that come back to them.
 
-Modules are watched through torch's global forward hook, so no module carries a hook of ours (some
-PyTorch modules choose another algorithm when they do). Gradients of activations come from *tensor*
-hooks placed inside it: full backward hooks insert a node into the graph, fail beside in-place
-operations and never fire for outputs in a dict.
-
-Inside a compiled region the compiler traces the hook, which puts operators into the graph there; see
-``compiled``.
+Modules are watched through torch's global forward hooks (``module_calls``), and inside compiled regions
+through operators in the graph (``compiled``). Gradients of activations come from *tensor* hooks placed
+there: full backward hooks insert a node into the graph, fail beside in-place operations and never fire
+for outputs in a dict.
 
 A graph may outlive its step: a GAN's images are made before the critic's update and differentiated
 after it. A gradient belongs to the step in which it arrives. Modules of which one has arrived late are
@@ -20,10 +17,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.nn.modules import module as torch_modules
 from torch.nn.parallel import DistributedDataParallel
 
-from mpdiag.recording import compiled
+from mpdiag.recording import compiled, module_calls
 from mpdiag.recording.counting.tensors import countable, tensors_in
 from mpdiag.recording.failures import HookGuard, guarded
 from mpdiag.recording.ledger import Ledger
@@ -32,10 +28,9 @@ from mpdiag.recording.step_clock import Step, StepClock, StepListener
 from mpdiag.recording.weights import CopiedParameters
 from mpdiag.runs.schema import Kind, Placement
 from mpdiag.tracing.capture import is_captured
-from mpdiag.tracing.dispatch import in_backward, is_dynamo_tracing, is_traced
+from mpdiag.tracing.dispatch import in_backward
 from mpdiag.tracing.names import NamedModule, Subjects, shapes_of
 from mpdiag.tracing.precision import HALF, PrecisionWatch
-from mpdiag.tracing.uncompiled import compiler_looks_on, hide, unseen
 
 
 class Observer(StepListener):
@@ -74,7 +69,7 @@ class Observer(StepListener):
         self._roots = {id(root) for root in subjects.roots}
         self._depth = 0  # of calls of these
         self._in_training_forward = False
-        self._handles: list[Any] = []
+        self._end: Callable[[], None] | None = None
         self._watched: dict[
             tuple[int, int, int], tuple[weakref.ref[torch.Tensor], list[NamedModule]]
         ] = {}
@@ -84,13 +79,10 @@ class Observer(StepListener):
     # -- hooks come and go -------------------------------------------------------------------------
 
     def attach(self) -> None:
-        """Place the global forward hooks, and points at the modules for graphs of a compiler."""
+        """Listen to calls, and place points at the modules for graphs of a compiler."""
         self._place_points()
         self._precision.attach(self.in_training_pass)
-        self._handles.append(torch_modules.register_module_forward_pre_hook(self.before_forward))
-        self._handles.append(
-            torch_modules.register_module_forward_hook(self.after_forward, always_call=True)
-        )
+        self._end = module_calls.listen(self)
 
     def adopt(self, roots: Sequence[torch.nn.Module]) -> None:
         """Watch further models, which ``subjects`` holds already."""
@@ -112,9 +104,8 @@ class Observer(StepListener):
 
     def stopped(self) -> None:
         """Remove every hook; tensor hooks left in a graph that lives on do nothing any more."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
+        if self._end is not None:
+            self._end()
         compiled.forget(self._inside.values())
         self._precision.detach()
         self._watched.clear()
@@ -127,22 +118,13 @@ class Observer(StepListener):
 
     # -- forward -----------------------------------------------------------------------------------
 
-    def before_forward(self, module: torch.nn.Module, _args: Any) -> None:
-        """The global forward pre-hook: a module is called."""
-        if is_traced():
-            if is_dynamo_tracing():
-                compiled.enter_graph(module)
-        elif compiler_looks_on():
-            unseen(self._before_compiled, module)
-        else:
-            self._before_forward(module)
-
-    def _before_compiled(self, module: torch.nn.Module) -> None:
-        if id(module) in self._roots:
+    def before_forward(self, module: torch.nn.Module, *, compiles: bool) -> None:
+        """A module is called."""
+        if compiles and id(module) in self._roots:
             self._forgo(compiled.NO_OPERATIONS)
-        self._before_forward(module)
+        self._begin_call(module)
 
-    def _before_forward(self, module: torch.nn.Module) -> None:
+    def _begin_call(self, module: torch.nn.Module) -> None:
         clock = self._clock
         if is_captured() or not clock.active or not self._hears(module):
             return
@@ -185,16 +167,7 @@ class Observer(StepListener):
         return waits and torch.is_grad_enabled() and not in_backward()
 
     def after_forward(self, module: torch.nn.Module, args: Any, output: Any) -> None:
-        """The global forward hook: a module has returned, or failed."""
-        if is_traced():
-            if is_dynamo_tracing():
-                compiled.leave_graph(module, args, output)
-        elif compiler_looks_on():
-            unseen(self._after_forward, module, args, output)
-        else:
-            self._after_forward(module, args, output)
-
-    def _after_forward(self, module: torch.nn.Module, args: Any, output: Any) -> None:
+        """A module has returned, or failed."""
         if is_captured():
             if id(module) in self._subjects.modules:
                 self._subjects.modules[id(module)].captured = True
@@ -420,7 +393,3 @@ def _unpacked(sizes: list[int]) -> list[list[int]]:
         shapes.append(list(sizes[1 : 1 + sizes[0]]))
         sizes = sizes[1 + sizes[0] :]
     return shapes
-
-
-for _hook in (Observer.before_forward, Observer.after_forward):
-    hide(_hook)

@@ -493,11 +493,6 @@ class Recorder:
         if self._parts is not None and self._clock.running:
             self._parts.observer.enter(module)
 
-    def call_began(self, module: torch.nn.Module, args: Any) -> None:
-        """Note a call of a module that began before its forward hook was placed."""
-        if self._parts is not None and self._clock.running:
-            self._parts.observer.before_forward(module, args)
-
 
 @dataclass(frozen=True, eq=False)
 class _Parts:

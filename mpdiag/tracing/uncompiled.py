@@ -131,6 +131,11 @@ def hide(function: Any) -> None:
         set_code_exec_strategy(function.__code__, strategy)
 
 
+def constant_when_traced(function: Any) -> None:
+    """Let the compiler call a function as it traces, and take what it returns for a constant."""
+    function._dynamo_marked_constant = True
+
+
 # Where the compiler meets one of these that nothing traced calls, it would compile it, and it says yes.
 for _question in (is_traced, is_dynamo_tracing, is_hidden):
     hide(_question)

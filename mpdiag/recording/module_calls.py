@@ -1,0 +1,97 @@
+"""Calls of modules: one pair of torch's global hooks for all recordings of a process.
+
+No module carries a hook of ours: some PyTorch modules choose another algorithm when they do. torch's
+compiler traces the hooks with each module that it inlines, and compiles again where their number has
+changed. So a script's recording has the pair placed before anything trains; see ``compiled``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch.nn.modules import module as torch_modules
+
+from mpdiag.recording import compiled
+from mpdiag.tracing.dispatch import is_dynamo_tracing, is_traced
+from mpdiag.tracing.uncompiled import compiler_looks_on, hide, unseen
+
+
+class CallListener(Protocol):
+    """Hears of calls that run as they are, not in a graph."""
+
+    def before_forward(self, module: torch.nn.Module, *, compiles: bool) -> None:
+        """A module is called; ``compiles`` if what it calls is compiled."""
+
+    def after_forward(self, module: torch.nn.Module, args: Any, output: Any) -> None:
+        """A module has returned, or failed: then ``output`` is None."""
+
+
+_listeners: list[CallListener] = []
+_placed: list[Any] = []
+_holders: list[object] = []
+
+
+def hold() -> Callable[[], None]:
+    """Place the hooks, unless they are; returns what ends it, and is called once."""
+    if not _holders:
+        _placed.append(torch_modules.register_module_forward_pre_hook(_before))
+        _placed.append(torch_modules.register_module_forward_hook(_after, always_call=True))
+    mine = object()
+    _holders.append(mine)
+
+    def release() -> None:
+        if mine in _holders:
+            _holders.remove(mine)
+        while _placed and not _holders:
+            _placed.pop().remove()
+
+    return release
+
+
+def listen(listener: CallListener) -> Callable[[], None]:
+    """Let a listener hear of calls from now on; returns what ends it."""
+    release = hold()
+    _listeners.append(listener)
+
+    def end() -> None:
+        if listener in _listeners:
+            _listeners.remove(listener)
+        release()
+
+    return end
+
+
+def _before(module: torch.nn.Module, _args: Any) -> None:
+    if is_traced():
+        if is_dynamo_tracing():
+            compiled.enter_graph(module)
+    elif compiler_looks_on():
+        unseen(_tell_before, module, True)
+    elif _listeners:
+        _tell_before(module, False)
+
+
+def _after(module: torch.nn.Module, args: Any, output: Any) -> None:
+    if is_traced():
+        if is_dynamo_tracing():
+            compiled.leave_graph(module, args, output)
+    elif compiler_looks_on():
+        unseen(_tell_after, module, args, output)
+    elif _listeners:
+        _tell_after(module, args, output)
+
+
+for _hook in (_before, _after):
+    hide(_hook)
+
+
+def _tell_before(module: torch.nn.Module, compiles: bool) -> None:
+    for listener in tuple(_listeners):
+        listener.before_forward(module, compiles=compiles)
+
+
+def _tell_after(module: torch.nn.Module, args: Any, output: Any) -> None:
+    for listener in tuple(_listeners):
+        listener.after_forward(module, args, output)
