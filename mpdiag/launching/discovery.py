@@ -191,10 +191,8 @@ class Discovery:
 
     def computing(self) -> None:
         """The script computes with a parameter outside its modules: look at what was made since."""
-        made = [optimizer for one in self._fresh if (optimizer := one()) is not None]
-        if made and torch.is_grad_enabled() and not in_backward() and not in_transform():
-            self._fresh.clear()
-            self._guarded(self._look, [o for o in made if id(o) not in self._optimizers], None)
+        if torch.is_grad_enabled() and not in_backward() and not in_transform():
+            self.tracing()
 
     def _guarded(self, look: Any, *args: Any) -> None:
         try:
@@ -206,9 +204,9 @@ class Discovery:
     def tracing(self) -> None:
         """The compiler traces a call of a module: look for what was made, before that is compiled."""
         made = [optimizer for one in self._fresh if (optimizer := one()) is not None]
-        self._fresh.clear()
-        if new := [o for o in made if id(o) not in self._optimizers]:
-            self._guarded(self._look, new, None)
+        if made:
+            self._fresh.clear()
+            self._guarded(self._look, [o for o in made if id(o) not in self._optimizers], None)
 
     # -- looking -----------------------------------------------------------------------------------
 
