@@ -26,7 +26,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from mpdiag.tracing.dispatch import in_backward, is_dynamo_tracing, is_traced
-from mpdiag.tracing.uncompiled import compiler_looks_on, constant_when_traced, hide, unseen
+from mpdiag.tracing.uncompiled import apart, compiler_looks_on, constant_when_traced, hide, unseen
 
 MAX_MODELS = 32
 """Models adopted in one process; a search that makes hundreds must not keep them all alive."""
@@ -186,6 +186,9 @@ class Discovery:
 
     def stepping(self, optimizer: Optimizer, *_call: Any) -> None:
         """An optimizer is about to step: look for its models, unless it is known."""
+        apart(self._step_begins, optimizer)
+
+    def _step_begins(self, optimizer: Optimizer) -> None:
         if id(optimizer) not in self._optimizers:
             self._guarded(self._look, [optimizer], None)
 

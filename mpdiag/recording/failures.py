@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from mpdiag.tracing.capture import is_captured
+from mpdiag.tracing.uncompiled import apart, hide
 
 if TYPE_CHECKING:
     from mpdiag.files.paths import AnyPath
@@ -125,10 +126,11 @@ def guarded(where: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
             if not guard.clock.active or is_captured():
                 return
             try:
-                guard.call(method, self, *args, **kwargs)
+                apart(functools.partial(guard.call, method, self, *args, **kwargs))
             except Exception as error:  # noqa: BLE001 - whatever it is, training goes on
                 guard.failures.note(where, error)
 
+        hide(hook)
         return hook
 
     return decorate

@@ -28,6 +28,7 @@ from mpdiag.recording.step_clock import StepClock
 from mpdiag.runs.training_log import RECORDED, LogWriter, Metric, TrainingStep, announce, withdraw
 from mpdiag.tracing.autograd_graph import loss_of
 from mpdiag.tracing.dispatch import in_backward, is_hidden
+from mpdiag.tracing.uncompiled import apart, hide
 
 MANY = 1_000
 """Steps that wait for the disk at most."""
@@ -235,15 +236,16 @@ def _listening(plain: Any) -> Any:
     @functools.wraps(plain)
     def backward(*args: Any, **options: Any) -> Any:
         if _live and not is_hidden() and not in_backward():
-            _tell(args, options)
+            apart(_tell, args, options, sys._getframe(1))
         return plain(*args, **options)
 
+    hide(backward)
     backward._mpdiag = plain  # type: ignore[attr-defined]
     return backward
 
 
-def _tell(args: tuple[Any, ...], options: dict[str, Any]) -> None:
-    ours = _from_a_trainer(sys._getframe(2))
+def _tell(args: tuple[Any, ...], options: dict[str, Any], caller: Any) -> None:
+    ours = _from_a_trainer(caller)
     tensors = args[0] if args else options.get("tensors")
     weights = args[1] if len(args) > 1 else options.get("grad_tensors")
     for log in [log for log in _live.copy() if log.hears()]:

@@ -35,6 +35,7 @@ from mpdiag.runs.schema import TOTAL, Stage
 from mpdiag.tracing.capture import is_captured
 from mpdiag.tracing.dispatch import is_traced
 from mpdiag.tracing.names import NamedParameter, Subjects
+from mpdiag.tracing.uncompiled import apart
 
 BLOCK = 4096
 """Values copied together."""
@@ -228,8 +229,10 @@ class WeightObserver(StepListener):
         for optimizer in optimizers:
             self._adopt_strays(len(self._optimizers), optimizer)
             self._optimizers.append(optimizer)
-            self._handles.append(optimizer.register_step_pre_hook(self._before_step))
-            self._handles.append(optimizer.register_step_post_hook(self._after_step))
+            before = functools.partial(apart, self._before_step)
+            after = functools.partial(apart, self._after_step)
+            self._handles.append(optimizer.register_step_pre_hook(before))
+            self._handles.append(optimizer.register_step_post_hook(after))
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
                     handle = self._unstepped.pop(id(parameter), None)

@@ -10,7 +10,13 @@ from typing import Any, TypeVar
 import torch
 from torch._compile import _disable_dynamo
 
-from mpdiag.tracing.dispatch import compiler_in_use, is_dynamo_tracing, is_hidden, is_traced
+from mpdiag.tracing.dispatch import (
+    compiler_in_use,
+    in_backward,
+    is_dynamo_tracing,
+    is_hidden,
+    is_traced,
+)
 
 try:
     from torch._C._dynamo.eval_frame import (
@@ -137,7 +143,7 @@ def constant_when_traced(function: Any) -> None:
 
 
 # Where the compiler meets one of these that nothing traced calls, it would compile it, and it says yes.
-for _question in (is_traced, is_dynamo_tracing, is_hidden):
+for _question in (in_backward, is_traced, is_dynamo_tracing, is_hidden):
     hide(_question)
 
 
@@ -153,6 +159,29 @@ hide(compiler_looks_on)
 def unseen(function: Callable[..., Any], *args: Any) -> Any:
     """Call a function so that no compiler sees it, nor what it calls."""
     return function(*args)
+
+
+def apart(function: Callable[..., Any], *args: Any) -> Any:
+    """Call a function that no compiler can trace, out of a hook that it may meet.
+
+    Where the caller is being compiled, its graph ends here and goes on after the call. If it must be
+    one graph (``fullgraph``), the function is not called.
+    """
+    if torch.compiler.is_dynamo_compiling():
+        return unseen(function, *args) if _graph_may_end() else None
+    return unseen(function, *args) if compiler_looks_on() else function(*args)
+
+
+hide(apart)
+
+
+def _graph_may_end() -> bool:
+    """Asked while a compiler traces: whether it may cut what it traces into several graphs."""
+    tracer = sys.modules["torch._dynamo.symbolic_convert"].InstructionTranslator.current_tx()
+    return not (tracer.one_graph or getattr(tracer, "error_on_graph_break", False))  # torch 2.9
+
+
+constant_when_traced(_graph_may_end)
 
 
 class Eagerly:

@@ -274,3 +274,43 @@ def test_an_error_of_the_recorder_does_not_reach_the_training(tmp_path, monkeypa
         recorded = Trained(Net, whole, "aot_eager", tmp_path / "run")
     assert recorded.losses == Trained(Net, whole, "aot_eager").losses
     assert recorded.run.meta["failures"]
+
+
+class Plain(torch.optim.SGD):
+    """An optimizer that its authors compile into one graph; torch's own cut it."""
+
+    def step(self):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.data.add_(parameter.grad, alpha=-group["lr"])
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_compiled_optimizer_step_is_recorded_unless_it_must_be_one_graph(tmp_path, whole):
+    def trained(run):
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 1))
+        optimizer = (Plain if whole else torch.optim.SGD)(model.parameters(), 0.1)
+
+        def update(x):
+            if not whole:
+                model(x).square().mean().backward()
+            optimizer.step()
+
+        update = torch.compile(update, backend="aot_eager", fullgraph=whole)
+        context = mpdiag.record(model, optimizer, run, every=1) if run else nullcontext()
+        with context as recorder:
+            for _ in range(3):
+                x = torch.randn(4, WIDTH)
+                if whole:
+                    model(x).square().mean().backward()
+                update(x)
+                optimizer.zero_grad()
+        return [p.detach().clone() for p in model.parameters()], recorder
+
+    plain, _ = trained(None)
+    recorded, recorder = trained(tmp_path / "run")
+    assert all(map(torch.equal, plain, recorded))
+    assert recorder.failures == []
+    assert recorder.steps_recorded == (1 if whole else 3)  # a step that nothing ends, or three
