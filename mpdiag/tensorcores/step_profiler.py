@@ -140,6 +140,7 @@ class StepProfiler:
     def __enter__(self) -> StepProfiler:  # noqa: PYI034 - typing.Self is Python 3.11's
         """Start counting steps."""
         self._hook = register_optimizer_step_post_hook(self._after_optimizer)
+        self._names.attach()
         if self.warmup == 0:
             self._open()
         return self
@@ -152,6 +153,7 @@ class StepProfiler:
     ) -> None:
         """Stop and read the capture; an exception in the block propagates."""
         self._hook.remove()
+        self._names.detach()
         try:
             self._close()
             if self._temporary is not None and kind is None and self.measured:
@@ -215,7 +217,7 @@ class _Window:
             torch._C._verbose.mkldnn_set_verbose(1)
         if self._stdout is not None:
             self._stdout.open()
-        self._names.attach()
+        self._names.recorded = True
         try:
             self._profiler.start()
         except RuntimeError as error:
@@ -253,7 +255,7 @@ class _Window:
             (self.folder / "onednn.log").write_text("".join(log), encoding="utf-8")
 
     def _restore(self) -> list[str]:
-        self._names.detach()
+        self._names.stop()
         if self._stdout is None:
             return []
         torch._C._verbose.mkldnn_set_verbose(0)
@@ -268,6 +270,7 @@ class _Names:
         self._roots: set[int] = set()
         self._threads = threading.local()  # recomputation in backward runs modules in other threads
         self._handles: list[Any] = []
+        self.recorded = False
         self._device: str | None = None
         if model is not None:
             self._device = next((p.device.type for p in model.parameters()), None)
@@ -286,17 +289,21 @@ class _Names:
             self._names.setdefault(id(module), name or type_name(root))
 
     def attach(self) -> None:
-        """Add a span for every module's forward from now on."""
+        """Hook every module's forward: before the warm-up, since compiled code is compiled again."""
         self._handles = [
             module_hooks.register_module_forward_pre_hook(self._enter),
             module_hooks.register_module_forward_hook(self._leave, always_call=True),
         ]
 
     def detach(self) -> None:
-        """Remove the hooks and close open spans."""
+        """Remove the hooks."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
+
+    def stop(self) -> None:
+        """Add no more spans, and close open ones."""
+        self.recorded = False
         while self._open:
             self._open.pop()[1].__exit__(None, None, None)
 
@@ -307,7 +314,7 @@ class _Names:
         return found
 
     def _enter(self, module: nn.Module, _inputs: Any) -> None:
-        if is_traced():
+        if is_traced() or not self.recorded:
             return
         if id(module) not in self._names:
             self._learn(module)
@@ -316,7 +323,7 @@ class _Names:
         self._open.append((id(module), span))
 
     def _leave(self, module: nn.Module, _inputs: Any, _output: Any) -> None:
-        if self._open and self._open[-1][0] == id(module):
+        if not is_traced() and self._open and self._open[-1][0] == id(module):
             self._open.pop()[1].__exit__(None, None, None)
 
 

@@ -181,6 +181,32 @@ def test_a_trace_of_a_gpu_goes_to_the_reader_of_traces(tmp_path, monkeypatch):
     assert read == [("trace.json", None)]  # the script compiled nothing
 
 
+@pytest.mark.filterwarnings(
+    "ignore:Using `torch.compile:UserWarning", "ignore:The .grad:UserWarning"
+)
+def test_a_model_is_compiled_before_what_is_measured():
+    """Hooks that come with the window would have it compiled again, inside the window."""
+    torch._dynamo.reset()
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(16, 4)
+
+        def forward(self, x):
+            return self.layer(x).softmax(-1)
+
+    model = Net()
+    compiled, optimizer = torch.compile(model, backend="eager"), torch.optim.SGD(model.parameters())
+    with mpdiag.profile(model, steps=2, warmup=2) as p:
+        for _ in range(5):
+            compiled(torch.randn(8, 16)).square().sum().backward()
+            optimizer.step()
+    operations = [o["op"] for o in p.result.to_json()["operations"]]
+    assert "TorchDynamo Cache Lookup" in operations
+    assert not [op for op in operations if "dynamo_timed" in op]
+
+
 def test_modules_may_run_on_several_threads():
     model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
     with torch.no_grad(), mpdiag.profile(model, steps=1, warmup=0) as p:
