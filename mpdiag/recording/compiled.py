@@ -18,7 +18,7 @@ import itertools
 import logging
 import sys
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from operator import getitem
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -148,20 +148,23 @@ def compile_again() -> None:
 
 
 def _takes_operators() -> bool:
-    """Whether what the compiler traces may hold our operators, as no branch, loop or transform may."""
-    if torch._C._functorch.peek_interpreter_stack() is not None:
+    """Whether what is traced may hold our operators, as no export, branch, loop or transform may."""
+    if _is_exporting() or torch._C._functorch.peek_interpreter_stack() is not None:
         return False
     from torch._dynamo.symbolic_convert import InstructionTranslator
 
     tracer: Any = InstructionTranslator.current_tx().output.current_tracer
     while tracer.parent is not None:
-        if "checkpoint" not in str(tracer.source_target):
+        if "checkpoint" not in str(tracer.source_fn_stack[-1]):
             return False
         tracer = tracer.parent
     return True
 
 
 constant_when_traced(_takes_operators)
+
+
+_is_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", bool)  # torch 2.7
 
 
 def enter_graph(module: torch.nn.Module) -> None:

@@ -25,11 +25,8 @@ def is_traced() -> bool:
 
 
 def is_dynamo_tracing() -> bool:
-    """Whether torch's compiler traces a call into a graph that will train, and is not exported."""
-    return torch.compiler.is_dynamo_compiling() and not _is_exporting()
-
-
-_is_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", bool)  # torch 2.7
+    """Whether torch's compiler traces a call, or an export does."""
+    return torch.compiler.is_dynamo_compiling()
 
 
 def is_hidden() -> bool:

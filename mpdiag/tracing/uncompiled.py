@@ -28,8 +28,10 @@ try:
     )
 
     CAN_HIDE = True
-    """Whether ``hide`` works in this version of torch."""
-except ImportError:
+    """Whether ``compiler_looks_on`` costs next to nothing in this version of torch."""
+except ImportError:  # torch 2.6
+    from torch._C._dynamo.eval_frame import set_eval_frame, skip_code
+
     CAN_HIDE = False
 
 Class = TypeVar("Class", bound=type)
@@ -135,6 +137,8 @@ def hide(function: Any) -> None:
     if CAN_HIDE:
         strategy = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.DEFAULT)
         set_code_exec_strategy(function.__code__, strategy)
+    else:
+        skip_code(function.__code__)
 
 
 def constant_when_traced(function: Any) -> None:
@@ -149,7 +153,11 @@ for _question in (in_backward, is_traced, is_dynamo_tracing, is_hidden):
 
 def compiler_looks_on() -> bool:
     """Whether Python functions that are called now would be compiled; call it in hidden ones."""
-    return CAN_HIDE and get_eval_frame_callback() is not None
+    if CAN_HIDE:
+        return get_eval_frame_callback() is not None
+    callback = set_eval_frame(None)
+    set_eval_frame(callback)
+    return callable(callback)
 
 
 hide(compiler_looks_on)
