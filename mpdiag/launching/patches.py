@@ -28,6 +28,7 @@ from torch.nn.modules import module as torch_modules
 
 from mpdiag.launching.gradient_calls import GradientCalls
 from mpdiag.tracing.precision import HALF
+from mpdiag.tracing.uncompiled import prepare
 from mpdiag.training.casting import widened
 from mpdiag.training.judgement import divided
 from mpdiag.training.weights.given import same
@@ -183,6 +184,7 @@ class Patches:
     def _compile(self, plain: Any, model: Any = None, **options: Any) -> Any:
         """Let the graph of a compiled function end where it calls a model: casts begin there."""
         inside = from_inside(3)
+        prepare()
 
         def compiled(what: Any) -> Any:
             in_place = getattr(what, "__name__", "") == "_call_impl"  # called by model.compile()

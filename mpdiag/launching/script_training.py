@@ -206,8 +206,10 @@ class ScriptTraining:
         trainer = self._trainer_of.get(id(module))
         if trainer is None:
             return None
-        if in_backward() and torch.is_autocast_enabled(trainer.context.ranks.device.type):
-            return None  # checkpointing calls a part of a model again, and has restored its casts
+        # Checkpointing calls a part of a model again, and has restored its casts.
+        again = in_backward() and torch.is_autocast_enabled(trainer.context.ranks.device.type)
+        if again and self._products is None:
+            return None
         if self._age.wants_input and torch.is_grad_enabled() and self._is_whole_model(module):
             self._age.called(args)
         late, self._late = self._late, []
@@ -216,6 +218,8 @@ class ScriptTraining:
         def left(output: Any) -> Any:
             handle.remove()
             stack.close()
+            if again:
+                return None
             torch.clear_autocast_cache()  # an autocast(enabled=False) around us would keep it
             return widened(output)
 
@@ -225,7 +229,8 @@ class ScriptTraining:
         hide(leave)
         # On the module and not global: hooks that the plan placed on it must end before.
         handle = module.register_forward_hook(leave, always_call=True)
-        stack.enter_context(self._casts(trainer, module))  # from here on, hooks are the script's
+        casts = self._products.off() if again and self._products else self._casts(trainer, module)
+        stack.enter_context(casts)  # from here on, hooks are the script's
         for hook, with_kwargs in late:
             changed = hook(module, args, {}) if with_kwargs else hook(module, args)
             if changed is not None:
@@ -244,7 +249,8 @@ class ScriptTraining:
         if self._discovery is not None:
             self._discovery.computing()
         if all(trainer.backend == "native" for trainer in self.trainers):
-            return call()
+            with self._share.unswitched() if self._share is not None else nullcontext():
+                return call()
         with Eagerly():
             return eager()
 
@@ -408,13 +414,16 @@ class ScriptTraining:
         self._replaced.add(optimizer)
 
         @_disable_dynamo
-        @functools.wraps(getattr(plain, "__func__", plain))
-        def step(_self: Optimizer, *args: Any, **kwargs: Any) -> Any:
+        def uncompiled(*args: Any, **kwargs: Any) -> Any:
             closure = kwargs.pop("closure", None)
             if args and callable(args[0]):
                 closure, args = args[0], args[1:]
             call = functools.partial(plain, *args, **kwargs)
             return self._step(optimizer, call, closure)
+
+        @functools.wraps(getattr(plain, "__func__", plain))
+        def step(_self: Optimizer, *args: Any, **kwargs: Any) -> Any:
+            return uncompiled(*args, **kwargs)
 
         optimizer.step = types.MethodType(step, optimizer)  # type: ignore[method-assign]
 

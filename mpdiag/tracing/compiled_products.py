@@ -122,7 +122,17 @@ def count_graph(graph: fx.GraphModule, args: Iterable[Any]) -> tuple[ProductCoun
 
     try:
         # What regions of a graph switch is as it was afterwards, also after an error.
-        with tracing(TracingContext(shapes)), torch._C._PreserveDispatchKeyGuard(), shapes:
+        around = (
+            tracing(TracingContext(shapes)),
+            torch._C._PreserveDispatchKeyGuard(),
+            torch.autograd.graph.saved_tensors_hooks(
+                lambda t: t, lambda t: t
+            ),  # not checkpointing's
+            shapes,
+        )
+        with ExitStack() as stack:
+            for context in around:
+                stack.enter_context(context)
             inputs = [like(value) for value in args]
             with OperationTap(counts[0]):
                 results = tree_leaves(graph(*inputs))

@@ -99,7 +99,7 @@ class PrecisionShare(ProductCount):
         self.steps: list[int] = []
         self.unknown = unknown
         self._step = 0
-        self._busy = False
+        self._busy = self._fixed = False
         self._everywhere = OperationTap(self) if everywhere else None
         self.is_active = False
 
@@ -160,7 +160,19 @@ class PrecisionShare(ProductCount):
             if self._everywhere is not None:
                 self._everywhere.detach()
 
+    @contextmanager
+    def unswitched(self) -> Iterator[None]:
+        """Begin and end counting after this only: compiled code restores the modes of its begin."""
+        self._fixed = True
+        try:
+            yield
+        finally:
+            self._fixed = False
+            self._switch()
+
     def _switch(self) -> None:
+        if self._fixed:
+            return
         wanted = not self.unknown and self._step >= 0 and is_counted(self._step)
         if wanted == self.is_active:
             return
