@@ -14,6 +14,7 @@ from typing import Any, Protocol, cast
 
 import torch
 from torch import nn
+from torch._guards import TracingContext
 from torch.overrides import _push_mode
 
 from mpdiag.numerics.autocast_lists import LOW
@@ -98,7 +99,8 @@ class ParameterOperations:
         return func(*args, **kwargs)
 
     def _product(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        module = self._module(args, kwargs)
+        compiling = TracingContext.try_get() is not None  # a compiler runs a graph on fake tensors
+        module = None if compiling else self._module(args, kwargs)
         if module is None:
             return func(*args, **kwargs)
         return self._handler.compute(module, func, args, kwargs)
