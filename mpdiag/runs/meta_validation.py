@@ -36,7 +36,11 @@ _META: dict[str, Any] = {
         "dense": {"until": COUNT, "reason": str},
     },
     "operations": {"steps": [COUNT], "reason": str},
-    "coverage": {"not_recorded": [{}], "seen": dict.fromkeys(_SEEN, COUNT)},
+    "coverage": {
+        "not_recorded": [{}],
+        "seen": dict.fromkeys(_SEEN, COUNT),
+        "compiled": dict.fromkeys(("modules", "gradients_due", "gradients"), COUNT),
+    },
     "precision": {
         "autocast": [str],
         "autocast_off": bool,

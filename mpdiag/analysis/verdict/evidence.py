@@ -138,6 +138,8 @@ def not_examined_in(case: Case) -> Iterator[str]:
     unseen = extent.unseen_of_the_model()
     if unseen:
         yield unseen
+    if ((run.meta.get("coverage") or {}).get("compiled") or {}).get("modules"):
+        yield "what torch.compile fuses where nobody records"
 
 
 def _not_seen_in_operations(case: Case) -> Iterator[str]:
