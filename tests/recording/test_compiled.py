@@ -210,7 +210,7 @@ def test_inductor_computes_the_same_with_a_recorder(tmp_path):
     check_same(plain, recorded)
     eager = Trained(small, layer_by_layer, None, tmp_path / "eager")
     assert recorded.rows().keys() == eager.rows().keys()
-    fusions = "what torch.compile fuses where nobody records"
+    fusions = "what torch.compile fuses without a recorder"
     for trained, says in ((recorded, True), (eager, False)):
         assert (fusions in mpdiag.analyze(trained.run).verdict.not_examined) == says
 

@@ -139,7 +139,7 @@ def not_examined_in(case: Case) -> Iterator[str]:
     if unseen:
         yield unseen
     if ((run.meta.get("coverage") or {}).get("compiled") or {}).get("modules"):
-        yield "what torch.compile fuses where nobody records"
+        yield "what torch.compile fuses without a recorder"
 
 
 def _not_seen_in_operations(case: Case) -> Iterator[str]:
