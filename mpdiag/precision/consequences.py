@@ -29,6 +29,8 @@ from mpdiag.runs.precision import (
     Shadow,
 )
 
+MOST_STILL = 0.5
+"""Share of a state's elements that stay in a step, above which it is said without a formula."""
 STILL = 0.01
 """Share of elements that stand still in a step, above which it is said."""
 EARLY = 100
@@ -183,7 +185,11 @@ def _stuck_states(
         if dtype not in NARROW:
             continue
         seen = next((s for s in facts.shadows if (s.optimizer, s.state) == (holder, state)), None)
-        told: list[tuple[str, int, Mapping[str, Any]]] = []  # from which step on, and the evidence
+        kind = "still-state", (holder, state)
+        stayed = next((one for one in facts.observed if (one.kind, one.names) == kind), None)
+        told: list[
+            tuple[str, float, Mapping[str, Any]]
+        ] = []  # from which step on, and the evidence
         for factor in sorted(factors.get(state, ())):
             found = decay(dtype, factor)
             whole = found.stuck == found.values
@@ -200,13 +206,15 @@ def _stuck_states(
         for power in slowing(holder, groups).get(state, ()) if proved else ():
             step = stops_falling(dtype, power)
             told.append((f"cannot fall from step {step:,} on", step, {"from_step": step}))
+        if not proved and not told and stayed is not None and stayed.size > MOST_STILL:
+            told.append(("hardly changes", float("inf"), {}))
         for words, begins, evidence in told:
             measured = {"measured": None if seen is None else vars(seen)}
             harms = _is_off(seen) or seen is None or seen.steps < EARLY
             yield Finding(
                 severity="warning" if harms and facts.step >= begins else "info",
                 code="precision-stuck-state",
-                message=f"{holder}'s {state} in {LABELS[dtype]} {words}{_measured(seen)}",
+                message=f"{holder}'s {state} in {LABELS[dtype]} {words}{_measured(seen, stayed)}",
                 evidence={
                     **_named([p for p in held if p.states.get(state) == dtype]),
                     "state": state,
@@ -223,8 +231,10 @@ def _is_off(seen: Shadow | None) -> bool:
     return seen is not None and seen.steps >= EARLY and not 0.9 < seen.median < 1.1
 
 
-def _measured(seen: Shadow | None) -> str:
+def _measured(seen: Shadow | None, stayed: Observed | None) -> str:
     """How far a state is from FP32's, and what that does to Adam's steps, as it was measured."""
+    if seen is None and stayed is not None:
+        return f"; {percent(stayed.size)} of its elements did not change in step {stayed.last:,}"
     if seen is None:
         return "; how far it is from FP32's was not measured"
     if seen.steps < EARLY:
@@ -303,6 +313,11 @@ def _standing_still(
     if seen.share > STILL:
         label = "/".join(sorted({LABELS[p.stored] for p in those}))
         torchs = all(_is_torchs(facts, str(p.optimizer)) for p in those)
+        rates = {
+            one.names[1]: one.size
+            for one in facts.observed
+            if one.kind == "moving-rate" and one.names[0] in {p.optimizer for p in those}
+        }
         why = (
             "their updates round to nothing"
             if torchs
@@ -314,10 +329,20 @@ def _standing_still(
             severity="warning" if torchs else "info",
             code="precision-updates-rounded-away",
             message=f"at least {percent(seen.share)} of the {label} weights with a gradient did not "
-            f"move in a step; {why}{never} ({counted(seen.steps, 'step')} recorded)",
-            evidence={**_named(those), **vars(seen)},
+            f"move in a step; {why}{never} ({counted(seen.steps, 'step')} recorded){_from_rate(rates)}",
+            evidence={**_named(those), **vars(seen), "rates": rates},
             fix="keep FP32 masters, or round updates stochastically",
         )
+
+
+def _from_rate(rates: Mapping[str, float]) -> str:
+    """At which learning rate weights begin to stand still."""
+    if not {"0.5", "0.99"} <= rates.keys():
+        return ""
+    return (
+        f"; 1 % of the weights do not move below a learning rate of about {rates['0.99']:.2g}, half "
+        f"below {rates['0.5']:.2g}"
+    )
 
 
 def _observed(facts: PrecisionFacts) -> Iterator[Finding]:
@@ -400,7 +425,7 @@ def _cannot_fall(facts: PrecisionFacts, states: Sequence[str]) -> str:
                 own = [s for s in facts.shadows if (s.optimizer, s.state) == (holder, state)]
                 return (
                     f"; rounding to nearest, {state} cannot fall by its factor {factor:g}"
-                    f"{_measured(own[0] if own else None)}"
+                    f"{_measured(own[0] if own else None, None)}"
                 )
     return ""
 

@@ -25,6 +25,7 @@ from torch.optim import Optimizer
 
 from mpdiag.recording.counting.tensors import some_of
 from mpdiag.recording.gradient_sums import GradientSums
+from mpdiag.recording.moving_rates import moving_rates
 from mpdiag.recording.state_shadow import holds_bf16_numbers
 from mpdiag.recording.step_clock import Step, StepListener
 from mpdiag.recording.step_tap import StepTap
@@ -32,6 +33,8 @@ from mpdiag.runs.precision import Observed
 from mpdiag.tracing.names import NamedParameter, Subjects
 from mpdiag.tracing.precision import HALF
 
+MOST_STATES = 32
+"""Of an optimizer, that are compared before and after a recorded step."""
 _NUMBER = re.compile(r"\d+")
 STEPS = 3
 """Steps after which values are looked at; later in recorded steps alone."""
@@ -69,12 +72,17 @@ class ValueWatch(StepListener):
         self._averages: list[Average] | None = None
         self._found: dict[tuple[str, ...], Observed] = {}
         self._others = others
+        self._before: dict[tuple[str, str, int], torch.Tensor] = {}
+        self._rates_due = 0
 
-    def step_began(self, _step: Step) -> None:
-        """Keep what frozen and equal parameters are before the first step."""
+    def step_began(self, step: Step) -> None:
+        """Keep what frozen and equal parameters are before the first step, and states before others."""
         if self._looks and not self._begun:
             self._begun = True
             self._safely(self._begin)
+        self._before = {}
+        if self._looks and step.recorded:
+            self._safely(lambda: self._before.update(self._half_states()))
 
     def step_ended(self, step: Step) -> None:
         """Compare."""
@@ -135,6 +143,36 @@ class ValueWatch(StepListener):
                 self._note("average-still", names, step, average.still / average.away)
         for kind, name, share in self._narrow():
             self._note("narrow-values", (kind, name), step, share)
+        self._compare_states(step)
+
+    def _half_states(self) -> Iterator[tuple[tuple[str, str, int], torch.Tensor]]:
+        """Elements of the first states in half precision, by optimizer, name and parameter."""
+        for optimizer in self._optimizers:
+            states = (
+                ((type(optimizer).__name__, str(name), id(parameter)), values)
+                for parameter, state in optimizer.state.items()
+                for name, value in state.items()
+                if isinstance(value, torch.Tensor) and value.dtype in HALF
+                if (values := some_of(value)) is not None
+            )
+            yield from islice(states, MOST_STATES)
+
+    def _compare_states(self, step: int) -> None:
+        """Count the elements that the step did not change, of states of which it changed any."""
+        counts: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
+        for key, now in self._half_states() if self._before else ():
+            before = self._before.get(key)
+            if before is not None and now.shape == before.shape and not torch.equal(now, before):
+                live = before != 0
+                counts[key[:2]][0] += int(((now == before) & live).sum())
+                counts[key[:2]][1] += int(live.sum())
+        for names, (still, among) in counts.items():
+            self._note("still-state", names, step, still / max(1, among))
+        if step >= self._rates_due:  # at steps that double
+            self._rates_due = 2 * step
+            for optimizer in self._optimizers:
+                for share, rate in moving_rates(optimizer):
+                    self._note("moving-rate", (type(optimizer).__name__, share), step, rate)
 
     def _narrow(self) -> Iterator[tuple[str, str, float]]:
         """FP32 states whose values are all BF16 numbers: their low 16 bits are 0."""

@@ -140,15 +140,18 @@ class Observed:
             ``optimizer-products``: products in an optimizer's step; ``factor-without-effect``: a factor
             below 1 that changed no element of a parameter; ``policy-not-applied``: FSDP's policies
             that were made, and that no wrapper had at the first reading; ``gradient-sum``: a sum of
-            gradients in half precision beside FP32's; ``average-still``: elements of a half-precision
+            gradients in half precision beside FP32's; ``still-state``: elements of a state in half
+            precision that a step did not change; ``moving-rate``: the learning rate above which a
+            share of half-precision weights moves; ``average-still``: elements of a half-precision
             average that do not move; ``no-orthogonalization``: an update that is a multiple of the
             gradient, of an optimizer named for orthogonal ones.
         names: Of the parameters; before them the state or the optimizer. Of products their dtype, of
-            ``average-still`` after the parameter the average's dtype.
+            ``still-state`` the state, of ``moving-rate`` the share of weights, of ``average-still``
+            after the parameter the average's dtype.
         first, last: Steps after which it was seen.
         size: Of the change over the values' norm; of ``parted`` the norm of the difference; the number
-            of products; the factor; of ``gradient-sum`` the relative error; of ``average-still``
-            the share.
+            of products; the factor; of ``gradient-sum`` the relative error; of ``still-state`` and
+            ``average-still`` the share; the learning rate.
         count: Of ``gradient-sum`` how many gradients it took.
     """
 

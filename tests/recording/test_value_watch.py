@@ -1,0 +1,48 @@
+"""States in half precision that a step leaves as they were."""
+
+import pytest
+import torch
+from torch import nn
+
+import mpdiag
+
+
+class Shampoo(torch.optim.Optimizer):
+    """After Gupta et al. 2018, algorithm 1, with the roots left out: the factors are what counts."""
+
+    def __init__(self, parameters, lr):
+        super().__init__(parameters, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                state = self.state[p]
+                left = state.setdefault("precond_0", torch.zeros(len(p), len(p), dtype=p.dtype))
+                left.add_(p.grad @ p.grad.T)
+                p.sub_(p.grad, alpha=group["lr"])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_factors_that_stay_are_measured(tmp_path, dtype):
+    torch.manual_seed(0)
+    net = nn.Linear(8, 16, bias=False).to(dtype)
+    optimizer = Shampoo(net.parameters(), lr=1e-2)
+    with mpdiag.record(net, optimizer, tmp_path / "run", operations=0, every=50):
+        always = torch.randn(16, 8)
+        for _ in range(601):
+            (net.weight * (always + torch.randn(16, 8) / 8).to(dtype)).sum().backward()
+            before = {k: v.clone() for k, v in optimizer.state[net.weight].items()}
+            optimizer.step()
+            optimizer.zero_grad()
+    found = mpdiag.audit(tmp_path / "run")
+    stuck = [f for f in found.findings if f.code == "precision-stuck-state"]
+    after = optimizer.state[net.weight]["precond_0"]
+    share = float((after == before["precond_0"]).float().mean())
+    if dtype == torch.float32:
+        assert not stuck
+    else:
+        (observed,) = (one for one in found.facts.observed if one.kind == "still-state")
+        assert observed.size == pytest.approx(share, abs=1e-6)
+        assert [f.severity for f in stuck] == ["info"]
+        assert "did not change in" in stuck[0].message
