@@ -133,7 +133,8 @@ class Discovery:
             torch_modules.register_module_forward_hook(self._after_forward, always_call=True),
             register_optimizer_step_pre_hook(self.stepping),
         ]
-        _tracing.append(self.tracing)
+        if not self._patient:
+            _tracing.append(self.tracing)  # a training cannot begin there: its graphs are cast
         make, fresh, listener = self._make, self._fresh, self._listener
 
         @functools.wraps(make)

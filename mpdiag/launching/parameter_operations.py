@@ -14,7 +14,7 @@ from typing import Any, Protocol, cast
 
 import torch
 from torch import nn
-from torch._guards import TracingContext
+from torch._guards import CompileContext
 from torch.overrides import _push_mode
 
 from mpdiag.numerics.autocast_lists import LOW
@@ -99,7 +99,7 @@ class ParameterOperations:
         return func(*args, **kwargs)
 
     def _product(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        compiling = TracingContext.try_get() is not None  # a compiler runs a graph on fake tensors
+        compiling = CompileContext.try_get() is not None  # a compiler runs a graph on fake tensors
         module = None if compiling else self._module(args, kwargs)
         if module is None:
             return func(*args, **kwargs)
