@@ -6,8 +6,8 @@ import torch
 
 @pytest.fixture
 def compiled(root, monkeypatch):
-    monkeypatch.syspath_prepend(str(root / "benchmarks"))
     monkeypatch.syspath_prepend(str(root / "studies"))
+    monkeypatch.syspath_prepend(str(root / "benchmarks"))  # the first: a study has this name, too
     import compiled
 
     return compiled
