@@ -30,7 +30,7 @@ try:
     CAN_HIDE = True
     """Whether ``compiler_looks_on`` costs next to nothing in this version of torch."""
 except ImportError:  # torch 2.6
-    from torch._C._dynamo.eval_frame import set_eval_frame, skip_code
+    from torch._C._dynamo.eval_frame import set_eval_frame, skip_code  # type: ignore[attr-defined]
 
     CAN_HIDE = False
 
