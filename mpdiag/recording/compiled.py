@@ -239,8 +239,16 @@ def _returned(
     return torch.tensor((number, *about))
 
 
-def _called_below(*args: Any) -> None:
-    _below_autograd(torch.ops.mpdiag.called, *args)
+def _runs(tensor: torch.Tensor) -> bool:
+    """Whether a graph runs that is differentiated already: another kernel would only take time."""
+    return type(tensor) is torch.Tensor and not torch.is_grad_enabled()
+
+
+def _called_below(point: torch.Tensor, *switches: bool) -> None:
+    if _runs(point):
+        _called(point, *switches)
+    else:
+        _below_autograd(torch.ops.mpdiag.called, point, *switches)
 
 
 def _returned_below(
@@ -251,6 +259,8 @@ def _returned_below(
     placement: Placement,
     *switches: bool,
 ) -> torch.Tensor:
+    if _runs(output):
+        return _returned(output, point, inputs, outputs, placement, *switches)
     part, found = local_part(output)
     placement = placement if part is output else found  # of a part, it was asked of the whole
     is_wrapped: bool = is_traceable_wrapper_subclass(part)

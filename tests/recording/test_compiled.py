@@ -61,6 +61,17 @@ class Net(nn.Module):
         return self.head(x)
 
 
+class Attention(nn.Module):
+    """A module whose last part is never called as one: its weight is read."""
+
+    def __init__(self):
+        super().__init__()
+        self.part = nn.MultiheadAttention(WIDTH, 2)
+
+    def forward(self, x):
+        return self.part(x, x, x)[0]
+
+
 class Branched(nn.Module):
     """A module in a branch of the graph, which may hold no operators of ours."""
 
@@ -180,6 +191,7 @@ def check_same(plain, recorded):
     [
         ("eager", Net, whole, twice),
         ("eager", checkpointed, in_place, None),
+        ("eager", Attention, whole, None),
         ("aot_eager", Net, whole, twice),
         ("aot_eager", Net, in_place, None),
         ("aot_eager", Net, layer_by_layer, twice),
