@@ -47,6 +47,7 @@ _TAGS = tuple(
     for name in ("pt2_compliant_tag", "flexible_layout", "cudagraph_unsafe")
     if hasattr(torch.Tag, name)
 )
+_HOST = torch.device("cpu")  # where a number is read without waiting for a device
 _RECEIPT = 3
 _RECOMPUTE = "recompute"
 """The name under which torch notes at a node what checkpointing wants of it."""
@@ -99,7 +100,7 @@ class Point:
     """
 
     def __init__(self, number: int, *, root: bool) -> None:
-        self.number = torch.tensor(number)
+        self.number = torch.tensor(number, device=_HOST)
         self.root = root
 
     def __deepcopy__(self, memo: Any) -> None:
@@ -236,7 +237,7 @@ def _returned(
         about = receiver.returned(
             output, inputs, outputs, placement=placement, training=training, grad=grad
         )
-    return torch.tensor((number, *about))
+    return torch.tensor((number, *about), device=_HOST)
 
 
 def _runs(tensor: torch.Tensor) -> bool:
@@ -325,7 +326,7 @@ def _nothing(*_: Any) -> None:
 
 
 def _receipt(*_: Any) -> torch.Tensor:
-    return torch.empty(_RECEIPT, dtype=torch.int64)
+    return torch.empty(_RECEIPT, dtype=torch.int64, device=_HOST)
 
 
 _define()
