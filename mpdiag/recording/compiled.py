@@ -112,7 +112,7 @@ class Point:
 
 
 _receivers: dict[int, list[weakref.ref[Receiver]]] = {}
-"""Who hears of each point, by its number; a graph that outlives a recording finds nobody."""
+"""Who hears of each point, by its number; a graph that outlives a recording finds none."""
 
 
 def place(module: torch.nn.Module, receiver: Receiver, *, root: bool) -> bool:
