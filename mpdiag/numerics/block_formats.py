@@ -6,7 +6,7 @@ to, and ``dataclasses.replace`` everything. ``mpdiag.emulation.block_rounding`` 
 Sources: *OCP Microscaling Formats (MX) Specification* v1.0 (blocks of 32, E8M0 scales, section 6.3);
 NVIDIA, *Pretraining Large Language Models with NVFP4*, arXiv 2509.25149 (NVFP4, blocks of 16 × 16 for
 weights); *Four Over Six*, arXiv 2512.02010; *DeepSeek-V3*, arXiv 2412.19437, section 3.3 (1 × 128 and
-128 × 128). Whose arithmetic each format follows is said at ``Chain``.
+128 × 128). ``Chain`` says which library's arithmetic each format follows.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Rounding = Literal["nearest", "stochastic"]
 """``nearest``: ties to even. ``stochastic``: up or down, with chances that keep the mean."""
 
 Chain = Literal["torchao", "transformer_engine"]
-"""Whose order of operations an E4M3 scale is made by; the roundings in between differ.
+"""The library that an E4M3 scale takes its order of operations from; the roundings in between differ.
 
 - ``torchao``: ``nvfp4_quantize`` of torchao 0.18. A block's scale is at least 2^-6.
 - ``transformer_engine``: TransformerEngine 2.x (August 2026). A block's scale may be a subnormal
@@ -65,7 +65,7 @@ class BlockFormat:
         scale: What a scale is stored in.
         scale_rounding: How E8M0 scales are rounded; None for other scales.
         tensor_scale: Whether an FP32 scale of the whole tensor multiplies the E4M3 scales of blocks.
-        chain: Whose arithmetic E4M3 scales follow.
+        chain: The library that E4M3 scales take their arithmetic from.
         four_over_six: Whether each block's largest magnitude becomes 6 or 4, whichever leaves the
             smaller sum of absolute errors; 6 if both leave the same (TransformerEngine's default).
         rounding: How values are rounded to the element.

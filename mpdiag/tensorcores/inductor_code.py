@@ -50,7 +50,7 @@ class Fused:
 
     Attributes:
         operations: ATen's names, such as ``aten.gelu``.
-        modules: Those whose parameters or buffers it reads, as far as Dynamo's graph names them; named
+        modules: It reads parameters or buffers of these, as far as Dynamo's graph names them; named
             from the module that was compiled.
         lines: Source lines of the operations.
         graphs: How many compiled graphs have a kernel of this name; the rest holds for all of them.

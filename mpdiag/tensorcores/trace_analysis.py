@@ -51,7 +51,7 @@ def profile_trace(
 
     Args:
         path: The file; ``-`` for standard input. A pipe is read to its end first.
-        triton_code: Triton's cache or tritonparse's log, whose code judges the kernels it holds;
+        triton_code: Triton's cache or tritonparse's log: its code judges the kernels it holds;
             inductor's cache or a log of ``TORCH_TRACE``, which names what each kernel fused.
 
     Raises:

@@ -25,7 +25,7 @@ _plain: list[Callable[..., Any]] = []  # what is replaced, once for each who wat
 
 
 def watch_graphs() -> Callable[[], None]:
-    """Count products in graphs made from now on; what is compiled already must be compiled anew.
+    """Count products in graphs made from now on; what is compiled already must be compiled again.
 
     Returns:
         What ends it.
