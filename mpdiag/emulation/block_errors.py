@@ -4,57 +4,18 @@ Sources: TransformerEngine's ``reference_nvfp4.py`` (the rotation, its signs, an
 follows from the rotated tensor); arXiv 2509.25149 (rotation and stochastic rounding in NVFP4 training).
 """
 
-import math
-from dataclasses import astuple, dataclass
-from operator import add
-
 import torch
 from torch import Tensor
 
 from mpdiag.emulation.block_rounding import quantize_blocks
 from mpdiag.emulation.random_bits import CounterGenerator
 from mpdiag.numerics.block_formats import BlockFormat
+from mpdiag.numerics.block_statistics import BlockError
 
 TILE = 128
 """Rows and columns of a tile: every block of a named format but a row lies whole in one."""
 _SIGNS = (1, 1, 1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, 1, -1, -1)
 """Of the rotation, as in TransformerEngine's weight gradients."""
-
-
-@dataclass(frozen=True)
-class BlockError:
-    """Sums over values x that a format turned into q. Those of several tiles are added.
-
-    Attributes:
-        values: How many.
-        zeros: How many of those that the format read were not 0 and became 0.
-        signal: Σx².
-        error: Σ(q - x)².
-        shift: Σ(q - x). Rounding without bias leaves about 0.
-        along: Σ(q - x)·x. Below 0 the format shrinks values, above 0 it enlarges them.
-    """
-
-    values: int
-    zeros: int
-    signal: float
-    error: float
-    shift: float
-    along: float
-
-    def __add__(self, other: "BlockError") -> "BlockError":
-        return BlockError(*map(add, astuple(self), astuple(other)))
-
-    @property
-    def sqnr_db(self) -> float:
-        """10·log10(Σx² / Σ(q - x)²): infinite without error, NaN without values other than 0."""
-        if self.signal == 0.0 or math.isnan(self.error):
-            return math.nan
-        return 10 * math.log10(self.signal / self.error) if self.error else math.inf
-
-    @property
-    def bias(self) -> float:
-        """Σ(q - x)·x / Σx²: by what share of themselves values grow or shrink on average."""
-        return self.along / self.signal if self.signal else math.nan
 
 
 def measure_error(

@@ -8,6 +8,7 @@
         modules/rank00000.parquet     the modules and parameters, one row each
         stats/rank00000-000001.parquet  the statistics, one row for each step × tensor
         operations/rank00000-000001.parquet  the operations of a few steps, one row each
+        blocks/rank00000-000001.parquet  operands of their matrix products, if asked for
         plan.json …                   once made
 
 ``writer`` writes it; this module reads it. Every file appears whole, so a kill leaves whole files or
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
+    from mpdiag.runs.block_operands import BlockOperand
     from mpdiag.runs.operations import Operation
     from mpdiag.runs.records import Records
     from mpdiag.runs.schema import Kind
@@ -266,6 +268,22 @@ class Run:
             with part_of(path, self._copies) as part:
                 operations += decode(part.read())
         return operations
+
+    def block_operands(self) -> list[BlockOperand]:
+        """What ``record --blocks`` counted: one for each step × product × operand; [] without.
+
+        ``runs.block_operands.merged`` adds them over steps and ranks.
+
+        Raises:
+            DamagedRun: If a part cannot be read or lacks a column.
+        """
+        from mpdiag.runs.block_operands import decode
+
+        operands: list[BlockOperand] = []
+        for path in self._parts_in("blocks"):
+            with part_of(path, self._copies) as part:
+                operands += decode(part.read())
+        return operands
 
     @cached_property
     def half_precision(self) -> HalfPrecision:

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -53,7 +54,8 @@ class RunWriter:
     ) -> None:
         self.folder = place(folder).absolute()  # the program may change its working folder
         self.rank = rank
-        self._parts = self._operation_parts = 0
+        self._parts = 0
+        self._next_parts: Counter[str] = Counter()  # of what some steps alone have
         self._claimed = False
         meta = self._meta_path
         if meta.exists():
@@ -160,9 +162,16 @@ class RunWriter:
 
     def append_operations(self, table: pa.Table) -> None:
         """Write the operations of one step as one part (schema: ``operations``)."""
-        (self.folder / "operations").mkdir(exist_ok=True)
-        self._write_part("operations", self._operation_parts + 1, table)
-        self._operation_parts += 1
+        self._write_next("operations", table)
+
+    def append_blocks(self, table: pa.Table) -> None:
+        """Write the operands of one step as one part (schema: ``block_operands``)."""
+        self._write_next("blocks", table)
+
+    def _write_next(self, kind: str, table: pa.Table) -> None:
+        (self.folder / kind).mkdir(exist_ok=True)
+        self._write_part(kind, self._next_parts[kind] + 1, table)
+        self._next_parts[kind] += 1
 
     def sweep(self) -> None:
         """Remove the partial files that this process left behind.

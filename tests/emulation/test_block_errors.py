@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from mpdiag.emulation.block_errors import BlockError, measure_error, rotate, sample_tiles
+from mpdiag.emulation.block_errors import measure_error, rotate, sample_tiles
 from mpdiag.emulation.block_rounding import fake_quantize
 from mpdiag.emulation.random_bits import CounterGenerator
 from mpdiag.numerics.block_formats import BLOCK_FORMATS, block_format
+from mpdiag.numerics.block_statistics import BlockError
 
 GENERATOR = CounterGenerator(3, tensor="fc1")
 HADAMARD = np.array([[1.0]])
