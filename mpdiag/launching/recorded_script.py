@@ -140,7 +140,7 @@ def record_script(
     )
     watch = ScriptRecording(settings)
     AfterTorch(watch.attach).install()
-    # A child would draw into the same terminal.
+    # A child would write into the same terminal.
     alone = replace(settings.options, live=None)
     launch = processes.new_launch()
     child = replace(settings, launch=launch if world == 1 else None, options=alone)
@@ -383,9 +383,9 @@ class ScriptRecording:
         if self._compiles.seen:
             self._forgo_operations()
         if options.live and announced_ranks()[0] == 0:
-            from mpdiag.launching.live_view import LiveView, open_surface
+            from mpdiag.launching.live_view import LiveView
 
-            self._live = LiveView(folder.name, open_surface())
+            self._live = LiveView(folder.name)
             self._recorder.show_to(self._live)
         self._recorder.start(found.missed)
         self._termination.install()
