@@ -20,12 +20,11 @@ def board(
         ),
     ] = None,
 ) -> None:
-    """Put a run on a board. Series, loss and scale; on TensorBoard and W&B histograms too."""
+    """Put a run on a board. Series, loss and scale."""
     from mpdiag.integrations.boards import write_board
     from mpdiag.reports import next_commands, terminal
     from mpdiag.runs.run import open_run
 
     written, where = write_board(open_run(run), to, output)
-    what = "histograms and scalars" if to in ("tensorboard", "wandb") else "scalars"
-    terminal.show(f"{written} {what} written to {where}")
+    terminal.show(f"{written} scalars written to {where}")
     terminal.name_next(*next_commands.after_board(to, where))

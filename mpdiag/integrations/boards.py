@@ -1,82 +1,21 @@
 """A run on a team's board: TensorBoard, Weights & Biases, MLflow or lines of JSON.
 
 The series are those that a live recording sends, see ``series``; beside them stand the loss, scale and
-skips of a training by a plan. TensorBoard and W&B get histograms, too. These are over log2 |x|, one bin
-for each power of two, as recorded: on the axis of the values themselves all but the largest bin would be
-one bar.
+skips of a training by a plan.
 """
 
-import os
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from mpdiag.analysis.layers import countable_rows, share
 from mpdiag.errors import RunNotFound, UsageError
 from mpdiag.installation.extras import EXTRAS
 from mpdiag.integrations.series import figures, json_lines, state_figures, tensorboard
-from mpdiag.numerics.formats import FP16
-from mpdiag.runs.records import Records
-from mpdiag.runs.run import Run, open_run
+from mpdiag.runs.run import Run
 from mpdiag.runs.training_log import read_log
 
 _SCALARS = ("loss", "scale", "gradient_norm", "seconds")
-
-
-@dataclass(frozen=True, eq=False)
-class BoardHistogram:
-    """One tensor's histogram at one step.
-
-    Attributes:
-        tag: Kind and name, as ``activation_grad/layer.0``.
-        step: The step.
-        edges: float64 (n + 1,), exponents: bin i holds log2 |x| from edges[i] to edges[i + 1].
-        counts: int64 (n,).
-        scalars: Figures of the same tensor: ``absmax``, ``zeros``, ``fp16_underflow``,
-            ``fp16_overflow``; shares but for the first.
-    """
-
-    tag: str
-    step: int
-    edges: NDArray[np.float64]
-    counts: NDArray[np.int64]
-    scalars: dict[str, float]
-
-
-def histograms(run: Run) -> Iterator[BoardHistogram]:
-    """Every tensor's histogram, step by step, ranks and micro-batches merged."""
-    records = run.records
-    keep = countable_rows(records)
-    for step in np.unique(records.step[keep]).tolist():
-        yield from _of_step(records.select(keep & (records.step == step)), step)
-
-
-def _of_step(rows: Records, step: int) -> Iterator[BoardHistogram]:
-    width = len(rows.words["name"])
-    keys, group = np.unique(rows.kind.astype(np.int64) * width + rows.name, return_inverse=True)
-    merged = rows.merged(group.reshape(-1), keys.size)
-    scalars = {
-        "absmax": merged.absmax,
-        "zeros": share(merged.zeros, merged.numel),
-        "fp16_underflow": share(merged.lost_to_zero(FP16).value, merged.nonzero),
-        "fp16_overflow": share(merged.overflow(FP16).value, merged.finite),
-    }
-    for i, key in enumerate(keys.tolist()):
-        name = rows.words["name"][key % width] or "model"
-        occupied = np.flatnonzero(merged.counts[i])
-        first, last = (occupied[0], occupied[-1] + 1) if occupied.size else (0, 0)
-        yield BoardHistogram(
-            tag=f"{rows.words['kind'][key // width]}/{name}",
-            step=step,
-            edges=np.arange(first, last + 1, dtype=np.float64) + merged.first,
-            counts=merged.counts[i, first:last],
-            scalars={label: float(values[i]) for label, values in scalars.items()},
-        )
 
 
 def scalars(run: Run) -> Iterator[tuple[str, float, int]]:
@@ -106,18 +45,8 @@ def training_scalars(run: Run) -> Iterator[tuple[str, float, int]]:
         yield f"metric/{metric.metric}", metric.value, last
 
 
-# -- TensorBoard -----------------------------------------------------------------------------------
-
-
-def to_tensorboard(run: str | os.PathLike[str] | Run, folder: str | os.PathLike[str]) -> int:
-    """Write a run into a TensorBoard folder.
-
-    Args:
-        run: The run.
-        folder: The folder for ``tensorboard --logdir``.
-
-    Returns:
-        The number of histograms and scalars written.
+def to_tensorboard(run: Run, folder: str) -> int:
+    """Write a run into a folder for ``tensorboard --logdir``; returns the number of scalars.
 
     Raises:
         InputError: If the run cannot be read.
@@ -125,56 +54,17 @@ def to_tensorboard(run: str | os.PathLike[str] | Run, folder: str | os.PathLike[
     """
     with EXTRAS["tensorboard"].imports("writing for TensorBoard"):
         from torch.utils.tensorboard import SummaryWriter
-    opened = run if isinstance(run, Run) else open_run(run)
-    writer: Any = SummaryWriter(str(folder))
-    written = 0
+    writer: Any = SummaryWriter(folder)
     try:
-        for h in _recorded(opened):
-            _add_histogram(writer, h)
-            for label, value in h.scalars.items():
-                writer.add_scalar(f"{h.tag}/{label}", value, h.step)
-            written += 1 + len(h.scalars)
-        written += _send(opened, tensorboard(writer).send)
-        writer.add_text("mpdiag/run", f"`{opened.folder}`, {opened.meta.get('state')}")
+        written = _send(run, tensorboard(writer).send)
+        writer.add_text("mpdiag/run", f"`{run.folder}`, {run.meta.get('state')}")
     finally:
         writer.close()
     return written
 
 
-def _recorded(run: Run) -> Iterator[BoardHistogram]:
-    """The histograms, or none for a run that is a training's log alone."""
-    return histograms(run) if run.parts() else iter(())
-
-
-def _add_histogram(writer: Any, h: BoardHistogram) -> None:
-    """One histogram; its sums are those of the bins' middles."""
-    count = int(h.counts.sum())
-    if not count:
-        return
-    middles = (h.edges[:-1] + h.edges[1:]) / 2
-    # TensorBoard's first bucket begins at minus infinity: an empty one closes it off.
-    writer.add_histogram_raw(
-        f"{h.tag}/log2",
-        min=float(h.edges[0]),
-        max=float(h.edges[-1]),
-        num=count,
-        sum=float((middles * h.counts).sum()),
-        sum_squares=float((middles * middles * h.counts).sum()),
-        bucket_limits=h.edges.tolist(),
-        bucket_counts=[0, *h.counts.tolist()],
-        global_step=h.step,
-    )
-
-
-def to_wandb(run: str | os.PathLike[str] | Run, **options: Any) -> int:
-    """Log a run to Weights & Biases.
-
-    Args:
-        run: The run.
-        options: As for ``wandb.init``: ``project``, ``name``, ``dir``, ``mode`` …
-
-    Returns:
-        The number of histograms and scalars logged.
+def to_wandb(run: Run, project: str) -> int:
+    """Log a run's scalars to a project of Weights & Biases; returns their number.
 
     Raises:
         InputError: If the run cannot be read.
@@ -182,21 +72,8 @@ def to_wandb(run: str | os.PathLike[str] | Run, **options: Any) -> int:
     """
     with EXTRAS["wandb"].imports("logging to W&B"):
         import wandb
-    opened = run if isinstance(run, Run) else open_run(run)
-    steps: dict[int, dict[str, Any]] = {}
-    for h in _recorded(opened):
-        row = steps.setdefault(h.step, {})
-        if h.counts.size:
-            row[f"{h.tag}/log2"] = wandb.Histogram(
-                np_histogram=(h.counts.tolist(), h.edges.tolist())
-            )
-        row |= {f"{h.tag}/{label}": value for label, value in h.scalars.items()}
-    for tag, value, step in scalars(opened):
-        steps.setdefault(step, {})[tag] = value
-    with wandb.init(**{"name": opened.name, "config": _config(opened), **options}) as board:
-        for step in sorted(steps):
-            board.log(steps[step], step=step)
-    return sum(map(len, steps.values()))
+    with wandb.init(project=project, name=run.name, config=_config(run)) as board:
+        return _send(run, lambda step, row: board.log(dict(row), step=step))
 
 
 def _config(run: Run) -> dict[str, Any]:
@@ -243,7 +120,7 @@ def write_board(run: Run, kind: str, where: str | None = None) -> tuple[int, str
             for both, or a file of the run's name in ``boards``.
 
     Returns:
-        The number of histograms and scalars, and where they are.
+        The number of scalars, and where they are.
 
     Raises:
         UsageError: If the board is unknown.
@@ -254,7 +131,7 @@ def write_board(run: Run, kind: str, where: str | None = None) -> tuple[int, str
         return to_tensorboard(run, folder), folder
     if kind == "wandb":
         project = where or "mpdiag"
-        return to_wandb(run, project=project), f"W&B, project {project}"
+        return to_wandb(run, project), f"W&B, project {project}"
     if kind == "mlflow":
         experiment = where or "mpdiag"
         return to_mlflow(run, experiment), f"MLflow, experiment {experiment}"

@@ -14,11 +14,9 @@ from recorded_steps import loss_of_network, record_steps
 from support import loss_of_batch, network, wrapped
 
 import mpdiag
-from mpdiag.analysis.layers import merge_layers
 from mpdiag.errors import UsageError
 from mpdiag.integrations import boards
 from mpdiag.integrations.series import figures
-from mpdiag.numerics.formats import FP16
 
 pytest.importorskip("tensorboard")
 
@@ -42,45 +40,14 @@ def board(run, tmp_path_factory):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     folder = tmp_path_factory.mktemp("board")
-    written = boards.to_tensorboard(run, folder)
-    events = EventAccumulator(str(folder), {"scalars": 0, "histograms": 0, "tensors": 0})
+    written = boards.to_tensorboard(run, str(folder))
+    events = EventAccumulator(str(folder), {"scalars": 0, "tensors": 0})
     events.Reload()
     return events, written
 
 
 def scalar(events, tag):
     return {event.step: event.value for event in events.Scalars(tag)}
-
-
-def test_histograms_add_up_to_the_runs(run, board):
-    events, _ = board
-    layers = merge_layers(run.records)
-    for kind, name, i in zip(layers.kinds, layers.names, range(len(layers)), strict=True):
-        tag = f"{kind}/{name or 'model'}/log2"
-        h = layers.histograms[i]
-        if not h.counts.sum():
-            continue
-        found = np.zeros(h.counts.shape[-1])
-        for event in events.Histograms(tag):
-            value = event.histogram_value
-            limits = np.array(value.bucket_limit)
-            counts = np.array(value.bucket)
-            assert counts[0] == 0
-            assert value.num == counts.sum()
-            np.add.at(found, limits[1:].astype(int) - 1 - h.first, counts[1:])
-        np.testing.assert_array_equal(found, h.counts)
-
-
-def test_scalars_are_the_runs(run, board):
-    events, _ = board
-    records = run.records
-    step = records.select((records.step == 1) & records.of_kind("weight_grad"))
-    name = step.words["name"][step.name[0]]
-    h = step.merged(np.where(step.name == step.name[0], 0, -1), 1)
-    read = scalar(events, f"weight_grad/{name}/absmax")
-    assert read[1] == np.float32(h.absmax[0])
-    lost = h.lost_to_zero(FP16).value[0] / h.nonzero[0]
-    assert scalar(events, f"weight_grad/{name}/fp16_underflow")[1] == pytest.approx(lost)
 
 
 def test_the_series_are_those_of_a_live_recording(run, board, tmp_path, monkeypatch):
@@ -114,7 +81,7 @@ def test_the_training_is_there(board):
     assert scalar(events, "training/skipped") == {0: 0.0, 1: 0.0, 2: 1.0, 3: 0.0}
     assert scalar(events, "training/scale")[3] == 512.0
     assert scalar(events, "metric/accuracy") == {3: 0.75}
-    assert written > 100
+    assert written == sum(len(events.Scalars(tag)) for tag in events.Tags()["scalars"])
 
 
 def test_the_command(run, tmp_path, monkeypatch):
@@ -148,14 +115,10 @@ def test_wandb_is_given_the_same(run, monkeypatch):
     """Through a stand-in, as wandb itself starts a server of its own."""
     fake = MagicMock()
     monkeypatch.setitem(sys.modules, "wandb", fake)
-    written = boards.to_wandb(run, project="x")
+    written, _ = boards.write_board(run, "wandb", "x")
     options = fake.init.call_args.kwargs
     assert (options["project"], options["name"]) == ("x", "mine")
     opened = fake.init.return_value.__enter__.return_value
     logged = {made.kwargs["step"]: made.args[0] for made in opened.log.call_args_list}
     assert logged[1]["training/loss"] > 0
     assert written == sum(map(len, logged.values()))
-    assert fake.Histogram.call_args_list
-    for made in fake.Histogram.call_args_list:
-        counts, edges = made.kwargs["np_histogram"]
-        assert len(edges) == len(counts) + 1
