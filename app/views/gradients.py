@@ -51,12 +51,10 @@ def view() -> None:
         st.info(in_markdown(f"No layer name contains “{text}”."))
         return
     left, right = st.columns([1.75, 1]) if kind in SCALED else (st.container(), None)
-    below, table = st.container(), st.container()
+    table = st.container()
     if right is not None:
         with right:
             widgets.show(shown.layer_scales(exponent, height=HEIGHT))
-        with below:
-            widgets.show(shown.consequences(exponent))
     with left:  # sent after the others: drawn by Plotly from nothing, it holds the browser up
         heat = shown.heat_map(exponent, log=log, height=HEIGHT, clickable=True)
         points = widgets.show(heat, selectable=True)

@@ -6,7 +6,6 @@ tests run every one and compare. A receipt reads the rows that count, and makes 
 estimates, as they are in the tables. Their lines stand in ``receipts.txt``, in parts.
 """
 
-import math
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +13,7 @@ from pathlib import Path
 from string import Template
 
 from mpdiag.analysis.scaling.windows import Window
-from mpdiag.numerics.formats import FP16, FloatFormat
+from mpdiag.numerics.formats import FloatFormat
 
 COLUMNS = {
     "absmax": '(rows["absmax"] / rows["scale"]).groupby(rows[key]).max()',
@@ -24,13 +23,9 @@ COLUMNS = {
     "whole": 'added(bins, "sum") + small * 2.0**-126 / 2',
     "gone": 'added(below, "sum") + small * 2.0 ** min(-126, zero) / 2',
     "sum_share": '(frame["gone"] / frame["whole"]).fillna(0)',
-    "overflows": 'frame["absmax"] {reached} {threshold!r} / 2.0**k',
-    # The bin that holds the limit says no more than whether its largest value is over.
-    "overflow": 'added(bins[bins["exponent"] > {holding} - k], "counts").clip(lower=frame["overflows"])',
     "mean": '(bins["exponent"] * bins["counts"]).groupby(bins[key]).sum() / added(bins, "counts")',
 }
 """Of a group of rows: how each column is computed. What is lost becomes 0, at the scale 2^k."""
-_LAYERS = '.rename_axis("layer").reset_index()\n'
 _SHARES = ("nonzero", "lost", "lost_share", "whole", "gone", "sum_share")
 
 
@@ -83,16 +78,6 @@ class Rows:
         grouped = f'bins.groupby({list(keys)!r})["counts"].sum().reset_index()'
         return self.read + _lines("bins") + f"frame = {grouped}.rename(columns={renamed!r})\n"
 
-    def losses(self, fmt: FloatFormat, exponent: int) -> str:
-        """Receipt of ``scale_frame``: counts and shares; all but Σ|x|."""
-        columns = ("absmax", "nonzero", "lost", "lost_share", "overflows", "overflow")
-        exact = ""
-        if fmt == FP16 and exponent == 0:  # what overflows without a scale was counted
-            over = 'fact("overflow", "fp16").groupby(rows["name"]).sum()'
-            exact = f'{_lines("fact")}frame["overflow"] = {over}\n'
-        table = f"frame = at_scale({exponent})\n{exact}frame = frame{_LAYERS}"
-        return self.read + _lines("bins") + _at_scale(fmt, "name", columns) + table
-
     def every_scale(self, fmt: FloatFormat, scales: range) -> str:
         """Receipt of ``layer_scales_frame``: losses of the window, and the overflow in any step."""
         limit = f"{'>=' if fmt.tie_overflows else '>'} {fmt.overflow_threshold!r} / 2.0**k"
@@ -139,14 +124,8 @@ def _inside(rows: str, window: Window) -> str:
 
 def _at_scale(fmt: FloatFormat, key: str, columns: Collection[str]) -> str:
     """Lines after the bins that define ``at_scale``: a table by ``key`` of some of ``COLUMNS``."""
-    mantissa, top = math.frexp(fmt.overflow_threshold)
-    facts = {
-        "reached": ">=" if fmt.tie_overflows else ">",
-        "threshold": fmt.overflow_threshold,
-        "holding": top - 2 if mantissa == 0.5 else top - 1,
-    }
     lines = [
-        f'    frame["{name}"] = {expression.format(**facts)}\n'
+        f'    frame["{name}"] = {expression}\n'
         for name, expression in COLUMNS.items()
         if name in columns
     ]

@@ -102,7 +102,7 @@ def test_what_is_drawn_at_once_is_sent_before_the_heat_map(opened, monkeypatch):
 
     monkeypatch.setattr(widgets, "show", noted)
     opened(view="gradients", run="ssd", scale="3")
-    assert sent == ["layer-scales", "consequences", "heat-map"]
+    assert sent == ["layer-scales", "heat-map"]
 
 
 def test_a_button_closes_a_layer(opened):

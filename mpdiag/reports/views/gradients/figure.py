@@ -79,26 +79,17 @@ def heat_map(
     return fig.figure()
 
 
-def fixed_rows(
-    fig: plotting.Drawing,
-    layers: Sequence[str],
-    *,
-    top: int = 12 + 3 * plotting.MARK,
-) -> None:
+def fixed_rows(fig: plotting.Drawing, layers: Sequence[str]) -> None:
     """Margins that no legend and no label moves: rows of two figures side by side stay level.
 
-    They are also drawn in half the time: a browser measures no labels to find its margins.
-
-    Args:
-        fig: To lay out.
-        layers: Of its rows.
-        top: Pixels above the rows; by default a line of words, and two of marks.
+    They are also drawn in half the time: a browser measures no labels to find its margins. Above the
+    rows is room for a line of words, and two of marks.
     """
     longest = max((len(shortened(name, plotting.LABEL)) for name in layers), default=0)
     margin = {
         "l": 16 + 7 * longest,
         "r": fig.layout["margin"]["r"],
-        "t": top,
+        "t": 12 + 3 * plotting.MARK,
         "b": 118,
         "autoexpand": False,
     }

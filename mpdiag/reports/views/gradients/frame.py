@@ -77,7 +77,7 @@ def scale_frame(layers: Layers, fmt: FloatFormat, exponent: int) -> pd.DataFrame
     Returns:
         ``layer``; ``nonzero``, ``lost`` (become 0), ``overflow`` (become infinite: at least so
         many), ``overflow_most`` (at most): counts; ``lost_share`` of the non-zero values;
-        ``sum_share``: of Σ|x|, an estimate; ``overflow_share`` of the finite values; ``absmax``.
+        ``sum_share``: of Σ|x|, an estimate; ``absmax``.
     """
     h = layers.histograms
     lost, over = h.lost_to_zero(fmt, exponent), h.overflow(fmt, exponent)
@@ -91,7 +91,6 @@ def scale_frame(layers: Layers, fmt: FloatFormat, exponent: int) -> pd.DataFrame
             "sum_share": sums,
             "overflow": over.lower,
             "overflow_most": over.upper,
-            "overflow_share": share(over.lower, h.finite),
             "absmax": h.absmax,
         }
     )

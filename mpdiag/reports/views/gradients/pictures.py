@@ -221,26 +221,6 @@ class Gradients:
             replace(self.rows, layer=layer).bins("exponent"),
         )
 
-    def consequences(self, exponent: int) -> Picture:
-        """What each layer loses at a loss scale."""
-        frame = tables.scale_frame(self.layers, self.fmt, exponent)
-        drawn = (
-            f"{counted(len(frame), 'layer')}, largest loss first."
-            if len(frame) <= scales.MOST
-            else f"The {scales.MOST} of {len(frame):,} layers that lose most."
-        )
-        if not (frame["lost"] + frame["overflow"]).any():
-            drawn = "No layer loses a value."
-        return Picture(
-            "consequences",
-            f"What {self.fmt.label} loses {_at(exponent)}",
-            f"{sentence(self.when)} {drawn} Σ|x|: the lost share of the layer's sum, estimated. "
-            "The share of values is exact.",
-            scales.consequences(frame),
-            frame,
-            self.rows.losses(self.fmt, exponent),
-        )
-
 
 def share_axis(pictures: Sequence[Picture], title: str | None = figure.VALUES) -> None:
     """Give heat maps the widest axis of any, so that only the format's range moves."""
@@ -268,7 +248,6 @@ def reported(contents: RunContents) -> Iterator[Picture]:
         window = analysis.loss_scale.window
         deciding = Gradients(run, "activation_grad", late, FP16, window, layers, plan)
         yield deciding.layer_scales(exponent)
-        yield deciding.consequences(0)
 
 
 VIEW = View("gradients", "Gradients", "equalizer", reported)

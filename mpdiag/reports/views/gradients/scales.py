@@ -7,7 +7,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from mpdiag.analysis.scaling.necessity import LARGEST_EXPONENT, MATTERS, NEGLIGIBLE
-from mpdiag.display.colors import BLUE, FATE_COLORS, GREEN, ORANGE, PURPLE, VERMILION, rgba
+from mpdiag.display.colors import BLUE, FATE_COLORS, GREEN, ORANGE, VERMILION, rgba
 from mpdiag.display.wording import in_figure, percent, scale_text, spoken_layer, superscript
 from mpdiag.numerics.formats import FloatFormat
 from mpdiag.plan import LossScalePlan
@@ -15,8 +15,6 @@ from mpdiag.reports import plotting
 from mpdiag.reports.views.gradients.figure import fixed_rows
 from mpdiag.reports.views.gradients.frame import SCALES, recommended_interval
 
-MOST = 24
-"""Layers in a figure of the worst of them."""
 _CLASSES = (
     ("matters", f"> {100 * MATTERS:g} % lost", VERMILION, 1.0),
     ("little", f"> {100 * NEGLIGIBLE:g} %", ORANGE, 0.75),
@@ -119,54 +117,6 @@ def _mark(fig: plotting.Drawing, place: int, words: str, colour: str, dash: str,
     # A wide word at an edge would be cut off.
     side = "left" if place < 4 else "right" if place > 18 else "center"
     plotting.words_above(fig, place, words, colour, side, line)
-
-
-def consequences(frame: pd.DataFrame) -> go.Figure:
-    """What each layer loses at the chosen scale (``scale_frame``), the worst first.
-
-    A bar: share of non-zero values that become 0; a diamond: share of Σ|x|; a cross: it overflows.
-    """
-    rounded = (
-        1000 * frame["sum_share"]
-    ).round()  # finer differences are within the estimate's error
-    order = np.lexsort((-frame["lost_share"], -rounded, -frame["overflow_share"]))
-    worst = frame.iloc[order[:MOST]].reset_index(drop=True)
-    if not (frame["lost"] + frame["overflow"]).any():
-        return plotting.empty("no layer loses a value" if len(frame) else "no layers")
-    names = [str(name) for name in worst["layer"]]
-    places = list(range(len(names)))
-    fig = plotting.figure(plotting.row_height(len(names)))
-    hover = "%{customdata}: %{x:.2%}<extra>%{fullData.name}</extra>"
-    labels = [in_figure(name) for name in names]
-    fig.add_bar(
-        x=worst["lost_share"],
-        y=places,
-        orientation="h",
-        name="values lost",
-        marker={"color": FATE_COLORS["lost"], "opacity": 0.75},
-        customdata=labels,
-        hovertemplate=hover,
-    )
-    mark, sums = ("diamond", 9), worst["sum_share"]
-    fig.marks(sums, places, "Σ|x| lost", BLUE, hover, mark=mark, customdata=labels)
-    over = worst[worst["overflow"] > 0]
-    if len(over):
-        said, rows, shares = (
-            [labels[i] for i in over.index],
-            list(over.index),
-            over["overflow_share"],
-        )
-        fig.marks(shares, rows, "overflows", PURPLE, hover, mark=("x", 11), customdata=said)
-    plotting.layer_axis(fig, names)
-    fixed_rows(fig, names, top=16)
-    top = float(max(worst["lost_share"].max(), worst["sum_share"].max(), 0.01))
-    fig.update_xaxes(
-        tickformat=".2~%",
-        rangemode="tozero",
-        title="share of the layer",
-        range=[-0.01 * top, min(1.02, 1.1 * top)],
-    )
-    return fig.figure()
 
 
 def scales_words(
