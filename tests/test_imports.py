@@ -46,7 +46,7 @@ with contextlib.redirect_stdout(io.StringIO()):
 print(*(name.replace(".", " ") for name in sys.modules), sep="\\n")
 """
     loaded = {name.replace(" ", ".") for name in loaded_by(code)}
-    slow = {"mpdiag.commands.demo", "mpdiag.display.svg"}
+    slow = {"mpdiag.commands.demo", "mpdiag.display.notebook"}
     assert loaded & (HEAVY - {"numpy", "pyarrow"} | slow) == set()
     assert {"numpy", "pyarrow.lib"} <= loaded
 

@@ -132,13 +132,10 @@ class Analysis:
         return f"<Analysis of {str(self.run.folder)!r} for {self.target.label}: {self.verdict} {counts}>"
 
     def _repr_html_(self) -> str:
-        """The verdict, the gradients, the findings and the plan in a notebook."""
-        from mpdiag.analysis.figures import gradients_svg
+        """The verdict, the findings and the plan in a notebook."""
         from mpdiag.analysis.notebook import analysis_html
 
-        fmt, scale = half_of(self.target), self.plan.loss_scale.recommended
-        picture = gradients_svg(self.layers, self.figures, fmt, scale)
-        return analysis_html(self.run.name, self.target.label, self.findings, self.plan, picture)
+        return analysis_html(self.run.name, self.target.label, self.findings, self.plan)
 
     def to_json(self) -> dict[str, Any]:
         """The document of ``mpdiag analyze --json``."""

@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from mpdiag.analysis.layers import Layers, share
-from mpdiag.display.wording import layer_name, percent, scale_text
+from mpdiag.display.wording import percent, scale_text
 from mpdiag.files.documents import finite
 from mpdiag.numerics.formats import FloatFormat
 from mpdiag.runs.schema import Kind
 
 if TYPE_CHECKING:
     from mpdiag.analysis.scaling.windows import Window
-    from mpdiag.display.svg import Range
     from mpdiag.plan import MasterWeightsPlan
 
 Key = Literal[
@@ -258,60 +257,3 @@ def _vanished_weights(masters: MasterWeightsPlan, window: Window, held: str) -> 
             layer=parameter,
             kind="weight",
         )
-
-
-MOST_LAYERS = 14
-MOST_EXPONENTS = 72
-
-
-def gradients_svg(
-    layers: Layers, figures: FigureTable, fmt: FloatFormat, scale: float, *, ground: str = ""
-) -> str:
-    """Activation gradients by layer and power of two, without a loss scale and at the plan's.
-
-    Args:
-        layers: Over all recorded steps, of any kinds.
-        figures: The analysis'; they order the layers and name what is lost.
-        fmt: The format that the gradients are kept in.
-        scale: The recommended loss scale; at 1 there is one map alone.
-        ground: Behind the picture, as ``svg.heat_maps`` has it.
-
-    Returns:
-        "" where no activation gradient has a value other than 0.
-    """
-    from mpdiag.display.svg import heat_maps  # for notebooks and reports alone
-
-    gradients = layers.of_kind("activation_grad")
-    place = {str(name): i for i, name in enumerate(gradients.names)}
-    order = [place[n] for n in figures.layers() if n in place] or list(range(len(gradients)))
-    rows = order[:MOST_LAYERS]
-    h = gradients.histograms
-    occupied = np.flatnonzero(h.counts[rows].sum(axis=0)) if rows else np.array([], int)
-    if occupied.size == 0:
-        return ""
-    ranges = [_range(figures, fmt, k) for k in dict.fromkeys([0, round(math.log2(scale))])]
-    low, high = int(h.exponents[occupied[0]]), int(h.exponents[occupied[-1]]) + 2
-    low = min(low, *(math.floor(r.zero) - 2 for r in ranges))
-    high = max([high, *(math.ceil(r.top) + 3 for r in ranges if r.top < high + 24)])
-    low = max(low, high - MOST_EXPONENTS, int(h.exponents[0]))
-    high = min(high, int(h.exponents[-1]) + 1)
-    first = low - int(h.exponents[0])
-    counts = h.counts[rows][:, first : first + high - low]
-    names = [layer_name(str(gradients.names[i])) for i in rows]
-    return heat_maps(names, counts.tolist(), low, ranges, ground=ground)
-
-
-def _range(figures: FigureTable, fmt: FloatFormat, exponent: int) -> Range:
-    """A format's range at a loss scale of 2^exponent, with what it loses of all values."""
-    from mpdiag.display.svg import Range
-
-    key: Key = "all-values" if exponent == 0 else "all-values-scaled"
-    figure = figures.find(key)
-    phrase = at_scale(2.0**exponent)
-    lost = "" if figure is None else f": {figure.said} become 0"
-    return Range(
-        f"{phrase[:1].upper()}{phrase[1:]}{lost}",
-        fmt.zero_exponent - exponent,
-        fmt.min_exponent - exponent,
-        math.log2(fmt.overflow_threshold) - exponent,
-    )

@@ -6,26 +6,22 @@ from collections.abc import Sequence
 from mpdiag.analysis.comparison.comparison_findings import MetricComparison, mean_of_finite
 from mpdiag.analysis.comparison.equivalence import Equivalence
 from mpdiag.analysis.findings import Finding
-from mpdiag.display import notebook, svg
+from mpdiag.display import notebook
 from mpdiag.plan import PrecisionPlan
 
 
-def analysis_html(
-    run: str, target: str, findings: Sequence[Finding], plan: PrecisionPlan, picture: str
-) -> str:
-    """The verdict, the gradients before and after the scale, findings, the plan, the next step.
+def analysis_html(run: str, target: str, findings: Sequence[Finding], plan: PrecisionPlan) -> str:
+    """The verdict, findings, the plan, the next step.
 
     Args:
         run: The recording's name.
         target: The format's name.
         findings: Most severe first.
         plan: The decisions.
-        picture: Of ``gradients_svg``; "" for none.
     """
     return notebook.card(
         plan.verdict.text or f"{run} in {target}",
         notebook.note(f"{run} in {target}"),
-        notebook.figure(picture),
         notebook.items([(f.severity, f"{f.message}. {_sentence(f.fix)}") for f in findings]),
         *plan.notebook_parts({f.message for f in findings}),
         notebook.next_step(plan.next_call("analysis.plan")),
@@ -62,7 +58,7 @@ def comparison_html(
     )
     return notebook.card(
         f"{names[1]} against {names[0]}: {verdict}",
-        notebook.figure(svg.differences(drawn, words), words),
+        notebook.figure(notebook.differences(drawn, words), words),
         notebook.table(("metric", names[0], names[1], "verdict"), rows),
         notebook.items([(f.severity, f"{f.message}. {_sentence(f.fix)}") for f in findings]),
         notebook.next_step("", _after_comparison(verdict, metrics, findings)),

@@ -139,7 +139,7 @@ class Run:
 
     def _loss_figure(self) -> str:
         """The loss over the steps of its log; "" without one, or where it cannot be read."""
-        from mpdiag.display import notebook, svg
+        from mpdiag.display import notebook
         from mpdiag.runs.training_log import FILE, read_log
 
         path = self.folder / FILE
@@ -155,7 +155,7 @@ class Run:
         words = (
             f"Loss: {losses[0]:.4g} at first, {losses[-1]:.4g} at the last of {len(losses):,} steps"
         )
-        return notebook.figure(svg.curve(losses[::every], words), words)
+        return notebook.figure(notebook.curve(losses[::every], words), words)
 
     @property
     def script_words(self) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""The report of a run as Markdown, for a pull request or a wiki: the same numbers, and one picture.
+"""The report of a run as Markdown, for a pull request or a wiki: the same numbers.
 
 Every name that comes from a run is escaped, so that none can end a table's cell or become a link;
 nothing else is, so that the file reads well as text, too.
@@ -8,14 +8,13 @@ import html
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
-from urllib.parse import quote
 
 from rich.console import Console
 
 from mpdiag.analysis.analyzer import Analysis
-from mpdiag.analysis.figures import Key, gradients_svg
+from mpdiag.analysis.figures import Key
 from mpdiag.display.wording import counted, layer_name, percent, sentence
-from mpdiag.numerics.formats import FORMATS, half_of
+from mpdiag.numerics.formats import FORMATS
 from mpdiag.precision.audit import Audit
 from mpdiag.reports.documents.page import PageTable, frame_table
 from mpdiag.reports.documents.run_report import next_command, reasons
@@ -28,8 +27,6 @@ TOP = 8
 """Layers and shapes shown; the plan has them all."""
 COLUMNS = 88
 """Width of the histogram that is drawn with characters."""
-WHITE = "#ffffff"
-"""Behind a picture in a file: GitHub shows it on light and dark pages alike."""
 _ALWAYS = re.compile(r"[\\`*\[\]|~$]|<(?=[A-Za-z/!?])")
 _SOMETIMES = re.compile(
     r"""(?<![^\W_])_|_(?![^\W_])      # an underscore, but not one inside of a word
@@ -74,11 +71,6 @@ def code(text: str) -> str:
     return f"{mark}{space}{plain}{space}{mark}"
 
 
-def image(words: str, file: str) -> str:
-    """A picture that lies beside the document."""
-    return f"![{escaped(words)}]({quote(file)})"
-
-
 def folded(words: str, content: str) -> str:
     """What opens on a click; ``words`` is text."""
     return f"<details><summary>{html.escape(words)}</summary>\n\n{content}\n\n</details>"
@@ -93,32 +85,22 @@ def findings_list(found: Iterable[Mapping[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def run_picture(analysis: Analysis) -> str:
-    """The heat map of a run's gradients as SVG; "" where there are none."""
-    scale = analysis.plan.loss_scale.recommended
-    fmt = half_of(analysis.target)
-    return gradients_svg(analysis.layers, analysis.figures, fmt, scale, ground=WHITE)
-
-
-def run_markdown(analysis: Analysis, picture: str = "", audit: Audit | None = None) -> str:
+def run_markdown(analysis: Analysis, audit: Audit | None = None) -> str:
     """The whole document.
 
     Args:
         analysis: Of the run.
-        picture: The file of its picture, beside the document; "" for none.
         audit: Of its precision, if that is known.
     """
-    return "\n\n".join(_parts(analysis, picture, audit)) + "\n"
+    return "\n\n".join(_parts(analysis, audit)) + "\n"
 
 
-def _parts(analysis: Analysis, picture: str, audit: Audit | None) -> Iterator[str]:
+def _parts(analysis: Analysis, audit: Audit | None) -> Iterator[str]:
     yield f"## {escaped(analysis.run.name)}"
     yield f"**{escaped(analysis.verdict.text)}**"
     if command := next_command(analysis):
         yield f"Next: {code(command)}"
-    if picture:
-        words = "Gradients by layer and power of two, without and with the loss scale"
-        yield image(words, picture)
+    yield from _histogram(analysis)
     shown = facts(analysis)
     yield rows([f.label for f in shown], [[f.value for f in shown], [f.note for f in shown]])
     for title, clauses in grounds(analysis.verdict):
@@ -134,7 +116,6 @@ def _parts(analysis: Analysis, picture: str, audit: Audit | None) -> Iterator[st
         if audit.findings:
             yield findings_list(f.to_json() for f in audit.findings)
     yield from _layers(analysis)
-    yield from _histogram(analysis)
     yield from _folded_tables(analysis)
     meta = analysis.run.meta
     versions = meta.get("versions") or {}
@@ -191,7 +172,7 @@ def _layers(analysis: Analysis) -> Iterator[str]:
 
 
 def _histogram(analysis: Analysis) -> Iterator[str]:
-    """All gradients as the terminal draws them: a picture where no file can lie beside the text."""
+    """All gradients as the terminal draws them."""
     drawn = gradients_picture(analysis)
     if not drawn:
         return
@@ -199,7 +180,7 @@ def _histogram(analysis: Analysis) -> Iterator[str]:
     with console.capture() as capture:
         console.print(*drawn[1:])
     lines = "\n".join(line.rstrip() for line in capture.get().rstrip().splitlines())
-    yield folded(f"{drawn[0]}", f"```text\n{lines}\n```")
+    yield f"{escaped(str(drawn[0]))}:\n\n```text\n{lines}\n```"
 
 
 def page_table(table: PageTable) -> str:

@@ -18,7 +18,6 @@ from mpdiag.display.colors import (
     PURPLE,
     VERMILION,
 )
-from mpdiag.display.svg import Range
 from mpdiag.display.wording import (
     KIND_NAMES,
     counted,
@@ -35,6 +34,7 @@ from mpdiag.reports.picture import Picture, View
 from mpdiag.reports.receipts import Rows, loss_of_recording
 from mpdiag.reports.views import layer_tables as tables
 from mpdiag.reports.views.gradients import figure
+from mpdiag.reports.views.gradients.figure import Range
 from mpdiag.reports.views.gradients.frame import time_frame
 from mpdiag.runs.records import Records
 from mpdiag.runs.schema import Kind

@@ -9,7 +9,7 @@ import pandas as pd
 
 from mpdiag.analysis.analyzer import Analysis
 from mpdiag.analysis.figures import at_scale
-from mpdiag.display.svg import HARMFUL
+from mpdiag.analysis.scaling.necessity import MATTERS
 from mpdiag.display.wording import scale_text, superscript
 from mpdiag.numerics.formats import FORMATS, half_of
 from mpdiag.plan import PrecisionPlan
@@ -100,7 +100,7 @@ def formats_note(analysis: Analysis) -> str:
     where, scale = analysis.figures.all_steps, at_scale(analysis.plan.loss_scale.recommended)
     return (
         f"Shares of values that become 0 or ∞ {where}. Last column: how far rounding moves the "
-        f"activation gradients of the worst layer; more than {100 * HARMFUL:g} % is harmful. "
+        f"activation gradients of the worst layer; more than {100 * MATTERS:g} % is harmful. "
         f"FP16 gradients {scale}, FP8 with a scale for each layer."
     )
 

@@ -10,14 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mpdiag.display import svg
-from mpdiag.display.colors import VERDICT_COLORS
 from mpdiag.display.wording import percent, sentence
 from mpdiag.files.paths import AnyPath
 from mpdiag.reports import terminal
 from mpdiag.reports.documents import markdown
 from mpdiag.reports.documents.page import PageTable, findings, page, save, text_table
-from mpdiag.reports.documents.write import picture_beside
 from mpdiag.reports.views.verdict import Fact
 from mpdiag.tensorcores.profile_comparison import ProfileComparison
 from mpdiag.tensorcores.reports import gpu_profile as text
@@ -32,7 +29,7 @@ from mpdiag.tensorcores.trace_analysis import (
     traces_in,
 )
 from mpdiag.tensorcores.trace_profile import Profile
-from mpdiag.tensorcores.views.tensor_cores import headline, pictures, unit_names, verdict_frame
+from mpdiag.tensorcores.views.tensor_cores import headline, pictures
 from mpdiag.tensorcores.views.timeline import ranks
 from mpdiag.version import __version__
 
@@ -74,26 +71,9 @@ def trace_page(profile: Profile, since: Since | None = None) -> str:
     )
 
 
-def trace_markdown(profile: Profile, since: Since | None = None, picture: str = "") -> str:
-    """The whole document as Markdown.
-
-    Args:
-        profile: Of the trace.
-        since: What changed since an earlier one.
-        picture: The file of its picture, beside the document; "" for none.
-    """
-    return "\n\n".join(_paragraphs(profile, since, picture)) + "\n"
-
-
-def trace_picture(profile: Profile) -> str:
-    """Kernel time by verdict as SVG; "" where there is no kernel time."""
-    document = profile.to_json()
-    frame, words = verdict_frame(document), unit_names(document)
-    parts = [
-        (words[str(row["verdict"])], float(row["share"]), VERDICT_COLORS[str(row["verdict"])])
-        for row in frame[frame["time_us"] > 0].to_dict("records")
-    ]
-    return svg.shares("Kernel time by verdict", parts, ground=markdown.WHITE) if parts else ""
+def trace_markdown(profile: Profile, since: Since | None = None) -> str:
+    """The whole document as Markdown."""
+    return "\n\n".join(_paragraphs(profile, since)) + "\n"
 
 
 def _cause(profile: Profile, group: CauseGroup) -> dict[str, Any]:
@@ -147,12 +127,10 @@ def _provenance(profile: Profile) -> str:
     return f"{text.provenance(profile)}; mpdiag {__version__}"
 
 
-def _paragraphs(profile: Profile, since: Since | None, picture: str) -> Iterator[str]:
+def _paragraphs(profile: Profile, since: Since | None) -> Iterator[str]:
     escaped = markdown.escaped
     yield f"## {escaped(Path(profile.path).name)}"
     yield f"**{escaped(sentence(profile.verdict))}**"
-    if picture:
-        yield markdown.image("Kernel time by verdict", picture)
     document = profile.to_json()
     for words in document["summary"]:
         yield escaped(sentence(words))
@@ -207,8 +185,7 @@ def write_trace_report(
         since = None if against is None else Since(str(against), compare_traces(against, profile))
     path = output or Path(f"{'stdin' if str(trace) == STDIN else trace.name}.html")
     if path.suffix == ".md":
-        picture = picture_beside(path, trace_picture(profile))
-        return save(path, trace_markdown(profile, since, picture))
+        return save(path, trace_markdown(profile, since))
     return save(path, trace_page(profile, since))
 
 

@@ -12,7 +12,6 @@ from mpdiag.analysis.layers import merge_layers
 from mpdiag.analysis.operations.rounding_error import rounding_error
 from mpdiag.analysis.scaling.necessity import MATTERS, NEGLIGIBLE, lost_by_scale
 from mpdiag.analysis.scaling.windows import late_windows
-from mpdiag.display.svg import HARMFUL
 from mpdiag.display.wording import percent
 from mpdiag.numerics.formats import BF16, FP8_E4M3, FP8_E5M2, FP16
 from mpdiag.reports.views.gradients import frame as gradients
@@ -175,9 +174,9 @@ def test_harmful_are_the_bins_whose_rounding_moves_the_values_most(fmt, exponent
     moved = np.bincount(bins - first, squares) / (scaled**2).sum()  # by bin
     some = counts > 0
     harmless = moved[some & (fates == "kept")]
-    assert np.sqrt(harmless.sum()) <= 1.02 * HARMFUL
+    assert np.sqrt(harmless.sum()) <= 1.02 * MATTERS
     harmful = moved[some & (fates == "rounded")]
-    assert not harmful.size or np.sqrt(harmless.sum() + harmful.min()) >= 0.98 * HARMFUL
+    assert not harmful.size or np.sqrt(harmless.sum() + harmful.min()) >= 0.98 * MATTERS
     assert (harmful.size > 0) == harms
 
 

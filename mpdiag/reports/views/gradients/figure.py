@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from mpdiag.display import svg
+from mpdiag.analysis.scaling.necessity import MATTERS
 from mpdiag.display.colors import BLUE, FATE_COLORS, GREY, PALE, rgba
 from mpdiag.display.wording import in_figure, percent, shortened
 from mpdiag.numerics.formats import FloatFormat
@@ -17,13 +18,77 @@ from mpdiag.reports import plotting
 VALUES = "value before scaling"
 DECADES = 6
 """Powers of ten from a full colour to the palest, with log counts."""
-FATE_WORDS = {"zero": "already 0", **svg.FATES}
+FATES = {
+    "lost": "becomes 0",
+    "rounded": "rounded, harmful",
+    "kept": "rounded, harmless",
+    "overflow": "becomes ∞",
+}
+"""What a format makes of a value, in the order of the values."""
+_SQUARE = 7 / 3
+"""Mean of x² over [1, 2]."""
+FATE_WORDS = {"zero": "already 0", **FATES}
 
 
-def window(fmt: FloatFormat, exponent: int) -> svg.Range:
+@dataclass(frozen=True)
+class Range:
+    """What a format holds among values before scaling, as exponents of two.
+
+    Attributes:
+        zero: Up to 2^zero values become 0.
+        normal: From 2^normal on they keep all bits of the format.
+        top: From 2^top on they become ∞.
+    """
+
+    zero: float
+    normal: float
+    top: float
+
+    def fate(self, exponent: int) -> str:
+        """What becomes of values in (2^exponent, 2^(exponent+1)]; of most, where a limit is inside.
+
+        Returns:
+            A key of ``FATES``; ``kept`` for all that are rounded, for harm depends on the others.
+        """
+        if exponent + 1 <= self.zero:
+            return "lost"
+        return "overflow" if exponent + 0.5 > self.top else "kept"
+
+    def fates(self, counts: Sequence[int], first: int) -> list[str]:
+        """What becomes of the values of one row, bin by bin.
+
+        The bins whose rounding moves the row most are ``rounded``, so many that all others together
+        move its norm ‖x‖ by at most a share of ``MATTERS``. So one limit judges the formats,
+        whatever bits each keeps.
+
+        Args:
+            counts: Values in each power of two.
+            first: The exponent of the first bin.
+
+        Returns:
+            A key of ``FATES`` for each bin.
+        """
+        found = [self.fate(first + i) for i in range(len(counts))]
+        bits = self.normal - self.zero - 1
+        energy, moved = 0.0, []
+        for i, count in enumerate(counts):
+            exponent = first + i
+            if count and found[i] != "overflow":
+                energy += count * _SQUARE * 4.0**exponent
+            if count and found[i] == "kept":
+                # A rounding error is uniform over the format's spacing: its mean square is 1/12.
+                moved.append((count * 4.0 ** (max(exponent, self.normal) - bits) / 12, i))
+        allowed = MATTERS**2 * energy
+        for error, i in sorted(moved):
+            allowed -= error
+            if allowed < 0:
+                found[i] = "rounded"
+        return found
+
+
+def window(fmt: FloatFormat, exponent: int) -> Range:
     """A format's range before scaling, at a loss scale of 2^exponent."""
-    return svg.Range(
-        fmt.label,
+    return Range(
         fmt.zero_exponent - exponent,
         fmt.min_exponent - exponent,
         math.log2(fmt.overflow_threshold) - exponent,
@@ -33,7 +98,7 @@ def window(fmt: FloatFormat, exponent: int) -> svg.Range:
 def heat_map(
     frame: pd.DataFrame,
     layers: Sequence[str],
-    held: svg.Range,
+    held: Range,
     *,
     log: bool,
     height: int | None,
@@ -132,7 +197,7 @@ def _add_rows(
 
 
 def histogram(
-    frame: pd.DataFrame, zeros: int, held: svg.Range, *, log: bool, words: str = ""
+    frame: pd.DataFrame, zeros: int, held: Range, *, log: bool, words: str = ""
 ) -> go.Figure:
     """One histogram, each bar coloured by its fate; the values that are 0 stand apart at the left.
 
@@ -159,7 +224,7 @@ def histogram(
         )
     whole_row = matrix(frame.assign(row=0), "row", [0], low, high)
     fates = fates_of(whole_row, low, held)[0][frame["exponent"].to_numpy() - low]
-    for name, spoken in svg.FATES.items():
+    for name, spoken in FATES.items():
         part = frame[fates == name]
         if part.empty:
             continue
@@ -192,7 +257,7 @@ def histogram(
     return fig.figure()
 
 
-def exponents_shown(frame: pd.DataFrame, held: svg.Range) -> tuple[int, int]:
+def exponents_shown(frame: pd.DataFrame, held: Range) -> tuple[int, int]:
     """Exponents to show: what is occupied, and the window's ends where they are near."""
     low, high = int(frame["exponent"].min()), int(frame["exponent"].max()) + 1
     if held.zero > low - 24:
@@ -214,7 +279,7 @@ def matrix(
     return counts
 
 
-def fates_of(counts: np.ndarray, low: int, held: svg.Range) -> np.ndarray:
+def fates_of(counts: np.ndarray, low: int, held: Range) -> np.ndarray:
     """What becomes of each cell's values, row by row (``Range.fates``)."""
     found = [held.fates(row, low) for row in counts.tolist()]
     return np.array(found, object).reshape(counts.shape)
@@ -226,7 +291,7 @@ def shades(counts: np.ndarray, fates: np.ndarray, *, log: bool) -> Iterator[tupl
     some = np.where(counts > 0, shares, np.nan)
     largest = float(shares.max(initial=0.0)) or 1.0
     depth = np.clip(1 + np.log10(some) / DECADES, 0, 1) if log else some / largest
-    for name in svg.FATES:
+    for name in FATES:
         mine = (fates == name) & (counts > 0)
         if mine.any():
             yield name, np.where(mine, 0.12 + (PALE.get(name, 1.0) - 0.12) * depth, np.nan)
@@ -255,7 +320,7 @@ def add_cells(
     fig.key(f"{FATE_WORDS[name]}: {here}", colour, PALE.get(name))
 
 
-def add_window(fig: plotting.Drawing, held: svg.Range, low: int, high: int) -> None:
+def add_window(fig: plotting.Drawing, held: Range, low: int, high: int) -> None:
     """The ends of a format's range, as far as they lie between two exponents."""
     marks = (
         (held.zero, "0 ←", FATE_COLORS["lost"], "solid", "right", 0),

@@ -11,8 +11,8 @@ import pandas as pd
 from mpdiag.analysis.figures import at_scale
 from mpdiag.analysis.layers import Layers
 from mpdiag.analysis.operations.rounding_error import rounding_error
+from mpdiag.analysis.scaling.necessity import MATTERS
 from mpdiag.analysis.scaling.windows import Window
-from mpdiag.display.svg import HARMFUL
 from mpdiag.display.wording import (
     KIND_NAMES,
     counted,
@@ -132,7 +132,7 @@ class Gradients:
         text = (
             f"Each cell is a power of two of one layer {self.when}. The stronger its colour, the more "
             f"values. {sentence(_at(exponent))[:-1]}, {percent(lost / nonzero)} of the non-zero values "
-            f"become 0 in {label}. Rounding that moves a layer by more than {100 * HARMFUL:g} % is "
+            f"become 0 in {label}. Rounding that moves a layer by more than {100 * MATTERS:g} % is "
             "harmful."
         )
         # BF16 has FP32's range: no scale that is used brings it near.
@@ -150,7 +150,7 @@ class Gradients:
             return f"{name} overflows {self.fmt.label}."
         if len(self.names) == 1:
             return f"Rounding moves {name} by {percent(error)}."
-        if error <= HARMFUL:
+        if error <= MATTERS:
             return f"Rounding moves no layer by more than {percent(error)}."
         return f"Rounding moves {name} most, by {percent(error)}."
 
