@@ -24,6 +24,7 @@ from typing import Any, Literal
 from mpdiag.errors import DamagedPlan, NewerSchema, PlanNotFound, UsageError
 from mpdiag.files.documents import read_document
 from mpdiag.files.recognition import named_instead
+from mpdiag.numerics.block_recipes import BLOCK_RECIPES, OPERANDS, WIDE, BlockRecipe
 from mpdiag.numerics.formats import FP16, FP32, TRAINABLE
 from mpdiag.numerics.loss_scalers import SCALERS, ConstantScale, Scaler
 from mpdiag.tracing.conditions import TrainingConditions
@@ -204,6 +205,66 @@ class LayerFormat:
     evidence: Evidence = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class BlockLayer:
+    """A layer's matrix products in a block recipe.
+
+    Attributes:
+        module: The layer.
+        parameter: Name of the weight, as the model has it; "" if it is not known.
+        kind: ``linear``, ``grouped`` (a part for each expert), and others that no engine quantises.
+        fprop, dgrad, wgrad: What each product computes in: the recipe's target, or ``bf16``.
+        reason: Why.
+    """
+
+    module: str
+    parameter: str
+    kind: str
+    fprop: str
+    dgrad: str
+    wgrad: str
+    reason: str = ""
+    evidence: Evidence = field(default_factory=dict)
+
+    @property
+    def quantised(self) -> tuple[str, ...]:
+        """The products that the recipe quantises."""
+        return tuple(name for name in OPERANDS if getattr(self, name) != WIDE)
+
+
+@dataclass(frozen=True)
+class BlockPlan:
+    """Which matrix products compute in a block format.
+
+    Attributes:
+        target: A name of ``numerics.block_recipes.BLOCK_RECIPES``.
+        formats: Every operand's format in words, by product and operand.
+        layers: All layers with matrix products, in the model's order.
+        reason: How the layers that stay in BF16 were chosen.
+    """
+
+    target: str
+    formats: Mapping[str, Any]
+    layers: tuple[BlockLayer, ...]
+    reason: str = ""
+    evidence: Evidence = field(default_factory=dict)
+
+    @property
+    def recipe(self) -> BlockRecipe:
+        """The recipe of that name.
+
+        Raises:
+            UsageError: If this version does not know it.
+        """
+        if self.target not in BLOCK_RECIPES:
+            known = ", ".join(BLOCK_RECIPES)
+            raise UsageError(
+                f"the plan's blocks.target is {self.target!r}, and this version knows {known}: "
+                "choose one of these, or upgrade mpdiag"
+            )
+        return BLOCK_RECIPES[self.target]
+
+
 VerdictLevel = Literal["shown", "expected", "cannot"]
 
 
@@ -253,6 +314,7 @@ class PrecisionPlan:
         levels: What each level would cost, in the order to try them.
         shapes: Dimensions to pad for Tensor Cores.
         layer_formats: The narrowest format of each layer's tensors.
+        blocks: Which matrix products compute in a block format; None where all are in ``target``.
         model: The recorded model; None in plans of versions that did not write it.
         conditions: Optimizers, learning rates, input and torch of the recording; None in these plans.
         schema_version: Version of the plan's format.
@@ -271,6 +333,7 @@ class PrecisionPlan:
     levels: tuple[LevelAdvice, ...] = ()
     shapes: tuple[ShapeAdvice, ...] = ()
     layer_formats: tuple[LayerFormat, ...] = ()
+    blocks: BlockPlan | None = None
     model: ModelFingerprint | None = None
     conditions: TrainingConditions | None = None
     schema_version: int = SCHEMA_VERSION
@@ -280,7 +343,7 @@ class PrecisionPlan:
         amount = "" if scale.method == NO_SCALE else f" {scale.init_scale:g}"
         fp32 = len({c.module for c in (*self.fp32_modules, *self.fp32_operations)})
         return (
-            f"<PrecisionPlan {self.target} {self.level}, loss scale {scale.method}{amount}, "
+            f"<PrecisionPlan {self.aim} {self.level}, loss scale {scale.method}{amount}, "
             f"{fp32} modules in FP32>"
         )
 
@@ -301,13 +364,18 @@ class PrecisionPlan:
 
         return notebook.plan_parts(self, scaled=self.loss_scale.method != NO_SCALE, said=said)
 
+    @property
+    def aim(self) -> str:
+        """What ``--target`` was for this plan: the block recipe, where there is one, or the format."""
+        return self.target if self.blocks is None else self.blocks.target
+
     def next_call(self, name: str) -> str:
         """The line of code that trains by this plan; "" for a format that mpdiag cannot train in.
 
         Args:
             name: The plan's name in that line.
         """
-        trainable = self.target in {fmt.name for fmt in TRAINABLE}
+        trainable = self.aim in {fmt.name for fmt in TRAINABLE}
         return f"mpdiag.MixedPrecision(model, optimizer, {name})" if trainable else ""
 
     def decisions(self) -> dict[str, Any]:
@@ -323,7 +391,12 @@ class PrecisionPlan:
             "fp32_operations": sorted([c.module, c.op] for c in self.fp32_operations),
             "fp32_modules": sorted([c.module, c.op] for c in self.fp32_modules),
             "reduction": None if reduction is None else [reduction.dtype, reduction.pre_divide],
-        }
+        } | ({} if self.blocks is None else {"blocks": self._block_decisions(self.blocks)})
+
+    @staticmethod
+    def _block_decisions(blocks: BlockPlan) -> list[Any]:
+        layers = sorted([c.module, c.parameter, c.fprop, c.dgrad, c.wgrad] for c in blocks.layers)
+        return [blocks.target, layers]
 
     def digest(self) -> str:
         """A hash of ``decisions()`` in 16 hexadecimal digits."""
@@ -336,6 +409,8 @@ class PrecisionPlan:
         document["model"] = None if self.model is None else self.model.to_json()
         if not self.loss_scale.settings:  # so that versions which know no such key read the plan
             del document["loss_scale"]["settings"]
+        if self.blocks is None:
+            del document["blocks"]
         return document
 
     @classmethod
@@ -363,6 +438,8 @@ class PrecisionPlan:
         plan: PrecisionPlan = _decode(cls, {**document, "model": None}, "plan")
         try:
             plan.loss_scale.scaler_class()
+            if plan.blocks is not None:
+                plan.blocks.recipe  # noqa: B018 - raises if it is not known
         except UsageError as error:
             raise DamagedPlan(str(error)) from error
         try:

@@ -63,9 +63,9 @@ def check_plan(plan: PrecisionPlan, now: PrecisionPlan, unanswered: str = "") ->
         UsageError: If they are for different formats.
         InputError: If the plan is of another model.
     """
-    if plan.target != now.target:
-        name = FORMATS[plan.target].label if plan.target in FORMATS else plan.target
-        raise UsageError(f"the stored plan is for {name}: analyze with --target {plan.target}")
+    if plan.aim != now.aim:
+        name = FORMATS[plan.aim].label if plan.aim in FORMATS else plan.aim
+        raise UsageError(f"the stored plan is for {name}: analyze with --target {plan.aim}")
     found = [
         *_unanswered(now, unanswered),
         *_scale(plan.loss_scale, now.loss_scale),

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import json
 import math
+import pprint
 import re
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
@@ -31,13 +32,17 @@ from typing import Any, Literal
 from mpdiag.display.rendering import environment
 from mpdiag.display.wording import did_you_mean
 from mpdiag.errors import UsageError
+from mpdiag.exports.block_layers import exactly, exclude, include, layers_of
 from mpdiag.numerics.formats import FP16, format_named
 from mpdiag.numerics.loss_scalers import Backoff, ConstantScale
-from mpdiag.plan import NO_SCALE, Fp32Choice, LossScalePlan, PrecisionPlan
+from mpdiag.plan import NO_SCALE, BlockPlan, Fp32Choice, LossScalePlan, PrecisionPlan
 
+BLOCK_ENGINES = ("torchtitan", "torchao", "transformer_engine", "modelopt")
+"""Those that hold block recipes and nothing else."""
 _NAMES = (
     *("torch", "lightning", "huggingface", "accelerate", "deepspeed", "megatron"),
     *("keras", "tensorflow"),
+    *("fsdp2", *BLOCK_ENGINES),
     # Their development has ended.
     *("openseq2seq", "mxnet", "chainer", "theano", "cntk", "torch7", "caffe2", "nvcaffe"),
 )
@@ -112,7 +117,8 @@ def _write(framework: str, plan: PrecisionPlan) -> Export:
     support = Support(
         head["name"],
         formats=tuple(head["formats"].split()),
-        methods=tuple(head["methods"].split()),
+        methods=tuple(head.get("methods", "").split()),
+        blocks=tuple(head.get("blocks", "").split()),
         settings=tuple(head.get("settings", "").split()),
         levels=tuple(head["levels"].split()),
         fp32_modules="fp32_modules" in head,
@@ -182,6 +188,7 @@ def _format_of(plan: PrecisionPlan, support: Support) -> str:
     Raises:
         UsageError: If the framework has no such format, so that another plan is needed.
     """
+    _require_blocks(plan, support)
     if plan.level == "O0":
         return "fp32"
     if plan.target in support.formats:
@@ -192,6 +199,60 @@ def _format_of(plan: PrecisionPlan, support: Support) -> str:
         f"{support.name} cannot train in {format_named(plan.target).label}: analyze with --target "
         f"{support.formats[0] if support.formats else 'fp16'}, and export that plan"
     )
+
+
+def _require_blocks(plan: PrecisionPlan, support: Support) -> None:
+    """Refuse a plan whose block recipe the framework does not hold, or one without where it needs one.
+
+    Raises:
+        UsageError: With another framework or target.
+    """
+    if plan.blocks is None:
+        if not support.methods:  # nothing but block recipes
+            raise UsageError(
+                f"{support.name} takes plans for block formats: analyze with --target "
+                f"{support.blocks[0]}, and export that plan"
+            )
+        return
+    recipe = plan.blocks.recipe
+    if recipe.target not in support.blocks:
+        raise UsageError(
+            f"{support.name} cannot train in {recipe.label}: export to "
+            f"{' or '.join(recipe.engines)}, or analyze with --target "
+            f"{support.blocks[0] if support.blocks else plan.target}, and export that plan"
+        )
+    if not layers_of(plan.blocks).quantised and support.name != "FSDP2":
+        raise UsageError(
+            f"the plan keeps every linear layer in BF16, so {support.name} has nothing to convert"
+        )
+
+
+def _block_facts(blocks: BlockPlan) -> dict[str, Any]:
+    """What the templates may use of a block recipe; the names of its layers are ``BlockLayers``'."""
+    layers = layers_of(blocks)
+    wide = (*layers.kept, *layers.wide_wgrad)
+    experts = [layer for layer in blocks.layers if layer.kind == "grouped"]
+    return {
+        **vars(layers),
+        "target": blocks.target,
+        "label": blocks.recipe.label,
+        "quantised": layers.quantised,
+        "all_experts": bool(experts) and all(len(layer.quantised) == 3 for layer in experts),
+        "include": include(layers.whole, wide),
+        "exclude": exclude(wide, layers.whole),
+        "te_config": {
+            section: {
+                "enabled": True,
+                "layers": {"layer_name_regex_pattern": exactly(names)},
+                "transformer_engine": {feature: {"enabled": True, **products}},
+            }
+            for section, names, feature, products in (
+                ("bf16", layers.kept, "DisableQuantizationLayer", {}),
+                ("wgrad", layers.wide_wgrad, "DisableQuantizationGEMM", {"gemms": ["wgrad"]}),
+            )
+            if names
+        },
+    }
 
 
 def _heading(
@@ -235,6 +296,8 @@ _FILTERS: dict[str, Callable[..., Any]] = {
     "literal": repr,
     "one_line": _one_line,
     "arguments": _arguments,
+    "python": partial(pprint.pformat, width=96, sort_dicts=False),
+    "listed": lambda names: listed(list(names)),
 }
 
 
@@ -261,6 +324,7 @@ def _facts(plan: PrecisionPlan, support: Support) -> dict[str, Any]:
         "loss_scale": scale,
         "interval": scale.growth_interval,
         "reduction": plan.reduction,
+        "blocks": None if plan.blocks is None else _block_facts(plan.blocks),
         "fp32_modules": modules_in_fp32(plan) if chosen != "fp32" else [],
         "autocast": {"dtype": dtype, "enabled": chosen != "fp32"},
         "grad_scaler": _grad_scaler(scaling, scale),
@@ -312,6 +376,7 @@ class Support:
         fp32_modules: Whether the text itself keeps the plan's modules in FP32.
         levels: The opt levels it has: O0, the nearest to O1, and others.
         reduction: Whether the text sets the format in which gradients are reduced.
+        blocks: The block recipes that it holds, the plain choice first.
     """
 
     name: str
@@ -324,6 +389,7 @@ class Support:
     fp32_modules: bool = False
     levels: tuple[str, ...] = ("O0", "O1")
     reduction: bool = False
+    blocks: tuple[str, ...] = ()
 
 
 def shortfalls(plan: PrecisionPlan, support: Support) -> tuple[str, ...]:
@@ -444,6 +510,11 @@ def _of_modules(plan: PrecisionPlan, support: Support) -> Iterator[str]:
 
 
 def _of_the_rest(plan: PrecisionPlan, support: Support) -> Iterator[str]:
+    if plan.blocks is not None and (others := layers_of(plan.blocks).others):
+        yield (
+            f"the plan quantises some products of {listed(list(others))}; {support.name} cannot split "
+            "them so, and they stay in BF16."
+        )
     reduction = plan.reduction
     if reduction is not None and not support.reduction:
         how = " after division by the number of ranks" if reduction.pre_divide else ""

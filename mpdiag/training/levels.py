@@ -73,7 +73,7 @@ def resolve(
     if chosen not in LEVELS:
         raise UsageError(f"there is no level {chosen!r}: choose one of {', '.join(LEVELS)}")
     dtype = overrides.dtype
-    compute = _dtype(plan.target if dtype is None else dtype, named=dtype is not None)
+    compute = _dtype(plan.aim if dtype is None else dtype, named=dtype is not None)
     base = Precision(
         level=chosen,
         dtype=compute if chosen != "O0" else torch.float32,

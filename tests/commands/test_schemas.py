@@ -15,7 +15,7 @@ from mpdiag.analysis.comparison import comparison_findings, equivalence, margins
 from mpdiag.analysis.figures import Counted, Key
 from mpdiag.analysis.findings import Severity
 from mpdiag.analysis.verdict.probe import Probe
-from mpdiag.exports.registry import EXPORTERS, TextLanguage
+from mpdiag.exports.registry import BLOCK_ENGINES, EXPORTERS, TextLanguage
 from mpdiag.hardware.capabilities import How
 from mpdiag.plan import LossScaleNeed, PrecisionPlan, VerdictLevel
 from mpdiag.runs.answers import Certainty
@@ -47,7 +47,11 @@ MORE = [
     ("analyze", "analyze audited/bf16"),
     ("why", "why ssd trunk.0.weight"),
     ("profile", "profile causes.json"),
-    *(("export", f"export ssd/plan.json --to {framework}") for framework in EXPORTERS),
+    *(
+        ("export", f"export ssd/plan.json --to {framework}")
+        for framework in EXPORTERS
+        if framework not in BLOCK_ENGINES
+    ),
     ("error", "runs nowhere"),
     ("error", "analyze ssd --target fp17"),
 ]

@@ -16,8 +16,11 @@ import torch
 from support import backoff, batch, constant, network
 
 from mpdiag.errors import UsageError
-from mpdiag.exports.registry import EXPORTERS, export_plan, modules_in_fp32
+from mpdiag.exports.registry import BLOCK_ENGINES, EXPORTERS, export_plan, modules_in_fp32
+from mpdiag.numerics.block_recipes import BLOCK_RECIPES
 from mpdiag.plan import (
+    BlockLayer,
+    BlockPlan,
     Fp32Choice,
     LossScalePlan,
     PrecisionPlan,
@@ -25,7 +28,17 @@ from mpdiag.plan import (
 )
 
 GOLDEN = Path(__file__).resolve().parent.parent / "data" / "exports"
-BF16 = ("torch", "lightning", "huggingface", "accelerate", "deepspeed", "megatron", "keras")
+BF16 = (
+    "torch",
+    "lightning",
+    "huggingface",
+    "accelerate",
+    "deepspeed",
+    "megatron",
+    "keras",
+    "fsdp2",
+)
+FRAMEWORKS = [name for name in EXPORTERS if name not in BLOCK_ENGINES]
 CONTROLS = "a\nimport os\x1b]0;title\x07\x1b[2J\x9b1m\u202egnp.exe\x00"
 
 
@@ -42,8 +55,26 @@ HOSTILE = PrecisionPlan(
 PLANS = (PrecisionPlan(), constant(8.0), backoff(1024.0), scaled("lognormal"), FULL)
 
 
+def in_blocks(target: str) -> PrecisionPlan:
+    """The full plan in a block format: a layer of each kind that exports tell apart."""
+    layers = (
+        BlockLayer("layers.1.w1", "weight", "linear", target, target, target),
+        BlockLayer("layers.11.w1", "weight", "linear", target, target, "bf16"),
+        BlockLayer("layers.11.w2", "weight", "linear", "bf16", target, "bf16"),
+        BlockLayer("layers.1.experts", "w1", "grouped", target, target, target),
+        BlockLayer("layers.1.router", "weight", "linear", "bf16", "bf16", "bf16"),
+        BlockLayer("out", "weight", "linear", "bf16", "bf16", "bf16"),
+        BlockLayer("layers.1.out", "weight", "linear", target, target, target),
+    )
+    formats = BLOCK_RECIPES[target].formats()
+    return replace(FULL, target="bf16", blocks=BlockPlan(target, formats, layers))
+
+
 def document(name: str) -> str:
     """An export of the full plan, its settings with two other scales, and its notes on them."""
+    if name in BLOCK_ENGINES:
+        held = [t for t, recipe in BLOCK_RECIPES.items() if name in recipe.engines]
+        return "\n".join(export_plan(in_blocks(target), name).text for target in held)
     rest = [export_plan(plan, name) for plan in (PrecisionPlan(), constant(8.0))]
     own = [json.dumps([export.settings, export.notes], indent=1) for export in rest]
     settings = json.dumps(export_plan(FULL, name).settings, indent=1)
@@ -55,7 +86,7 @@ def test_an_export_is_what_it_was(name):
     assert document(name) == (GOLDEN / f"{name}.txt").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("name", EXPORTERS)
+@pytest.mark.parametrize("name", FRAMEWORKS)
 @pytest.mark.parametrize("level", ["O1", "O2"])
 @pytest.mark.parametrize("plan", [*PLANS, HOSTILE], ids=range(6))
 def test_every_text_is_of_its_language_and_commands_no_terminal(name, plan, level):
@@ -73,7 +104,7 @@ def test_every_text_is_of_its_language_and_commands_no_terminal(name, plan, leve
     assert "import os" not in export.text.splitlines() or name == "tensorflow"
 
 
-@pytest.mark.parametrize("name", EXPORTERS)
+@pytest.mark.parametrize("name", FRAMEWORKS)
 def test_other_formats_are_written_or_refused(name):
     plan = PrecisionPlan(target="bf16")
     if name in BF16:

@@ -10,6 +10,7 @@ for _row in read_table(Path(__file__).with_name("examples.tsv")):
 """By command."""
 FRAMEWORKS = (
     "torch", "lightning", "huggingface", "accelerate", "deepspeed", "megatron", "keras", "tensorflow",
+    "fsdp2", "torchtitan", "torchao", "transformer_engine", "modelopt",
     "openseq2seq", "mxnet", "chainer", "theano", "cntk", "torch7", "caffe2", "nvcaffe",
 )  # fmt: skip
 """What ``export --to`` takes, as the registry of exports has it, which would be slow to import here."""

@@ -25,7 +25,7 @@ def keep_plan(run: Run, plan: PrecisionPlan) -> str | None:
     if meta.get("state") == "recording" or meta.get("training") or (folder / SEARCH).is_file():
         return None
     place = folder / PLAN
-    rewrite = f"mpdiag analyze {folder} --target {plan.target} -o {place}"
+    rewrite = f"mpdiag analyze {folder} --target {plan.aim} -o {place}"
     try:
         if not place.is_file():
             with atomic_path(place) as path:
