@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support import constant, wrapped
+from support import NEEDS_GLOO, constant, wrapped
 from torch import nn
 from torch.nn import functional as F
 
@@ -62,7 +62,8 @@ def test_a_row_masked_everywhere_is_the_softmax():
 def test_the_backward_pass_names_the_forward_line():
     function = lambda x: (x * 0).abs().sqrt()  # noqa: E731
     first = traced(function).first
-    assert (first.phase, first.module) == ("backward", "")
+    assert (first.op, first.ran, first.phase, first.module) == ("sqrt", "div", "backward", "")
+    assert "Inf first in the backward pass of sqrt (div), the model at " in str(first)
     assert first.where.endswith(f":{function.__code__.co_firstlineno}")
     assert traced(function, backward=False).first is None
 
@@ -107,3 +108,88 @@ def test_nothing_is_left_behind_and_nothing_changed():
     assert torch._C._len_torch_dispatch_stack() == 0
     assert not torch.nn.modules.module._global_forward_hooks
     assert all(torch.equal(a, p.grad) for a, p in zip(plain, model.parameters(), strict=True))
+
+
+SHARDED = """
+import os, sys
+import torch, torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+import mpdiag
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b = (nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 8)) for _ in "ab")
+
+    def forward(self, x):
+        return self.b(damaged(self.a(x)))
+
+def damaged(h):
+    return h * torch.tensor(3e38 if rank == 1 else 1.0) * 9
+
+def root(h):
+    return (h * rank).abs().sqrt()
+
+def checked(model, call):
+    with mpdiag.find_nonfinite(model) as trace:
+        call()
+    found, own = trace.culprit(), trace.first
+    kind = "none" if own is None else "received" if own.received else "made"
+    print(found.op, found.ran, found.phase, found.module, found.line, found.rank, kind)
+
+def trained(model, wrapper=None):
+    return lambda: (wrapper or model)(torch.randn(4, 8)).sum().backward()
+
+x = torch.randn(4, 8)
+net = Net()
+checked(net, trained(net, nn.parallel.DistributedDataParallel(net)))
+net = Net()
+for part in (net.a, net.b, net):
+    fully_shard(part)
+checked(net, trained(net))
+damaged, net = (lambda h: h), Net()
+split = {"a.0": ColwiseParallel(), "a.1": RowwiseParallel()}
+parallelize_module(net, init_device_mesh("cpu", (2,)), split)
+if rank == 1:
+    net.a[0].weight.data.to_local().fill_(3e38)
+checked(net, trained(net))
+damaged, net = root, Net()
+part = net.a if rank == 0 else nn.Sequential(net.b[0], net.b[1])
+if rank == 1:
+    part.register_forward_pre_hook(lambda module, args: (root(args[0] * 0),))
+stage = PipelineStage(part, rank, 2, torch.device("cpu"))
+schedule = ScheduleGPipe(stage, 2, loss_fn=lambda y, t: (y - t).square().sum())
+feed = {"target": torch.zeros(4, 8)} if rank else {}
+checked(part, lambda: schedule.step(*([] if rank else [x]), **feed))
+dist.barrier()
+sys.stdout.flush()
+os._exit(0)
+"""
+
+
+@NEEDS_GLOO
+def test_of_several_ranks_the_one_that_made_it_is_named(fork_server, tmp_path):
+    line = {text: i for i, text in enumerate(SHARDED.splitlines(), 1)}
+    damaged = line["    return h * torch.tensor(3e38 if rank == 1 else 1.0) * 9"]
+    root = line["    return (h * rank).abs().sqrt()"]
+    (tmp_path / "sharded.py").write_text(SHARDED)
+    ended = fork_server.ranks("python", "sharded.py", cwd=tmp_path)
+    assert [done.code for done in ended] == [0, 0], ended[0].err[-2000:]
+    outputs = [[row.rsplit(" ", 1) for row in done.out.splitlines()] for done in ended]
+    culprits = [row for row, _ in outputs[0]]
+    assert culprits == [row for row, _ in outputs[1]]
+    assert culprits[:2] == [f"mul mul forward  {damaged} 1"] * 2
+    assert culprits[2].startswith("addmm addmm forward a.0 ")
+    assert culprits[2].endswith(" 1")
+    assert culprits[3] == f"sqrt div backward  {root} 1"
+    assert [[kind for _, kind in rows] for rows in outputs] == [
+        ["received", "none", "received", "received"],
+        ["made"] * 4,
+    ]

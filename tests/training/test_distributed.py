@@ -313,6 +313,39 @@ torch.testing.assert_close(flat[: len(whole_ones)], whole_ones, rtol=0, atol=1e-
     assert outputs[0] == outputs[1]
 
 
+@pytest.mark.parametrize("way", ["ddp", "fsdp2", "flat"])
+def test_a_capsule_has_whole_weights_and_the_batch_of_each_rank(run, way):
+    outputs = run(
+        SHARD
+        + """
+from mpdiag.training.skips.capsule import load_capsule
+from mpdiag.training.skips.capsule_replay import replay_capsule
+plain, net = model(), model()
+net = ddp(net) if way == "ddp" else shard(net)
+mp = wrap(net.module if way == "ddp" else net, run=f"run-{way}")
+x = rows(0) * (1e5 if rank == 1 else 1)
+with mp.autocast():
+    loss = net(x).float().square().mean()
+assert mp.step(loss, batch=x).skipped
+mp.close()
+dist.barrier()
+for name in ("step000000", "step000000-rank00001"):
+    capsule = load_capsule(f"run-{way}/capsules/{name}")
+    assert all(torch.equal(capsule.tensors[f"model.{n}"], p) for n, p in plain.named_parameters())
+    print(torch.equal(capsule.batch, x))
+if rank == 0:
+    again = replay_capsule(f"run-{way}/capsules/step000000", lambda: (model(), lambda m, b: m(b).sum()))
+    print(again.first.rank, again.first.op, again.first.inputs[0].highest > 65504)
+""",
+        "O1",
+        way,
+    )
+    assert [lines.split() for lines in outputs] == [
+        ["True", "False", "1", "_to_copy", "True"],
+        ["False", "True"],
+    ]
+
+
 @pytest.mark.parametrize("way", ["flat", "original"])
 def test_a_scale_by_the_largest_gradient_is_one_on_all_shards_some_of_them_empty(run, way):
     """Of one weight, FSDP1's second rank holds nothing; with original parameters, no gradient either."""

@@ -13,12 +13,16 @@ only *says* which class it was; the person who replays it names what is imported
 
 where ``function()`` returns the model, and a function of model and batch that returns the loss
 (``capsule_replay``).
+
+In a distributed training rank 0 writes the whole weights, and every rank its own batch and random state:
+rank 1 into ``step000012-rank00001``, whose ``weights`` name the folder beside it that has them.
 """
 
 from __future__ import annotations
 
 import math
 import os
+import re
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -118,7 +122,11 @@ def load_capsule(path: str | os.PathLike[str]) -> Capsule:
         version = document["schema_version"]
         if type(version) is int and version > SCHEMA_VERSION:
             raise NewerSchema(f"{folder} was written by a newer mpdiag: upgrade mpdiag to read it")
-        capsule = Capsule(folder, document, _read_tensors(folder / TENSORS))
+        tensors = _read_tensors(folder / TENSORS)
+        if "weights" in document:
+            beside = _read_tensors(_beside(folder, document["weights"]) / TENSORS)
+            tensors |= {n: t for n, t in beside.items() if n.startswith("model.")}
+        capsule = Capsule(folder, document, tensors)
         _refuse_incomplete(capsule)
     except (
         *(OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError),
@@ -128,6 +136,25 @@ def load_capsule(path: str | os.PathLike[str]) -> Capsule:
         message = f"{folder} is not a readable capsule ({detail[0]}): copy it again, both files"
         raise DamagedCapsule(message) from error
     return capsule
+
+
+def ranks_of(capsule: Capsule) -> list[AnyPath]:
+    """The capsules of the other ranks in the same step; none beside a capsule of a further rank."""
+    folder = capsule.folder
+    if "weights" in capsule.document or is_remote(folder):
+        return []
+    return sorted(folder.parent.glob(f"{folder.name}-rank*"))
+
+
+def _beside(folder: AnyPath, name: Any) -> AnyPath:
+    """The folder of a name beside a capsule's.
+
+    Raises:
+        ValueError: If it is not the name of a folder beside it.
+    """
+    if not isinstance(name, str) or not re.fullmatch(r"step\d+", name):
+        raise ValueError(f"weights is {name!r}, not the name of a capsule")
+    return folder.parent / name
 
 
 def _read_tensors(path: AnyPath) -> dict[str, Tensor]:
@@ -189,16 +216,28 @@ class CapsuleWriter:
             self._checked = True
 
     def write(self, batch: Any, result: StepResult) -> None:
-        """Write a capsule of a step that was just skipped; a disk that refuses costs a warning."""
-        if self._log is None or self._written == _MOST or result.rank != 0:
+        """Write a capsule of a step that was just skipped; a disk that refuses costs a warning.
+
+        All ranks come here together: the whole of a sharded weight needs each rank's part.
+        """
+        if self._log is None or self._written == _MOST:
             return
         self._written += 1
-        folder = self._log.folder / "capsules" / f"step{result.step:06d}"
+        name = f"step{result.step:06d}"
         model = self._wrapped.models[0]
+        first = result.rank == 0
+        weights = {}
+        for key, tensor in self._wrapped.fp32_state(model).items():
+            whole = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+            if first:
+                weights[key] = whole.cpu()
+        folder = (
+            self._log.folder / "capsules" / (name if first else f"{name}-rank{result.rank:05d}")
+        )
         try:
             save_capsule(
                 folder,
-                weights=self._wrapped.fp32_state(model),
+                weights=weights,
                 random=self._wrapped.start.random,
                 batch=batch,
                 facts={
@@ -207,6 +246,7 @@ class CapsuleWriter:
                     "reason": result.reason,
                     "model": f"{type(model).__module__}.{type(model).__qualname__}",
                     "training": model.training,
+                    **({} if first else {"weights": name}),
                     **self._facts,
                 },
             )

@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from mpdiag.errors import DamagedCapsule, DamagedPlan, UsageError
 from mpdiag.plan import PrecisionPlan
 from mpdiag.tracing.nonfinite import Producer, find_nonfinite
 from mpdiag.training.options import Backend, PrecisionOverrides
-from mpdiag.training.skips.capsule import Capsule, load_capsule
+from mpdiag.training.skips.capsule import Capsule, load_capsule, ranks_of
 from mpdiag.training.skips.step_start import random_as_before
 from mpdiag.training.trainer import MixedPrecision
 
@@ -83,6 +83,8 @@ def builder_named(path: str) -> Builder:
 def replay_capsule(path: str | os.PathLike[str] | Capsule, build: Builder) -> Replayed:
     """Run a capsule's step again and find the first operation that goes non-finite.
 
+    A step of several ranks runs with each rank's batch, from rank 0 on, until one is not finite.
+
     Args:
         path: The capsule.
         build: Returns the model, and a function of model and batch that returns the loss.
@@ -92,6 +94,16 @@ def replay_capsule(path: str | os.PathLike[str] | Capsule, build: Builder) -> Re
         UsageError: If ``build`` returns something else.
     """
     capsule = path if isinstance(path, Capsule) else load_capsule(path)
+    replayed = _replay(capsule, build)
+    for other in ranks_of(capsule) if replayed.first is None else ():
+        again = _replay(load_capsule(other), build)
+        if again.first is not None:
+            rank = int(other.name.rpartition("-rank")[2])
+            return replace(again, first=replace(again.first, rank=rank))
+    return replayed
+
+
+def _replay(capsule: Capsule, build: Builder) -> Replayed:
     built: object = build()  # what a person wrote may return anything
     if not (isinstance(built, tuple) and len(built) == 2 and isinstance(built[0], nn.Module)):
         message = "the model's function must return a module and a function of module and batch"

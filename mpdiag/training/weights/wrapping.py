@@ -150,7 +150,9 @@ class Wrapped:
         """A model's state dict with its full FP32 weights, whatever the level holds."""
         state = dict(model.state_dict())
         for name, parameter in model.named_parameters(remove_duplicate=False):
-            state[name] = self.masters.value(parameter).float().clone()
+            value = self.masters.value(parameter)
+            if name in state and state[name].shape == value.shape:  # FSDP1 holds a part of it
+                state[name] = value.float().clone()
         return state
 
     def look(self) -> None:

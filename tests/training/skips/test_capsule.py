@@ -174,6 +174,7 @@ FIELDS = ("plan", "training", "level", "backend", "model", "reason")
 UNREADABLE = [
     *(("capsule.json", {field: None}) for field in FIELDS),
     *(("capsule.json", {field: 7}) for field in FIELDS[2:]),
+    ("capsule.json", {"weights": "../step000000"}),
     ("tensors.safetensors", b"nothing"),
 ]
 UNUSABLE = [
