@@ -24,6 +24,7 @@ import sys
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any, Literal
 
 import torch
@@ -430,7 +431,7 @@ def _differentiated(node: str) -> str:
 
 def _in_rehearsal() -> bool:
     """Whether a pipeline stage is only learning its shapes here."""
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
         if code.co_name in _REHEARSALS and "pipelining" in code.co_filename:
