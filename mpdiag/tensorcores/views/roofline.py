@@ -7,21 +7,20 @@ Winograd's or an FFT's shortcut may stand above a roof, and one that reads twice
 """
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from mpdiag.display.colors import GREEN, GREY, VERDICT_COLORS, VERMILION
+from mpdiag.display.colors import GREY, VERDICT_COLORS
 from mpdiag.display.wording import beginning, counted, in_figure, percent
 from mpdiag.reports.picture import Picture
-from mpdiag.reports.plotting import GRID, Drawing, empty, figure
+from mpdiag.reports.plotting import empty, figure
 from mpdiag.tensorcores.views.tensor_core_use import table_receipt
 
-Unit = Literal["tensor", "cuda"]
 _WORDS = ["op", "module", "phase", "kernel", "dtype", "verdict"]
 _NUMBERS = ["m", "n", "k", "batch", "flops", "bytes", "calls", "time_us"]
 COLUMNS = [
@@ -31,59 +30,37 @@ COLUMNS = [
 
 
 @dataclass(frozen=True)
-class Roof:
-    """The most one kind of unit can do.
-
-    Attributes:
-        unit: Tensor Cores or CUDA cores.
-        dtypes: Of the operands, those with this rate.
-        rate: TFLOP/s.
-    """
-
-    unit: Unit
-    dtypes: tuple[str, ...]
-    rate: float
-
-
-@dataclass(frozen=True)
 class Roofs:
     """What a device can do, by a profile's own account.
 
     Attributes:
         bandwidth: TB/s of device memory.
-        tensor, cuda: TFLOP/s by dtype.
+        rates: TFLOP/s by the verdict of what runs on a unit, and dtype.
         source: Where the figures stand.
     """
 
     bandwidth: float
-    tensor: Mapping[str, float]
-    cuda: Mapping[str, float]
+    rates: Mapping[tuple[str, str], float]
     source: str
 
     def rate(self, verdict: str, dtype: str) -> float:
         """TFLOP/s of the units that a verdict names; NaN where it names none, or that is not known."""
-        rates = {"tensor_core": self.tensor, "cuda_core": self.cuda}.get(verdict, {})
-        return rates.get(_family(dtype), math.nan)
+        return self.rates.get((verdict, _family(dtype)), math.nan)
 
-    def shown(self, operations: pd.DataFrame) -> tuple[Roof, ...]:
-        """The roofs to draw, highest first: FP16 on Tensor Cores, FP32 on CUDA cores, and what ran.
+    def shown(self, operations: pd.DataFrame) -> dict[tuple[str, float], str]:
+        """The dtypes of each unit and rate to draw, highest first.
 
-        Dtypes of one unit and rate share a roof.
+        FP16 on Tensor Cores, FP32 on CUDA cores, what ran, and what FP32 could have run as.
         """
-        used = list(zip(operations["verdict"], operations["dtype"], strict=True))
-        wanted: list[tuple[Unit, str]] = [("tensor", "fp16"), ("cuda", "fp32")]
-        for verdict, dtype in used:
-            family = _family(str(dtype))
-            wanted.append(("tensor" if verdict == "tensor_core" else "cuda", family))
-            if family == "fp32":
-                wanted.append(("tensor", "tf32"))  # what it could have run as
-        merged: dict[tuple[Unit, float], list[str]] = {}
-        for unit, dtype in dict.fromkeys(wanted):
-            rates = self.tensor if unit == "tensor" else self.cuda
-            if dtype in rates:
-                merged.setdefault((unit, rates[dtype]), []).append(dtype)
-        roofs = [Roof(unit, tuple(sorted(names)), rate) for (unit, rate), names in merged.items()]
-        return tuple(sorted(roofs, key=lambda roof: -roof.rate))
+        wanted = [("tensor_core", "fp16"), ("cuda_core", "fp32")]
+        for verdict, dtype in zip(operations["verdict"], operations["dtype"], strict=True):
+            wanted.append((verdict, _family(str(dtype))))
+            wanted += [("tensor_core", "tf32")] if dtype == "fp32" else []
+        found: dict[tuple[str, float], str] = {}
+        for verdict, dtype in sorted({key for key in wanted if key in self.rates}):
+            key = verdict, self.rates[verdict, dtype]
+            found[key] = ", ".join(filter(None, (found.get(key), dtype.upper())))
+        return dict(sorted(found.items(), key=lambda entry: -entry[0][1]))
 
 
 def roofs_of(profile: Mapping[str, Any]) -> Roofs | None:
@@ -93,10 +70,14 @@ def roofs_of(profile: Mapping[str, Any]) -> Roofs | None:
     if not isinstance(peaks, dict):
         return None
     bandwidth = _positive({"": peaks.get("bandwidth_gbps")}).get("", 0.0) / 1000
-    tensor, cuda = (_positive(peaks.get(name)) for name in ("tensor_tflops", "cuda_tflops"))
-    if not bandwidth or not (tensor or cuda):
+    rates = {
+        (verdict, dtype): rate
+        for verdict, key in (("tensor_core", "tensor_tflops"), ("cuda_core", "cuda_tflops"))
+        for dtype, rate in _positive(peaks.get(key)).items()
+    }
+    if not bandwidth or not rates:
         return None
-    return Roofs(bandwidth, tensor, cuda, str(peaks.get("source") or ""))
+    return Roofs(bandwidth, rates, str(peaks.get("source") or ""))
 
 
 def roofline_frame(profile: Mapping[str, Any]) -> pd.DataFrame:
@@ -139,13 +120,6 @@ def roofline_frame(profile: Mapping[str, Any]) -> pd.DataFrame:
     return result
 
 
-def left_out(profile: Mapping[str, Any], frame: pd.DataFrame) -> int:
-    """How many matrix operations a ``roofline_frame`` lacks: their work is not known."""
-    rows: Collection[Any] = profile.get("operations", [])
-    matrix = sum(isinstance(row, dict) and row.get("m") is not None for row in rows)
-    return max(0, matrix - len(frame))
-
-
 def _family(dtype: str) -> str:
     return "fp8" if dtype.startswith("fp8") else dtype
 
@@ -170,11 +144,7 @@ def _shape(row: Mapping[str, Any]) -> str:
 
 
 _SYMBOLS = {"tensor_core": "circle", "cuda_core": "square", "unknown": "diamond"}
-_UNITS = {"tensor": "tensor_core", "cuda": "cuda_core"}
-"""The verdict of what ran on each unit."""
 _NONE = "the profile has no matrix operation with known FLOPs and time"
-_CLOSE = 1.3
-"""Roofs nearer to each other than this are labelled one above and one below its line."""
 
 
 def roofline_figure(
@@ -190,10 +160,28 @@ def roofline_figure(
     if frame.empty:
         return empty(_NONE)
     fig = figure(460)
-    shown = roofs.shown(frame) if roofs else ()
-    bounds = _bounds(frame, roofs, shown)
-    if roofs:
-        _draw_roofs(fig, roofs, shown, bounds, words)
+    if roofs is not None:
+        shown = roofs.shown(frame)
+        low = frame["rate"].min() / 2 / roofs.bandwidth
+        top = max((rate for _, rate in shown), default=frame["rate"].max())
+        right = 4 * max(frame["intensity"].max(), top / roofs.bandwidth)
+        ends = [low, top / roofs.bandwidth]
+        slope = f"memory: {1000 * roofs.bandwidth:g} GB/s"
+        unseen: dict[str, Any] = {"showlegend": False, "hoverinfo": "skip", "mode": "lines+text"}
+        heights = [end * roofs.bandwidth for end in ends]
+        line = {"color": GREY, "width": 2}
+        fig.add_scatter(
+            x=ends, y=heights, text=[slope, ""], textposition="bottom right", line=line, **unseen
+        )
+        for (verdict, rate), dtypes in shown.items():
+            fig.add_scatter(
+                x=[rate / roofs.bandwidth, right],
+                y=[rate, rate],
+                text=["", f"{words[verdict]}, {in_figure(dtypes)}: {rate:g} TFLOP/s"],
+                textposition="top left" if verdict == "tensor_core" else "bottom left",
+                line={"color": VERDICT_COLORS[verdict], "width": 2},
+                **unseen,
+            )
     whole = frame["time_us"].sum()
     for verdict, colour in VERDICT_COLORS.items():
         part = frame[frame["verdict"] == verdict]
@@ -216,87 +204,9 @@ def roofline_figure(
             customdata=[_hover(row, row["time_us"] / whole) for row in part.to_dict("records")],
             hovertemplate="%{customdata}<extra>" + name + "</extra>",
         )
-    (left, right), (low, high) = bounds
-    fig.update_xaxes(**_decades(left, right, "FLOP for each byte that must move"))
-    fig.update_yaxes(**_decades(low, high, "achieved, TFLOP/s"))
-    return fig.figure()
-
-
-def _bounds(
-    frame: pd.DataFrame, roofs: Roofs | None, shown: tuple[Roof, ...]
-) -> tuple[tuple[float, float], tuple[float, float]]:
-    """What both axes show: every operation, and every roof with its ridge."""
-    x, y = list(frame["intensity"]), list(frame["rate"])
-    if roofs:
-        x += [roof.rate / roofs.bandwidth for roof in shown]
-        y += [roof.rate for roof in shown]
-    return (min(x) / 2, max(x) * 4), (min(y) / 2, max(y) * 2.5)
-
-
-def _draw_roofs(
-    fig: Drawing,
-    roofs: Roofs,
-    shown: tuple[Roof, ...],
-    bounds: tuple[tuple[float, float], tuple[float, float]],
-    words: Mapping[str, str],
-) -> None:
-    (left, right), (low, _) = bounds
-    top = shown[0].rate if shown else low
-    begin = max(left, low / roofs.bandwidth)
-    ridge = top / roofs.bandwidth
-    _line(fig, [begin, ridge], [begin * roofs.bandwidth, top], GREY, "solid")
-    above: float | None = None
-    for roof in shown:
-        colour, dash = (GREEN, "solid") if roof.unit == "tensor" else (VERMILION, "dash")
-        _line(fig, [roof.rate / roofs.bandwidth, right], [roof.rate] * 2, colour, dash)
-        below = above is not None and above / roof.rate < _CLOSE
-        dtypes = ", ".join(name.upper() for name in roof.dtypes)
-        fig.add_annotation(
-            x=math.log10(right),
-            y=math.log10(roof.rate),
-            text=f"{words[_UNITS[roof.unit]]}, {in_figure(dtypes)}: {roof.rate:g} TFLOP/s",
-            xanchor="right",
-            yanchor="top" if below else "bottom",
-            showarrow=False,
-            font={"color": colour, "size": 12},
-        )
-        above = roof.rate
-    middle = math.sqrt(begin * ridge)
-    fig.add_annotation(
-        x=math.log10(middle),
-        y=math.log10(middle * roofs.bandwidth),
-        text=f"memory: {1000 * roofs.bandwidth:g} GB/s",
-        xanchor="right",
-        yanchor="bottom",
-        xshift=-6,
-        showarrow=False,
-        font={"color": GREY, "size": 12},
-    )
-
-
-def _line(fig: Drawing, x: list[float], y: list[float], colour: str, dash: str) -> None:
-    fig.add_scatter(
-        x=x,
-        y=y,
-        mode="lines",
-        line={"color": colour, "width": 2, "dash": dash},
-        showlegend=False,
-        hoverinfo="skip",
-    )
-
-
-def _decades(low: float, high: float, title: str) -> dict[str, Any]:
-    """A logarithmic axis, labelled at the powers of ten."""
-    places = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    return {
-        "type": "log",
-        "title": title,
-        "range": [math.log10(low), math.log10(high)],
-        "tickmode": "array",
-        "tickvals": [10.0**e for e in places],
-        "ticktext": [f"{10.0**e:g}" for e in places],
-        "gridcolor": GRID,
-    }
+    decades: dict[str, Any] = {"type": "log", "dtick": 1, "exponentformat": "none"}
+    fig.update_xaxes(title="FLOP for each byte that must move", **decades)
+    return fig.update_yaxes(title="achieved, TFLOP/s", **decades).figure()
 
 
 def _hover(row: Mapping[Any, Any], share: float) -> str:
@@ -318,7 +228,10 @@ def roofline(run: str, profile: Mapping[str, Any], names: Mapping[str, str]) -> 
     """Matrix operations under the roofs of the device."""
     frame = roofline_frame(profile)
     roofs = roofs_of(profile)
-    missing = left_out(profile, frame)
+    matrix = sum(
+        isinstance(row, dict) and row.get("m") is not None for row in profile.get("operations", [])
+    )
+    missing = max(0, matrix - len(frame))
     absent = ""
     if missing:
         absent = f" {counted(missing, 'operation is', 'operations are')} missing: sizes not known."
