@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import gc
 import json
 import platform
 import statistics
@@ -27,7 +26,6 @@ from recording import WORKLOADS
 from torch import nn
 
 import mpdiag
-from mpdiag.emulation import linear
 from mpdiag.plan import LossScalePlan, PrecisionPlan
 from mpdiag.tracing.precision_share import DENSE
 from mpdiag.training import judgement
@@ -304,24 +302,10 @@ def measure_small(steps: int) -> dict[str, float]:
             "ours": SmallOurs(kind, units, dtype="fp16", backend="emulated", level=level),
         }
         times = step_times(trainees, steps, time.process_time)
-        del trainees["ours"]  # and with it the kernels that FP32 layers pass, too
-        gc.collect()
         found[f"{kind} of {units} units, {level} in emulated FP16 / FP32"] = statistics.median(
             a / b for a, b in zip(times["ours"], times["fp32"], strict=True)
-        ) * beside_emulation(trainees["fp32"], steps // 5)
+        )
     return found
-
-
-def beside_emulation(trainee: Trainee, rounds: int) -> float:
-    """An FP32 step's time where emulated training's kernels are held in the process, over without."""
-    alone, beside = [], []
-    for _ in range(rounds):
-        for times in (alone, beside):
-            held = linear.in_one_piece() if times is beside else None
-            trainee.step()
-            times.append(statistics.median(trainee.step(time.process_time) for _ in range(5)))
-            del held
-    return statistics.median(a / b for a, b in zip(beside, alone, strict=True))
 
 
 def measure_emulated(workload: str, steps: int) -> dict[str, float]:

@@ -68,9 +68,6 @@ class Emulation(TorchDispatchMode):
     Backward passes must run inside it, too. oneDNN is switched off above the dispatch level: its LSTM
     and GRU are one opaque operation that would hide every stored gate and state. Below it, for
     convolutions and the rest, oneDNN is switched on again.
-
-    Attributes:
-        hooked: Whether an operation ran while hooks on saved tensors were in force; the user clears it.
     """
 
     def __init__(self) -> None:
@@ -78,7 +75,6 @@ class Emulation(TorchDispatchMode):
         self._kinds: dict[int, _Kind] = {}  # by id: torch's hash of an operation is Python's
         self._results: dict[Any, Dtypes | None] = {}
         self._onednn: list[bool] = []
-        self.hooked = False
 
     def __enter__(self) -> Emulation:  # noqa: PYI034 - typing.Self is Python 3.11's
         """Start emulating on this thread."""
@@ -108,8 +104,6 @@ class Emulation(TorchDispatchMode):
         kind = self._kinds.get(id(func))
         if kind is None:
             kind = unseen(self._learn, func)
-        if not self.hooked:
-            self.hooked = saved_tensors_are_hooked()
         if compiler_looks_on():
             return unseen(self._run, func, kind, args, kwargs or {})
         return self._run(func, kind, args, kwargs or {})
@@ -164,19 +158,6 @@ class Emulation(TorchDispatchMode):
             return found
 
 
-def alone() -> Emulation | None:
-    """The emulation that is the only thing to see this thread's operations, if there is one.
-
-    None as well where hooks on saved tensors are in force: checkpointing compares what two forward
-    passes save.
-    """
-    if torch._C._len_torch_dispatch_stack() != 1:
-        return None
-    mode = torch._C._get_dispatch_stack_at(0)
-    # A subclass computes in its own way.
-    return mode if type(mode) is Emulation and not saved_tensors_are_hooked() else None
-
-
 class unwatched:  # noqa: N801 - it reads as a function, and is faster than one
     """A context in which no mode sees operations, for FP32 work inside an emulated region.
 
@@ -211,11 +192,6 @@ def _innermost() -> Emulation | None:
         if isinstance(mode, Emulation):
             return mode
     return None
-
-
-def saved_tensors_are_hooked() -> bool:
-    """Whether hooks on what a backward pass needs are in force, as where it is computed again."""
-    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 
 hide(Emulation.__torch_dispatch__)

@@ -13,7 +13,7 @@ Like cuDNN's, it is differentiable once; for a second derivative switch it off a
 """
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -55,20 +55,13 @@ def in_one_piece() -> Library:
     """What holds a kernel that takes LSTMs here where no autocast is in force, as in an FP16 model.
 
     An LSTM is split above the level at which ``Emulation`` sees operations, so its kernel for tensors
-    with gradients is replaced. That one leaves every other call to torch.
+    with gradients is replaced. That one leaves every other call to torch. It is in force, in the whole
+    process, until nobody holds it.
     """
-    return held_kernel("lstm.input", _disable_dynamo(_lstm_or_torch))
-
-
-def held_kernel(name: str, kernel: Callable[..., Any]) -> Library:
-    """What holds a kernel of an operation for tensors with gradients on a CPU.
-
-    It is in force, in the whole process, until nobody holds it.
-    """
-    library = _held.get(name)
+    library = _held.get("lstm.input")
     if library is None:
-        library = _held[name] = Library("aten", "IMPL")
-        library.impl(name, kernel, "AutogradCPU")
+        library = _held["lstm.input"] = Library("aten", "IMPL")
+        library.impl("lstm.input", _disable_dynamo(_lstm_or_torch), "AutogradCPU")
     return library
 
 

@@ -12,7 +12,6 @@ import torch
 from torch.utils._pytree import tree_map
 
 from mpdiag.emulation import policy
-from mpdiag.emulation.backward import Watch
 from mpdiag.emulation.mode import Emulation
 from mpdiag.tracing.capture import refuse_capture
 from mpdiag.tracing.precision import HALF
@@ -57,15 +56,12 @@ class Casting:
         self._emulation = emulation
         self._precision = wrapped.precision
         self._device_type = wrapped.device_type
-        self._watch = None if emulation is None else Watch(emulation)
 
     def forward(self) -> AbstractContextManager[object]:
         """Forward passes and losses: operations are cast by the policy."""
         precision = self._precision
         low = self._wrapped.switch.on and precision.level != "O0"
         casts = low and precision.operation_casts
-        if self._watch is not None:
-            self._watch.begin()
         return _nested(
             self._wrapped.looked() if precision.low_precision_model else _NOTHING,
             *((Eagerly(), self._emulation) if low and self._emulation is not None else ()),
@@ -74,20 +70,10 @@ class Casting:
             self._share.counting() if self._share.is_active else _NOTHING,
         )
 
-    def backward(
-        self, loss: torch.Tensor | None = None, *, create_graph: bool = False
-    ) -> AbstractContextManager[object]:
-        """Backward passes: the same arithmetic, with autocast off.
-
-        Args:
-            loss: Where the pass begins. What it needs may be less where it is known.
-            create_graph: Whether the pass itself is differentiated.
-        """
+    def backward(self) -> AbstractContextManager[object]:
+        """Backward passes: the same arithmetic, with autocast off."""
         refuse_capture()
         low = self._wrapped.switch.on
-        watch = None if self._share.is_active else self._watch
-        if low and watch and loss is not None and watch.lets_go(loss, create_graph=create_graph):
-            return self.off()
         casts = low and self._precision.operation_casts  # for what is computed again in backward
         return _nested(
             self.off(),

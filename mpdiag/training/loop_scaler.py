@@ -253,11 +253,8 @@ class ScaledLoss(Tensor):
         if casting is None or func not in _BACKWARD:
             plain: Any = super().__torch_function__
             return plain(func, types, args, kwargs)
-        with torch._C.DisableTorchFunctionSubclass():
-            loss = args[0] if func is Tensor.backward and len(args) == 1 else None
-            twice = bool(kwargs.get("create_graph"))
-            with UncompiledContext(lambda: casting.backward(loss, create_graph=twice)):
-                return func(*args, **kwargs)
+        with torch._C.DisableTorchFunctionSubclass(), UncompiledContext(casting.backward):
+            return func(*args, **kwargs)
 
 
 _BACKWARD = (Tensor.backward, torch.autograd.grad, torch.autograd.backward)

@@ -197,9 +197,7 @@ class ScriptTrainer:
         if inputs is not None:
             options = {**options, "inputs": inputs}
         keep = bool(options.get("create_graph"))
-        # Asked before the pass has hooks of ours.
-        loss = tensors[0] if len(tensors) == 1 and not nested else None
-        arithmetic = self.context.casting.backward(loss, create_graph=keep)
+        arithmetic = self.context.casting.backward()
         with gradients.unscaling(receiving, scale, keep=keep), self._scaled(arithmetic):
             plain([scaling.scaled(t) for t in tensors], **options)
 

@@ -15,7 +15,7 @@ from torch import Tensor, distributed, nn
 from torch.nn.parameter import UninitializedParameter
 from torch.optim import Optimizer
 
-from mpdiag.emulation import linear, recurrent
+from mpdiag.emulation import recurrent
 from mpdiag.emulation.mode import Emulation
 from mpdiag.errors import UsageError
 from mpdiag.plan import PrecisionPlan, ReductionPlan
@@ -141,8 +141,6 @@ def set_up(
     try:
         if chosen == "emulated" and precision.low_precision_model:
             wrapped.hold(recurrent.in_one_piece())
-        if chosen == "emulated" and precision.format == "fp16":
-            wrapped.hold(linear.in_one_piece())
         wrapped.apply(plan, overrides.fp32_modules, rules)
         apply_reduction(models, plan.reduction)
     except BaseException:

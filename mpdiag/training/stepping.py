@@ -100,7 +100,7 @@ class StepContext:
 def run_backward(context: StepContext, loss: Tensor, **options: Any) -> None:
     """Scale a loss and run its backward pass; gradients that wait are brought to the same scale."""
     note_loss(context, loss)
-    with context.casting.backward(loss, create_graph=bool(options.get("create_graph"))):
+    with context.casting.backward():
         context.scaling.scaled(loss).backward(**options)
 
 
