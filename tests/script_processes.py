@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -19,6 +20,15 @@ from pathlib import Path
 
 SCRIPTS = Path(__file__).parent / "scripts"
 FORK_SERVER = Path(__file__).with_name("fork_server.py")
+
+
+
+def scripts(test_file: str) -> dict[str, str]:
+    """The scripts that stand beside a test file in a ``.txt``, by name: each below ``### NAME``."""
+    text = Path(test_file).with_suffix(".txt").read_text(encoding="utf-8")
+    _, *parts = re.split(r"^### (.+)\n", text, flags=re.MULTILINE)
+    return dict(zip(parts[::2], parts[1::2], strict=True))
+
 
 TRAIN = """
 import sys, torch

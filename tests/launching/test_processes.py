@@ -8,7 +8,7 @@ import threading
 import numpy as np
 import pytest
 import torch
-from script_processes import SCRIPTS, TRAIN
+from script_processes import SCRIPTS
 from support import NEEDS_GLOO
 
 from mpdiag.analysis.analyzer import analyze
@@ -203,15 +203,6 @@ def test_a_claim_names_a_folder_beside_it_and_no_other(tmp_path, monkeypatch):
     (claim,) = tmp_path.glob(".*.claim")
     claim.write_text("../elsewhere")
     assert claim_run(tmp_path, "train").parent == tmp_path
-
-
-def test_two_recordings_at_once_have_a_folder_each(fork_server, tmp_path):
-    slow = f"import time\n{TRAIN}    time.sleep(0.01)\n".replace("range(3)", "range(50)")
-    (tmp_path / "train.py").write_text(slow)
-    started = [fork_server.start("mpdiag", "record", "--", "train.py", cwd=tmp_path) for _ in "ab"]
-    assert [child.end().code for child in started] == [0, 0]
-    runs = tmp_path / "runs"
-    assert [open_run(runs / name).meta["steps_seen"] for name in ("train", "train-2")] == [50, 50]
 
 
 def test_a_folder_that_was_claimed_in_vain_is_removed(fork_server, tmp_path):

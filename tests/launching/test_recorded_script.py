@@ -195,23 +195,6 @@ def test_autocast_stays_off_until_the_script_ends_though_recording_has(tmp_path)
         assert model(torch.randn(8, 4)).dtype == torch.bfloat16
 
 
-def test_a_phase_that_begins_late_has_its_first_steps_recorded(tmp_path):
-    """Fine-tuning: a head is trained, then an optimizer is made for all of it."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
-    with loops.recording(tmp_path / "run"):
-        for parameters in (model[2].parameters(), model.parameters()):
-            optimizer = torch.optim.SGD(parameters, 0.1)
-            for _ in range(60):
-                step(model, optimizer, torch.randn(8, 4))
-    frame = mpdiag.open_run(tmp_path / "run").frame()
-    assert set(range(60, 80)) <= set(frame.step)
-    assert set(range(60, 80)) <= set(
-        frame.step[(frame.kind == "update") & (frame.name == "0.weight")]
-    )
-    assert len(set(frame.step)) < 50
-
-
 def searching(model, x):
     """L-BFGS for a model, and its closure."""
     optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)

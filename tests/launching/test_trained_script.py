@@ -8,8 +8,7 @@ import pytest
 from script_processes import TRAIN
 from support import backoff, constant
 
-from mpdiag.numerics.loss_scalers import LogNormal
-from mpdiag.plan import Fp32Choice, LossScalePlan, PrecisionPlan
+from mpdiag.plan import Fp32Choice, PrecisionPlan
 from mpdiag.runs.training_log import read_log
 from mpdiag.tracing.conditions import OptimizerSettings, TrainingConditions
 from mpdiag.tracing.fingerprint import fingerprint
@@ -325,34 +324,6 @@ def test_a_backward_pass_that_fails_leaves_true_gradients(train):
     assert done.code == 0, done.err
 
 
-def test_lognormal_learns_under_closures(train, tmp_path):
-    plan = LossScalePlan(method="lognormal", init_scale=8.0)
-    done = train(
-        """
-        optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)
-        for step in range(3):
-            largest = []
-            def closure():
-                optimizer.zero_grad()
-                loss = F.mse_loss(model(x), y)
-                loss.backward()
-                largest.append(max(p.grad.abs().max().item() for p in model.parameters()))
-                return loss
-            optimizer.step(closure)
-            print(max(largest))
-        """,
-        PrecisionPlan(loss_scale=plan),
-    )
-    assert done.code == 0, done.err
-    scaler = LogNormal(init_scale=8.0, min_scale=plan.min_scale, max_scale=plan.max_scale)
-    steps = read_log(tmp_path / "run").steps
-    assert len(steps) == 3
-    for step, largest in zip(steps, map(float, done.out.split()), strict=True):
-        assert step.scale == scaler.scale
-        scaler = scaler.adjust(largest)
-    assert scaler.samples == 3
-
-
 LOOP = """
 for step in range(4):
     optimizer.zero_grad()
@@ -555,46 +526,3 @@ def test_emulation_and_other_arguments_are_said_before_the_training(train, tmp_p
     )
     assert said[:-1] == [other] * (len(recorded) > 1)
     assert said[-1].startswith("mpdiag: FP16 is emulated here, in FP32: a step takes")
-
-
-def test_another_optimizer_and_another_torch_are_said(train):
-    adam = replace(RECORDED, optimizers=(OptimizerSettings("Adam"),), torch="2.6.0")
-    done = train(
-        DECAYING.format(rate=0.1, batch=32, evaluates=False),
-        replace(constant(8.0), conditions=adam),
-    )
-    assert "the optimizer is SGD, but was Adam in the plan's recording" in done.err
-    assert "but was 2.6.0 in the plan's recording: the operations that stay in FP32" in done.err
-
-
-def test_an_optimizer_that_moves_nothing_is_said_once_and_one_that_adds_up_itself_is_not(train):
-    done = train("""
-        class Still(torch.optim.SGD):
-            def step(self, closure=None):
-                return None
-
-        class AddingUp(torch.optim.SGD):
-            calls = 0
-
-            @torch.no_grad()
-            def step(self, closure=None):
-                self.calls += 1
-                for group in self.param_groups:
-                    for p in group["params"]:
-                        total = self.state[p].setdefault("sum", torch.zeros_like(p))
-                        total.add_(p.grad)
-                        if self.calls % 8 == 0:
-                            p.sub_(total, alpha=group["lr"])
-                            total.zero_()
-
-        stills = [Still(model[0].parameters(), 0.1), AddingUp(model[2].parameters(), 0.1)]
-        for _ in range(10):
-            for one in stills:
-                one.zero_grad()
-            F.mse_loss(model(x), y).backward()
-            for one in stills:
-                one.step()
-    """)
-    assert done.code == 0, done.err
-    assert done.err.count("[optimizer-moved-nothing]") == 1
-    assert "Still has moved no weight in 4 steps" in done.err

@@ -177,13 +177,6 @@ def test_a_trainer_of_ours_writes_its_own(tmp_path, pair):
     assert [s.scale for s in read_log(tmp_path / "run").steps] == [64.0] * 3
 
 
-def test_a_trainer_in_the_folder_of_a_recording_begins_a_new_log(tmp_path, pair):
-    with mpdiag.record(*pair, tmp_path / "run"):
-        train(*pair, steps=5)
-    train_by_plan(*pair, tmp_path / "run")
-    assert len(read_log(tmp_path / "run").steps) == 1
-
-
 def test_a_log_that_somebody_else_writes_is_theirs(tmp_path, pair):
     with mpdiag.record(*pair, tmp_path / "run"):
         train(*pair)

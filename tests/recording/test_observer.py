@@ -104,13 +104,6 @@ def test_every_tensor_of_a_structured_output_is_seen(tmp_path, wrap):
         assert (row["tensors"].item(), row["numel"].item()) == (2, 80), kind
 
 
-def test_a_first_layer_whose_input_needs_no_gradient_has_one_itself(tmp_path):
-    recorded_steps(tmp_path / "run", model_and_optimizer()[0])
-    gradient = rows(tmp_path / "run", kind="activation_grad", name="0")
-    assert (gradient["tensors"].item(), gradient["numel"].item()) == (1, 80)
-    assert gradient["absmax"].item() > 0
-
-
 def test_no_activation_no_graph_and_no_hook_outlives_its_backward(tmp_path):
     model, optimizer = model_and_optimizer()
     model[1].inplace = False

@@ -382,17 +382,6 @@ def test_of_a_closure_the_first_evaluation_is_recorded(tmp_path):
     assert read_log(run.folder).steps[0].loss == calls[0]  # and no sum over the evaluations
 
 
-def test_the_operations_of_a_phase_that_begins_later_are_recorded(tmp_path):
-    model = Net()
-    x = torch.randn(4, 8)
-    with mpdiag.record(model, torch.optim.SGD(model.parameters(), 0.1), tmp_path / "run") as r:
-        steps(40, model, r._optimizers[0], x)
-        late = torch.optim.SGD(model.inner.parameters(), 0.1)
-        r.adopt({}, [late])
-        steps(5, model, late, x)
-    assert open_run(tmp_path / "run").meta["operations"]["steps"] == [0, 10, 40]
-
-
 def test_a_tensor_turned_in_place_is_still_known_by_its_writer(tmp_path):
     turned = lambda body, x: body(x).transpose_(0, 1).unsqueeze_(0).sum(0).t()  # noqa: E731
     run, _ = recorded(tmp_path / "run", Wrapped(nn.Linear(8, 6), turned), count=1)

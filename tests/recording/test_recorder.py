@@ -1,13 +1,10 @@
 """``mpdiag.record``: what a user asks for, and what is left behind."""
 
 import random
-from contextlib import nullcontext
 
 import numpy as np
 import pytest
-import torch
 from recorded import model_and_optimizer, rows, step, steps
-from torch import nn
 
 import mpdiag
 from mpdiag.errors import RunExists, UsageError
@@ -46,83 +43,6 @@ def test_a_run_is_never_overwritten_unasked(tmp_path):
     with pytest.raises(RunExists, match="overwrite"):
         mpdiag.record(model, optimizer, tmp_path / "run")
     assert set(rows(tmp_path / "run")["step"]) == {0}
-
-
-@pytest.mark.parametrize(
-    ("error", "state"), [(KeyboardInterrupt, "interrupted"), (ZeroDivisionError, "failed")]
-)
-def test_a_training_that_fails_raises_its_own_error_and_leaves_a_good_run(tmp_path, error, state):
-    model, optimizer = model_and_optimizer()
-    with pytest.raises(error), mpdiag.record(model, optimizer, tmp_path / "run"):
-        steps(2, model, optimizer)
-        raise error
-    assert mpdiag.open_run(tmp_path / "run").meta["state"] == state
-    assert set(rows(tmp_path / "run")["step"]) == {0, 1}
-    assert not nn.modules.module._global_forward_hooks
-
-
-@pytest.mark.filterwarnings(
-    "ignore::DeprecationWarning", "ignore:Using `torch.compile.module.` when"
-)
-def test_compiled_models_are_recorded_whichever_is_given(tmp_path):
-    for place in ("before", "after"):
-        model, optimizer = model_and_optimizer()
-        compiled = torch.compile(model, backend="eager")
-        given = compiled if place == "before" else model
-        with mpdiag.record(given, optimizer, tmp_path / place) as recorder:
-            step(compiled, optimizer)
-        assert recorder.failures == []
-        assert len(rows(tmp_path / place, kind="update")) == 4
-        assert mpdiag.open_run(tmp_path / place).meta["coverage"]["compiled"]["modules"] > 0
-
-
-class Compiled(nn.Linear):
-    """A layer with a function that is compiled whole, or not at all."""
-
-    def forward(self, x):
-        return self.part(super().forward(x))
-
-
-class CompiledSgd(torch.optim.SGD):
-    """An optimizer whose step is compiled in its step, as torchao's are."""
-
-    @torch.no_grad()
-    def step(self, closure=None):
-        for p in self.param_groups[0]["params"]:
-            p.copy_(torch.compile(moved, fullgraph=True, backend=self.backend)(p, p.grad))
-
-
-def moved(p, grad):
-    return p - 0.1 * grad.sin()
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:The .grad attribute of a Tensor")
-def test_what_is_compiled_whole_stays_compiled(tmp_path):
-    """Under a dispatch mode torch would compile nothing, and ``fullgraph`` would be an error."""
-    graphs = []
-
-    def backend(graph, inputs):
-        graphs.append(len(graphs))
-        return graph.forward
-
-    def trained(record):
-        torch._dynamo.reset()
-        torch.manual_seed(0)
-        model = Compiled(8, 2)
-        model.part = torch.compile(lambda x: x.sin() * x, fullgraph=True, backend=backend)
-        optimizer = CompiledSgd(model.parameters())
-        optimizer.backend = backend
-        with record(model, optimizer):
-            for _ in range(5):
-                step(model, optimizer)
-        return [p.detach() for p in model.parameters()], len(graphs)
-
-    plain, without = trained(lambda *_: nullcontext())
-    recorded, both = trained(lambda *ours: mpdiag.record(*ours, tmp_path / "run", operations=2))
-    assert all(map(torch.equal, plain, recorded))
-    assert without > 0
-    assert both >= 2 * without
-    assert mpdiag.open_run(tmp_path / "run").meta["failures"] == []
 
 
 def test_random_state_of_python_and_numpy_is_untouched(tmp_path):

@@ -105,11 +105,6 @@ def test_killed_at_random_moments(tmp_path, start):
     assert killed_while_recording >= 2
 
 
-def test_a_disk_full_from_the_start(tmp_path, train, untouched):
-    err = assert_only_warned(train(tmp_path / "run", "--limit", 0), untouched)
-    assert str(tmp_path / "run") in err
-
-
 def test_a_disk_that_fills_up(tmp_path, train, untouched):
     done = train(tmp_path / "run", "--limit", 100, "--limit-after", 3)
     assert_only_warned(done, untouched)

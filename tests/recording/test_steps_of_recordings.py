@@ -1,10 +1,9 @@
 """The step clock in recordings: several optimizers, closures and none."""
 
-import numpy as np
 import pandas as pd
 import pytest
 import torch
-from recorded import model_and_optimizer, rows
+from recorded import rows
 from torch import nn
 
 import mpdiag
@@ -106,51 +105,9 @@ def test_steps_of_two_optimizers(tmp_path, model, loop, models, first, second):
             assert steps_of(run, "activation_grad", name) == list(expected)
 
 
-def test_the_last_step_counts_though_it_is_not_recorded(tmp_path, model):
-    often, never = (torch.optim.SGD(model[i].parameters(), 0.1) for i in (0, 2))
-    with mpdiag.record(model, [often, never], tmp_path / "run", every=4):
-        for _ in range(10):
-            backward(model)
-            often.step()
-    meta = open_run(tmp_path / "run").meta
-    # For the one that never steps, the first round waits as long as it does for any.
-    assert (meta["steps_seen"], meta["steps_recorded"]) == (10, 8)
-
-
-def test_a_training_broken_off_after_a_step_keeps_it(tmp_path, model):
-    often, never = (torch.optim.SGD(model[i].parameters(), 0.1) for i in (0, 2))
-    with (
-        pytest.raises(KeyboardInterrupt),
-        mpdiag.record(model, [often, never], tmp_path / "run", every=1),
-    ):
-        for _ in range(3):
-            model(torch.randn(8, 4)).square().mean().backward()
-            often.step()
-        raise KeyboardInterrupt
-    assert np.unique(open_run(tmp_path / "run").records.step).tolist() == [0, 1, 2]
-
-
 def test_without_an_optimizer_each_pass_is_a_step(tmp_path, model):
     with mpdiag.record(model, None, tmp_path / "none", every=1):
         for _ in range(3):
             backward(model)
     found = rows(tmp_path / "none", kind="weight_grad", name="0.weight")
     assert found["step"].tolist() == [0, 1, 2]
-
-
-def test_optimizer_in_backward(tmp_path):
-    model, _ = model_and_optimizer()
-    optimizers = {p: torch.optim.SGD([p], 0.1) for p in model.parameters()}
-
-    def apply(parameter):
-        optimizers[parameter].step()
-        optimizers[parameter].zero_grad()
-
-    for p in model.parameters():
-        p.register_post_accumulate_grad_hook(apply)
-    with mpdiag.record(model, list(optimizers.values()), tmp_path / "run", every=1):
-        for _ in range(3):
-            model(torch.randn(5, 8)).square().mean().backward()
-    for kind, names in (("weight_grad", 4), ("update", 4), ("activation_grad", 4)):
-        found = rows(tmp_path / "run", kind=kind)
-        assert found.groupby("step").size().tolist() == [names] * 3, kind

@@ -73,16 +73,6 @@ def test_an_evaluation_may_be_captured(level, monkeypatch):
     mp.close()
 
 
-def test_training_goes_on_after_a_refused_capture(monkeypatch):
-    model, _, mp = trained("O1")
-    with monkeypatch.context() as inside:
-        begin_capture(inside)
-        with pytest.raises(UsageError):
-            mp.autocast().__enter__()
-    assert not mp.step(loss_of(model, mp)).skipped
-    mp.close()
-
-
 @pytest.mark.parametrize("level", ["O1", "O2"])
 def test_a_module_captured_before_it_is_wrapped(level):
     """As ``torch.cuda.make_graphed_callables`` leaves it: its graph reads the weights where they are."""

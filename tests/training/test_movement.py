@@ -159,15 +159,6 @@ def test_the_same_optimizers_train_where_no_masters_are(kind, level):
     assert not any(torch.equal(p, q) for p, q in zip(weights(model), before, strict=True))
 
 
-def test_the_optimizers_inside_train_at_o2():
-    model = layers()
-    mp = trainer(model, Container(model).optimizers, "O2")
-    before = weights(model)
-    for _ in range(3):
-        step(mp, model)
-    assert not any(torch.equal(p, q) for p, q in zip(weights(model), before, strict=True))
-
-
 def test_a_closure_of_such_an_optimizer_is_refused():
     model = layers()
     mp = trainer(model, Container(model), "O2")
@@ -333,25 +324,6 @@ def test_weights_that_do_not_move_are_said_once(act, after, level, tmp_path):
     assert caught[0].filename == __file__
     (note,) = [n for n in read_log(tmp_path / "run").notes if n.get("code") == CODE]
     assert note["before_step"] == after
-
-
-class Clipping(Container):
-    """Looks at its own groups, too, before the optimizers inside step the tensors of before."""
-
-    def step(self, closure=None):
-        nn.utils.clip_grad_norm_([p for group in self.param_groups for p in group["params"]], 1.0)
-        super().step(closure)
-
-
-def test_a_container_that_looks_at_its_groups_is_said_early_at_o2():
-    model = layers()
-    mp = trainer(model, Clipping(model), "O2")
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        for i in range(UNREAD_STEPS + 2):
-            step(mp, model)
-            assert len(caught) == (i + 1 >= UNREAD_STEPS)
-    assert "Clipping has moved no weight" in str(caught[0].message)
 
 
 def test_groups_added_later_are_watched(recwarn):

@@ -5,7 +5,6 @@ import warnings
 
 import pytest
 import torch
-from conformance.behaviours.steppers import Failing
 from support import constant, loss_of_batch, network, wrapped
 from torch import nn
 from torch.optim.optimizer import _global_optimizer_pre_hooks
@@ -133,28 +132,6 @@ def test_gradients_that_have_the_scale_are_stepped_whoever_ran_the_backward_pass
         loss.backward()
     assert not mp.step().skipped
     torch.testing.assert_close(model.weight.detach(), before - 0.2)
-
-
-@pytest.mark.parametrize("level", ["O0", "O1", "O2", "O3"])
-def test_a_step_that_raised_may_be_called_again(level):
-    weights, losses = [], []
-    for kind in (torch.optim.SGD, Failing):
-        model = network()
-        optimizer = kind(model.parameters(), 0.1)
-        mp = mpdiag.MixedPrecision(model, optimizer, constant(64.0), level=level)
-        mp.add_regularizer(
-            lambda named: 1e-2 * sum(p.float().square().sum() for p in named.values())
-        )
-        loss = loss_of_batch(model, mp)
-        mp.backward(loss)
-        if kind is Failing:
-            with pytest.raises(RuntimeError, match="once"):
-                mp.step(clip_value=0.01)
-        result = mp.step(clip_value=0.01)
-        losses.append(result.loss)
-        weights.append([p.detach().clone() for p in model.parameters()])
-    assert losses[0] == losses[1]
-    assert all(torch.equal(a, b) for a, b in zip(*weights, strict=True))
 
 
 class Waits(TorchFunctionMode):

@@ -4,11 +4,11 @@ import copy
 
 import pytest
 import torch
-from support import backoff, constant, wrapped
+from support import constant, wrapped
 from torch import nn
 
 import mpdiag
-from mpdiag.numerics.loss_scalers import Backoff, LogNormal
+from mpdiag.numerics.loss_scalers import LogNormal
 
 
 @pytest.mark.parametrize("level", ["O1", "O2"])
@@ -58,14 +58,6 @@ def test_lognormal_learns_the_largest_gradient_of_all_evaluations(level):
     assert calls > 1
     assert mp.loss_scaler == start.adjust(4.0)
     assert result.next_scale == mp.loss_scale
-
-
-def test_scalers_that_need_no_maximum_are_told_zero_under_closures():
-    model = nn.Linear(1, 1, bias=False)
-    lbfgs = torch.optim.LBFGS(model.parameters(), lr=1e-3, max_iter=3)
-    mp = wrapped(model, backoff(8.0, growth_interval=2), lbfgs)
-    evaluations_of(mp, model, lbfgs, 4.0)
-    assert mp.loss_scaler == Backoff(8.0, growth_interval=2).adjust(0.0)
 
 
 def test_a_closure_that_leaves_no_gradient_is_refused():

@@ -5,7 +5,6 @@ import json
 
 import pytest
 import torch
-from recorded_steps import Layers
 from support import PRECISIONS, perceptron, take_step, trainer
 from torch import nn
 
@@ -75,19 +74,6 @@ def test_what_is_written_into_the_model_is_stepped_from(level, dtype, habit):
         assert torch.equal(parameter.detach(), expected)
 
 
-@pytest.mark.parametrize("habit", ["load", "edit data"])
-@every_level
-def test_what_is_written_last_is_kept_by_close(level, dtype, habit):
-    model, _, mp = build(level, dtype)
-    take_step(model, mp)
-    apply_habit(habit, model)
-    after = [p.detach().float().clone() for p in model.parameters()]
-    mp.close()
-    for parameter, now in zip(model.parameters(), after, strict=True):
-        low = LOW.get(dtype, torch.float32) if level == "O2" else torch.float32
-        assert torch.equal(parameter.detach().to(low).float(), now)
-
-
 @every_level
 def test_a_state_in_fp32_is_loaded_with_all_its_bits(level, dtype):
     model, optimizer, mp = build(level, dtype)
@@ -100,26 +86,6 @@ def test_a_state_in_fp32_is_loaded_with_all_its_bits(level, dtype):
     for a, b in zip(model.parameters(), wanted.parameters(), strict=True):
         b = b.detach()
         assert torch.equal(a.detach(), b.to(LOW[dtype]).float() if level == "O3" else b)
-
-
-@every_level
-def test_an_average_swapped_in_and_out_in_place_costs_no_bit(level, dtype):
-    model, _, mp = build(level, dtype)
-    take_step(model, mp)
-    before = full(mp, model)
-    kept = [p.data.clone() for p in model.parameters()]
-    for p in model.parameters():
-        p.data.mul_(0.5)
-    halved = mp.fp32_state_dict().values()
-    assert all(torch.equal(a, (b * 0.5).float()) for a, b in zip(halved, kept, strict=True))
-    for p, value in zip(model.parameters(), kept, strict=True):
-        p.data.copy_(value)
-    assert all(map(torch.equal, before, full(mp, model)))
-    take_step(model, mp, 1)
-    twin, _, other = build(level, dtype)
-    take_step(twin, other)
-    take_step(twin, other, 1)
-    assert all(map(torch.equal, full(mp, model), full(other, twin)))
 
 
 @every_level
@@ -243,16 +209,6 @@ def test_a_layer_added_while_training(level, dtype):
     torch.testing.assert_close(new.detach(), value, rtol=0, atol=tolerance)
 
 
-@every_level
-def test_a_head_put_in_the_place_of_another(level, dtype):
-    model, _, mp = build(level, dtype)
-    take_step(model, mp)
-    model[2] = nn.Linear(6, 3)
-    take_step(model, mp)
-    mp.close()
-    assert model(torch.ones(1, 4)).dtype == torch.float32
-
-
 @with_masters
 def test_a_weight_that_no_optimizer_holds_comes_back_as_the_level_held_it(dtype):
     model = perceptron()
@@ -373,18 +329,6 @@ def test_an_optimizer_that_looks_for_a_parameter_itself_finds_its_place(dtype):
     assert optimizer.found == {2}
 
 
-@with_masters
-def test_parameters_without_elements_train_beside_others(dtype):
-    with pytest.warns(UserWarning, match="zero-element"):
-        head = nn.Linear(1, 0)
-    body = linear(1.0)
-    model = Layers(lambda m, x: m.body(x).sum() + m.head(m.body(x)).sum(), body=body, head=head)
-    mp = trainer(model, torch.optim.SGD(model.parameters(), 0.1), "O2", dtype)
-    assert not step_of_ones(model, mp).skipped
-    mp.close()
-    assert float(model.body.weight.detach().mean()) == pytest.approx(0.9, abs=1e-6)
-
-
 @every_level
 def test_hooks_after_a_step_see_its_weights_and_may_write_to_them(level, dtype):
     model, seen = linear(1.0), []
@@ -408,30 +352,6 @@ def test_what_a_hook_writes_into_a_master_is_given_to_the_model(dtype):
     optimizer.register_step_post_hook(lambda *_: master.data.clamp_(min=0.875))
     step_of_ones(model, mp)
     assert torch.equal(model.weight.detach().float(), torch.full((1, 4), 0.875))
-
-
-def accumulate(model, mp, optimizer, rows, by):
-    """One step over many micro-batches; returns the last micro-batch's result."""
-    scaler = mp.scaler()
-    for row in rows:
-        with mp.autocast():
-            loss = model(row[None]).float().sum() / len(rows)
-        mp.backward(loss) if by == "step" else scaler.scale(loss).backward()
-    return mp.step() if by == "step" else scaler.step(optimizer)
-
-
-@with_masters
-@pytest.mark.parametrize("by", ["step", "scaler"])
-def test_micro_batches_add_up_in_fp32(dtype, by):
-    model = linear(0.0)
-    rows = torch.randn(512, 4, generator=torch.Generator().manual_seed(0)) * 0.1 + 0.3
-    optimizer = torch.optim.SGD(model.parameters(), 1.0)
-    mp = trainer(model, optimizer, "O2", dtype)
-    accumulate(model, mp, optimizer, rows, by)
-    mp.close()
-    # Each micro-batch's gradient is rounded once, their sum never.
-    exact = (rows * 8 / 512).to(LOW[dtype]).double().sum(0) / 8
-    torch.testing.assert_close(-model.weight.detach()[0].double(), exact, rtol=1e-5, atol=0)
 
 
 @with_masters
