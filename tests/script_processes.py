@@ -22,7 +22,6 @@ SCRIPTS = Path(__file__).parent / "scripts"
 FORK_SERVER = Path(__file__).with_name("fork_server.py")
 
 
-
 def scripts(test_file: str) -> dict[str, str]:
     """The scripts that stand beside a test file in a ``.txt``, by name: each below ``### NAME``."""
     text = Path(test_file).with_suffix(".txt").read_text(encoding="utf-8")

@@ -6,6 +6,7 @@ import textwrap
 
 import pytest
 from schemas import assert_described
+from script_processes import scripts
 from typer.testing import CliRunner
 
 from mpdiag.analysis.analyzer import analyze
@@ -71,36 +72,7 @@ def test_no_time_is_an_answer_too(tmp_path):
     assert "to continue" in result.stdout or "Nothing needs" in result.stdout
 
 
-SQUARES = """
-    import sys, torch, mpdiag
-    from torch import nn
-
-    torch.manual_seed(int(sys.argv[1]))
-
-    class Squares(nn.Module):
-        def forward(self, x):
-            squares = x * x
-            centred = squares - squares.sum(-1, keepdim=True) / 8
-            return centred / (centred.abs().sum(-1, keepdim=True) + 1)
-
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.first, self.squares, self.last = nn.Linear(4, 8), Squares(), nn.Linear(8, 2)
-
-        def forward(self, x):
-            return self.last(self.squares(self.first(x) * SIZE))
-
-    model = Net()
-    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
-    for _ in range(12):
-        x = torch.randn(16, 4)
-        loss = (model(x) - x[:, :2]).square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    mpdiag.log_metric("goodness", -loss.item())
-"""
+SQUARES = scripts(__file__)["squares"]
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import fsspec
 import pytest
 import torch
 from recorded import step
-from script_processes import TRAIN
+from script_processes import TRAIN, scripts
 from support import backoff
 from torch import nn
 
@@ -237,27 +237,7 @@ def test_a_folder_whose_name_is_no_utf8_is_recorded_and_read(tmp_path, fork_serv
 
 
 # What lies in memory is gone with its process: all commands run in one.
-IN_MEMORY = """
-import sys
-from mpdiag.cli import app
-from mpdiag.files.paths import place
-from mpdiag.runs.run import open_run
-
-URL = "memory:///fleet/one"
-
-def say(*words):
-    print(words[0], "exit", app(list(words), standalone_mode=False) or 0, flush=True)
-
-say("record", "--out", URL, "--every", "1", "--", "train.py")
-run = open_run(place(URL))
-print(run.meta["state"], run.meta["steps_recorded"], run.meta["operations"]["steps"])
-print(sorted({o.phase for o in run.operations()}), len(run.frame()) > 0)
-say("analyze", URL, "-o", "plan.json")
-say("record", "--out", URL, "--", "train.py")
-say("train", "--plan", "plan.json", "--out", URL + "-fp16", "--", "train.py")
-say("compare", URL, URL + "-fp16")
-print(open_run(place(URL + "-fp16")).meta["training"]["dtype"])
-"""
+IN_MEMORY = scripts(__file__)["in memory"]
 
 
 def test_a_run_in_memory(fork_server, tmp_path):

@@ -10,31 +10,16 @@ import sys
 import textwrap
 
 import pytest
-from script_processes import TRAIN
+from script_processes import TRAIN, scripts
+
+OWN_SCRIPTS = scripts(__file__)
 
 BLOCKED = (
     *("msgspec", "pydantic", "upath", "streamlit", "plotly", "sklearn", "PIL"),
     *("duckdb", "lightning", "transformers", "accelerate"),
 )
-TRAINING = """
-import sys
-sys.modules.update(dict.fromkeys({blocked!r}))
-from pathlib import Path
-from support import record_and_train
-import mpdiag
-record_and_train(Path("run"), Path("trained"))
-print("trained", mpdiag.open_run("trained").meta["state"])
-"""
-SCRIPTS = """
-import sys
-sys.modules.update(dict.fromkeys({blocked!r}))
-del sys.modules["pydantic"]  # newer versions of typer bring and need it
-from mpdiag.cli import app
-for words in (["record", "--out", "run", "--", "train.py"], ["analyze", "run", "-o", "plan.json"],
-              ["train", "--plan", "plan.json", "--out", "trained", "--", "train.py"]):
-    app(words, standalone_mode=False)
-print("trained", len(open("trained/training.jsonl").readlines()))
-"""
+TRAINING = OWN_SCRIPTS["training"]
+SCRIPTS = OWN_SCRIPTS["scripts"]
 
 
 @pytest.mark.parametrize(

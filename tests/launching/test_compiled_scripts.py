@@ -1,47 +1,14 @@
 """Scripts that compile are trained by a plan as those that do not, to the last bit."""
 
+from script_processes import scripts
+
 from mpdiag.plan import Fp32Choice, PrecisionPlan
 from mpdiag.runs.run import open_run
 
-HEAD = """
-import sys, torch
-from torch import nn
-from torch.nn import functional as F
-torch.manual_seed(0)
-x, y = torch.randn(32, 8), torch.randn(32, 1)
+SCRIPTS = scripts(__file__)
 
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.a, self.m, self.b = nn.Linear(8, 16), nn.Linear(16, 16), nn.Linear(16, 1)
-
-    def forward(self, x):
-        with torch.autocast("cpu", torch.float16):  # the plan replaces it
-            return self.b(torch.tanh(self.m(torch.tanh(self.a(x)))))
-
-model = Net()
-optimizer = torch.optim.SGD(model.parameters(), 0.1)
-"""
-STEP = """
-def error(x, y):
-    return F.mse_loss(model(x), y)
-
-def update():
-    optimizer.step()
-
-def step(x, y):
-    optimizer.zero_grad()
-    loss = error(x, y)
-    loss.backward()
-    update()
-    return loss
-
-WAY
-for _ in range(3):
-    loss = step(x, y)
-torch._dynamo.reset()
-print(loss.item(), [p.double().sum().item() for p in model.parameters()])
-"""
+HEAD = SCRIPTS["head"]
+STEP = SCRIPTS["step"]
 WAYS = {
     "eager": "import torch._dynamo",
     "the model": "model = torch.compile(model, backend='aot_eager', fullgraph=True)",

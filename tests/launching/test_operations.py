@@ -3,10 +3,12 @@
 from pathlib import Path
 
 import pytest
-from script_processes import SCRIPTS
+from script_processes import SCRIPTS, scripts
 
 from mpdiag.launching.recorded_script import Options, record_command
 from mpdiag.runs.run import open_run
+
+OWN_SCRIPTS = scripts(__file__)
 
 LOOP = SCRIPTS / "plain_loop.py"
 
@@ -38,29 +40,7 @@ def test_operations_of_so_many_steps(fork_server, tmp_path, options, steps):
         assert any(str(LOOP) in o.file and o.line > 0 for o in found)
 
 
-COMPILED = """
-import torch
-calls = []
-
-def backend(graph, _inputs):
-    def run(*args):
-        calls.append(step)
-        return graph(*args)
-    return run
-
-torch.manual_seed(0)
-model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
-optimizer = torch.optim.SGD(model.parameters(), 0.1)
-WHEN
-for step in range(3):
-    x = torch.randn(8, 4)
-    loss = error(model(x), x.sum(1, keepdim=True))
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-    LATE
-print(calls, loss.item())
-"""
+COMPILED = OWN_SCRIPTS["compiled"]
 FUNCTION = """
 @torch.compile(backend=backend)
 def error(a, b):
@@ -82,25 +62,7 @@ error = torch.nn.functional.mse_loss
 EAGER = """
 error = torch.nn.functional.mse_loss
 """
-COMPILED_STEP = """
-import torch
-def moved(p, grad):
-    return p - 0.1 * grad
-class Sgd(torch.optim.SGD):
-    @torch.no_grad()
-    def step(self, closure=None):
-        for p in self.param_groups[0]["params"]:
-            p.copy_(torch.compile(moved, fullgraph=True, backend="eager")(p, p.grad))
-torch.manual_seed(0)
-model = torch.nn.Linear(4, 2)
-optimizer = Sgd(model.parameters())
-for _ in range(4):
-    loss = model(torch.randn(3, 4)).square().mean()
-    loss.backward()
-    optimizer.step()
-    optimizer.zero_grad()
-print(loss.item())
-"""
+COMPILED_STEP = OWN_SCRIPTS["compiled step"]
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,14 @@ import shutil
 import textwrap
 
 import pytest
+from script_processes import scripts
 from support import constant
 
 from mpdiag.plan import Fp32Choice, PrecisionPlan
 from mpdiag.runs.run import open_run
 from mpdiag.runs.training_log import read_log
+
+SCRIPTS = scripts(__file__)
 
 FIRST, SECOND = 2 * (2 * 32 * 8 * 16), 3 * (2 * 32 * 16 * 1)
 """FLOPs of a step in the two layers: the first has no gradient of its input."""
@@ -19,26 +22,7 @@ from torch.nn import functional as F
 torch.manual_seed(0)
 x, y = torch.randn(32, 8), torch.randn(32, 1)
 """
-MODEL = """
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.a, self.b = nn.Linear(8, 16), nn.Linear(16, 1)
-
-    def forward(self, x):
-        return self.b(torch.tanh(self.a(x)))
-
-    def predict(self, x):
-        return F.linear(torch.tanh(F.linear(x, self.a.weight, self.a.bias)), self.b.weight)
-
-    def attend(self, x):
-        q = torch.stack([x, x])
-        return torch.bmm(q, q.transpose(1, 2)).mean(2)[0][:, None] + self.predict(x)
-
-model = Net()
-optimizer = torch.optim.SGD(model.parameters(), 0.1)
-w, v = model.a.weight, model.b.weight
-"""
+MODEL = SCRIPTS["model"]
 WAYS = {
     "the module": "model(x)",
     "its forward": "model.forward(x)",
@@ -51,18 +35,7 @@ WAYS = {
     "a compiled function": "torch.compile(lambda x: model(x))(x)",
     "under a default device": "on_cpu(lambda: model.predict(x))",
 }
-LOOP = """
-def on_cpu(call):
-    with torch.device("cpu"):
-        return call()
-
-for step in range(4):
-    optimizer.zero_grad()
-    out = WAY
-    assert out.dtype == torch.float32
-    F.mse_loss(out, y).backward()
-    optimizer.step()
-"""
+LOOP = SCRIPTS["loop"]
 
 
 @pytest.fixture
@@ -149,16 +122,9 @@ def test_a_failed_training_names_no_comparison(fork_server, tmp_path):
 
 
 def test_a_traced_model_and_a_hook_compute_in_fp32(train):
-    body = LOOP.replace("out = WAY", "out = model.forward(x)") + textwrap.dedent("""
-        a, b, c, d = (p.detach().clone() for p in model.parameters())
-        true = torch.tanh(x @ a.T + b) @ c.T + d
-        assert (model.forward(x) - true).abs().max() > 1e-6
-        assert (torch.jit.trace(model, x)(x) - true).abs().max() < 1e-6
-        tiny = []
-        v.register_hook(lambda g: tiny.append(((g * 1e-12) @ v.T).item() / (g @ c.T).item()))
-        F.mse_loss(model(x), y).backward()
-        assert abs(tiny[0] / 1e-12 - 1) < 1e-3
-    """)
+    body = LOOP.replace("out = WAY", "out = model.forward(x)") + textwrap.dedent(
+        SCRIPTS["a traced model and a hook"]
+    )
     train("", None, body)
 
 
@@ -183,27 +149,6 @@ x.requires_grad_()
 
 
 def test_a_functions_own_backward_pass_computes_as_written_where_it_is_differentiated(train):
-    body = """
-class Product(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, w):
-        ctx.save_for_backward(x, w)
-        return x @ w.T
-
-    @staticmethod
-    def backward(ctx, gradient):
-        x, w = ctx.saved_tensors
-        found, true = gradient @ w, gradient.double() @ w.double()
-        assert (found - true).abs().max() < 1e-6 * true.abs().max()
-        return found, gradient.T @ x
-
-import warnings
-warnings.simplefilter("ignore")  # create_graph: a cycle
-for step in range(2):
-    optimizer.zero_grad()
-    out = Product.apply(torch.tanh(model.a(x)), v)
-    F.mse_loss(out, y).backward(create_graph=True)
-    optimizer.step()
-"""
+    body = SCRIPTS["a functions own backward pass computes"]
     _, share = train("", None, body)
     assert 0 < share < 1

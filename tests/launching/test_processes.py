@@ -8,7 +8,7 @@ import threading
 import numpy as np
 import pytest
 import torch
-from script_processes import SCRIPTS
+from script_processes import SCRIPTS, scripts
 from support import NEEDS_GLOO
 
 from mpdiag.analysis.analyzer import analyze
@@ -94,30 +94,7 @@ def test_spawned_processes_are_recorded(fork_server, real, tmp_path):
     assert set(run.frame()["rank"]) == {0, 1}
 
 
-FORKED = """
-import multiprocessing, sys, torch
-
-def train(seed):
-    torch.manual_seed(seed)
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    for _ in range(3):
-        optimizer.zero_grad()
-        model(torch.randn(8, 4)).square().mean().backward()
-        optimizer.step()
-
-if __name__ == "__main__":
-    if "both" not in sys.argv:
-        train(0)
-    child = multiprocessing.get_context("fork").Process(target=train, args=(1,))
-    other = multiprocessing.get_context("fork").Process(target=train, args=(2,))
-    child.start()
-    if "both" in sys.argv:
-        other.start()
-        other.join()
-    child.join()
-    raise SystemExit(child.exitcode)
-"""
+FORKED = scripts(__file__)["forked"]
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")

@@ -6,33 +6,15 @@ import subprocess
 import sys
 
 import pytest
-from script_processes import SCRIPTS, TRAIN
+from script_processes import SCRIPTS, TRAIN, scripts
 
 from mpdiag.launching.processes import own_process
 from mpdiag.launching.script import _without_ours, parse
 from mpdiag.runs.run import open_run
 
-REPORT = """
-import atexit, os, pickle, sys, threading
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-assert "torch" not in sys.modules or "FORK_SERVER" in os.environ
+OWN_SCRIPTS = scripts(__file__)
 
-class Here:
-    pass
-
-def late():
-    print("late", type(pickle.loads(pickle.dumps(Here()))) is Here, sys.modules["__main__"].Here is Here)
-
-atexit.register(late)
-print(__name__, __file__, __spec__, __package__, __builtins__ is not None)
-print(sys.argv, sys.path[0], os.getcwd())
-print(sorted(vars()))
-processes, threads = ProcessPoolExecutor(1), ThreadPoolExecutor(1)  # never shut down
-print(processes.submit(abs, -4).result(), threads.submit(abs, -5).result())
-timer = threading.Timer(0.05, print, ["from a thread"])
-timer.start()
-threads.submit(lambda: (timer.join(), print("from a pool")))
-"""
+REPORT = OWN_SCRIPTS["report"]
 
 
 def test_the_script_finds_what_it_finds_under_python(real, tmp_path):
@@ -121,20 +103,7 @@ def test_folders_are_numbered_and_an_existing_run_is_kept(fork_server, tmp_path)
     assert done.out == ""
 
 
-TRACED = """
-import torch
-torch.manual_seed(0)
-model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
-optimizer = torch.optim.SGD(model.parameters(), 0.01)
-for _ in range(3):
-    optimizer.zero_grad()
-    loss = model(torch.randn(8, 4)).square().mean()
-    graph = torch.jit.trace(model, torch.randn(2, 4)).inlined_graph
-    torch.fx.symbolic_trace(model)
-    loss.backward()
-    optimizer.step()
-print([node.kind() for node in graph.nodes() if node.kind().startswith("aten")], loss.item())
-"""
+TRACED = OWN_SCRIPTS["traced"]
 
 
 def test_a_model_may_be_traced_meanwhile(fork_server, tmp_path):

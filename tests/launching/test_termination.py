@@ -7,7 +7,7 @@ import time
 
 import numpy as np
 import pytest
-from script_processes import TRAIN
+from script_processes import TRAIN, scripts
 from support import NEEDS_GLOO
 
 from mpdiag.launching import termination
@@ -15,42 +15,12 @@ from mpdiag.plan import PrecisionPlan
 from mpdiag.runs.run import open_run
 from mpdiag.runs.training_log import read_log
 
+SCRIPTS = scripts(__file__)
+
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals as POSIX has them")
 
-ENDLESS = """
-import signal, sys, torch
-if "ignore" in sys.argv:
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-model = torch.nn.Linear(4, 1)
-optimizer = torch.optim.SGD(model.parameters(), 0.01)
-step = 0
-while True:
-    optimizer.zero_grad()
-    model(torch.randn(8, 4)).square().mean().backward()
-    optimizer.step()
-    step += 1
-    if step == 3:
-        print("training", flush=True)
-    if step == 3 + 200 * ("ignore" in sys.argv):
-        print("on", flush=True)
-"""
-WAITING = """
-import os, time, torch, torch.distributed as dist
-from datetime import timedelta
-from torch import nn
-torch.set_num_threads(1)
-dist.init_process_group("gloo", timeout=timedelta(seconds=60))
-rank = dist.get_rank()
-m = nn.parallel.DistributedDataParallel(nn.Linear(8, 4))
-o = torch.optim.SGD(m.parameters(), 0.1)
-for s in range(100000):
-    if rank == 1 and s == 30:
-        open("stuck", "w").write("1")
-        time.sleep(60)
-    o.zero_grad()
-    m(torch.randn(4, 8)).square().mean().backward()
-    o.step()
-"""
+ENDLESS = SCRIPTS["endless"]
+WAITING = SCRIPTS["waiting"]
 
 
 OPTIONS = {"record": ["--every", "1"], "train": ["--plan", "plan.json"]}
@@ -115,20 +85,7 @@ def test_sigterm_ends_a_rank_that_waits_in_a_collective(fork_server, tmp_path, c
         assert np.unique(records.step[records.rank == 0]).tolist() == list(range(30))
 
 
-GONE = """
-import atexit, gc, weakref, torch
-def main():
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
-    optimizer = torch.optim.SGD(model.parameters(), 0.01)
-    for _ in range(3):
-        optimizer.zero_grad()
-        model(torch.randn(8, 4)).square().mean().backward()
-        optimizer.step()
-    alive = [weakref.ref(model), weakref.ref(optimizer)]
-    atexit.register(lambda: print("alive", [one() is not None for one in alive], flush=True))
-main()
-"""
+GONE = SCRIPTS["gone"]
 
 
 @pytest.mark.parametrize("command", ["record", "train", "profile"])

@@ -5,7 +5,7 @@ import textwrap
 from dataclasses import replace
 
 import pytest
-from script_processes import TRAIN
+from script_processes import TRAIN, scripts
 from support import backoff, constant
 
 from mpdiag.plan import Fp32Choice, PrecisionPlan
@@ -13,16 +13,9 @@ from mpdiag.runs.training_log import read_log
 from mpdiag.tracing.conditions import OptimizerSettings, TrainingConditions
 from mpdiag.tracing.fingerprint import fingerprint
 
-HEAD = """
-import sys, warnings, torch
-from torch import nn
-from torch.nn import functional as F
-warnings.simplefilter("error")
-torch.manual_seed(0)
-x, y = torch.randn(32, 8), torch.randn(32, 1)
-model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
-optimizer = torch.optim.SGD(model.parameters(), 0.1)
-"""
+SCRIPTS = scripts(__file__)
+
+HEAD = SCRIPTS["head"]
 
 
 @pytest.fixture
@@ -37,22 +30,7 @@ def train(fork_server, tmp_path):
 
 
 def test_steps_skipped_in_a_row_name_the_operation_at_fault_and_what_to_do(train):
-    done = train("""
-        class Net(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.inner = nn.Linear(8, 1)
-
-            def forward(self, x):
-                return self.inner(x) * 1e6
-
-        model = Net()
-        optimizer = torch.optim.SGD(model.parameters(), 1e-9)
-        for _ in range(20):
-            optimizer.zero_grad()
-            F.mse_loss(model(x), y).backward()
-            optimizer.step()
-    """)
+    done = train(SCRIPTS["steps skipped in a row name"])
     assert done.code == 1
     assert "Inf first in mul, the model at script.py:" in done.err
     assert "(return self.inner(x) * 1e6)" in done.err
@@ -62,76 +40,7 @@ def test_steps_skipped_in_a_row_name_the_operation_at_fault_and_what_to_do(train
     assert "Traceback" not in done.err
 
 
-HOOKS = """
-from torch.nn.modules.module import register_module_full_backward_hook
-warnings.simplefilter("ignore")
-seen = {}
-
-def see(kind, gradients):
-    found = [g for g in gradients if g is not None]
-    assert all(g.dtype == torch.float32 for g in found), kind
-    seen.setdefault(kind, []).extend(g.norm().item() for g in found)
-
-class Clip(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, a):
-        ctx.save_for_backward(a)
-        return a.clone()
-
-    @staticmethod
-    def backward(ctx, g):
-        see("function", [g, *ctx.saved_tensors])
-        return g.clamp(-1e-3, 1e-3)
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.a, self.b = nn.Linear(8, 16), nn.Linear(16, 1)
-
-    def forward(self, x):
-        hidden = self.a(x)
-        hidden.register_hook(lambda g: see("inner tensor", [g]))
-        hidden.grad_fn.register_hook(lambda i, o: see("inner node", [*i, *o]))
-        self.hidden = hidden
-        hidden.retain_grad()
-        return Clip.apply(self.b(torch.tanh(Clip.apply(hidden))))
-
-model = Net()
-x.requires_grad_()
-weight, bias = model.a.weight, model.b.bias
-optimizer = torch.optim.SGD(model.parameters(), 0.1)
-model.a.register_full_backward_hook(lambda m, i, o: see("full", [*i, *o]))
-model.b.register_full_backward_hook(lambda m, i, o: tuple(g.clamp(max=1e-4) for g in i))
-model.b.register_full_backward_pre_hook(lambda m, o: see("before", o))
-model.a.register_full_backward_pre_hook(lambda m, o: (o[0].clamp(min=-1e-4),))
-model.b.register_full_backward_hook(hook=lambda m, i, o: see(".grad", [bias.grad]))
-register_module_full_backward_hook(lambda m, i, o: see("every module", [*i, *o]))
-weight.register_hook(lambda g: see("tensor", [g]))
-weight.register_hook(lambda g: g.clamp_(max=1e-3))
-model.b.weight.register_hook(lambda g: None if g.mul_(2.0) is None else None)
-weight.register_post_accumulate_grad_hook(lambda p: see("accumulated", [p.grad]))
-bias.register_post_accumulate_grad_hook(lambda p: see("clipped", [p.grad.clamp_(-1e-2, 1e-2)]))
-several = torch.autograd.graph.register_multi_grad_hook
-handle = several([weight, bias], lambda gs: see("several", gs))
-several([weight, bias], lambda g: see("any of several", [g]), mode="any")
-for step in range(3):
-    optimizer.zero_grad()
-    for part in range(2):
-        out = model(x)
-        out.grad_fn.register_hook(lambda i, o: see("node", [*i, *o]))
-        out.grad_fn.register_prehook(lambda o: (o[0].clamp(max=1e-2),))
-        loss = F.mse_loss(out, y)
-        loss.backward()
-    see("retained", [model.hidden.grad])
-    see("in the end", [p.grad for p in model.parameters()])
-    see("input", [x.grad])  # of all steps: it adds up
-    optimizer.step()
-    see("after the step", [p.grad for p in model.parameters()])
-handle.remove()  # torch allows no such hook on leaves in the next call
-see("asked for", torch.autograd.grad(F.mse_loss(model(x), y), [weight, model.hidden]))
-print(*(f"{kind}:{value:.6e}" for kind, values in sorted(seen.items()) for value in values), sep="\\n")
-print(f"loss:{loss.item():.6e}")
-"""
+HOOKS = SCRIPTS["hooks"]
 
 
 @pytest.mark.parametrize("scale", [2.0**18, 1000.0])
@@ -152,93 +61,19 @@ def test_every_kind_of_hook_sees_and_changes_true_gradients(train, fork_server, 
 
 
 def test_a_hook_that_clips_does_not_hide_an_overflow(train, tmp_path):
-    done = train(
-        """
-        kinds = [
-            lambda: model[2].weight.register_hook(lambda g: torch.nan_to_num(g, 0, 0, 0)),
-            lambda: [p.register_post_accumulate_grad_hook(
-                lambda p: [torch.nan_to_num_(p.grad, 0, 0, 0)] and None) for p in model.parameters()],
-            lambda: model[2].register_full_backward_pre_hook(
-                lambda m, o: (torch.nan_to_num(o[0], 0, 0, 0),)),
-        ]
-        for place in kinds:
-            handle = place()
-            optimizer.zero_grad()
-            before = model[2].bias.clone()
-            F.mse_loss(model(x), y).backward()
-            optimizer.step()
-            print(int(torch.equal(before, model[2].bias)))
-            for one in handle if isinstance(handle, list) else [handle]:
-                one.remove()
-        """,
-        constant(2.0**30),
-    )
+    done = train(SCRIPTS["a hook that clips does not"], constant(2.0**30))
     assert done.out.split() == ["1"] * 3, done.err
     assert all(step.skipped for step in read_log(tmp_path / "run").steps)
 
 
 def test_models_hand_out_fp32_in_training_and_evaluation(train):
-    done = train("""
-        from dataclasses import dataclass
-        from typing import NamedTuple
-
-        @dataclass
-        class Output:
-            logits: torch.Tensor
-            note: str = "kept"
-
-        class Pair(NamedTuple):
-            a: torch.Tensor
-            b: int
-
-        class Model(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.layer = nn.Linear(8, 1)
-
-            def forward(self, x, kind):
-                y = self.layer(x)
-                print(y.dtype)
-                return {"dataclass": Output(y), "pair": Pair(y, 3), "list": [y, {"k": (y,)}]}[kind]
-
-        model = Model()
-        optimizer = torch.optim.Adam(model.parameters())
-        for kind in ("dataclass", "pair", "list"):
-            out = model(x, kind)
-            tensors = {"dataclass": lambda: [out.logits], "pair": lambda: [out.a],
-                       "list": lambda: [out[0], out[1]["k"][0]]}[kind]()
-            assert all(t.dtype == torch.float32 for t in tensors)
-            tensors[0].mean().backward()
-            optimizer.step()
-        with torch.no_grad():
-            assert model(x, "pair").a.dtype == torch.float32
-    """)
+    done = train(SCRIPTS["models hand out fp32 in training"])
     assert done.code == 0, done.err
     assert done.out.split() == ["torch.float16"] * 4
 
 
 def test_a_gradient_penalty_and_checkpointing(train):
-    done = train("""
-        from torch.utils.checkpoint import checkpoint
-        for reentrant in (True, False):
-            inputs = x.clone().requires_grad_()
-            score = checkpoint(model, inputs, use_reentrant=reentrant)
-            (slope,) = torch.autograd.grad(model(inputs).sum(), inputs, create_graph=True)
-            penalty = (slope.norm(dim=1) - 1).square().mean()
-            (F.mse_loss(score, y) + penalty).backward()
-            norms = [p.grad.norm().item() for p in model.parameters()]
-            plain = [p.detach().clone().requires_grad_() for p in model.parameters()]
-            inside = torch.tanh(x @ plain[0].T + plain[1]) @ plain[2].T + plain[3]
-            other = x.clone().requires_grad_()
-            slopes = ((1 - torch.tanh(other @ plain[0].T + plain[1]) ** 2) * plain[2]) @ plain[0]
-            (F.mse_loss(inside, y) + (slopes.norm(dim=1) - 1).square().mean()).backward()
-            for p, q in zip(model.parameters(), plain):
-                if q.grad.norm() > 1e-3:
-                    torch.testing.assert_close(p.grad, q.grad, rtol=0.05, atol=2e-3)
-            optimizer.step()
-            optimizer.zero_grad()
-        print("end")
-    """)
+    done = train(SCRIPTS["a gradient penalty and checkpointing"])
     assert done.out == "end\n", done.err
 
 
@@ -283,43 +118,14 @@ for step in range(6):
 
 
 def test_a_script_that_drops_bad_gradients_itself_lowers_the_scale(train):
-    done = train(
-        """
-        for step in range(8):
-            optimizer.zero_grad()
-            F.mse_loss(model(x), y).backward()
-            norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            if not torch.isfinite(norm):
-                continue
-            optimizer.step()
-            print("stepped")
-        """,
-        backoff(2.0**18),
-    )
+    done = train(SCRIPTS["a script that drops bad gradients"], backoff(2.0**18))
     assert done.code == 0, done.err
     assert "stepped" in done.out
 
 
 def test_a_backward_pass_that_fails_leaves_true_gradients(train):
     """As where a loop catches an out-of-memory error and goes on with the next batch."""
-    done = train("""
-        F.mse_loss(model(x), y).backward()
-        before = [p.grad.clone() for p in model.parameters()]
-
-        def fail(_gradient):
-            raise RuntimeError("out of memory")
-
-        handle = model[0].weight.register_hook(fail)
-        try:
-            F.mse_loss(model(x), y).backward()
-        except RuntimeError:
-            print("caught")
-        handle.remove()
-        torch.testing.assert_close(model[0].weight.grad, before[0])
-        for parameter, gradient in zip(model.parameters(), before):
-            assert parameter.grad.norm() <= 2.01 * gradient.norm()  # added up or not, never scaled
-        optimizer.step()
-    """)
+    done = train(SCRIPTS["a backward pass that fails leaves"])
     assert done.out == "caught\n", done.err
     assert done.code == 0, done.err
 
@@ -341,19 +147,7 @@ model = torch.jit.script(model)
     ),
     "half": ("model.bfloat16(); x, y = x.bfloat16(), y.bfloat16()" + LOOP, "bfloat16 already"),
     "double": ("model.double(); x, y = x.double(), y.double()" + LOOP, "float64"),
-    "functional": (
-        """
-names = dict(model.named_parameters())
-def loss_of(weights):
-    return F.mse_loss(torch.func.functional_call(model, weights, (x,)), y)
-for step in range(4):
-    found = torch.func.grad(loss_of)({k: v.detach() for k, v in names.items()})
-    for name, p in names.items():
-        p.grad = found[name]
-    optimizer.step()
-""",
-        "do not come from backward",
-    ),
+    "functional": (SCRIPTS["refused"], "do not come from backward"),
     "in backward": (
         """
 for p in model.parameters():
@@ -368,18 +162,7 @@ for step in range(3):
         "model[2].register_full_backward_hook(lambda m, i, o: [o[0].mul_(0.5)] and None)" + LOOP,
         "changes a gradient in place",
     ),
-    "twice": (
-        """
-import mpdiag
-from mpdiag.plan import PrecisionPlan
-mp = mpdiag.MixedPrecision(model, optimizer, PrecisionPlan())
-for step in range(3):
-    with mp.autocast():
-        loss = F.mse_loss(model(x), y)
-    mp.step(loss)
-""",
-        "another MixedPrecision",
-    ),
+    "twice": (SCRIPTS["refused 2"], "another MixedPrecision"),
 }
 
 
@@ -421,30 +204,7 @@ def test_level_o2_is_trained_at_o1(train):
 
 
 def test_a_script_may_save_and_copy_its_whole_model(train):
-    body = """
-        import copy
-
-        class Net(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.inner = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16))
-
-            def forward(self, x):
-                return self.inner(x)
-
-        model = Net()
-        optimizer = torch.optim.SGD(model.parameters(), 0.1)
-        for _ in range(4):
-            optimizer.zero_grad()
-            model(x).square().mean().backward()
-            optimizer.step()
-            torch.save(model, "model.pt")
-        for other in (copy.deepcopy(model), torch.load("model.pt", weights_only=False)):
-            for a, b in zip(other.state_dict().values(), model.state_dict().values()):
-                assert torch.equal(a, b)
-            assert not any(m._forward_hooks or m._forward_pre_hooks for m in other.modules())
-        print("saved", b"mpdiag" in open("model.pt", "rb").read())
-    """
+    body = SCRIPTS["a script may save and copy"]
     done = train(body, PrecisionPlan(fp32_modules=(Fp32Choice("", "inner.1"),)))
     assert done.code == 0, done.err
     assert done.out == "saved False\n"
@@ -482,17 +242,7 @@ def test_whose_plan_it_is(fork_server, tmp_path, model, code, sentence):
 
 
 RECORDED = TrainingConditions((OptimizerSettings("SGD", 0.1, {"weight_decay": 0.0}),), (32, 8))
-DECAYING = """
-    if {evaluates}:
-        with torch.no_grad():
-            model(x[:5])
-    for step in range(4):
-        for group in optimizer.param_groups:
-            group["lr"] = {rate} / (step + 1)
-        optimizer.zero_grad()
-        F.mse_loss(model(x[:{batch}]), y[:{batch}]).backward()
-        optimizer.step()
-"""
+DECAYING = SCRIPTS["decaying"]
 
 
 @pytest.mark.parametrize("evaluates", [False, True])

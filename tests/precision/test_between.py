@@ -3,6 +3,7 @@
 import pytest
 import torch
 from audited_trainings import model
+from script_processes import scripts
 from support import NEEDS_GLOO
 from torch import nn
 
@@ -118,26 +119,7 @@ def test_what_is_no_sum_of_gradients_in_half_precision_is_not(how):
     assert list(between(collective(**how))) == []
 
 
-ON_RANKS = """\
-import torch, torch.distributed as dist
-from torch.distributed._functional_collectives import all_reduce, wait_tensor
-dist.init_process_group("gloo")
-torch.manual_seed(0)
-net = torch.nn.Linear(8, 8).bfloat16()
-optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
-for _ in range(2):
-    net(torch.randn(4, 8).bfloat16()).float().square().mean().backward()
-    norm = torch.nn.utils.get_total_norm([p.grad for p in net.parameters()])
-    largest, wide = norm.clone(), norm.float()
-    dist.all_reduce(largest, op=dist.ReduceOp.MAX)
-    dist.all_reduce(wide)
-    dist.broadcast(largest, 0)
-    dist.all_reduce(norm)  # line 14
-    wait_tensor(all_reduce(net.weight.grad, "sum", dist.group.WORLD))  # line 15
-    optimizer.step()
-    optimizer.zero_grad()
-dist.destroy_process_group()
-"""
+ON_RANKS = scripts(__file__)["on ranks"]
 
 
 @NEEDS_GLOO

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from recorded import model_and_optimizer, rows, step, steps
-from script_processes import TRAIN
+from script_processes import TRAIN, scripts
 from torch import nn
 
 import mpdiag
@@ -17,6 +17,8 @@ from mpdiag.recording.lifecycle import carry_through, signals_held
 from mpdiag.recording.observer import Observer
 from mpdiag.runs.run import open_run
 from mpdiag.runs.writer import RunWriter
+
+SCRIPTS = scripts(__file__)
 
 
 @pytest.mark.parametrize(
@@ -118,20 +120,7 @@ def test_an_interrupt_while_it_begins_leaves_no_hooks(tmp_path, monkeypatch):
     assert not optimizer._optimizer_step_post_hooks
 
 
-PRESSED_AGAIN = """
-import os, signal
-from mpdiag.runs.writer import RunWriter
-write = RunWriter.write_meta
-
-def pressed_again(self, meta):
-    if meta["state"] != "recording" and not hasattr(RunWriter, "pressed"):
-        RunWriter.pressed = True
-        os.kill(os.getpid(), signal.{name})
-    write(self, meta)
-
-RunWriter.write_meta = pressed_again
-raise KeyboardInterrupt
-"""
+PRESSED_AGAIN = SCRIPTS["pressed again"]
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals as POSIX has them")
@@ -205,30 +194,7 @@ def test_a_forked_data_loader_worker_records_nothing(tmp_path):
     assert rows(tmp_path / "run", kind="activation", name="0")["numel"].tolist() == [64, 64]
 
 
-INTERRUPTED = """
-import os, signal, sys, threading, torch
-from torch import nn
-import mpdiag
-import llvmlite.binding.executionengine as engine
-real, calls = engine.ExecutionEngine.finalize_object, []
-def finalize(self):
-    calls.append(1)
-    if len(calls) == 1:
-        threading.Timer(float(sys.argv[1]), lambda: os.kill(os.getpid(), signal.SIGINT)).start()
-    return real(self)
-engine.ExecutionEngine.finalize_object = finalize
-m = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
-o = torch.optim.Adam(m.parameters())
-try:
-    with mpdiag.record(m, o, "run" + sys.argv[1], every=1):
-        for step in range(400):
-            o.zero_grad()
-            m(torch.randn(8, 16)).square().mean().backward()
-            o.step()
-    print("lost")
-except KeyboardInterrupt:
-    print("interrupted")
-"""
+INTERRUPTED = SCRIPTS["interrupted"]
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals as POSIX has them")

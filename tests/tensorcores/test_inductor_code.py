@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 from schemas import assert_described
+from script_processes import scripts
 from tensorcores.traces import H100, kernel, write
 
 from mpdiag.tensorcores import profiled_script
@@ -19,49 +20,9 @@ from mpdiag.tensorcores.reports.trace_report import write_trace_report
 from mpdiag.tensorcores.step_profiler import read_capture
 from mpdiag.tensorcores.trace_analysis import profile_trace
 
-SCRIPT = """
-import torch
-import torch._inductor.config
-import triton
-from torch._inductor.async_compile import AsyncCompile
-from triton.backends.compiler import GPUTarget
+SCRIPTS = scripts(__file__)
 
-class Driver:
-    get_current_target = lambda self: GPUTarget("cuda", 90, 32)
-    get_current_device = lambda self: 0
-
-class Nothing:
-    def run(self, *args, **keywords):
-        pass
-
-triton.runtime.driver.set_active(Driver())
-torch._inductor.config.cpu_backend = "triton"
-torch._inductor.config.compile_threads = 1
-AsyncCompile.triton = lambda self, name, code, **keywords: Nothing()
-
-class Block(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer_norm = torch.nn.LayerNorm(16)
-        self.up = torch.nn.Linear(16, 16)
-
-    def forward(self, x):
-        h = self.layer_norm(x)  # normalised
-        h = self.up(h)
-        return x + torch.relu(h)  # activated
-
-class Net(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.blocks = torch.nn.ModuleList([Block(), Block()])
-
-    def forward(self, x):
-        for block in self.blocks:
-            x = block(x)
-        return x.softmax(-1)  # ended
-
-torch.compile(Net())(torch.randn(4, 16)).square().sum().backward()
-"""
+SCRIPT = SCRIPTS["script"]
 
 
 def lines(*words):
@@ -124,25 +85,7 @@ def test_the_cache_and_the_log_of_one_run_are_one_run(compiled):
     assert {v.graphs for v in together.values()} == {1}
 
 
-GRAPH = """# AOT ID: ['{aot}']
-import torch
-# kernel path: /cache/a.py
-# {sorted}Source Nodes: [{node}], Original ATen: [aten.{op}]
-# Source node to ATen node mapping:
-#   {node} => {op}_7
-# Graph fragment:
-triton_poi_fused_0 = async_compile.triton('triton_poi_fused_0', \'\'\'
-\'\'\')
-def call(args):
-    # {sorted}Source Nodes: [w], Original ATen: [aten.mm]
-    extern_kernels.mm(buf0, out=buf1)
-    cpp_fused_later_1(buf1)
-    # {sorted}Source Nodes: [{node}], Original ATen: [aten.{op}]
-    raw_stream0 = get_raw_stream(0)
-    triton_poi_fused_0.run(buf1, 512, stream=raw_stream0)
-        # File: /home/me/net.py:{line} in forward, code: y = {op}(x / 2)
-        {op}_7: "f32[8, 4][4, 1]cuda:0" = torch.ops.aten.{op}.default(x)
-"""
+GRAPH = SCRIPTS["graph"]
 
 
 @pytest.mark.parametrize("words", ["Topologically Sorted ", "Unsorted ", ""])

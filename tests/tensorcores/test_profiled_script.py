@@ -6,34 +6,18 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from script_processes import SCRIPTS
+from script_processes import SCRIPTS, scripts
 
 from mpdiag.errors import UsageError
 from mpdiag.tensorcores import profiled_script
+
+OWN_SCRIPTS = scripts(__file__)
 
 pytestmark = pytest.mark.skipif(
     torch.cuda.is_available(), reason="what a CPU says; a GPU's capture is read as a trace"
 )
 
-SCRIPT = """
-import sys
-assert "torch" not in sys.modules
-import os, torch
-import beside
-print("words", sys.argv, __name__, __file__, sys.path[0], os.getcwd(), __spec__)
-model = torch.nn.Linear(16, 16)
-optimizer = torch.optim.SGD(model.parameters(), 0.1)
-for step in range(int(sys.argv[1])):
-    try:
-        model(torch.randn(4, 16)).sum().backward()
-        optimizer.step()
-    except Exception:
-        print("caught")
-print("end")
-if sys.argv[2:3] == ["fail"]:
-    {}[3]
-sys.exit(int(sys.argv[2]))
-"""
+SCRIPT = OWN_SCRIPTS["script"]
 
 
 @pytest.fixture
@@ -118,21 +102,7 @@ def test_why_a_script_gave_nothing(monkeypatch, script, tmp_path, seen, sentence
         profiled_script.profile_script([script], steps=1, warmup=5)
 
 
-IN_A_THREAD = """
-import threading, torch
-
-def train():
-    model = torch.nn.Linear(4, 4)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    while True:
-        model(torch.randn(4, 4)).sum().backward()
-        optimizer.step()
-
-thread = threading.Thread(target=train)
-thread.start()
-thread.join()
-print("end")
-"""
+IN_A_THREAD = OWN_SCRIPTS["in a thread"]
 
 
 def test_a_training_in_a_thread_ends_quietly(profile, tmp_path):

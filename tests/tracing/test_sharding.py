@@ -3,54 +3,12 @@
 import json
 
 import pytest
+from script_processes import scripts
 from support import NEEDS_GLOO
 
 pytestmark = NEEDS_GLOO
 
-SCRIPT = """
-import json, torch, mpdiag
-import torch.distributed as dist
-from torch import nn
-from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import Replicate
-from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
-from torch.nn.parallel import DistributedDataParallel
-
-dist.init_process_group("gloo")
-mesh = dist.init_device_mesh("cpu", (2, 1), mesh_dim_names=("tp", "dp"))
-groups = [dist.new_group([rank]) for rank in range(2)]
-narrow = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
-
-def model():
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 2))
-
-def fsdp1():
-    return FullyShardedDataParallel(model(), use_orig_params=True, device_id=torch.device("cpu"))
-
-def fsdp2_alone():
-    return fully_shard(model(), mesh=mesh["dp"], mp_policy=narrow)
-
-def ddp_alone():
-    return DistributedDataParallel(model(), process_group=groups[dist.get_rank()])
-
-def tensor_parallel():
-    whole = ColwiseParallel(output_layouts=Replicate())
-    return parallelize_module(model(), mesh["tp"], {"0": whole})
-
-found = {}
-for make in (fsdp1, fsdp2_alone, ddp_alone, tensor_parallel):
-    net = make()
-    optimizer = torch.optim.AdamW(net.parameters())
-    net(torch.randn(3, 4)).square().mean().backward()
-    optimizer.step()
-    found[make.__name__] = [
-        [p.numel, p.reduced, p.unknown] for p in mpdiag.audit(net, optimizer).parameters
-    ]
-if dist.get_rank() == 0:
-    print(json.dumps(found))
-dist.destroy_process_group()
-"""
+SCRIPT = scripts(__file__)["script"]
 ALONE = "its group has one rank: nothing is reduced"
 
 

@@ -3,6 +3,7 @@
 import pickle
 
 import pytest
+from script_processes import scripts
 
 from mpdiag import workloads
 from mpdiag.installation import bundled
@@ -47,34 +48,7 @@ def test_what_is_unknown_is_answered_with_what_is_known(name, options, error, wo
     assert issubclass(kind, ValueError)
 
 
-MINE = """
-from dataclasses import dataclass
-import torch
-from torch import nn
-from mpdiag.workloads.protocol import Workload
-
-@dataclass(frozen=True)
-class Mine(Workload):
-    name, title, summary, family = "mine", "Mine", "A line is learned.", "none"
-    default_steps, metric, margin, higher_is_better = 20, "error", 0.01, False
-    rate: float = 0.1
-
-    def model(self):
-        return nn.Linear(4, 1)
-
-    def optimizer(self, model):
-        return torch.optim.SGD(model.parameters(), self.rate)
-
-    def batches(self, steps, seed):
-        generator = torch.Generator().manual_seed(seed)
-        return ((torch.randn(8, 4, generator=generator),) for _ in range(steps))
-
-    def loss(self, model, batch):
-        return (model(batch[0]) - batch[0].sum(1, keepdim=True)).square().mean()
-
-    def score(self, model):
-        return float(self.loss(model, next(self.batches(1, 99))))
-"""
+MINE = scripts(__file__)["mine"]
 
 
 def test_a_file_defines_a_workload(tmp_path) -> None:

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from recording.counting import reference
+from script_processes import scripts
 
 from mpdiag.recording.counting.device import DeviceRows
 from mpdiag.recording.counting.host import HostRows
@@ -92,28 +93,7 @@ def test_values_may_lie_anywhere():
 
 
 # The interpreter is chosen when Triton is imported, so the comparison runs in a child.
-CHILD = """
-import warnings
-warnings.simplefilter("ignore")  # of Triton's interpreter, about itself
-from triton.runtime import interpreter
-
-# Triton 3.6 makes an index of an array of one entry, which NumPy 2.4 refuses.
-patch = interpreter._patch_lang_tensor
-def patched(tensor, scope):
-    patch(tensor, scope)
-    scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
-interpreter._patch_lang_tensor = patched
-
-import torch
-from mpdiag.recording.counting.device import DeviceRows
-from mpdiag.recording.counting.triton_kernels import COUNTER
-from recording.counting import reference
-
-rows = DeviceRows(torch.device("cpu"), 1, COUNTER)
-reference.check_values(rows)
-reference.check_updates(rows)
-print("equal")
-"""
+CHILD = scripts(__file__)["child"]
 
 
 def test_the_triton_kernels_count_alike_in_tritons_interpreter(real, root):

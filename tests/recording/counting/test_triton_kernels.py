@@ -6,44 +6,13 @@ import re
 import sys
 
 import pytest
+from script_processes import scripts
 
 from mpdiag.recording.counting import layout
 
 # Triton compiles for a target without a device, but not in the interpreter, which is chosen when it is
 # imported: so in a child, which prints a line for each kernel.
-CHILD = """
-import subprocess, sys, warnings
-from pathlib import Path
-warnings.simplefilter("ignore")  # of Triton, about its next version
-
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
-from mpdiag.recording.counting import triton_kernels as kernels
-
-places, capability = Path(sys.argv[1]), int(sys.argv[2])
-rows = {"counts": "*i64", "extremes": "*i64"}
-table = {"table": "*i64", "entries": "i32", **rows}
-signatures = {
-    "one": {"address": "i64", "n": "i64", **rows},
-    "many": table,
-    "many_updates": {**table, "facts": "*i64", "ratios": "*i64"},
-}
-tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
-wishes = [(*variant, False) for variant in kernels.variants()] + [("one", 0, True)]
-for name, kind, aligned in wishes:
-    options = kernels.options(kind, update=name == "many_updates")
-    constants = {key: options.pop(key) for key in ("KIND", "VALUES", "THREADS")}
-    signature = {**signatures[name], **dict.fromkeys(constants, "constexpr")}
-    # As if all arguments were known to be multiples of 16: what is not must not be taken to be.
-    known = {(i,): [["tt.divisibility", 16]] for i in range(4 if aligned else 0)}
-    source = ASTSource(getattr(kernels, name), signature, constants, known)
-    made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
-    (places / "cubin").write_bytes(made.asm["cubin"])
-    (places / f"{name}-{kind}-{aligned}.ptx").write_text(made.asm["ptx"])
-    said = subprocess.run([tool, "-res-usage", places / "cubin"], capture_output=True, text=True)
-    print(name, kind, aligned, " ".join(said.stdout.split()), flush=True)
-"""
+CHILD = scripts(__file__)["child"]
 VARIANTS = 11 + 1
 MOST_REGISTERS = {"one": 168, "many": 168, "many_updates": 255}
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from schemas import assert_described
+from script_processes import scripts
 from support import backoff, wrapped
 from torch import nn
 
@@ -18,25 +19,7 @@ from mpdiag.training.skips.capsule import load_capsule
 from mpdiag.training.skips.capsule_replay import replay_capsule
 
 CAPSULE = "run/capsules/step000000"
-CODE = """
-import torch
-from torch import nn
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.body = nn.Linear(8, 8)
-        self.drop = nn.Dropout(0.5)
-        self.head = nn.Linear(8, 2)
-
-    def forward(self, x):
-        h = self.drop(self.body(x))
-        h = h * h
-        return self.head(h)
-
-def build():
-    return Net(), lambda model, batch: model(batch["x"]).pow(2).mean()
-"""
+CODE = scripts(__file__)["code"]
 
 
 @pytest.fixture
