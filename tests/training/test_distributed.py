@@ -74,31 +74,7 @@ def test_sharded_models_clip_by_the_norm_of_whole_gradients(run, level, way):
 
 @pytest.mark.parametrize("way", ["ddp", "fsdp2", "flat"])
 def test_a_capsule_has_whole_weights_and_the_batch_of_each_rank(run, way):
-    outputs = run(
-        SHARD
-        + """
-from mpdiag.training.skips.capsule import load_capsule
-from mpdiag.training.skips.capsule_replay import replay_capsule
-plain, net = model(), model()
-net = ddp(net) if way == "ddp" else shard(net)
-mp = wrap(net.module if way == "ddp" else net, run=f"run-{way}")
-x = rows(0) * (1e5 if rank == 1 else 1)
-with mp.autocast():
-    loss = net(x).float().square().mean()
-assert mp.step(loss, batch=x).skipped
-mp.close()
-dist.barrier()
-for name in ("step000000", "step000000-rank00001"):
-    capsule = load_capsule(f"run-{way}/capsules/{name}")
-    assert all(torch.equal(capsule.tensors[f"model.{n}"], p) for n, p in plain.named_parameters())
-    print(torch.equal(capsule.batch, x))
-if rank == 0:
-    again = replay_capsule(f"run-{way}/capsules/step000000", lambda: (model(), lambda m, b: m(b).sum()))
-    print(again.first.rank, again.first.op, again.first.inputs[0].highest > 65504)
-""",
-        "O1",
-        way,
-    )
+    outputs = run("shard", "capsules of ranks", words=("O1", way))
     assert [lines.split() for lines in outputs] == [
         ["True", "False", "1", "_to_copy", "True"],
         ["False", "True"],
