@@ -102,17 +102,6 @@ def _opened(*paths: Path) -> OpenedTrace | str:
         return str(error)
 
 
-def usual(opened: OpenedTrace) -> str:
-    """The name of the step to show first: the usual one, or else the first."""
-    names = [work.step.name for work in opened.steps]
-    timeline: Any = opened.document.get("timeline") or {}
-    later = sorted(
-        (step["wall_us"], str(step["name"] or "")) for step in timeline.get("steps", [])[1:]
-    )
-    middle = later[(len(later) - 1) // 2][1] if later else ""
-    return middle if middle in names else names[0]
-
-
 def _upload() -> None:
     """Read what was chosen from disk; its bytes are dropped as soon as they are read."""
     turn = st.session_state.setdefault("uploads", 0)

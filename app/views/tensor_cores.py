@@ -12,12 +12,13 @@ import widgets
 
 from mpdiag.display.wording import in_markdown, layer_name, percent, sentence
 from mpdiag.errors import RunNotFound
-from mpdiag.tensorcores.views import tensor_cores, timeline
+from mpdiag.tensorcores.views import tensor_cores
 from mpdiag.tensorcores.views.roofline import roofline
 from mpdiag.tensorcores.views.tensor_core_use import (
     cause_frame,
     cause_words,
     causes,
+    ranks,
     steps,
     summary_of,
 )
@@ -59,7 +60,7 @@ for words in summary_of(profile):
     st.markdown(in_markdown(words))
 if opened is not None and opened.ranks is not None:
     st.markdown(f"**{in_markdown(str(opened.ranks['verdict']))}**")
-    widgets.show(timeline.ranks(opened.ranks))
+    widgets.show(ranks(opened.ranks))
     st.caption(in_markdown(f"The rest of this page shows the slowest rank, {opened.name}."))
 widgets.show(tensor_cores.verdicts(run, profile))
 found = cause_frame(profile)
@@ -68,18 +69,6 @@ if not found.empty:
     for row in found.to_dict("records"):
         st.markdown(f"**{in_markdown(str(row['cause']))}**: {in_markdown(str(row['fix']))}")
 
-if opened is not None and opened.steps:
-    names = [piece.step.name for piece in opened.steps]
-    usual = traces.usual(opened)
-    step = usual
-    if len(names) > 1:
-        step = st.segmented_control(
-            "Step", names, default=usual, required=True, key=f"step-{opened.name}"
-        )
-    work = opened.steps[names.index(step or usual)]
-    widgets.show(
-        timeline.timeline(opened.name, work, opened.gaps, tensor_cores.unit_names(profile))
-    )
 for picture in steps(run, profile):
     widgets.show(picture)
 

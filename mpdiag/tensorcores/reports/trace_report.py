@@ -29,8 +29,8 @@ from mpdiag.tensorcores.trace_analysis import (
     traces_in,
 )
 from mpdiag.tensorcores.trace_profile import Profile
+from mpdiag.tensorcores.views.tensor_core_use import ranks
 from mpdiag.tensorcores.views.tensor_cores import headline, pictures
-from mpdiag.tensorcores.views.timeline import ranks
 from mpdiag.version import __version__
 
 SHOWN = 30

@@ -71,8 +71,6 @@ def kind_of(name: str) -> str:
 
 LONGEST = 10
 """Gaps that are listed."""
-KEPT = 5000
-"""Gaps that are kept with their neighbours, for a drawing of a step."""
 
 
 @dataclass(frozen=True)
@@ -166,7 +164,7 @@ class Timeline:
         steps: Each step that ran something, in order; () where nothing marks steps.
         marks: What marks them.
         streams: By busy time.
-        gaps: The longest ``KEPT`` gaps, longest first.
+        longest: The gaps to list, longest first.
         spans_left_out: Whether some of the host's waits were not kept.
     """
 
@@ -174,13 +172,8 @@ class Timeline:
     steps: tuple[Window, ...]
     marks: host_spans.StepMarks
     streams: tuple[Stream, ...]
-    gaps: tuple[host_spans.Gap, ...]
+    longest: tuple[host_spans.Gap, ...]
     spans_left_out: bool = False
-
-    @property
-    def longest(self) -> tuple[host_spans.Gap, ...]:
-        """The gaps to list."""
-        return self.gaps[:LONGEST]
 
     @property
     def later_steps(self) -> tuple[Window, ...]:
@@ -367,10 +360,10 @@ class _Sweep:
         elif self._closed:  # it ends the step before
             self._closed[max(self._closed)].gaps[cause] += length
         self._gaps += 1
-        if len(self._longest) < KEPT or length > self._longest[0][0]:
+        if len(self._longest) < LONGEST or length > self._longest[0][0]:
             gap = host_spans.Gap(reach, activity.start_us, cause, self._last, activity.name, host)
             heapq.heappush(self._longest, (length, -self._gaps, gap))
-            if len(self._longest) > KEPT:
+            if len(self._longest) > LONGEST:
                 heapq.heappop(self._longest)
 
     def _lane(self, activity: Activity) -> None:
