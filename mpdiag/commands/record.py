@@ -49,6 +49,10 @@ def record(
     live: Annotated[
         bool, Option("--live", help="Show loss, worst layers and verdict while the script runs.")
     ] = False,
+    blocks: Annotated[
+        bool,
+        Option("--blocks", help="Record what MXFP8, MXFP4, NVFP4 and FP8 by block would lose."),
+    ] = False,
 ) -> None:
     """Run a training script unmodified and record it. Results stay bit-identical."""
     from mpdiag.launching.recorded_script import Options, record_command
@@ -56,7 +60,7 @@ def record(
 
     if out is not None:
         refuse_file(out, "--out")
-    options = Options(every, max_steps, include, exclude, operations, fp32, live)
+    options = Options(every, max_steps, include, exclude, operations, fp32, live, blocks)
     code, run = record_command(script or [], out, options)
     if run is not None:
         analysis = next_commands.analyze_it(shortest_path(run))

@@ -43,16 +43,56 @@ def measure_error(
     """
     if (fmt.rounding == "stochastic") != (generator is not None):
         raise ValueError("a generator is for stochastic rounding, which needs one")
-    values = x.detach().float()
-    bits = None if generator is None else generator.bits(x.shape, x.device)
-    read = rotate(values, axis) if rotated else values
-    found = quantize_blocks(read, fmt, axis, bits, tensor_amax)
-    zeros = int(((found == 0) & (read != 0)).sum())
+    bits = None if generator is None else generator.bits(x.shape, x.device).movedim(axis, -1)[None]
+    tiles = x.detach().float().movedim(axis, -1)[None]
     if rotated:
-        found = rotate(found, axis, back=True)
-    exact, off = values.double(), found.double() - values.double()
-    sums = torch.stack([exact.square().sum(), off.square().sum(), off.sum(), (off * exact).sum()])
-    return BlockError(x.numel(), zeros, *sums.tolist())
+        tiles = rotate(tiles)
+    sums = tile_errors(tiles, fmt, rotated=rotated, bits=bits, tensor_amax=tensor_amax)
+    return block_errors(sums, x.numel())[0]
+
+
+def tile_errors(
+    tiles: Tensor,
+    fmt: BlockFormat,
+    *,
+    rotated: bool = False,
+    bits: Tensor | None = None,
+    tensor_amax: Tensor | None = None,
+    line_amax: Tensor | None = None,
+) -> Tensor:
+    """What rounding to a format does to each of some tiles; waits for no device.
+
+    Args:
+        tiles: FP32 (tiles, …, length): blocks lie along the last axis.
+        fmt: The format.
+        rotated: Whether these are values after ``rotate``. A rotation changes no sum of products: only
+            Σ(q - x) is that of values rotated back.
+        bits: For stochastic rounding: random integers in [0, 2^32) of the tiles' shape.
+        tensor_amax: As for ``measure_error``.
+        line_amax: (tiles, …): the largest magnitudes of the lines that tiles are cut from, for formats
+            with a scale a row. None: of the tiles' lines.
+
+    Returns:
+        float64 (tiles, 5): zeros, Σx², Σ(q - x)², Σ(q - x) and Σ(q - x)·x.
+    """
+    if fmt.block == "row" and line_amax is not None:
+        longer = torch.cat([tiles, line_amax.float()[..., None]], -1)
+        found = quantize_blocks(longer, fmt)[..., :-1]
+    else:
+        found = quantize_blocks(tiles, fmt, -1, bits, tensor_amax)
+    zeros = ((found == 0) & (tiles != 0)).flatten(1).sum(1)
+    off, exact = (found - tiles).flatten(1).double(), tiles.flatten(1).double()
+    shift = off
+    if rotated:  # rotating back and adding up multiplies by the rotated ones
+        ones = rotate(torch.ones(len(_SIGNS), dtype=torch.float64, device=tiles.device))
+        shift = off * ones.repeat(off.shape[1] // len(_SIGNS))
+    sums = exact * exact, off * off, shift, off * exact
+    return torch.stack([zeros, *(one.sum(1) for one in sums)]).T
+
+
+def block_errors(sums: Tensor, values: int) -> list[BlockError]:
+    """What ``tile_errors`` returned, read to the host; ``values`` of each tile."""
+    return [BlockError(values, int(zeros), *rest) for zeros, *rest in sums.tolist()]
 
 
 def rotate(x: Tensor, axis: int = -1, *, back: bool = False) -> Tensor:
@@ -85,23 +125,13 @@ def rotate(x: Tensor, axis: int = -1, *, back: bool = False) -> Tensor:
     return groups.reshape(moved.shape).movedim(-1, axis)
 
 
-def sample_tiles(x: Tensor, generator: CounterGenerator, count: int = 16) -> list[Tensor]:
-    """Tiles of a matrix, the same ones at each step; all of them if there are no more than asked for.
+def sample_positions(tiles: int, generator: CounterGenerator, count: int) -> list[int]:
+    """Numbers of some of so many tiles, the same ones at each step, in random order.
 
     Args:
-        x: The last axis is columns, all others are rows.
+        tiles: How many there are.
         generator: What seed and tensor decide; its step does not.
-        count: The most tiles that are returned.
-
-    Returns:
-        Views of 128 × 128, or smaller at the edges; in order.
+        count: The most that are returned.
     """
-    matrix = x.reshape(-1, x.shape[-1])
-    rows, columns = (-(-size // TILE) for size in matrix.shape)
-    everywhere = rows * columns
     fixed = CounterGenerator(generator.seed, 0, generator.tensor)
-    chosen = sorted(fixed.bits((everywhere,)).topk(min(count, everywhere)).indices.tolist())
-    return [
-        matrix[row * TILE : (row + 1) * TILE, column * TILE : (column + 1) * TILE]
-        for row, column in (divmod(tile, columns) for tile in chosen)
-    ]
+    return fixed.bits((tiles,)).topk(min(count, tiles)).indices.tolist()

@@ -24,7 +24,7 @@ from mpdiag.numerics.block_formats import (
     Shape,
     block_format,
 )
-from mpdiag.numerics.formats import FP4_E2M1, FP8_E4M3
+from mpdiag.numerics.formats import FP4_E2M1, FP8_E4M3, FloatFormat
 
 _FP32_MAX = torch.finfo(torch.float32).max
 Scales = tuple[Tensor, Tensor]
@@ -137,7 +137,10 @@ def quantize_blocks(
 
     def elements(encode: Tensor) -> Tensor:
         largest = fmt.element.max  # the clamp keeps NaN, and no value left of it is out of range
-        return round_to((blocks * encode).clamp(-largest, largest), fmt.element, noise)
+        scaled = (blocks * encode).clamp(-largest, largest)
+        return (
+            _nearest(scaled, fmt.element) if noise is None else round_to(scaled, fmt.element, noise)
+        )
 
     if fmt.scale == "e4m3":
         whole = amax.amax() if tensor_amax is None else tensor_amax
@@ -150,6 +153,18 @@ def quantize_blocks(
     else:
         encode, decode = _fp32_scales(amax, fmt, min(torch.finfo(x.dtype).max, _FP32_MAX))
     return back(elements(encode) * decode).to(x.dtype)
+
+
+def _nearest(values: Tensor, element: FloatFormat) -> Tensor:
+    """FP32 values within an element's range rounded to it, ties to even: as ``round_to``, but faster.
+
+    Added to 1.5 · 2^23 units of what the element resolves there, a value is rounded to such units.
+    """
+    exponents = (values.view(torch.int32) & 0x7F800000).view(torch.float32)
+    units = exponents.clamp(min=element.smallest_normal) * (
+        1.5 * 2.0 ** (23 - element.mantissa_bits)
+    )
+    return ((values + units) - units).copysign(values)
 
 
 def _blocks(x: Tensor, block: Shape, axis: int) -> tuple[Tensor, Callable[[Tensor], Tensor]]:

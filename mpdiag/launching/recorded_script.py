@@ -47,6 +47,7 @@ class Options:
     operations: int | None = None
     fp32: bool | None = None
     live: bool | None = None
+    blocks: bool | None = None
 
     def __post_init__(self) -> None:
         """Refuse values that make no sense before the script runs."""
@@ -56,6 +57,10 @@ class Options:
         if self.operations is not None and self.operations < 0:
             message = f"--operations must be a number of steps, 0 or more, not {self.operations}"
             raise UsageError(message)
+        if self.operations == 0 and self.blocks:
+            raise UsageError(
+                "--blocks records in the steps of operations: leave --operations 0 out"
+            )
 
     @property
     def cadence(self) -> Cadence:
@@ -376,6 +381,7 @@ class ScriptRecording:
                 options.exclude,
                 operations=options.operations,
                 script=settings.script,
+                blocks=bool(options.blocks),
             ),
             precision=self._precision,
             setters=self._setters,

@@ -35,6 +35,7 @@ from mpdiag.display.wording import percent
 from mpdiag.errors import UsageError
 from mpdiag.numerics.periods import covers_periods
 from mpdiag.recording.step_clock import Step, StepListener
+from mpdiag.runs import block_operands
 from mpdiag.runs.answers import half_products
 from mpdiag.runs.operations import encode
 
@@ -448,6 +449,7 @@ class OperationSteps(StepListener):
 
     Attributes:
         steps: Those written.
+        block_steps: Those of them with operands of matrix products, if these were asked for.
         half_products: Dtypes of half precision in which the training's own code multiplies.
         reason: Why none, or no more, are recorded; empty if there is no reason.
         with_effects: Whether the present step is run again at its end, if its operations are recorded.
@@ -466,9 +468,11 @@ class OperationSteps(StepListener):
         exact: bool = True,
     ) -> None:
         self.steps: list[int] = []
+        self.block_steps: list[int] = []
         self.half_products: set[str] = set()
         self.reason = ""
         self._watch = watch
+        self._blocks = watch.products
         self._count = count
         self._writer = writer
         self._failed = failed
@@ -561,6 +565,10 @@ class OperationSteps(StepListener):
             left_alone, found = self._watch.left_backward, self._watch.end()
             if found and (left_alone or any(o.phase == "backward" for o in found)):
                 self._writer.append_operations(encode(found))
+                operands = self._watch.operands()
+                if operands:
+                    self._writer.append_blocks(block_operands.encode(operands))
+                    self.block_steps.append(step.number)
                 self.half_products.update(half_products(found).values())
                 self.steps.append(step.number)
                 self._growth.operations_recorded(step.number)
@@ -597,3 +605,10 @@ class OperationSteps(StepListener):
     def to_json(self) -> dict[str, Any]:
         """For ``meta.json``: the steps, and why there are no others."""
         return {"steps": self.steps, "reason": self.reason}
+
+    def blocks_to_json(self) -> dict[str, Any] | None:
+        """For ``meta.json``: the same of operands, and what has none; None if not asked for."""
+        if self._blocks is None:
+            return None
+        unseen = list(self._blocks.unseen.values())
+        return {"steps": self.block_steps, "reason": self.reason, "not_recorded": unseen}

@@ -32,6 +32,7 @@ from mpdiag.tracing.precision_share import is_product, sparse_flops
 
 # What moves values without computing: their results have the histogram of what they were given.
 COPIES = frozenset({"clone", "_unsafe_view", "alias_copy", "contiguous", "lift_fresh"})
+CONVERSIONS = COPIES | {"_to_copy"}
 SUMS = frozenset({"add", "add_", "sub", "sub_", "rsub"})
 SOFTMAX = frozenset({"_softmax", "_log_softmax", "_safe_softmax"})
 EXPONENTIALS = frozenset({"exp", "exp_", "expm1", "sinh", "cosh"})

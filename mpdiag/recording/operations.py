@@ -31,7 +31,9 @@ from mpdiag.emulation.step_effects import StepEffects
 from mpdiag.emulation.step_tape import Call
 from mpdiag.numerics.autocast_lists import COMPOSITES, NO_HALF_FUNCTIONS, OPERATIONS
 from mpdiag.recording import operation_facts
+from mpdiag.recording.matrix_products import MatrixProducts
 from mpdiag.recording.operation_tensors import OperationTensors, SeenTensor
+from mpdiag.runs.block_operands import BlockOperand
 from mpdiag.runs.operations import NONE, Operation, Phase
 from mpdiag.tracing import conversions
 from mpdiag.tracing.autograd_graph import BackwardPasses, holds_any
@@ -64,10 +66,12 @@ class OperationWatch:
         parameters: Names of parameters and buffers by ``id``.
         rank: This process's rank.
         failed: Told what failed; after that nothing more is recorded.
+        products: Measures the operands of matrix products, if that is asked for.
 
     Attributes:
         wanted: Whether the present step's operations are recorded.
         usable: Whether any step's can be.
+        products: See above; None after a failure there.
     """
 
     def __init__(
@@ -76,9 +80,11 @@ class OperationWatch:
         parameters: Mapping[int, str],
         rank: int,
         failed: Callable[[str, Exception], None],
+        products: MatrixProducts | None = None,
     ) -> None:
         self.wanted = False
         self.usable = True
+        self.products = products
         self._modules = modules
         self._rank = rank
         self._failed = failed
@@ -131,6 +137,8 @@ class OperationWatch:
         self._forget()
         self._step = step
         self._holds_nothing = not self.wanted
+        if self.products is not None:
+            self.products.begin(step)
         if not self.wanted:
             self._passes.detach()
         else:
@@ -231,6 +239,8 @@ class OperationWatch:
     def enter(self, module: nn.Module) -> None:
         """A module is called."""
         self._lines.enter(module)
+        if self.products is not None and id(module) in self._modules:
+            self.products.enter(self._lines.module)
 
     def leave(self, module: nn.Module) -> None:
         """A module has returned, or failed."""
@@ -303,6 +313,8 @@ class OperationWatch:
         operands = [t for _, t in operation_facts.operands(named)]
         fields["scalars"]["views"] = operation_facts.views(operands)
         fields["scalars"] |= self._tensors.parts_of_parameters(operands)
+        if self.products is not None and (gradients or in_backward()):
+            self._see_product(self.products, packet, named, fields, [seen for _, seen in inputs])
         measured = {}
         if not node:
             measured = operation_facts.measure(packet, named)
@@ -310,6 +322,31 @@ class OperationWatch:
         taped = self._effects.before(func, args, kwargs)
         self._drafts.append(_Draft(fields, measured, inputs, [], taped))
         return self._drafts[-1]
+
+    def _see_product(
+        self,
+        products: MatrixProducts,
+        op: str,
+        named: Mapping[str, Any],
+        fields: Mapping[str, Any],
+        inputs: Iterable[SeenTensor],
+    ) -> None:
+        """Measure operands; a failure there ends that alone."""
+        try:
+            parameters = {}
+            operands = operation_facts.operands(named)
+            for (name, tensor), seen in zip(operands, inputs, strict=True):
+                root = tensor if tensor._base is None else tensor._base
+                known = self._modules.get(id(root), "") or seen.parameter
+                made = self._drafts[seen.producer] if seen.producer != NONE else None
+                if made is not None and made.fields["op"] in operation_facts.CONVERSIONS:
+                    known = known or made.inputs[0][1].parameter
+                if known or isinstance(root, nn.Parameter):
+                    parameters[name] = known, root
+            function = fields["function"] or self._conversions.function
+            products.see(op, named, {**fields, "function": function}, parameters)
+        except Exception as error:  # noqa: BLE001 - whatever it is, training goes on
+            self._give_products_up(error)
 
     def _note_sum_over_ranks(self, packet: str, args: tuple[Any, ...], line: SourceLine) -> None:
         """Note a sum in half precision; its result is still under way when the operation returns."""
@@ -420,6 +457,19 @@ class OperationWatch:
             self._forget()
             self._lines.take_over(lines)
             self._holds_nothing = False
+
+    def operands(self) -> list[BlockOperand]:
+        """The operands of the step's matrix products; [] if they were not asked for."""
+        try:
+            with self._lock, torch.no_grad():
+                return [] if self.products is None else self.products.end()
+        except Exception as error:  # noqa: BLE001
+            self._give_products_up(error)
+        return []
+
+    def _give_products_up(self, error: Exception) -> None:
+        self.products = None
+        self._failed("recording operands of matrix products", error)
 
     def _finished(self) -> list[Operation]:
         self._tensors.drain(at_least=1)

@@ -48,6 +48,7 @@ from mpdiag.recording.growth import LayerGrowth
 from mpdiag.recording.ledger import Ledger
 from mpdiag.recording.lifecycle import carry_through, live
 from mpdiag.recording.losses import LossLog
+from mpdiag.recording.matrix_products import MatrixProducts
 from mpdiag.recording.observer import Observer
 from mpdiag.recording.operations import OperationWatch
 from mpdiag.recording.run_folder import Audience, Described, RecordingOptions, RunFolder
@@ -84,6 +85,7 @@ def record(
     overwrite: bool = False,
     fp32: bool = False,
     copy_budget: int | None = None,
+    blocks: bool = False,
 ) -> Recorder:
     """Record a training; use it as a context manager around the loop.
 
@@ -118,6 +120,8 @@ def record(
         copy_budget: Bytes per device for copies of weights from before a step. Default: a quarter of
             the memory that is free at the first recorded step. If a parameter's copy does not fit,
             updates of the same blocks of it are recorded in each step, and its rows say so.
+        blocks: Record the operands of matrix products, too, in the steps whose operations are recorded:
+            what MXFP8, MXFP4, NVFP4 and FP8 with block scales would make of them.
 
     Raises:
         UsageError: If an argument has the wrong type or value.
@@ -132,12 +136,14 @@ def record(
     cadence = Cadence(every, max_steps, budget)
     if operations is not None and (type(operations) is not int or operations < 0):
         raise UsageError(f"operations must be a number of steps, 0 or more, not {operations!r}")
+    if blocks and operations == 0:
+        raise UsageError("blocks=True records in the steps of operations: leave operations=0 out")
     only = Fp32Only(logger.info) if fp32 else None
     return Recorder(
         model,
         optimizers,
         place(run),
-        RecordingOptions(cadence, include, exclude, overwrite, operations),
+        RecordingOptions(cadence, include, exclude, overwrite, operations, blocks=blocks),
         precision=PrecisionWatch(off=fp32, only=dict if only is None else only.to_json),
         fp32=only,
         copies=WeightCopies(copy_budget),
@@ -197,7 +203,8 @@ class Recorder:
         self._failures = Failures(folder, self._clock)
         failed = self._failures.note
         names = self._subjects.names
-        watch = OperationWatch(names, names, rank, failed)
+        products = MatrixProducts(rank) if options.blocks else None
+        watch = OperationWatch(names, names, rank, failed, products)
         self._losses = LossLog(
             folder, self._clock, optimizers, watch.quiet, failed, active=rank == 0
         )

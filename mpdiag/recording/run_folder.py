@@ -90,6 +90,7 @@ class RecordingOptions:
         overwrite: Replace a run that lies in the folder already.
         operations: In how many steps to record operations, too; None: as many as the budget allows.
         script: The script that trains, for ``meta.json``.
+        blocks: Whether to record the operands of matrix products with operations.
     """
 
     cadence: Cadence
@@ -98,6 +99,7 @@ class RecordingOptions:
     overwrite: bool = False
     operations: int | None = 0
     script: str | None = None
+    blocks: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -311,6 +313,7 @@ class RunFolder(StepListener):
             "steps_recorded": self._ledger.steps_written,
             "rows": self._ledger.rows_written,
             "operations": about.operations.to_json(),
+            "blocks": about.operations.blocks_to_json(),
             "precision": about.precision.to_json(about.subjects.roots),
             "coverage": about.subjects.coverage(rows),
             "failures": self._failures.found,

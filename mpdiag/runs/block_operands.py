@@ -99,11 +99,12 @@ class BlockOperand:
         lines, length: The matrix: how many lines, and the contraction length of each.
         flops: Of the whole product, 2 · lines of both operands · length, in a step.
         sampled: Whether depths are of sample tiles alone; else of all values.
-        absmax: Largest finite magnitude of the whole operand, 0 without one.
+        absmax: Largest magnitude of the whole operand; 0 of one that holds infinities or NaNs.
         depths: Values by depth below their block's largest magnitude, blocks of 32 along a line.
         maxima_first: Exponent of the first entry of ``maxima``.
         maxima: How many blocks of 32 have their largest magnitude in [2^e, 2^(e+1)), from
-            ``maxima_first`` on; blocks of zeros and those with infinities or NaNs are not among them.
+            ``maxima_first`` on; at -127 those of zeros and of FP32's subnormal numbers. Blocks with
+            infinities or NaNs are not among them.
         errors: By format, on sample tiles, which are the same ones in each step.
     """
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from mpdiag.emulation.block_errors import measure_error, rotate, sample_tiles
+from mpdiag.emulation.block_errors import measure_error, rotate, sample_positions
 from mpdiag.emulation.block_rounding import fake_quantize
 from mpdiag.emulation.random_bits import CounterGenerator
 from mpdiag.numerics.block_formats import BLOCK_FORMATS, block_format
@@ -87,30 +87,13 @@ def test_stochastic_rounding_has_more_error_and_no_bias():
         measure_error(x, fmt)
 
 
-@pytest.mark.parametrize("name", ["nvfp4", "nvfp4_te", "mxfp4", "fp8_e4m3", "fp8_128x128"])
-def test_tiles_add_up_to_the_whole(name):
-    x = drawn(300, 200)
-    tiles = sample_tiles(x, GENERATOR)
-    assert [tuple(t.shape) for t in tiles] == [
-        (rows, columns) for rows in (128, 128, 44) for columns in (128, 72)
-    ]
-    parts = [measure_error(t, BLOCK_FORMATS[name], tensor_amax=x.abs().amax()) for t in tiles]
-    total = sum(parts[1:], parts[0])
-    whole = measure_error(x, BLOCK_FORMATS[name])
-    assert (total.values, total.zeros) == (whole.values, whole.zeros)
-    for field in ("signal", "error", "shift", "along"):
-        assert getattr(total, field) == pytest.approx(getattr(whole, field), rel=1e-9, abs=1e-9)
-
-
-def test_tiles_are_fixed_by_seed_and_tensor_and_all_differ():
-    x = torch.arange(1024.0 * 1024).reshape(8, 128, 1024)
-    found = [tile[0, 0].item() for tile in sample_tiles(x, GENERATOR)]
+def test_positions_are_fixed_by_seed_and_tensor_and_all_differ():
+    found = sample_positions(64, GENERATOR, 16)
     assert len(set(found)) == 16
-    assert found == sorted(found)
-    later = replace(GENERATOR, step=9)
-    assert found == [tile[0, 0].item() for tile in sample_tiles(x, later)]
-    other = replace(GENERATOR, tensor="fc2")
-    assert found != [tile[0, 0].item() for tile in sample_tiles(x, other)]
+    assert found == sample_positions(64, replace(GENERATOR, step=9), 16)
+    assert found != sample_positions(64, replace(GENERATOR, tensor="fc2"), 16)
+    assert found[:4] == sample_positions(64, GENERATOR, 4)
+    assert sorted(sample_positions(6, GENERATOR, 16)) == list(range(6))
 
 
 def test_without_error_or_without_values():

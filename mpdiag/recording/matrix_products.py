@@ -1,0 +1,404 @@
+"""Matrix products of a step as ATen runs them, and which operand of which product each tensor is.
+
+A forward product is noted with the places of its two factors in memory. Its backward products have one
+of these factors again, perhaps transposed, and the gradient of the output as the other: with the weight
+it is dgrad, with the input wgrad. Convolutions and fused attention name their arguments themselves.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mpdiag.recording.operand_matrices import Matrix, Measured, measure
+from mpdiag.runs.block_operands import BlockOperand, Gemm, OperandRole, ProductKind
+
+_FACTORS = {
+    "mm": ("self", "mat2"),
+    "addmm": ("mat1", "mat2"),
+    "bmm": ("self", "mat2"),
+    "baddbmm": ("batch1", "batch2"),
+    "_grouped_mm": ("self", "mat2"),
+}
+"""Products of two matrices, or of batches of them: the arguments that are multiplied."""
+_CONVOLUTIONS = "convolution", "convolution_backward"
+_ATTENTION = "_scaled_dot_product_"
+_OPAQUE = {
+    **dict.fromkeys(
+        ("mkldnn_rnn_layer", "_cudnn_rnn", "miopen_rnn"),
+        "a fused recurrent layer shows none of its products",
+    ),
+    "_trilinear": "a bilinear layer has products of three tensors",
+}
+_SHOWN_BY_NONE = "fused attention shows neither its probabilities nor the gradient of its scores"
+
+Role = tuple[OperandRole, Matrix]
+Place = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class _Forward:
+    """A product of the forward pass, as its backward ones find it again.
+
+    Attributes:
+        module, kind, call: See ``BlockOperand``.
+        parameter: Name of the parameter it is with; "" if none is known.
+        expert: Which expert, if it is a single one's.
+        input, weight: Where its factors lie in memory.
+    """
+
+    module: str | None
+    kind: ProductKind
+    call: int
+    parameter: str = ""
+    expert: int | None = None
+    input: Place = ()
+    weight: Place = ()
+
+
+class MatrixProducts:
+    """Measures the operands of the matrix products of one step, once each.
+
+    Args:
+        rank: This process's rank.
+
+    Attributes:
+        unseen: Products that were not measured: dicts of module, product and reason.
+    """
+
+    def __init__(self, rank: int) -> None:
+        self.unseen: dict[tuple[str | None, str], dict[str, Any]] = {}
+        self._rank = rank
+        self.begin(0)
+
+    def begin(self, step: int) -> None:
+        """Begin a new step."""
+        self._step = step
+        self._found: dict[tuple[Any, ...], tuple[dict[str, Any], Measured]] = {}
+        self._forward: dict[int, _Forward] = {}
+        self._calls: Counter[tuple[Any, ...]] = Counter()
+
+    def enter(self, module: str | None) -> None:
+        """A module is called: its products are counted from 0."""
+        for key in [key for key in self._calls if key[0] == module]:
+            del self._calls[key]
+
+    def see(
+        self,
+        op: str,
+        named: Mapping[str, Any],
+        fields: Mapping[str, Any],
+        parameters: Mapping[str, tuple[str, Tensor]],
+    ) -> None:
+        """An operation is about to run.
+
+        Args:
+            op: ATen's name.
+            named: Its arguments by name.
+            fields: Those of ``Operation``: ``index``, ``module``, ``node``, ``forward``, ``function``.
+            parameters: Of its arguments that are parameters, views of them, or converted from them: the
+                parameter's name, "" if unknown, and the parameter.
+        """
+        opaque = _OPAQUE.get(op)
+        if opaque is not None:
+            self._leave_out(fields["module"], op, opaque)
+        elif op in _FACTORS:
+            self._see_factors(op, named, fields, parameters)
+        elif op in _CONVOLUTIONS:
+            self._see_convolution(named, fields, parameters)
+        elif op.startswith(_ATTENTION):
+            self._see_attention(op, named, fields)
+
+    def _leave_out(self, module: str | None, product: str, reason: str) -> None:
+        self.unseen[module, reason] = {"module": module, "product": product, "reason": reason}
+
+    # -- products of two factors -------------------------------------------------------------------
+
+    def _see_factors(
+        self,
+        op: str,
+        named: Mapping[str, Any],
+        fields: Mapping[str, Any],
+        parameters: Mapping[str, tuple[str, Tensor]],
+    ) -> None:
+        left, right = (named[name] for name in _FACTORS[op])
+        places = _place(left), _place(right)
+        roles: tuple[OperandRole, OperandRole] | None = ("input", "weight")
+        gemm: Gemm = "fprop"
+        if fields["node"]:
+            known = self._forward.get(fields["forward"])
+            if known is None:
+                return
+            forward = known
+            gemm, roles = _backward_roles(forward, *places)
+        else:
+            first, second = (parameters.get(name) for name in _FACTORS[op])
+            swapped = first is not None and second is None
+            if swapped:
+                roles, places = ("weight", "input"), (places[1], places[0])
+            name, root = (first if swapped else second) or ("", None)
+            kind, expert = _kind_of(op, left if swapped else right, root)
+            if root is None and "attention" in fields["function"]:
+                kind = "attention"
+            call = self._call(fields["module"], kind, expert)
+            forward = _Forward(fields["module"], kind, call, name, expert, *places)
+            self._forward[fields["index"]] = forward
+        if roles is not None:
+            for expert, a, b in _parts(forward, left, right, named.get("offs")):
+                pair = (roles[0], _matrix(a, -1)), (roles[1], _matrix(b, -2))
+                self._measure(forward, gemm, pair, expert)
+
+    def _call(self, module: str | None, kind: ProductKind, expert: int | None) -> int:
+        """Which product of its kind in its module's call this is."""
+        self._calls[module, kind, expert] += 1
+        return self._calls[module, kind, expert] - 1
+
+    # -- products that name their arguments --------------------------------------------------------
+
+    def _see_convolution(
+        self,
+        named: Mapping[str, Any],
+        fields: Mapping[str, Any],
+        parameters: Mapping[str, tuple[str, Tensor]],
+    ) -> None:
+        if not fields["node"]:
+            name = parameters.get("weight", ("", None))[0]
+            call = self._call(fields["module"], "convolution", None)
+            forward = _Forward(fields["module"], "convolution", call, name)
+            self._forward[fields["index"]] = forward
+            wanted: tuple[Gemm, ...] = ("fprop",)
+        else:
+            known = self._forward.get(fields["forward"])
+            if known is None:
+                return
+            forward, mask = known, named["output_mask"]
+            wanted = (*(("dgrad",) if mask[0] else ()), *(("wgrad",) if mask[1] else ()))
+        for gemm in wanted:
+            if not self._is_measured(forward, gemm):
+                self._measure(forward, gemm, _convolved(gemm, named))
+
+    def _see_attention(self, op: str, named: Mapping[str, Any], fields: Mapping[str, Any]) -> None:
+        """Call 0 is queries · keysᵀ, 1 probabilities · values; what a fused kernel is given of them."""
+        module = fields["module"]
+        query, key, value = (named[name] for name in ("query", "key", "value"))
+        if query.dim() != 4:
+            self._leave_out(module, "attention", "packed sequences are not recorded")
+            return
+        self._leave_out(module, "attention", _SHOWN_BY_NONE)
+        of_scores, of_values = (
+            2 * query[..., 0].numel() * t.shape[-2] * t.shape[-1] for t in (key, value)
+        )
+        if not op.endswith("_backward"):
+            number = self._call(module, "attention", None)
+            self._calls[module, "attention", None] += 1
+            self._forward[fields["index"]] = _Forward(module, "attention", number)
+            scores, mixed = (_Forward(module, "attention", number + i) for i in (0, 1))
+            pair = ("input", _matrix(query, -1)), ("weight", _matrix(key, -1))
+            self._measure(scores, "fprop", pair)
+            self._measure(mixed, "fprop", (("weight", _matrix(value, -2)),), flops=of_values)
+            return
+        known = self._forward.get(fields["forward"])
+        if known is None:
+            return
+        scores, mixed = (_Forward(module, "attention", known.call + i) for i in (0, 1))
+        gradient = next(t for name, t in named.items() if name.startswith("grad_out"))
+        self._measure(scores, "dgrad", (("weight", _matrix(key, -2)),), flops=of_scores)
+        self._measure(scores, "wgrad", (("input", _matrix(query, -2)),), flops=of_scores)
+        pair = ("grad_output", _matrix(gradient, -1)), ("weight", _matrix(value, -1))
+        self._measure(mixed, "dgrad", pair)
+        self._measure(mixed, "wgrad", (("grad_output", _matrix(gradient, -2)),), flops=of_values)
+
+    # -- measuring ---------------------------------------------------------------------------------
+
+    def _is_measured(self, forward: _Forward, gemm: Gemm) -> bool:
+        """Whether this was measured of an earlier call of the module in this step."""
+        place = forward.module, forward.kind, forward.call, forward.expert, gemm
+        return any(key[:5] == place for key in self._found)
+
+    def _measure(
+        self,
+        forward: _Forward,
+        gemm: Gemm,
+        operands: Sequence[Role],
+        expert: int | None = None,
+        flops: int = 0,
+    ) -> None:
+        """Measure operands of a product, unless they were in this step; ``flops`` follow from two."""
+        odd = [m.values for _, m in operands if not _is_readable(m.values)]
+        if odd:
+            reason = f"an operand is a {type(odd[0]).__name__} of {odd[0].dtype}"
+            self._leave_out(forward.module, forward.kind, reason)
+            return
+        shapes = [matrix.shape for _, matrix in operands]
+        if not all(math.prod(shape) for shape in shapes):
+            return  # an expert without tokens
+        for role, matrix in operands:
+            flops = flops or 2 * math.prod(shapes[0]) * shapes[1][1]
+            key = forward.module, forward.kind, forward.call, expert, gemm, role
+            if key in self._found:
+                continue
+            batch, lines, length = matrix.shape
+            fields = {
+                "rank": self._rank,
+                "steps": (self._step,),
+                "module": forward.module,
+                "product": forward.kind,
+                "call": forward.call,
+                "gemm": gemm,
+                "operand": role,
+                "parameter": forward.parameter,
+                "expert": expert,
+                "dtype": str(matrix.values.dtype).removeprefix("torch."),
+                "lines": batch * lines,
+                "length": length,
+                "flops": flops,
+            }
+            self._found[key] = fields, measure(matrix, role, gemm, repr(key), self._step)
+
+    def end(self) -> list[BlockOperand]:
+        """The step's operands; waits for their devices."""
+        found = [BlockOperand(**fields, **m.fields()) for fields, m in self._found.values()]
+        self.begin(self._step)
+        return found
+
+
+def _place(tensor: Tensor) -> Place:
+    """Where a tensor lies in memory, the same for its transpose."""
+    if not _is_readable(tensor):
+        return (id(tensor),)
+    axes = sorted(zip(tensor.stride(), tensor.shape, strict=True))
+    return tensor.untyped_storage()._cdata, tensor.storage_offset(), *axes
+
+
+def _is_readable(tensor: Tensor) -> bool:
+    plain = type(tensor) in (Tensor, torch.nn.Parameter) and tensor.layout == torch.strided
+    return plain and tensor.is_floating_point() and not tensor.is_nested
+
+
+def _backward_roles(
+    forward: _Forward, left: Place, right: Place
+) -> tuple[Gemm, tuple[OperandRole, OperandRole] | None]:
+    """Which backward product of a forward one has these factors, and what they are.
+
+    None where that does not show: x · xᵀ has its input as its weight, and saved tensors may have been
+    moved elsewhere meanwhile.
+    """
+    sides = [[place in (left, right) for place in (forward.input, forward.weight)]]
+    if sides == [[True, False]]:
+        return "wgrad", ("input", "grad_output") if left == forward.input else (
+            "grad_output",
+            "input",
+        )
+    if sides == [[False, True]]:
+        first = left == forward.weight
+        return "dgrad", ("weight", "grad_output") if first else ("grad_output", "weight")
+    return "dgrad", None
+
+
+def _kind_of(op: str, weight: Tensor, root: Tensor | None) -> tuple[ProductKind, int | None]:
+    """The kind of a product, and which expert it is of, if it is of one.
+
+    Args:
+        op: ATen's name.
+        weight: The factor that is a parameter or a part of one, if one is.
+        root: This parameter; None if neither is one.
+    """
+    if op == "_grouped_mm":
+        return "grouped", None
+    if root is None:
+        return "matmul", None
+    if root.dim() == 3 and op in ("bmm", "baddbmm") and weight.shape[0] == root.shape[0]:
+        return "grouped", None
+    if root.dim() == 3 and weight.dim() == 2 and weight.numel() == root[0].numel():
+        return "grouped", (weight.storage_offset() - root.storage_offset()) // root.stride(0)
+    return "linear", None
+
+
+def _parts(
+    forward: _Forward, left: Tensor, right: Tensor, ends: Tensor | None
+) -> Iterator[tuple[int | None, Tensor, Tensor]]:
+    """A product's matrices by expert: those of a grouped one, or the product as it is."""
+    if forward.kind != "grouped" or (ends is None and left.dim() == right.dim() == 2):
+        yield forward.expert, left, right
+        return
+    bounds = [0, *([] if ends is None else ends.tolist())]
+    for expert in range(left.shape[0] if ends is None else len(bounds) - 1):
+        some = slice(*bounds[expert : expert + 2]) if ends is not None else slice(None)
+        if left.dim() == right.dim() == 2:  # of what is summed over
+            yield expert, left[:, some], right[some]
+        else:
+            a = left[expert] if left.dim() == 3 else left[some]
+            yield expert, a, right[expert] if right.dim() == 3 else right[:, some]
+
+
+def _matrix(tensor: Tensor, along: int) -> Matrix:
+    """Matrices in the last two axes, lines along one of them."""
+    last = tensor.dim() - 1, tensor.dim() - 2
+    along += tensor.dim()
+    batch = tuple(range(tensor.dim() - 2))
+    return Matrix(tensor, batch, tuple(axis for axis in last if axis != along), (along,))
+
+
+def _convolved(gemm: Gemm, named: Mapping[str, Any]) -> tuple[Role, ...]:
+    """The operands of a convolution's product, as ``runs.block_operands`` lays them out.
+
+    Args:
+        gemm: Which product.
+        named: Arguments of ``convolution`` or ``convolution_backward``.
+    """
+    weight, groups, transposed = named["weight"], named["groups"], named["transposed"]
+    x, gradient = named["input"], named.get("grad_output")
+    places = range(3, weight.dim() + 1)
+    factor = weight.unflatten(0, (groups, -1))  # groups, channels, channels of a window, window
+    window, channels = (2, *places), (1,)
+    narrow, wide = (x, gradient) if transposed else (gradient, x)
+    of_narrow: OperandRole = "input" if transposed else "grad_output"
+    of_wide: OperandRole = "grad_output" if transposed else "input"
+    if narrow is not None:
+        split = narrow.unflatten(1, (groups, -1))  # images, groups, channels, places
+        tokens = (0, *places)
+    if wide is not None:
+        padded, windows = _windows(wide, weight, named)
+        seen = (0, *places)
+        inside = (2, *range(weight.dim() + 1, 2 * weight.dim() - 1))
+    if gemm == "wgrad":
+        return (
+            (of_narrow, Matrix(split, (1,), (2,), tokens, narrow)),
+            (of_wide, Matrix(windows, (1,), inside, seen, padded)),
+        )
+    if gemm == ("dgrad" if transposed else "fprop"):
+        lines = of_wide, Matrix(windows, (1,), seen, inside, padded)
+        return lines, ("weight", Matrix(factor, (0,), channels, window, weight))
+    lines = of_narrow, Matrix(split, (1,), tokens, (2,), narrow)
+    return lines, ("weight", Matrix(factor, (0,), window, channels, weight))
+
+
+def _windows(x: Tensor, weight: Tensor, named: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+    """A convolution's input with its padding, and what each place of the output sees of it.
+
+    Returns:
+        The padded input; a view of it: images, groups, channels of a group, places of the output, places
+        of the window.
+    """
+    groups, step, dilation = named["groups"], named["stride"], named["dilation"]
+    around = [size for size in reversed(named["padding"]) for _ in range(2)]
+    padded = F.pad(x, around) if any(around) else x
+    sizes = weight.shape[2:]
+    outputs = [
+        (have - spread * (size - 1) - 1) // by + 1
+        for have, size, spread, by in zip(padded.shape[2:], sizes, dilation, step, strict=True)
+    ]
+    images, channels, *rest = padded.stride()
+    inside = padded.shape[1] // groups
+    shape = (x.shape[0], groups, inside, *outputs, *sizes)
+    strides = [images, inside * channels, channels]
+    strides += [by * stride for by, stride in zip(step, rest, strict=True)]
+    strides += [by * stride for by, stride in zip(dilation, rest, strict=True)]
+    return padded, padded.as_strided(shape, strides)
