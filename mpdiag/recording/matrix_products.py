@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -29,7 +29,22 @@ _FACTORS = {
 }
 """Products of two matrices, or of batches of them: the arguments that are multiplied."""
 _CONVOLUTIONS = "convolution", "convolution_backward"
-_ATTENTION = "_scaled_dot_product_"
+_FUSED_ATTENTION = "_scaled_dot_product_"
+_ATTENTION: dict[bool, tuple[tuple[int, Gemm, OperandRole, str, int], ...]] = {
+    False: (
+        (0, "fprop", "input", "query", -1),
+        (0, "fprop", "weight", "key", -1),
+        (1, "fprop", "weight", "value", -2),
+    ),
+    True: (
+        (0, "dgrad", "weight", "key", -2),
+        (0, "wgrad", "input", "query", -2),
+        (1, "dgrad", "grad_output", "grad_out", -1),
+        (1, "dgrad", "weight", "value", -1),
+        (1, "wgrad", "grad_output", "grad_out", -2),
+    ),
+}
+"""What fused attention is given, forwards and backwards: product, operand, argument, axis of blocks."""
 _OPAQUE = {
     **dict.fromkeys(
         ("mkldnn_rnn_layer", "_cudnn_rnn", "miopen_rnn"),
@@ -113,8 +128,8 @@ class MatrixProducts:
             self._see_factors(op, named, fields, parameters)
         elif op in _CONVOLUTIONS:
             self._see_convolution(named, fields, parameters)
-        elif op.startswith(_ATTENTION):
-            self._see_attention(op, named, fields)
+        elif op.startswith(_FUSED_ATTENTION):
+            self._see_attention(named, fields)
 
     def _leave_out(self, module: str | None, product: str, reason: str) -> None:
         self.unseen[module, reason] = {"module": module, "product": product, "reason": reason}
@@ -184,36 +199,26 @@ class MatrixProducts:
             if not self._is_measured(forward, gemm):
                 self._measure(forward, gemm, _convolved(gemm, named))
 
-    def _see_attention(self, op: str, named: Mapping[str, Any], fields: Mapping[str, Any]) -> None:
+    def _see_attention(self, named: Mapping[str, Any], fields: Mapping[str, Any]) -> None:
         """Call 0 is queries · keysᵀ, 1 probabilities · values; what a fused kernel is given of them."""
-        module = fields["module"]
-        query, key, value = (named[name] for name in ("query", "key", "value"))
+        module, query = fields["module"], named["query"]
         if query.dim() != 4:
             self._leave_out(module, "attention", "packed sequences are not recorded")
             return
         self._leave_out(module, "attention", _SHOWN_BY_NONE)
-        of_scores, of_values = (
-            2 * query[..., 0].numel() * t.shape[-2] * t.shape[-1] for t in (key, value)
-        )
-        if not op.endswith("_backward"):
-            number = self._call(module, "attention", None)
-            self._calls[module, "attention", None] += 1
-            self._forward[fields["index"]] = _Forward(module, "attention", number)
-            scores, mixed = (_Forward(module, "attention", number + i) for i in (0, 1))
-            pair = ("input", _matrix(query, -1)), ("weight", _matrix(key, -1))
-            self._measure(scores, "fprop", pair)
-            self._measure(mixed, "fprop", (("weight", _matrix(value, -2)),), flops=of_values)
+        forward = self._forward.get(fields["forward"])
+        if not fields["node"]:
+            forward = _Forward(module, "attention", self._call(module, "attention", None))
+            self._call(module, "attention", None)
+            self._forward[fields["index"]] = forward
+        if forward is None:
             return
-        known = self._forward.get(fields["forward"])
-        if known is None:
-            return
-        scores, mixed = (_Forward(module, "attention", known.call + i) for i in (0, 1))
-        gradient = next(t for name, t in named.items() if name.startswith("grad_out"))
-        self._measure(scores, "dgrad", (("weight", _matrix(key, -2)),), flops=of_scores)
-        self._measure(scores, "wgrad", (("input", _matrix(query, -2)),), flops=of_scores)
-        pair = ("grad_output", _matrix(gradient, -1)), ("weight", _matrix(value, -1))
-        self._measure(mixed, "dgrad", pair)
-        self._measure(mixed, "wgrad", (("grad_output", _matrix(gradient, -2)),), flops=of_values)
+        for call, gemm, role, name, along in _ATTENTION[bool(fields["node"])]:
+            tensor = next(t for argument, t in named.items() if argument.startswith(name))
+            other = named["value" if call else "key"]
+            flops = 2 * query[..., 0].numel() * other.shape[-2] * other.shape[-1]
+            product = replace(forward, call=forward.call + call)
+            self._measure(product, gemm, [(role, _matrix(tensor, along))], flops=flops)
 
     # -- measuring ---------------------------------------------------------------------------------
 
