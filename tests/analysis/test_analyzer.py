@@ -97,16 +97,6 @@ def test_early_losses_alone_are_no_alarm(tmp_path):
     assert analyze(write_rows(tmp_path / "run", rows)).plan.loss_scale.need == "not needed"
 
 
-def test_gradients_recorded_with_a_scale_are_judged_without_it(tmp_path):
-    g = gradients(-26.0)
-    plain = write_rows(tmp_path / "a", [(0, "activation_grad", "layer", g)])
-    scaled = write_rows(
-        tmp_path / "b", [(0, "activation_grad", "layer", g * 1024, {"scale": 1024.0})]
-    )
-    a, b = (analyze(r).to_json()["layers"][0] for r in (plain, scaled))
-    assert a == b
-
-
 def test_no_scale_fits_when_the_range_is_too_wide(tmp_path):
     layers = (("small", gradients(-26.5, 0.5)), ("huge", np.full(10, 30000.0)))
     rows = [(step, "activation_grad", *layer) for step in range(30) for layer in layers]

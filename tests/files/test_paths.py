@@ -16,12 +16,11 @@ from support import backoff
 from torch import nn
 
 import mpdiag
-from mpdiag.errors import RunExists, RunNotFound, UsageError
+from mpdiag.errors import RunNotFound, UsageError
 from mpdiag.files.atomic import atomic_path, writing
 from mpdiag.files.paths import is_remote, place
 from mpdiag.runs.run import free_name, list_runs, open_run
 from mpdiag.runs.training_log import LogWriter, TrainingStep, read_log
-from mpdiag.runs.writer import RunWriter
 
 
 @pytest.fixture
@@ -96,22 +95,6 @@ def test_listing(url):
         record(f"{url}/{name}", steps=1)
     assert sorted(item.folder.name for item in list_runs(url)) == ["a", "b"]
     assert str(free_name(place(url), "a")).endswith("a-2")
-
-
-def test_an_earlier_run_is_replaced_only_when_told(url):
-    record(f"{url}/run", steps=30, every=1)
-    with pytest.raises(RunExists):
-        record(f"{url}/run")
-    record(f"{url}/run", steps=2, overwrite=True)
-    assert len(mpdiag.open_run(f"{url}/run").frame()["step"].unique()) == 2
-
-
-def test_ranks_share_a_url(url):
-    writers = [RunWriter(f"{url}/run", rank=rank, world_size=2) for rank in (0, 1)]
-    for writer in writers:
-        writer.write_meta({"state": "complete", "rank": writer.rank})
-    assert open_run(f"{url}/run").meta["rank"] == 0
-    assert (place(url) / "run" / "ranks" / "rank00001.json").is_file()
 
 
 @pytest.mark.parametrize("name", ["", ".", "/"])

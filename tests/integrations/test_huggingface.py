@@ -96,13 +96,6 @@ def losses(plan, tmp_path, **options):
     return trainer
 
 
-def test_an_fp32_plan_changes_nothing(tmp_path):
-    plain = Model()
-    make(tmp_path, model=plain).train()
-    trainer = losses(PrecisionPlan(level="O0"), tmp_path)
-    assert same(plain, trainer.model)
-
-
 @pytest.mark.parametrize(("target", "every"), [("fp16", 1), ("fp16", 2), ("bf16", 1)])
 def test_it_trains_by_the_plan(tmp_path, target, every):
     plan = PrecisionPlan(target=target, loss_scale=backoff(1024.0).loss_scale)

@@ -221,8 +221,6 @@ OTHER = "error: this script cannot be trained by a plan: the plan is for another
     [
         (OWN, 0, None),
         (CNN, 3, OTHER),
-        ([(name, tuple(2 * size for size in shape)) for name, shape in OWN], 3, OTHER),
-        ([(f"m.{i}.{n}", (*s[:-1], s[-1] + i)) for i in (1, 2) for n, s in OWN], 3, OTHER),
         (OWN[:2], 0, "the plan was made without these layers of the model"),
         (
             [*OWN[:2], ("2.weight", (1, 16)), OWN[3]],

@@ -50,22 +50,18 @@ def test_a_script_is_profiled_and_ended(profile, script, warmup):
     assert "end" not in child.err.split()  # it was ended after its third step
 
 
-def test_the_script_finds_what_it_finds_under_python(profile, script, real, tmp_path):
-    words = (script, "2", "7", "--json", "-x", "--", "y")
+def test_the_script_finds_what_it_finds_under_python_and_fails_alike(
+    profile, script, real, tmp_path
+):
+    words = (script, "2", "fail", "--json", "-x", "--", "y")
     plain = real(*words, cwd=tmp_path)
     child = profile("--warmup", "1", "--", *words)
-    assert plain.code == child.code == 7
-    assert plain.out.startswith("words ['./sub/script.py', '2', '7', '--json', '-x', '--', 'y']")
-    assert set(plain.out.splitlines()) <= set(child.err.splitlines())
-    assert "of operator time" in child.out.splitlines()[0]  # the verdict comes first
-
-
-def test_a_traceback_is_pythons(profile, script, real, tmp_path):
-    plain = real(script, 2, "fail", cwd=tmp_path)
-    child = profile("--warmup", "1", "--", script, 2, "fail")
     assert plain.code == child.code == 1
-    assert set(plain.err.splitlines()) <= set(child.err.splitlines())
+    assert plain.out.startswith("words ['./sub/script.py', '2', 'fail', '--json', '-x', '--', 'y']")
+    assert {*plain.out.splitlines(), *plain.err.splitlines()} <= set(child.err.splitlines())
+    assert "KeyError: 3" in plain.err
     assert "mpdiag/" not in child.err.partition("Traceback")[2]
+    assert "of operator time" in child.out.splitlines()[0]  # the verdict comes first
 
 
 def test_the_form_of_a_package(profile, tmp_path):

@@ -141,14 +141,6 @@ def test_with_fp32_it_is_the_training_without_autocast_bit_for_bit(tmp_path, kin
     assert findings(run) == []
 
 
-def test_a_script_is_recorded_in_fp32_from_its_first_call_on(tmp_path):
-    with loops.recording(tmp_path / "run", fp32=True):
-        losses, weights = train(made(), autocast=torch.bfloat16)
-    expected, expected_weights = train(made())
-    assert losses == expected
-    assert all(map(torch.equal, weights, expected_weights))
-
-
 def test_a_launcher_is_given_the_same_options():
     options = Options(every=4, include="^head", fp32=True)
     assert options.words() == ["--every", "4", "--include", "^head", "--fp32"]

@@ -152,11 +152,13 @@ CHOICES = {
 @pytest.mark.parametrize(
     ("level", "choice", "how"),
     [
-        *(("O1", choice, how) for choice in CHOICES for how in ("the model", "blocks")),
+        ("O1", "module", "the model"),
+        ("O1", "container", "the model"),
+        ("O1", "container", "blocks"),
         ("O1", "operation", "wrapped blocks"),
         ("O1", "module", "a function"),
-        ("O2", "module", "the model"),
-        ("O2", "container", "blocks"),
+        ("O2", "operation", "the model"),
+        ("O2", "module", "blocks"),
         ("O2", "operation", "a function"),
     ],
 )

@@ -199,22 +199,6 @@ def test_a_strict_job_fails_on_worse_and_undecided_and_may_allow_the_latter(
     assert [run(*words, *more).exit_code for more in given] == [0, code, allowed]
 
 
-def test_a_strict_job_of_several_seeds_fails_where_more_would_decide(tmp_path):
-    for seed, by in enumerate((0.0, 0.02, -0.02)):
-        make_run(tmp_path / "fp32" / str(seed), metric=0.9 + by)
-        make_run(tmp_path / "fp16" / str(seed), metric=0.9 - by)
-    words = ("compare", tmp_path / "fp32", tmp_path / "fp16", "--margin", "accuracy=0.01")
-    given = ((), ("--strict",), ("--strict", "--allow-undecided"))
-    assert [run(*words, *more).exit_code for more in given] == [0, 1, 0]
-
-
-def test_one_seed_that_is_far_off_is_an_error(seeds):
-    found = mpdiag.compare(seeds / "fp32" / "s0", seeds / "broken" / "s0")
-    assert found.verdict == "inconclusive"
-    assert found.findings[0].severity == "error"
-    assert "margins (one seed)" in found.findings[0].message
-
-
 @pytest.mark.parametrize(
     ("text", "words"),
     [

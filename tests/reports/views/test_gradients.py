@@ -86,17 +86,6 @@ def test_a_part_of_the_training_and_its_receipts(analysis):
     assert "at a loss scale of 8" in part.heat_map(3).caption.lower()
 
 
-def test_a_histogram_with_its_zeros(analysis):
-    layers = layers_of(analysis, "activation_grad")
-    name = str(layers.names[-1])
-    for layer in (None, name):
-        picture = shown(analysis).histogram(3, layer=layer)
-        bars = {str(t.name).split(":")[0]: sum(t.y) for t in picture.figure.data}
-        part = layers.histograms if layer is None else layers.histograms[len(layers) - 1]
-        assert bars.pop("already 0") == np.sum(part.zeros)
-        assert sum(bars.values()) == part.counts.sum()
-
-
 def test_each_layer_at_every_scale(analysis):
     """The picture's shares are those that the analyzer chooses the scale by."""
     layers = layers_of(analysis, "activation_grad")

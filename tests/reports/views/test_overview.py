@@ -109,12 +109,6 @@ def test_how_a_training_was_trained():
     assert said("FP16", backoff, by_the_plan=False) == "FP16"
 
 
-def test_a_click_on_a_row_selects_its_layer_whole_names_included(gradients):
-    for picture in overview.before_and_after(gradients, 64.0, clickable=True):
-        (rows,) = (trace for trace in picture.figure.data if trace.type == "bar" and trace.width)
-        assert list(rows.customdata) == [str(name) for name in gradients.layers.names]
-
-
 def test_a_small_map_draws_the_layers_that_lose_or_exceed_most(gradients):
     few = overview.notable(gradients.layers, 6)
     frame = scale_frame(gradients.layers, FP16, 0)
@@ -123,11 +117,6 @@ def test_a_small_map_draws_the_layers_that_lose_or_exceed_most(gradients):
     order = list(gradients.layers.names)
     assert list(few.names) == sorted(few.names, key=order.index)
     assert "6 of 26 layers are drawn." in overview.lost_words(gradients, 0, few=6)
-
-
-def test_no_gradients_no_picture(gradients):
-    none = replace(gradients, layers=gradients.layers.of_kind("update"))
-    assert overview.before_and_after(none, 64.0) == ()
 
 
 def test_losses_beside_each_other(gradients):

@@ -127,13 +127,6 @@ def test_every_receipt_gives_the_numbers_and_names_are_text(root, tmp_path, name
         same_numbers(picture)
 
 
-def test_every_number():
-    document = profile_with_use()
-    (picture,) = steps(".", document)
-    assert summary_of(document)[0] == "Eligible: 60 %"
-    assert picture.frame.iloc[0][["tensor_core", "other", "idle"]].tolist() == [60.0, 18.0, 22.0]
-
-
 @pytest.mark.parametrize(
     "odd",
     [
