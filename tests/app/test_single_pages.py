@@ -8,14 +8,13 @@ import made_runs as hand
 import pyarrow as pa
 import pytest
 import torch
-from app_pages import metrics, page_text, words
+from app_pages import metrics, words
 from audited_trainings import BF16, model, train
 from made_profiles import profile
 
 from mpdiag.analysis.comparison.compare import compare
 
 pytestmark = pytest.mark.filterwarnings("default")  # Streamlit's own, of being run bare
-ALL = "over all recorded steps"
 
 
 def table_of(test):
@@ -82,12 +81,6 @@ def test_a_training_by_a_plan_leads_on_to_its_recording(opened, view):
     test = button.click().run()
     assert test.sidebar.selectbox[0].value == "ssd"
     assert "with a loss scale of 64" in test.warning[0].value
-
-
-def test_the_slider_leads_to_the_page_of_its_link(opened):
-    test = opened(view="gradients", run="ssd")
-    test.slider(key="scale").set_value(24).run()
-    assert page_text(test) == page_text(opened(view="gradients", run="ssd", scale="24"))
 
 
 def test_what_is_drawn_at_once_is_sent_before_the_heat_map(opened, monkeypatch):

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from mpdiag.launching.patches import (
-    TrueAccumulated,
     TrueGradients,
     _reduce,
     call_backward,
@@ -88,22 +87,6 @@ def test_what_a_function_writes_past_version_counters_counts():
     result = call_backward(Pass(), type(node).apply, node, gradient)
     assert result.tolist() == [8.0, 12.0]
     assert result.dtype == torch.float16
-
-
-def test_an_accumulated_gradient_is_shown_without_the_scale_and_gets_it_back():
-    state = Pass()
-    weight = torch.zeros(2, requires_grad=True)
-    weight.grad = torch.tensor([8.0, float("inf")])
-    seen = []
-
-    def hook(parameter):
-        seen.append(parameter.grad.tolist())
-        parameter.grad.clamp_(max=3.0)
-
-    TrueAccumulated(hook, state)(weight)
-    assert seen == [[1.0, float("inf")]]
-    assert weight.grad.tolist() == [8.0, 24.0]
-    assert state.finite == [False]
 
 
 def test_a_saved_hook_is_the_scripts_and_a_copied_one_still_sees_true_gradients():
