@@ -21,12 +21,18 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 from torch.autograd.function import FunctionCtx
-from torch.nn.modules import module as torch_modules
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from mpdiag.tracing.dispatch import in_backward, is_dynamo_tracing, is_traced
-from mpdiag.tracing.uncompiled import apart, compiler_looks_on, constant_when_traced, hide, unseen
+from mpdiag.tracing.uncompiled import (
+    apart,
+    compiler_looks_on,
+    constant_when_traced,
+    hide,
+    unseen,
+    watch_calls,
+)
 
 MAX_MODELS = 32
 """Models adopted in one process; a search that makes hundreds must not keep them all alive."""
@@ -129,8 +135,7 @@ class Discovery:
     def attach(self) -> None:
         """Place the hooks on modules and optimizers."""
         self._handles = [
-            torch_modules.register_module_forward_pre_hook(self._before_forward),
-            torch_modules.register_module_forward_hook(self._after_forward, always_call=True),
+            *watch_calls(self._before_forward, self._after_forward),
             register_optimizer_step_pre_hook(self.stepping),
         ]
         if not self._patient:

@@ -271,8 +271,9 @@ def _returned_below(
     receipt: torch.Tensor = _below_autograd(torch.ops.mpdiag.returned, part, point, *more)
     if output.requires_grad and torch.is_grad_enabled():
 
-        def hook(gradient: torch.Tensor) -> None:
-            torch.ops.mpdiag.differentiated(*local_part(gradient), receipt)
+        def hook(gradient: torch.Tensor | None) -> None:
+            if gradient is not None:
+                torch.ops.mpdiag.differentiated(*local_part(gradient), receipt)
 
         output.register_hook(hook)
     return receipt

@@ -58,8 +58,8 @@ class GradientSums(StepListener):
         self._handles = []
 
     @guarded("a weight gradient hook")
-    def _arrives(self, named: NamedParameter, gradient: torch.Tensor) -> None:
-        held, new = named.parameter.grad, some_of(gradient)
+    def _arrives(self, named: NamedParameter, gradient: torch.Tensor | None) -> None:
+        held, new = named.parameter.grad, None if gradient is None else some_of(gradient)
         before = None if held is None else some_of(held)
         if new is not None:
             exact, last, taken = self._sums.get(named.name, (torch.zeros_like(new), None, 0))

@@ -11,11 +11,10 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
-from torch.nn.modules import module as torch_modules
 
 from mpdiag.recording import compiled
 from mpdiag.tracing.dispatch import is_dynamo_tracing, is_traced
-from mpdiag.tracing.uncompiled import compiler_looks_on, hide, unseen
+from mpdiag.tracing.uncompiled import compiler_looks_on, hide, unseen, watch_calls
 
 
 class CallListener(Protocol):
@@ -36,8 +35,7 @@ _holders: list[object] = []
 def hold() -> Callable[[], None]:
     """Place the hooks, unless they are; returns what ends it, and is called once."""
     if not _holders:
-        _placed.append(torch_modules.register_module_forward_pre_hook(_before))
-        _placed.append(torch_modules.register_module_forward_hook(_after, always_call=True))
+        _placed.extend(watch_calls(_before, _after))
     mine = object()
     _holders.append(mine)
 

@@ -298,12 +298,12 @@ class Observer(StepListener):
         step: int,
         micro: int,
         lasting: bool,
-        gradient: torch.Tensor,
+        gradient: torch.Tensor | None,
         placement: Placement | None = None,
     ) -> None:
         clock = self._clock
-        if not clock.active or not (step == clock.number or lasting):
-            return
+        if gradient is None or not clock.active or not (step == clock.number or lasting):
+            return  # None: autograd's, where nothing needs one of several outputs of a node
         if step != clock.number:
             self._outliving.update(id(named.module) for named in modules)
         if clock.recording:

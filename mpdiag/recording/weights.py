@@ -288,8 +288,8 @@ class WeightObserver(StepListener):
 
     # -- gradients ---------------------------------------------------------------------------------
 
-    def _contributed(self, named: NamedParameter, step: int, gradient: torch.Tensor) -> None:
-        if self._clock.recording and step == self._clock.number:
+    def _contributed(self, named: NamedParameter, step: int, gradient: torch.Tensor | None) -> None:
+        if gradient is not None and self._clock.recording and step == self._clock.number:
             self._note_gradient(named, gradient, self._clock.micro)
 
     def _accumulated(self, named: NamedParameter, parameter: torch.Tensor) -> None:

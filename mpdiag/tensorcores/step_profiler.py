@@ -29,7 +29,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules import module as module_hooks
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from mpdiag.display.wording import counted
@@ -42,6 +41,7 @@ from mpdiag.tensorcores.inductor_code import LOG_FOLDER, read_fused
 from mpdiag.tensorcores.trace_analysis import profile_trace
 from mpdiag.tracing.dispatch import is_traced
 from mpdiag.tracing.names import type_name
+from mpdiag.tracing.uncompiled import watch_calls
 
 
 class StepProfiler:
@@ -290,10 +290,7 @@ class _Names:
 
     def attach(self) -> None:
         """Hook every module's forward: before the warm-up, since compiled code is compiled again."""
-        self._handles = [
-            module_hooks.register_module_forward_pre_hook(self._enter),
-            module_hooks.register_module_forward_hook(self._leave, always_call=True),
-        ]
+        self._handles = watch_calls(self._enter, self._leave)
 
     def detach(self) -> None:
         """Remove the hooks."""

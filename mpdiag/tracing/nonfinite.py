@@ -30,7 +30,6 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.nn.modules import module as torch_modules
 
 from mpdiag.numerics.formats import FP16
 from mpdiag.tracing.dispatch import by_name, in_backward, tensors_of, written
@@ -38,6 +37,7 @@ from mpdiag.tracing.names import Models, subjects
 from mpdiag.tracing.source_lines import SourceLine, SourceLines
 from mpdiag.tracing.storages import WeakStorages
 from mpdiag.tracing.tap import OperationTap
+from mpdiag.tracing.uncompiled import watch_calls
 
 _PLAIN = torch.Tensor.__torch_dispatch__
 _CASTS = frozenset({"_to_copy", "copy_", "to"})
@@ -194,10 +194,7 @@ class NonfiniteTrace:
 
     def __enter__(self) -> NonfiniteTrace:  # noqa: PYI034 - typing.Self is Python 3.11's
         """Examine every operation from here on."""
-        self._handles = [
-            torch_modules.register_module_forward_pre_hook(self._enter),
-            torch_modules.register_module_forward_hook(self._leave, always_call=True),
-        ]
+        self._handles = watch_calls(self._enter, self._leave)
         self._tap.attach()
         return self
 

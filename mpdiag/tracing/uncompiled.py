@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 
 import torch
 from torch._compile import _disable_dynamo
+from torch.nn.modules import module as torch_modules
+from torch.utils.hooks import RemovableHandle
 
 from mpdiag.tracing.dispatch import (
     compiler_in_use,
@@ -190,6 +192,30 @@ def _graph_may_end() -> bool:
 
 
 constant_when_traced(_graph_may_end)
+
+
+def watch_calls(before: Callable[..., Any], after: Callable[..., Any]) -> list[RemovableHandle]:
+    """Place a pair of torch's global hooks on the calls of all modules.
+
+    torch warns of global hooks whenever a compiled model is called, and a script may make warnings
+    errors. The warning is of their calls for the wrapper around the model, which ours expect; it goes
+    on to come for hooks of others.
+    """
+    if hasattr(torch_modules, "_has_any_global_hook"):  # torch 2.11
+        torch_modules._has_any_global_hook = _others_have_hooks
+    return [
+        torch_modules.register_module_forward_pre_hook(before),
+        torch_modules.register_module_forward_hook(after, always_call=True),
+    ]
+
+
+def _others_have_hooks() -> bool:
+    kinds = ("backward_pre", "backward", "forward_pre", "forward")
+    placed = [hook for k in kinds for hook in vars(torch_modules)[f"_global_{k}_hooks"].values()]
+    return not all(str(getattr(hook, "__module__", "")).startswith("mpdiag.") for hook in placed)
+
+
+constant_when_traced(_others_have_hooks)
 
 
 class Eagerly:

@@ -107,9 +107,10 @@ class ScriptGradients:
             multiply([g for g in waiting if g is not None], scale)
         with self.passing() as this:
 
-            def unscaled(gradient: Tensor) -> Tensor | None:
+            def unscaled(gradient: Tensor | None) -> Tensor | None:
                 # In a hook, the script may run a pass of its own, with hooks of its own on leaves.
-                return divided(gradient, scale) if self._passes[-1] is this else None
+                mine = gradient is not None and self._passes[-1] is this
+                return divided(gradient, scale) if mine else None
 
             handles = [t.register_hook(unscaled) for t in leaves] if scale != 1.0 else []
             try:

@@ -30,7 +30,7 @@ from mpdiag.training.results import StepResult
 from mpdiag.training.scaling import parameters_of
 from mpdiag.training.script_gradients import ScriptGradients
 from mpdiag.training.skips.diagnosis import FailedStep
-from mpdiag.training.weights.wrapping import names_in
+from mpdiag.training.weights.wrapping import names_in, uncompiled_name
 
 ADVICE = (
     "record this very script in FP32 (mpdiag record), analyze, and train by that plan; if FP32 is "
@@ -353,12 +353,12 @@ def _fitting(
     """The plan without what it says of modules that these models lack; and those modules."""
     known = names_in(list(models), list(models.values()))
     wanted = {c.module for c in (*plan.fp32_operations, *plan.fp32_modules)}
-    missing = tuple(sorted(wanted - set(known)))
+    missing = tuple(sorted(name for name in wanted if uncompiled_name(name) not in known))
     if not missing:
         return plan, ()
     fitting = replace(
         plan,
-        fp32_operations=tuple(c for c in plan.fp32_operations if c.module in known),
-        fp32_modules=tuple(c for c in plan.fp32_modules if c.module in known),
+        fp32_operations=tuple(c for c in plan.fp32_operations if c.module not in missing),
+        fp32_modules=tuple(c for c in plan.fp32_modules if c.module not in missing),
     )
     return fitting, missing

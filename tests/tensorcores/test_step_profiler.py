@@ -181,9 +181,7 @@ def test_a_trace_of_a_gpu_goes_to_the_reader_of_traces(tmp_path, monkeypatch):
     assert read == [("trace.json", None)]  # the script compiled nothing
 
 
-@pytest.mark.filterwarnings(
-    "ignore:Using `torch.compile:UserWarning", "ignore:The .grad:UserWarning"
-)
+@pytest.mark.filterwarnings("ignore:The .grad:UserWarning")
 def test_a_model_is_compiled_before_what_is_measured():
     """Hooks that come with the window would have it compiled again, inside the window."""
     torch._dynamo.reset()

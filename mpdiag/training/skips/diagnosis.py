@@ -273,9 +273,12 @@ class NonFiniteWatch:
     def __init__(self) -> None:
         self.first: dict[str, NonFinite] = {}
 
-    def note(self, name: str, tensor: Tensor, where: Literal["forward", "backward"]) -> None:
-        """Look at a tensor, unless something was found in this direction already."""
-        if where not in self.first and (kind := kind_of(tensor)):
+    def note(self, name: str, tensor: Tensor | None, where: Literal["forward", "backward"]) -> None:
+        """Look at a tensor, unless something was found in this direction already.
+
+        Autograd gives None for the gradient of an output that nothing needs.
+        """
+        if tensor is not None and where not in self.first and (kind := kind_of(tensor)):
             self.first[where] = NonFinite(name, kind, where)
 
     def hook(self, name: str) -> Callable[[nn.Module, Any, Any], None]:

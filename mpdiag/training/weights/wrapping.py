@@ -381,13 +381,16 @@ def _named_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
     if isinstance(inner, nn.parallel.DistributedDataParallel):
         inner = inner.module
     # The module inside a compiled one comes after it, and under the same name.
-    return [
-        (".".join(part for part in name.split(".") if part != "_orig_mod"), module)
-        for name, module in inner.named_modules()
-    ]
+    return [(uncompiled_name(name), module) for name, module in inner.named_modules()]
+
+
+def uncompiled_name(name: str) -> str:
+    """A module's name without what ``torch.compile`` puts into it."""
+    return ".".join(part for part in name.split(".") if part != "_orig_mod")
 
 
 def _find(names: dict[str, nn.Module], name: str) -> nn.Module:
+    name = uncompiled_name(name)
     if name not in names:
         raise UsageError(
             f"the plan keeps module {name!r} in FP32, and the model has no module of that name: was it "
