@@ -16,7 +16,9 @@ Sources: PyTorch's documentation of automatic mixed precision (op reference, CUD
 
 from __future__ import annotations
 
+import ctypes
 import difflib
+import sys
 import threading
 import warnings
 import weakref
@@ -141,11 +143,34 @@ class in_force:  # noqa: N801 - it reads as a function, and is faster than one
     def __enter__(self) -> None:
         self._before = _of_this_thread()
         _everywhere.append(self._policy)
-        torch._C._stash_obj_in_tls(_KEY, (*self._before, self._policy))
+        _keep_in_thread(_KEY, (*self._before, self._policy))
 
     def __exit__(self, *_exception: object) -> None:
-        torch._C._stash_obj_in_tls(_KEY, self._before)
+        _keep_in_thread(_KEY, self._before)
         _everywhere.remove(self._policy)
+
+
+def _keep_in_thread(key: str, value: tuple[Any, ...]) -> None:
+    torch._C._stash_obj_in_tls(key, value)
+    if not _COUNTS_REFERENCE:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(value))
+
+
+def _counts_reference() -> bool:
+    """Whether torch counts the reference that it keeps; it always gives one up later.
+
+    Up to torch 2.11 it does not: the object would be freed while autograd's threads use it.
+    """
+    value = (object(),)
+    before = sys.getrefcount(value)
+    torch._C._stash_obj_in_tls("mpdiag.emulation.probe", value)
+    if sys.getrefcount(value) > before:
+        return True
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(value))
+    return False
+
+
+_COUNTS_REFERENCE = _counts_reference()
 
 
 def _of_this_thread() -> tuple[Policy, ...]:

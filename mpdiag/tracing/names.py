@@ -76,6 +76,7 @@ class NamedModule:
             for name in _SETTINGS
             if _has(self.module, name)
         }
+        settings["channels_last"] = _channels_last(self.module._parameters.get("weight"))
         called = self.output_shapes is not None
         unseen = "returned no tensor" if called else "never called in a recorded step"
         if self.compiled and hidden:
@@ -230,7 +231,8 @@ class Subjects:
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """The table of modules and parameters."""
-        hidden = not any(module.inside for module in self.modules.values())
+        modules = self.modules.values()
+        hidden = not any(m.inside or (m.compiled and m.seen) for m in modules)
         for module in self.modules.values():
             yield module.row(hidden=hidden)
         for parameter in self.parameters.values():
@@ -410,6 +412,15 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (tuple, list)) and all(isinstance(v, (int, float)) for v in value):
         return list(value)
     return None
+
+
+def _channels_last(weight: torch.Tensor | None) -> bool | None:
+    """Whether the weight of a convolution lies so in memory; None where both formats are the same."""
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    if weight is None or weight.dim() not in formats:
+        return None
+    last: bool = weight.is_contiguous(memory_format=formats[weight.dim()])
+    return None if last == weight.is_contiguous() else last
 
 
 def _json(shapes: list[list[int]] | None) -> str | None:

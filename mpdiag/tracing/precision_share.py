@@ -22,6 +22,7 @@ from mpdiag.numerics.autocast_lists import ONE_DTYPE
 from mpdiag.tracing.dispatch import in_backward, tensors_of
 from mpdiag.tracing.precision import HALF
 from mpdiag.tracing.tap import OperationTap
+from mpdiag.tracing.uncompiled import lets_compile
 
 DENSE = 8
 """Every one of the first steps is counted."""
@@ -181,12 +182,19 @@ class PrecisionShare(ProductCount):
             return
         if not wanted:
             self._everywhere.detach()
-        elif not self._everywhere.attach():
+        elif self._may_count() and not self._everywhere.attach():
             self.stop("the script traces its steps, and mpdiag sees no operations there")
 
     def counting(self) -> AbstractContextManager[object]:
         """Count what runs here, above every other mode: before emulation widens it."""
-        return OperationTap(self) if self.is_active else nullcontext()
+        return OperationTap(self) if self.is_active and self._may_count() else nullcontext()
+
+    def _may_count(self) -> bool:
+        """Whether compiled code runs as it is while products are counted; else none are."""
+        if lets_compile():
+            return True
+        self.stop("this version of torch would run what is compiled eagerly to count it")
+        return False
 
     @contextmanager
     def paused(self) -> Iterator[None]:

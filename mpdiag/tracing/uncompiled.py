@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch._compile import _disable_dynamo
 from torch.nn.modules import module as torch_modules
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.hooks import RemovableHandle
 
 from mpdiag.tracing.dispatch import (
@@ -131,7 +132,17 @@ def _set_all(settings: list[tuple[Any, str, Any]]) -> None:
     for config, name, value in settings:
         setattr(config, name, value)
     if compiler_in_use():
+        _reset.append(True)
         torch._dynamo.reset()
+
+
+_reset: list[bool] = []  # torch forgets with its graphs that the compiler was used
+
+
+def lets_compile() -> bool:
+    """Whether what is compiled in this process stays so under a dispatch mode: not in torch 2.6."""
+    able = hasattr(TorchDispatchMode, "ignore_compile_internals")
+    return able or not (compiler_in_use() or _reset)
 
 
 def hide(function: Any) -> None:
@@ -218,11 +229,21 @@ def _others_have_hooks() -> bool:
 constant_when_traced(_others_have_hooks)
 
 
+def keeps_casts_apart() -> bool:
+    """Whether parts of a graph can be cast otherwise than the rest, backward, too: not in torch 2.6."""
+    return hasattr(sys.modules.get("torch._functorch.config", torch), "backward_pass_autocast")
+
+
 class Eagerly:
-    """A context in which nothing is compiled, and what is compiled runs as if it were not."""
+    """A context in which nothing is compiled, and what is compiled runs as if it were not.
+
+    Attributes:
+        matters: Whether what runs inside would have been compiled.
+    """
 
     def __enter__(self) -> None:
         self._callback = set_eval_frame(None)
+        self.matters = callable(self._callback)
         self._stance = torch.compiler.set_stance("force_eager")
 
     def __exit__(self, *_exception: object) -> None:

@@ -62,9 +62,11 @@ class Casting:
         precision = self._precision
         low = self._wrapped.switch.on and precision.level != "O0"
         casts = low and precision.operation_casts
+        eagerly = low and not (self._emulation is None and self._wrapped.compiles)
         return _nested(
             self._wrapped.looked() if precision.low_precision_model else _NOTHING,
-            *((Eagerly(), self._emulation) if low and self._emulation is not None else ()),
+            Eagerly() if eagerly else _NOTHING,
+            self._emulation if low and self._emulation is not None else _NOTHING,
             policy.in_force(self._wrapped.policy) if casts else _NOTHING,
             torch.autocast(self._device_type, precision.dtype) if casts else _NOTHING,
             self._share.counting() if self._share.is_active else _NOTHING,

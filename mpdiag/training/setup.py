@@ -8,6 +8,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,7 +29,7 @@ from mpdiag.tracing.fingerprint import (
     some_of,
 )
 from mpdiag.tracing.precision_share import PrecisionShare
-from mpdiag.tracing.uncompiled import prepare
+from mpdiag.tracing.uncompiled import lets_compile, prepare
 from mpdiag.training import arguments, collectives, levels
 from mpdiag.training.callers import loop_stacklevel
 from mpdiag.training.casting import Casting
@@ -177,6 +178,9 @@ def set_up(
     )
     prepare()
     wrapped.masters.note_written = _noting_once(wrapped, monitor)
+    wrapped.note_eager = partial(_note_eager, monitor)
+    if not (wrapped.compiles or lets_compile()):
+        logger.warning("%s", _RUNS_EAGERLY)
     return Setup(plan, precision, chosen, context)
 
 
@@ -199,6 +203,20 @@ def _noting_once(wrapped: Wrapped, monitor: StepMonitor) -> Callable[[Sequence[T
             monitor.log.note({"written": names, "before_step": monitor.steps, "message": message})
 
     return note
+
+
+_RUNS_EAGERLY = "the compiled code runs eagerly: this torch cannot keep a part of it in FP32"
+
+
+def _note_eager(monitor: StepMonitor, name: str) -> None:
+    """Say in the log that a compiled module runs eagerly, and what compiles it."""
+    message = (
+        f"{name or 'the model'} runs eagerly, though it is compiled: the plan keeps an operation in it "
+        "in FP32. Compile the module around it instead, as one graph."
+    )
+    logger.warning("%s", message)
+    if monitor.log is not None:
+        monitor.log.note({"eager": name, "before_step": monitor.steps, "message": message})
 
 
 def _check_model(

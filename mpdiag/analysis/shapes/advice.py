@@ -86,6 +86,8 @@ def _findings(solved: Solved, works: Sequence[ModuleWork]) -> Iterator[Finding]:
     total = sum(w.flops + w.scores for w in works) or 1
     # Layout matters from two dimensions on, and not for depthwise ones, which memory limits.
     images = [w for w in works if w.kind == "convolution" and w.type.startswith(("Conv2", "Conv3"))]
+    if any(w.channels_last for w in images):  # of the others, a part may lie so as well
+        images = [w for w in images if w.channels_last is False]
     share = sum(w.flops for w in images) / total
     if images and share >= _WORTH:
         yield Finding(

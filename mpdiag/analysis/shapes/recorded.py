@@ -111,6 +111,8 @@ class ModuleWork:
         scores: FLOP of an attention's products of queries, keys and values.
         batch: Size of the batch dimension and rows per entry; (0, 0) if unknown.
         keys: Length of the sequence that an attention looks at.
+        channels_last: Whether a convolution's weight lies so in memory; None if the recording does not
+            say, or its sizes make no difference.
     """
 
     module: str
@@ -120,6 +122,7 @@ class ModuleWork:
     scores: float = 0.0
     batch: tuple[int, int] = (0, 0)
     keys: int = 0
+    channels_last: bool | None = None
 
 
 def module_work(rows: Sequence[Mapping[str, Any]]) -> tuple[ModuleWork, ...]:
@@ -163,7 +166,8 @@ def _one_work(row: Mapping[str, Any], weights: Mapping[str, int]) -> ModuleWork 
             return None
         images = x[0] if len(x) == rank + 2 else 1
         pixels = math.prod((x if "Transpose" in kind else y)[-rank:])
-        return ModuleWork(name, kind, "convolution", elements * images * pixels)
+        flops, last = elements * images * pixels, settings.get("channels_last")
+        return ModuleWork(name, kind, "convolution", flops, channels_last=last)
     if {"input_size", "hidden_size"} <= settings.keys():
         if not x or x[-1] != settings["input_size"]:
             return None

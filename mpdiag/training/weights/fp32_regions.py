@@ -204,12 +204,14 @@ class Fp32Operations(Region):
 
     Attributes:
         operations: Which ones; none: the policy learns only that a submodule is being called.
+        tell: Told of a module that runs eagerly for that reason.
     """
 
     operations: frozenset[str]
     policy: Policy
     switch: Switch
     begun: list[Eagerly | None] = field(default_factory=list, init=False)
+    tell: Callable[[nn.Module], None] | None = field(default=None, init=False)
 
     def begin(self) -> None:
         """The operations are FP32."""
@@ -228,9 +230,13 @@ class Fp32Operations(Region):
             if eagerly is not None:
                 eagerly.__exit__()
 
-    def _enter(self, _module: nn.Module, _args: Any) -> None:
+    def _enter(self, module: nn.Module, _args: Any) -> None:
         if self.switch.on:
             enter_region(self.number)
+            if not torch.compiler.is_compiling() and self.tell is not None:
+                begun = self.begun[-1] if self.begun else None
+                if begun is not None and begun.matters:
+                    self.tell(module)
 
     def _leave(self, _module: nn.Module, _args: Any, _output: Any) -> None:
         if self.switch.on:

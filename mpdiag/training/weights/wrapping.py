@@ -20,7 +20,13 @@ from mpdiag.tracing.capture import is_captured, refuse_capture, refuse_captured
 from mpdiag.tracing.compiled_products import watch_graphs
 from mpdiag.tracing.dispatch import in_backward
 from mpdiag.tracing.precision import HALF
-from mpdiag.tracing.uncompiled import hide, hold_compiler, prepare, uncompiled
+from mpdiag.tracing.uncompiled import (
+    hide,
+    hold_compiler,
+    keeps_casts_apart,
+    prepare,
+    uncompiled,
+)
 from mpdiag.training import arguments
 from mpdiag.training.levels import Precision
 from mpdiag.training.scaling import parameters_of
@@ -47,6 +53,8 @@ class Wrapped:
         fp32_inside: By id of a module: the operations that are FP32 because of a module around it, or of
             itself; None: all are.
         start: Knows when a step begins, and saves then what it may have to undo.
+        compiles: Whether what is compiled may stay so.
+        note_eager: Told the name of a compiled module that runs eagerly.
     """
 
     def __init__(
@@ -69,6 +77,8 @@ class Wrapped:
         self.buffers = BufferGuard(self.models)
         self.switch = fp32_regions.Switch()
         self.half_outputs = half_outputs
+        self.compiles = True
+        self.note_eager: Callable[[str], None] = lambda _name: None
         self.fp32_inside: dict[int, frozenset[str] | None] = {}
         self.start = StepStart(self.buffers)
         self._additions: lookout.Additions | None = None
@@ -101,6 +111,7 @@ class Wrapped:
         if self.precision.level == "O0":
             return
         self._add(hold_compiler(regions=bool(whole or inner)))
+        self.compiles = keeps_casts_apart() or not (whole or inner)
         if self.precision.low_precision_model:
             self._cast(frozenset(whole.values()))
         if self.precision.operation_casts:
@@ -111,7 +122,9 @@ class Wrapped:
                 operations: fp32_regions.Fp32Operations(operations, self.policy, self.switch)
                 for operations in map(frozenset, inner.values())
             }  # one for all alike, and blocks alike have one graph
+            tell = self._telling({id(_find(names, name)): name for name in inner})
             for name, operations in inner.items():
+                hooks[frozenset(operations)].tell = tell
                 self._keep_inside(_find(names, name), hooks[frozenset(operations)])
         back = self.precision.dtype if self.precision.low_precision_model else None
         in_fp32 = fp32_regions.Fp32Module(self.device_type, back, self.switch)
@@ -214,6 +227,17 @@ class Wrapped:
             known = self.fp32_inside.get(id(inside)) or frozenset()
             self.fp32_inside[id(inside)] = known | hook.operations
         self._hooks(hook.place(module))
+
+    def _telling(self, places: dict[int, str]) -> Callable[[nn.Module], None]:
+        """Notes once of each of these modules that it runs eagerly; no hook refers to a trainer."""
+        this = weakref.ref(self)
+
+        def tell(module: nn.Module) -> None:
+            wrapped, name = this(), places.pop(id(module), None)
+            if wrapped is not None and name is not None:
+                wrapped.note_eager(name)
+
+        return tell
 
     def _uncommon(self, inner: dict[str, set[str]], overrides: dict[str, Rule]) -> frozenset[str]:
         """Operations that the policy must register on any device: those the lists treat otherwise."""

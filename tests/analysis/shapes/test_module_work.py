@@ -99,6 +99,12 @@ def test_what_is_worth_a_finding(pictures, language):
     assert "shapes-to-pad" in codes
 
 
+def test_a_model_in_channels_last_is_not_told_to_be_so(tmp_path):
+    model = pictures_model().to(memory_format=torch.channels_last)
+    run = recorded_twice(model, torch.randn(4, 3, 16, 16), tmp_path / "run")
+    assert "channels-last" not in {f.code for f in mpdiag.analyze(run).findings}
+
+
 def test_an_aligned_model_is_left_alone(tmp_path):
     run = recorded_twice(nn.Linear(16, 8), torch.randn(8, 16), tmp_path / "run")
     analysis = mpdiag.analyze(run)
