@@ -193,7 +193,7 @@ class PrecisionShare(ProductCount):
         """Whether compiled code runs as it is while products are counted; else none are."""
         if lets_compile():
             return True
-        self.stop("this version of torch would run what is compiled eagerly to count it")
+        self.stop("this version of torch cannot count compiled code")
         return False
 
     @contextmanager

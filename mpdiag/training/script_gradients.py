@@ -109,8 +109,9 @@ class ScriptGradients:
 
             def unscaled(gradient: Tensor | None) -> Tensor | None:
                 # In a hook, the script may run a pass of its own, with hooks of its own on leaves.
-                mine = gradient is not None and self._passes[-1] is this
-                return divided(gradient, scale) if mine else None
+                if gradient is None or self._passes[-1] is not this:
+                    return None
+                return divided(gradient, scale)
 
             handles = [t.register_hook(unscaled) for t in leaves] if scale != 1.0 else []
             try:

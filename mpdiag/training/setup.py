@@ -205,7 +205,7 @@ def _noting_once(wrapped: Wrapped, monitor: StepMonitor) -> Callable[[Sequence[T
     return note
 
 
-_RUNS_EAGERLY = "the compiled code runs eagerly: this torch cannot keep a part of it in FP32"
+_RUNS_EAGERLY = "compiled code runs eagerly: this version of torch cannot keep a part of it in FP32"
 
 
 def _note_eager(monitor: StepMonitor, name: str) -> None:

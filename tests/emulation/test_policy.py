@@ -3,6 +3,7 @@
 import dataclasses
 import gc
 import os
+import weakref
 from pathlib import Path
 
 import pytest
@@ -190,6 +191,17 @@ def _casts_of_a_weight():
         for _ in range(3):
             layer(torch.ones(2, 4))
     return casts.count
+
+
+def test_a_policy_is_held_while_it_is_in_force_and_no_longer():
+    """Up to version 2.11, torch does not count the reference that it keeps for a thread."""
+    rules = policy.Policy(HALF)
+    held = weakref.ref(rules)
+    with policy.in_force(rules):
+        del rules
+        others = [(held, number) for number in range(100)]  # what was freed would be one of them
+        assert policy._policy_in_force() is held() not in others
+    assert held() is None
 
 
 @pytest.mark.parametrize("ending", ["closed", "dropped"])

@@ -47,6 +47,31 @@ def test_a_module_called_twice_merges_and_tied_weights_count_once(tmp_path):
     assert [(r["name"], r["aliases"]) for r in weights] == [("body.a.weight", ["body.b.weight"])]
 
 
+class Unneeded(torch.autograd.Function):
+    """A function that has no gradient of its second argument; autograd hands None to hooks."""
+
+    @staticmethod
+    def forward(_context, x, _weight):
+        return x.clone()
+
+    @staticmethod
+    def backward(_context, gradient):
+        return gradient, None
+
+
+def test_hooks_that_are_called_without_a_gradient(tmp_path):
+    layer = nn.Linear(8, 8)
+    model = Wrapped(layer, lambda b, x: Unneeded.apply(b(x), b.bias))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with mpdiag.record(model, optimizer, tmp_path / "run", every=1) as recorder:
+        for _ in range(3):
+            for _ in range(2):
+                model(torch.randn(4, 8)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert recorder.failures == []
+
+
 @pytest.mark.parametrize("no_grad", [True, False])
 def test_evaluation_between_steps_is_not_training(tmp_path, no_grad):
     model, optimizer = model_and_optimizer()

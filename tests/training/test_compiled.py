@@ -144,7 +144,7 @@ def attentive(level, choice, how="", block=Attention):
 
 CHOICES = {
     "module": Fp32Choice("Linear", "1.1.up"),
-    "operation": Fp32Choice("matmul", "1.1"),
+    "operation": Fp32Choice("matmul", "1.1._orig_mod"),  # as a recording of compiled blocks says it
     "container": Fp32Choice("", "1.1"),
 }
 
@@ -162,13 +162,15 @@ CHOICES = {
         ("O2", "operation", "a function"),
     ],
 )
-def test_what_a_plan_keeps_in_fp32_stays_there_in_compiled_code(level, choice, how):
+def test_what_a_plan_keeps_in_fp32_stays_there_in_compiled_code(level, choice, how, caplog):
     """To the last bit, also in the backward pass; one block is not taken for another."""
     losses, weights, _ = attentive(level, CHOICES[choice])
     again, compiled, graphs = attentive(level, CHOICES[choice], how)
     assert again == losses
     assert all(map(torch.equal, compiled, weights))
     assert 0 < graphs[0] == graphs[2]
+    eager = choice == "operation" and how.endswith("blocks")
+    assert ("1.1._orig_mod runs eagerly, though it is compiled" in caplog.text) == eager
     assert losses != attentive(level, Fp32Choice("Linear", "0"))[0]
 
 
