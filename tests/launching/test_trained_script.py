@@ -8,7 +8,8 @@ import pytest
 from script_processes import TRAIN, scripts
 from support import backoff, constant
 
-from mpdiag.plan import Fp32Choice, PrecisionPlan
+from mpdiag.numerics.loss_scalers import LogNormal
+from mpdiag.plan import Fp32Choice, LossScalePlan, PrecisionPlan
 from mpdiag.runs.training_log import read_log
 from mpdiag.tracing.conditions import OptimizerSettings, TrainingConditions
 from mpdiag.tracing.fingerprint import fingerprint
@@ -274,3 +275,26 @@ def test_emulation_and_other_arguments_are_said_before_the_training(train, tmp_p
     )
     assert said[:-1] == [other] * (len(recorded) > 1)
     assert said[-1].startswith("mpdiag: FP16 is emulated here, in FP32: a step takes")
+
+
+def test_lognormal_learns_under_closures(train, tmp_path):
+    plan = LossScalePlan(method="lognormal", init_scale=8.0)
+    done = train(
+        SCRIPTS["lognormal under closures"],
+        PrecisionPlan(loss_scale=plan),
+    )
+    assert done.code == 0, done.err
+    scaler = LogNormal(init_scale=8.0, min_scale=plan.min_scale, max_scale=plan.max_scale)
+    steps = read_log(tmp_path / "run").steps
+    assert len(steps) == 3
+    for step, largest in zip(steps, map(float, done.out.split()), strict=True):
+        assert step.scale == scaler.scale
+        scaler = scaler.adjust(largest)
+    assert scaler.samples == 3
+
+
+def test_an_optimizer_that_moves_nothing_is_said_once_and_one_that_adds_up_itself_is_not(train):
+    done = train(SCRIPTS["optimizers that move nothing at once"])
+    assert done.code == 0, done.err
+    assert done.err.count("[optimizer-moved-nothing]") == 1
+    assert "Still has moved no weight in 4 steps" in done.err

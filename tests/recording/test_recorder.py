@@ -5,6 +5,7 @@ import random
 import numpy as np
 import pytest
 from recorded import model_and_optimizer, rows, step, steps
+from torch import nn
 
 import mpdiag
 from mpdiag.errors import RunExists, UsageError
@@ -43,6 +44,19 @@ def test_a_run_is_never_overwritten_unasked(tmp_path):
     with pytest.raises(RunExists, match="overwrite"):
         mpdiag.record(model, optimizer, tmp_path / "run")
     assert set(rows(tmp_path / "run")["step"]) == {0}
+
+
+@pytest.mark.parametrize(
+    ("error", "state"), [(KeyboardInterrupt, "interrupted"), (ZeroDivisionError, "failed")]
+)
+def test_a_training_that_fails_raises_its_own_error_and_leaves_a_good_run(tmp_path, error, state):
+    model, optimizer = model_and_optimizer()
+    with pytest.raises(error), mpdiag.record(model, optimizer, tmp_path / "run"):
+        steps(2, model, optimizer)
+        raise error
+    assert mpdiag.open_run(tmp_path / "run").meta["state"] == state
+    assert set(rows(tmp_path / "run")["step"]) == {0, 1}
+    assert not nn.modules.module._global_forward_hooks
 
 
 def test_random_state_of_python_and_numpy_is_untouched(tmp_path):

@@ -3,7 +3,7 @@
 import pandas as pd
 import pytest
 import torch
-from recorded import rows
+from recorded import model_and_optimizer, rows
 from torch import nn
 
 import mpdiag
@@ -111,3 +111,21 @@ def test_without_an_optimizer_each_pass_is_a_step(tmp_path, model):
             backward(model)
     found = rows(tmp_path / "none", kind="weight_grad", name="0.weight")
     assert found["step"].tolist() == [0, 1, 2]
+
+
+def test_optimizer_in_backward(tmp_path):
+    model, _ = model_and_optimizer()
+    optimizers = {p: torch.optim.SGD([p], 0.1) for p in model.parameters()}
+
+    def apply(parameter):
+        optimizers[parameter].step()
+        optimizers[parameter].zero_grad()
+
+    for p in model.parameters():
+        p.register_post_accumulate_grad_hook(apply)
+    with mpdiag.record(model, list(optimizers.values()), tmp_path / "run", every=1):
+        for _ in range(3):
+            model(torch.randn(5, 8)).square().mean().backward()
+    for kind, names in (("weight_grad", 4), ("update", 4), ("activation_grad", 4)):
+        found = rows(tmp_path / "run", kind=kind)
+        assert found.groupby("step").size().tolist() == [names] * 3, kind

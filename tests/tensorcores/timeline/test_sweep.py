@@ -55,16 +55,6 @@ def test_a_step_by_hand():
     assert found.usual_step is second
 
 
-def test_a_kernel_is_in_the_step_that_launched_it_though_it_runs_later():
-    found = make_timeline(
-        [work(0, 30, 1), work(5, 12, 11, stream=8), work(30, 50, 2), work(50, 60, 12)],
-        marked(0, 10, 20),
-    )
-    assert [s.kernel_us["tensor_core"] for s in found.steps] == [50, 17]
-    assert [s.wall_us for s in found.steps] == [5, 55]
-    assert [s.idle_us for s in found.steps] == [0, 0]
-
-
 lengths = st.tuples(
     st.integers(0, 60), st.integers(1, 15), st.sampled_from(["tensor_core", "collective", "copy"])
 )

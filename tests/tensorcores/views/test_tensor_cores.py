@@ -10,7 +10,6 @@ from receipt_checks import same_numbers
 from mpdiag.runs.results import read_profile
 from mpdiag.tensorcores.views import tensor_cores
 from mpdiag.tensorcores.views.tensor_core_use import (
-    cause_frame,
     causes,
     step_frame,
     steps,
@@ -148,16 +147,6 @@ def test_causes_are_grouped_with_one_bound_each():
     assert label == "<b>TF32 off</b><br>5 operations, 62.0 %, at most 2.63×"
     assert "allow &lt;b&gt;" in picture.figure.data[0].customdata[0]
     assert "Together 62.0 %; without all of it at most 2.63×" in picture.caption
-
-
-def test_causes_of_a_document_without_groups_are_summed(root):
-    stored = json.loads((root / "sample_runs" / "digits" / "profile.json").read_text())
-    picture = causes(str(root / "sample_runs" / "digits"), stored)
-    (row,) = picture.frame.to_dict("records")
-    assert (row["cause"], row["operations"]) == ("not matrix work", 221)
-    outside = sum(o["time_us"] for o in stored["operations"] if o["cause"] == "outside")
-    assert row["share"] == pytest.approx(outside / stored["kernel_time_us"])
-    assert cause_frame({}).empty
 
 
 def test_idle_time_of_a_step_by_cause():
