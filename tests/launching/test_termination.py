@@ -26,8 +26,13 @@ WAITING = SCRIPTS["waiting"]
 OPTIONS = {"record": ["--every", "1"], "train": ["--plan", "plan.json"]}
 
 
-@pytest.mark.parametrize("number", ["SIGTERM", "SIGHUP", "SIGINT"])
-@pytest.mark.parametrize("command", OPTIONS)
+@pytest.mark.parametrize(
+    ("command", "number"),
+    [
+        *(("record", number) for number in ("SIGTERM", "SIGHUP", "SIGINT")),
+        *(("train", number) for number in ("SIGTERM", "SIGINT")),
+    ],
+)
 def test_a_signal_leaves_a_good_run(fork_server, tmp_path, command, number):
     (tmp_path / "endless.py").write_text(ENDLESS)
     PrecisionPlan().save(tmp_path / "plan.json")

@@ -244,13 +244,12 @@ RECORDED = TrainingConditions((OptimizerSettings("SGD", 0.1, {"weight_decay": 0.
 DECAYING = SCRIPTS["decaying"]
 
 
-@pytest.mark.parametrize("evaluates", [False, True])
 @pytest.mark.parametrize(
-    ("rate", "batch", "said"),
-    [(0.1, 32, []), (0.2, 32, ["the learning rate is 0.2, but was 0.1"]),
-     (0.1, 16, ["the model's input is 16×8, but was 32×8"])],
+    ("rate", "batch", "evaluates", "said"),
+    [(0.1, 32, True, []), (0.2, 32, False, ["the learning rate is 0.2, but was 0.1"]),
+     (0.1, 16, True, ["the model's input is 16×8, but was 32×8"])],
 )  # fmt: skip
-def test_what_has_changed_since_the_recording_is_said_once(train, rate, batch, said, evaluates):
+def test_what_has_changed_since_the_recording_is_said_once(train, rate, batch, evaluates, said):
     plan = replace(constant(8.0), conditions=RECORDED)
     done = train(DECAYING.format(rate=rate, batch=batch, evaluates=evaluates), plan)
     assert done.code == 0, done.err

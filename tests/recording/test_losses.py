@@ -9,7 +9,6 @@ from torch import nn
 
 import mpdiag
 from mpdiag.recording import losses
-from mpdiag.runs import training_log
 from mpdiag.runs.training_log import is_recorded, read_log
 
 PLAIN = torch.autograd.backward
@@ -234,11 +233,6 @@ def test_a_metric_goes_into_the_run_that_began_last_also_after_its_end(tmp_path,
     assert read_log(tmp_path / "fp16").metric("accuracy").value == 0.7
     (metric, _) = mpdiag.compare(tmp_path / "fp32", tmp_path / "fp16").metrics
     assert (metric.metric, metric.a, metric.b) == ("accuracy", (0.75,), (0.7,))
-
-
-def test_a_metric_without_a_run_is_no_error(monkeypatch):
-    monkeypatch.setattr(training_log, "_sinks", [])
-    mpdiag.log_metric("accuracy", 1)
 
 
 def test_two_trainings_in_two_threads_have_their_own_losses_and_steps(tmp_path):

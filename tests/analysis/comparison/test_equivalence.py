@@ -56,14 +56,6 @@ def test_what_lies_on_the_margin_is_seldom_called_equivalent(seeds, paired):
     assert share("different", seeds, 2.0, 2.0, paired=paired) <= 0.075
 
 
-def test_three_seeds_and_a_margin_of_one_deviation_can_hardly_say_equivalent():
-    """TOST's known weakness: the interval alone is wider than the margin."""
-    assert share("equivalent", 3, 0.0, 1.0, paired=False) < 0.05
-    found = judge_equivalence([0.0, 1.0, 2.0], [0.1, 1.0, 1.9], 1.0)
-    assert found.verdict == "inconclusive"
-    assert found.seeds_to_decide > 8
-
-
 @pytest.mark.parametrize(("difference", "margin"), [(0.0, 1.0), (0.4, 1.0), (1.5, 0.5)])
 @pytest.mark.parametrize("paired", [True, False])
 def test_the_number_of_seeds_decides_four_times_out_of_five(difference, margin, paired):
