@@ -30,7 +30,6 @@ from mpdiag.reports.views.compare import (
     intervals,
     metric_sentence,
     remarks,
-    side_by_side,
     side_losses,
     standing_frame,
     trained_in,
@@ -234,17 +233,7 @@ listings = [recorded(name) for name in (a, b)]
 if None in listings:  # a training by a plan records no layers
     st.stop()
 st.header("How far the layers moved", anchor=False)
-cells = st.columns(2, vertical_alignment="bottom")
-kind = widgets.choose_kind(cells[0], list(KIND_NAMES))
-measure = cells[1].segmented_control(
-    "Measure",
-    ["absmax", "underflow", "overflow"],
-    default="absmax",
-    required=True,
-    format_func={"absmax": "largest |x|", "underflow": "lost to 0", "overflow": "overflow"}.get,
-    key="measure",
-    bind="query-params",
-)
+kind = widgets.choose_kind(st, list(KIND_NAMES))
 try:
     of_a, of_b = (run_cache.analysis(item) for item in listings if item is not None)
 except MpdiagError as error:
@@ -254,10 +243,4 @@ layers = (of_a.layers, of_b.layers)
 only_a, only_b = apart(layers[0].of_kind(kind), layers[1].of_kind(kind))
 if only_a or only_b:
     st.caption(f"{only_a} layers are only in {in_markdown(a)}, {only_b} only in {in_markdown(b)}.")
-widgets.show(
-    side_by_side(
-        *(str(known[a]), str(known[b]), layers, (a, b), kind, measure or "absmax"),
-        colour_places(known),
-    )
-)
 widgets.table(comparison_frame(layers[0].of_kind(kind), layers[1].of_kind(kind)))

@@ -192,11 +192,6 @@ def compared_metrics(a: str, b: str) -> str:
     return _lines("compared_metrics", a=repr(a), b=repr(b))
 
 
-def largest_values(a: str, b: str, kind: str) -> str:
-    """Receipt of ``comparison_frame``'s largest values."""
-    return _lines("largest_values", a=repr(a), b=repr(b), kind=repr(kind))
-
-
 def command(words: str) -> str:
     """A receipt for numbers that a command prints: it runs the command."""
     return _lines("command", words=words.split())

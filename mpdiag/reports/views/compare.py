@@ -22,10 +22,9 @@ from mpdiag.analysis.comparison.comparison_findings import (
 from mpdiag.analysis.comparison.groups import SeedGroup
 from mpdiag.analysis.layers import Layers
 from mpdiag.display.colors import GREEN, GREY, ORANGE, VERMILION
-from mpdiag.display.wording import KIND_NAMES, counted, in_figure, sentence
+from mpdiag.display.wording import counted, in_figure, sentence
 from mpdiag.reports import plotting, receipts
 from mpdiag.reports.picture import Picture, View
-from mpdiag.runs.schema import Kind
 from mpdiag.runs.training_log import FINAL_LOSS, FINAL_WORDS
 
 _MEASURES = ["absmax", "underflow", "overflow"]
@@ -364,88 +363,6 @@ def apart(a: Layers, b: Layers) -> tuple[int, int]:
     """How many layers only one of the runs has: of a, of b."""
     keys = [set(zip(x.kinds, x.names, strict=True)) for x in (a, b)]
     return len(keys[0] - keys[1]), len(keys[1] - keys[0])
-
-
-def side_by_side_figure(
-    frame: pd.DataFrame,
-    a: str,
-    b: str,
-    measure: str = "absmax",
-    most: int = 40,
-    places: Mapping[str, int] = MappingProxyType({}),
-) -> go.Figure:
-    """Layers of two runs (``comparison_frame``): a dot for each run, a line between them.
-
-    Args:
-        frame: The table, of one kind.
-        a: What to call the first run.
-        b: What to call the second.
-        measure: ``absmax`` (log2), ``underflow`` or ``overflow`` (shares).
-        most: Layers shown, the first of the table.
-        places: Each run's place, which its colour goes by.
-    """
-    if frame.empty:
-        return plotting.empty("the two runs have no layer of this kind in common")
-    part = frame.head(most)
-    names = [str(name) for name in part["name"]]
-    left, right = (_values(part[f"{measure}_{side}"], measure) for side in "ab")
-    fig = plotting.figure(plotting.row_height(len(names)))
-    rows = np.arange(len(names))
-    gaps = np.full(len(names), np.nan)
-    fig.add_scatter(
-        x=np.stack([left, right, gaps], 1).ravel(),
-        y=np.stack([rows, rows, gaps], 1).ravel(),
-        mode="lines",
-        line={"color": GREY, "width": 2},
-        showlegend=False,
-        hoverinfo="skip",
-    )
-    value = "2^%{x:.1f}" if measure == "absmax" else "%{x:.2%}"
-    styles = plotting.run_styles((a, b), places)
-    for values, name, symbol in ((left, a, "circle"), (right, b, "diamond")):
-        label = in_figure(name)
-        hover = "%{customdata}: " + value + "<extra>" + label + "</extra>"
-        said = [in_figure(n) for n in names]
-        colour = styles[name]["colour"]
-        fig.marks(values, rows, label, colour, hover, mark=(symbol, 9), customdata=said)
-    plotting.layer_axis(fig, names)
-    if measure == "absmax":
-        known = np.concatenate([left, right])
-        known = known[np.isfinite(known)]
-        if known.size:
-            plotting.exponent_axis(
-                fig, int(np.floor(known.min())) - 1, int(np.ceil(known.max())) + 1, "largest |x|"
-            )
-    else:
-        fig.update_xaxes(tickformat=".1%", rangemode="tozero", title=f"{measure} in FP16")
-    return fig.figure()
-
-
-def _values(column: pd.Series[float], measure: str) -> np.ndarray:
-    values = column.to_numpy(float)
-    return np.log2(np.where(values > 0, values, np.nan)) if measure == "absmax" else values
-
-
-def side_by_side(
-    a: str,
-    b: str,
-    sides: tuple[Layers, Layers],
-    names: tuple[str, str],
-    kind: Kind,
-    measure: str,
-    places: Mapping[str, int] = MappingProxyType({}),
-) -> Picture:
-    """Two runs, layer by layer; ``places`` as for ``side_losses``."""
-    frame = comparison_frame(sides[0].of_kind(kind), sides[1].of_kind(kind))
-    title = {"absmax": "Largest |x|", "underflow": "Lost to 0", "overflow": "Overflow"}[measure]
-    return Picture(
-        "side-by-side",
-        f"{title}: {KIND_NAMES[kind]} of {names[0]} and {names[1]}",
-        "Largest change first, over all recorded steps. Shares: in FP16 without a loss scale.",
-        side_by_side_figure(frame, *names, measure, places=places),
-        frame,
-        receipts.largest_values(a, b, kind),
-    )
 
 
 VIEW = View("compare", "Compare", "compare_arrows")
