@@ -177,7 +177,7 @@ def interval_figure(frame: pd.DataFrame) -> go.Figure:
         range=[-REACH - 0.25, REACH + 0.25],
         tickvals=list(range(-3, 4)),
         ticktext=["≤ −3", "−2", "−1", "0", "+1", "+2", "≥ +3"],
-    ).figure()
+    )
 
 
 def _whiskers(fig: plotting.Drawing, part: pd.DataFrame, colour: str) -> None:
@@ -308,7 +308,7 @@ def loss_figure(frame: pd.DataFrame, places: Mapping[str, int]) -> go.Figure:
     log = bool((known["loss"] > 0).all())
     if log:
         plotting.log10_axis(fig, known["loss"])
-    return fig.update_yaxes(title="loss", type="log" if log else "linear").figure()
+    return fig.update_yaxes(title="loss", type="log" if log else "linear")
 
 
 def side_losses(

@@ -252,7 +252,7 @@ def course_figure(
         words = "|Δw| / |w| of its parameters"
         _line(fig, updates["step"], updates["update_ratio"], words, PURPLE, "y3")
     gap, height = 0.07, (1 - 0.07 * (rows - 1)) / rows
-    base: dict[str, Any] = fig.layout["yaxis"]
+    base: dict[str, Any] = fig.layout.yaxis.to_plotly_json()
     titles = ("lost", "largest |x|", "|Δw| / |w|")
     for i in range(rows):
         top = 1 - i * (height + gap)
@@ -265,7 +265,7 @@ def course_figure(
             **({"tickformat": ".2~%", "rangemode": "tozero"} if i == 0 else _POWERS),
         }
     fig.update_xaxes(title="step", anchor=f"y{rows}")
-    return fig.figure()
+    return fig
 
 
 _POWERS = {"tickprefix": "2<sup>", "ticksuffix": "</sup>", "tickformat": "d"}
@@ -313,7 +313,7 @@ def movement_figure(frame: pd.DataFrame, most: int = 20) -> go.Figure:
     fig.add_vline(0, line={"color": plotting.GRID, "width": 2})
     fig.update_xaxes(title="shift of the mean exponent, in powers of two", fixedrange=True)
     fig.update_yaxes(fixedrange=True)
-    return fig.update_layout(dragmode=False, clickmode="event+select").figure()
+    return fig.update_layout(dragmode=False, clickmode="event+select")
 
 
 def loss_figure(
@@ -358,7 +358,7 @@ def loss_figure(
     if known.size and np.nanmin(known) > 0 and np.nanmax(known) > 20 * np.nanmin(known):
         fig.update_yaxes(type="log")
         plotting.log10_axis(fig, known)
-    return fig.update_layout(dragmode=False, clickmode="event+select").figure()
+    return fig.update_layout(dragmode=False, clickmode="event+select")
 
 
 _NOTHING = "no non-zero values in any recorded step"
@@ -381,8 +381,8 @@ def over_time_figure(frame: pd.DataFrame, held: Range, *, log: bool) -> go.Figur
         figure.add_cells(fig, name, counts, part, z=part.T, hovertemplate=said, **cells)
     places = list(range(0, len(steps), max(1, len(steps) // 10)))
     plotting.exponent_axis(fig, low, high, figure.VALUES)
-    fig.update_yaxes(**fig.layout["xaxis"])
-    fig.layout["xaxis"] = {
+    fig.update_yaxes(fig.layout.xaxis.to_plotly_json())
+    fig.layout.xaxis = {
         "title": "recorded step",
         "tickmode": "array",
         "tickvals": places,
@@ -398,8 +398,9 @@ def over_time_figure(frame: pd.DataFrame, held: Range, *, log: bool) -> go.Figur
         if low < place < high:
             font = {"size": 12, "color": WORDS_INK}
             label = {"text": words, "font": font, "bgcolor": WORDS_GROUND}
-            fig.add_hline(place, label, line={"color": colour, "width": 1.5, "dash": "dot"})
-    return fig.figure()
+            line = {"color": colour, "width": 1.5, "dash": "dot"}
+            fig.add_hline(place, annotation=label, annotation_position="top right", line=line)
+    return fig
 
 
 VIEW = View("layers", "Layers", "account_tree")

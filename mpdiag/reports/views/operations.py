@@ -308,7 +308,7 @@ def sensitivity_figure(frame: pd.DataFrame, value: str, most: int = 30) -> go.Fi
     plotting.log10_axis(fig, [floor, edge], "x")
     ends = [math.log10(floor), math.log10((edge if beyond.any() else high) * 1.5)]
     fig.update_xaxes(type="log", title=value, range=ends)
-    return fig.figure()
+    return fig
 
 
 def _hover(name: str, row: Mapping[Any, Any], value: str) -> str:

@@ -137,7 +137,7 @@ class Trainings:
         fig.update_yaxes(title="loss", type="log" if log else "linear")
         if log:
             log10_axis(fig, self.steps["loss"])
-        return fig.update_xaxes(title="step").figure()
+        return fig.update_xaxes(title="step")
 
     def _curves(self, frame: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame, dict[str, Any]]]:
         """Of each run in a table its name, its rows, and how its line is drawn in every figure."""
@@ -186,7 +186,7 @@ class Trainings:
             hover = "step %{x} skipped: %{customdata}<extra></extra>"
             _skips(fig, skipped, hover, 10, customdata=causes)
         log2_axis(fig, frame["scale"])
-        return fig.update_xaxes(title="step").figure()
+        return fig.update_xaxes(title="step")
 
     def drift(self) -> Picture:
         """Norms of the gradients, and where they left what was predicted."""
@@ -235,7 +235,7 @@ class Trainings:
             )
         log10_axis(fig, known["gradient_norm"])
         fig.update_yaxes(type="log", title="‖gradients‖")
-        return fig.update_xaxes(title="step").figure()
+        return fig.update_xaxes(title="step")
 
 
 def _no_rows(columns: Sequence[str]) -> pd.DataFrame:
@@ -391,7 +391,7 @@ def replay_figure(frame: pd.DataFrame) -> go.Figure:
     if len(skipped):
         _skips(fig, skipped, "step %{x}: skipped<extra></extra>", 11)
     log2_axis(fig, [*frame["scale"], *limits])
-    return fig.update_xaxes(title="step").figure()
+    return fig.update_xaxes(title="step")
 
 
 def reported(contents: RunContents) -> Iterator[Picture]:

@@ -116,7 +116,7 @@ def ratio_figure(frame: pd.DataFrame, *, log: bool = True) -> go.Figure:
     low, high = int(frame["exponent"].min()), int(frame["exponent"].max()) + 1
     exponent_axis(fig, min(low, 4) - 1, max(high, CERTAIN + 2) + 1, "|w| / |Δw|, FP16 weights")
     fig.update_yaxes(type="log" if log else "linear", title="updates", exponentformat="power")
-    return fig.figure()
+    return fig
 
 
 def parameters_figure(frame: pd.DataFrame, most: int = 30) -> go.Figure:
@@ -142,7 +142,7 @@ def parameters_figure(frame: pd.DataFrame, most: int = 30) -> go.Figure:
     fig.marks(shares, places, "by BF16 weights", BLUE, hover, mark=mark, customdata=labels)
     layer_axis(fig, names)
     fig.update_xaxes(tickformat=".0%", rangemode="tozero", title="share of changed elements")
-    return fig.figure()
+    return fig
 
 
 def over_time_figure(frame: pd.DataFrame) -> go.Figure:
@@ -158,7 +158,7 @@ def over_time_figure(frame: pd.DataFrame) -> go.Figure:
         fig.dotted_line(frame["step"], frame[column], name, colour, hover, dash=dash)
     fig.update_xaxes(title="step")
     fig.update_yaxes(tickformat=".0%", rangemode="tozero", title="rounded away")
-    return fig.figure()
+    return fig
 
 
 @dataclass(frozen=True, eq=False)

@@ -206,7 +206,7 @@ def roofline_figure(
         )
     decades: dict[str, Any] = {"type": "log", "dtick": 1, "exponentformat": "none"}
     fig.update_xaxes(title="FLOP for each byte that must move", **decades)
-    return fig.update_yaxes(title="achieved, TFLOP/s", **decades).figure()
+    return fig.update_yaxes(title="achieved, TFLOP/s", **decades)
 
 
 def _hover(row: Mapping[Any, Any], share: float) -> str:

@@ -153,7 +153,7 @@ def cause_figure(frame: pd.DataFrame) -> go.Figure:
         )
     fig.update_yaxes(visible=False, range=[len(frame) - 0.7, -0.85])
     top = max(0.02, 1.05 * float(frame["share"].max()))
-    return fig.update_xaxes(title="share of time", tickformat=".0%", range=[0, top]).figure()
+    return fig.update_xaxes(title="share of time", tickformat=".0%", range=[0, top])
 
 
 def _cause_label(row: Mapping[Any, Any]) -> str:
@@ -238,7 +238,7 @@ def step_figure(frame: pd.DataFrame, *, amd: bool = False) -> go.Figure:
             hovertemplate=f"step %{{x}}: %{{y:.3g}} ms<extra>{words}</extra>",
         )
     fig.update_xaxes(title="step", type="category")
-    return fig.update_yaxes(title="time (ms)").figure()
+    return fig.update_yaxes(title="time (ms)")
 
 
 def _step_caption(frame: pd.DataFrame) -> str:
@@ -304,7 +304,7 @@ def rank_figure(frame: pd.DataFrame) -> go.Figure:
             hovertemplate=f"%{{x:.3g}} ms<extra>{words}</extra>",
         )
     layer_axis(fig, [f"rank {rank}" for rank in frame["rank"]])
-    return fig.update_xaxes(title="time (ms)").figure()
+    return fig.update_xaxes(title="time (ms)")
 
 
 def ranks(document: Mapping[str, Any]) -> Picture:

@@ -212,7 +212,7 @@ def verdict_figure(frame: pd.DataFrame, words: Mapping[str, str]) -> go.Figure:
             hovertemplate=f"{name}: {row['time_us']:,.0f} µs<extra></extra>",
         )
     fig.update_xaxes(tickformat=".0%", range=[0, 1], title=f"share of {whole}")
-    return fig.figure()
+    return fig
 
 
 def kernel_figure(
@@ -240,7 +240,7 @@ def kernel_figure(
         )
     layer_axis(fig, names, LABEL)
     fig.update_xaxes(title="time (µs)", tickformat=",")
-    return fig.figure()
+    return fig
 
 
 def verdicts(run: str, profile: Mapping[str, Any]) -> Picture:

@@ -141,7 +141,7 @@ def heat_map(
     if height is not None:
         fixed_rows(fig, layers)
         fig.update_layout(legend={"entrywidth": 165})
-    return fig.figure()
+    return fig
 
 
 def fixed_rows(fig: plotting.Drawing, layers: Sequence[str]) -> None:
@@ -254,7 +254,7 @@ def histogram(
         fig.update_yaxes(type="log", title="values", exponentformat="power")
     else:
         fig.update_yaxes(tickformat=".0%", title="share of the values")
-    return fig.figure()
+    return fig
 
 
 def exponents_shown(frame: pd.DataFrame, held: Range) -> tuple[int, int]:

@@ -83,7 +83,7 @@ def layer_scales(
     _mark(fig, exponent, f"selected 2{superscript(exponent)}", VERMILION, "solid", 1)
     if height is not None:
         fixed_rows(fig, layers)
-    return fig.figure()
+    return fig
 
 
 def _steps() -> list[list[object]]:
