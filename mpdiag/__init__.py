@@ -19,6 +19,7 @@ from mpdiag.version import __version__
 if TYPE_CHECKING:
     from mpdiag.analysis.analyzer import analyze
     from mpdiag.analysis.comparison.compare import compare
+    from mpdiag.analysis.difference.compared import diff
     from mpdiag.emulation.block_rounding import fake_quantize
     from mpdiag.emulation.random_bits import CounterGenerator
     from mpdiag.numerics.block_formats import BlockFormat
@@ -51,6 +52,7 @@ _HOMES = {
     "analyze": "mpdiag.analysis.analyzer",
     "audit": "mpdiag.precision.audit",
     "compare": "mpdiag.analysis.comparison.compare",
+    "diff": "mpdiag.analysis.difference.compared",
     "fake_quantize": "mpdiag.emulation.block_rounding",
     "find_nonfinite": "mpdiag.tracing.nonfinite",
     "list_runs": "mpdiag.runs.run",
@@ -77,6 +79,7 @@ __all__ = [
     "analyze",
     "audit",
     "compare",
+    "diff",
     "fake_quantize",
     "find_nonfinite",
     "list_runs",

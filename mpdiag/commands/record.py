@@ -46,6 +46,13 @@ def record(
             "--fp32", help="Train in FP32: switch off autocast, FSDP's policy and half weights."
         ),
     ] = False,
+    trace: Annotated[
+        bool, Option("--trace", help="Record values for mpdiag diff, by default in 2 steps.")
+    ] = False,
+    trace_steps: Annotated[
+        str | None,
+        Option(metavar="N,N,…", help="Record them in these steps, counted from 0."),
+    ] = None,
     live: Annotated[
         bool, Option("--live", help="Show loss, worst layers and verdict while the script runs.")
     ] = False,
@@ -60,7 +67,18 @@ def record(
 
     if out is not None:
         refuse_file(out, "--out")
-    options = Options(every, max_steps, include, exclude, operations, fp32, live, blocks)
+    options = Options(
+        every,
+        max_steps,
+        include,
+        exclude,
+        operations,
+        fp32,
+        live,
+        blocks=blocks,
+        trace=trace,
+        trace_steps=trace_steps,
+    )
     code, run = record_command(script or [], out, options)
     if run is not None:
         analysis = next_commands.analyze_it(shortest_path(run))

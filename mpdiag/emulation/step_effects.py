@@ -44,6 +44,8 @@ RUNS = 12
 """What all runs may cost, in runs of the whole step."""
 SMALL = 1 << 28
 """The same for small steps, in elements read and written: some tenths of a second."""
+LARGEST_WITH_TWINS, LONGEST_WITH_TWINS = 1 << 26, 20_000
+"""Elements of all values of a step with twins, 256 MiB in FP32, and its operations, at most."""
 
 
 class StepEffects:
@@ -57,11 +59,26 @@ class StepEffects:
         self._parameters = parameters
         self._tape: StepTape | None = None
         self._sites: dict[int, Site] = {}
+        self._wanted = False
 
-    def begin(self, *, wanted: bool) -> None:
-        """A new step."""
+    def begin(self, *, wanted: bool, twins: bool = False) -> None:
+        """A new step.
+
+        Args:
+            wanted: Whether to tape it, and to say what roundings do to it.
+            twins: Whether to tape it for its twins, too: a larger step than for that alone.
+        """
         self.drop()
-        self._tape = StepTape() if wanted else None
+        self._wanted = wanted
+        if twins:
+            self._tape = StepTape(LARGEST_WITH_TWINS, LONGEST_WITH_TWINS)
+        elif wanted:
+            self._tape = StepTape()
+
+    @property
+    def tape(self) -> StepTape | None:
+        """The step so far; None where it is not taped, or cannot be."""
+        return self._tape
 
     def drop(self) -> None:
         """Let go of the step."""
@@ -105,7 +122,7 @@ class StepEffects:
         Args:
             call: As ``before`` gave it.
             fields: The operation's record: ``index``, ``op``, ``module``, ``function``, ``node``,
-                ``forward`` and ``flops``.
+                ``forward``, ``flops`` and ``reduction``.
             args: Its positional arguments.
             kwargs: Its other ones.
             result: What it gave.
@@ -116,7 +133,14 @@ class StepEffects:
             backward = bool(fields["node"])
             site = self._site(fields, backward=backward, result=result, args=(args, kwargs))
             self._tape.after(
-                call, args, kwargs, result, site=site, backward=backward, flops=fields["flops"]
+                call,
+                args,
+                kwargs,
+                result,
+                site=site,
+                backward=backward,
+                flops=fields["flops"],
+                reduction=fields["reduction"],
             )
         except Exception:  # noqa: BLE001
             self.drop()
@@ -152,7 +176,7 @@ class StepEffects:
         finite, it is ``step_breaks_FORMAT`` instead. FORMAT is ``fp16``, ``bf16`` or, for operations
         of modules, ``fp8_e4m3``.
         """
-        if self._tape is None:
+        if self._tape is None or not self._wanted:
             return {}
         try:
             effects = _effects(self._tape, self._sites)

@@ -76,6 +76,7 @@ class Call:
         site: Whose rounding it belongs to; None where it is never rounded.
         backward: Whether it is part of a backward pass.
         work: What it costs.
+        reduction: How many values are added to make one of the result; 1 where none, or not known.
     """
 
     func: Any
@@ -87,6 +88,7 @@ class Call:
     site: Hashable | None = None
     backward: bool = False
     work: int = _CALL
+    reduction: int = 1
 
 
 class CannotTape(Exception):
@@ -99,6 +101,9 @@ class StepTape:
     ``before`` and ``after`` are called around each, from the dispatch mode that sees them, without
     gradients and on one thread at a time.
 
+    Args:
+        largest, longest: Elements of all values together, and operations, beyond which it is not taped.
+
     Attributes:
         calls: The operations that make their results anew when they run again.
         copies: Values from outside, and random ones.
@@ -106,7 +111,8 @@ class StepTape:
         loss: Where the last backward pass began, None where none did.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, largest: int = LARGEST, longest: int = LONGEST) -> None:
+        self._largest, self._longest = largest, longest
         self.calls: list[Call] = []
         self.copies: dict[int, torch.UntypedStorage] = {}
         self.gradients: dict[int, tuple[View, torch.Tensor]] = {}
@@ -128,7 +134,7 @@ class StepTape:
         Raises:
             CannotTape: If a tensor has no memory of its own, or the step is too large.
         """
-        if len(self.calls) >= LONGEST:
+        if len(self.calls) >= self._longest:
             raise CannotTape
         reads: list[int] = []
 
@@ -154,6 +160,7 @@ class StepTape:
         site: Hashable | None,
         backward: bool,
         flops: int,
+        reduction: int = 1,
     ) -> None:
         """Note what an operation made."""
         func = call.func
@@ -174,7 +181,7 @@ class StepTape:
                 call.results[i] = self._seen_as(tensor, value)
         if random:
             return
-        call.site, call.backward = site, backward
+        call.site, call.backward, call.reduction = site, backward, reduction
         elements = sum(t.numel() for t in (*read, *made))
         call.work = _CALL + max(elements, flops // _FLOPS)
         self.calls.append(call)
@@ -192,6 +199,15 @@ class StepTape:
                 self._grow(gradient.numel())
                 kept = gradient.detach().clone()
                 self.gradients[key] = (self._seen_as(gradient, value), kept)
+
+    def seen(self, tensor: torch.Tensor) -> View | None:
+        """A tensor as a part of a value of the step; None where the tape does not know it."""
+        if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.is_nested:
+            return None
+        if tensor.layout != torch.strided:
+            return None
+        value = self._known.get(tensor.untyped_storage()._cdata)
+        return None if value is None else self._seen_as(tensor, value)
 
     # -- values --------------------------------------------------------------------------------------
 
@@ -218,7 +234,7 @@ class StepTape:
 
     def _grow(self, elements: int) -> None:
         self._elements += elements
-        if self._elements > LARGEST:
+        if self._elements > self._largest:
             raise CannotTape
 
 

@@ -19,6 +19,7 @@ from mpdiag.recording.cadence import Cadence
 from mpdiag.recording.lifecycle import carry_through
 from mpdiag.runs.provenance import announced_ranks
 from mpdiag.runs.run import META
+from mpdiag.runs.trace import STEPS
 
 if TYPE_CHECKING:
     from torch import nn
@@ -48,6 +49,8 @@ class Options:
     fp32: bool | None = None
     live: bool | None = None
     blocks: bool | None = None
+    trace: bool | None = None
+    trace_steps: str | None = None
 
     def __post_init__(self) -> None:
         """Refuse values that make no sense before the script runs."""
@@ -61,11 +64,24 @@ class Options:
             raise UsageError(
                 "--blocks records in the steps of operations: leave --operations 0 out"
             )
+        _ = self.traced
 
     @property
     def cadence(self) -> Cadence:
         """Which steps to record."""
         return Cadence(self.every, self.max_steps)
+
+    @property
+    def traced(self) -> tuple[int, ...]:
+        """Which steps to trace."""
+        if self.trace_steps is None:
+            return STEPS if self.trace else ()
+        numbers = [word.strip() for word in self.trace_steps.split(",")]
+        if not all(word.isascii() and word.isdigit() for word in numbers):
+            raise UsageError(
+                f"--trace-steps must be numbers of steps like 0,1,100, not {self.trace_steps!r}"
+            )
+        return tuple(map(int, numbers))
 
     def words(self) -> list[str]:
         """The command line that gives the same options."""
@@ -380,6 +396,7 @@ class ScriptRecording:
                 options.include,
                 options.exclude,
                 operations=options.operations,
+                trace=options.traced,
                 script=settings.script,
                 blocks=bool(options.blocks),
             ),

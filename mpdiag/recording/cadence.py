@@ -384,7 +384,8 @@ class GovernedPace:
         """Whether to record the step of this number."""
         closed, cadence, governor = self._ledger.steps_closed, self._cadence, self._governor
         return cadence.records(step, closed, governor.thin, dense=governor.is_dense(step)) or (
-            cadence.may_add(closed) and self._operations.ask_for(step)
+            cadence.may_add(closed)
+            and (self._operations.ask_for(step) or self._operations.is_traced(step))
         )
 
     def wants_in_phase(self, rounds: int) -> bool:
@@ -444,6 +445,7 @@ class OperationSteps(StepListener):
         optimizers: All of the training; the list may grow.
         governor: Knows what the budget allows.
         growth: Knows whether a layer has grown.
+        traced: Whether a step is traced, which needs its operations.
         exact: Ask for the very step from which on they are due. Ranks, which measure their budgets
             apart, must not: they share the steps that they record.
 
@@ -465,6 +467,7 @@ class OperationSteps(StepListener):
         *,
         governor: Governor,
         growth: LayerGrowth,
+        traced: Callable[[int], bool] = lambda _step: False,
         exact: bool = True,
     ) -> None:
         self.steps: list[int] = []
@@ -479,6 +482,8 @@ class OperationSteps(StepListener):
         self._optimizers = optimizers
         self._governor = governor
         self._growth = growth
+        self._traced = traced
+        self._only_traced = False  # what is recorded now is not due besides
         self._exact = exact
         self.with_effects = True
         self._number = 0  # of the present step, or of the one that begins
@@ -502,6 +507,10 @@ class OperationSteps(StepListener):
             step: The number of its round: where several optimizers take turns, no step is asked for.
         """
         return self._exact and step == self._number and self._watch.usable and self._due()
+
+    def is_traced(self, step: int) -> bool:
+        """Whether a step is recorded for its trace; ``step`` as for ``ask_for``."""
+        return step == self._number and self._traced(step)
 
     def _due(self) -> bool:
         """Whether operations are recorded in the present step, if it is."""
@@ -541,6 +550,8 @@ class OperationSteps(StepListener):
         if self._tries == 0:
             self._planned = self._is_planned()
         due = step.recorded and self._count != 0 and (self._opening or self._due())
+        self._only_traced = not due and step.recorded and self._traced(step.number)
+        due = due or self._only_traced
         self.with_effects = self._opening or (
             self._planned and (self._early or self._governor.affords_operations(effects=True))
         )
@@ -571,8 +582,9 @@ class OperationSteps(StepListener):
                     self.block_steps.append(step.number)
                 self.half_products.update(half_products(found).values())
                 self.steps.append(step.number)
-                self._growth.operations_recorded(step.number)
-                self._note_written(step.number)
+                if not self._only_traced:
+                    self._growth.operations_recorded(step.number)
+                    self._note_written(step.number)
         except Exception as error:  # noqa: BLE001 - training goes on, and so does the recording
             self._failed("writing operations", error)
             self._opening = False  # the next planned step tries again, and none before it

@@ -25,6 +25,7 @@ from mpdiag.recording.failures import HookGuard, guarded
 from mpdiag.recording.ledger import Ledger
 from mpdiag.recording.operations import OperationWatch
 from mpdiag.recording.step_clock import Step, StepClock, StepListener
+from mpdiag.recording.trace import TraceWatch
 from mpdiag.recording.weights import CopiedParameters
 from mpdiag.runs.schema import Kind, Placement
 from mpdiag.tracing.capture import is_captured
@@ -45,6 +46,7 @@ class Observer(StepListener):
         precision: Told of what is not FP32.
         guard: Around every hook.
         forgo: Told why no operations can be recorded, as soon as that is seen.
+        trace: Is shown what passes, in a traced step.
     """
 
     def __init__(
@@ -57,9 +59,11 @@ class Observer(StepListener):
         precision: PrecisionWatch,
         guard: HookGuard,
         forgo: Callable[[str], None],
+        trace: TraceWatch,
     ) -> None:
         self.guard = guard
         self._forgo = forgo
+        self._trace = trace
         self._precision = precision
         self._subjects = subjects
         self._copied = copied
@@ -261,6 +265,8 @@ class Observer(StepListener):
     @guarded("a forward hook")
     def _note_output(self, named: NamedModule, args: Any, output: Any) -> None:
         recomputing = in_backward()
+        if id(named.module) in self._roots and not recomputing:
+            self._trace.take_all("input", named.name, tensors_in(args))
         if named.output_shapes is None:
             named.input_shapes = shapes_of(tensors_in(args))
             named.output_shapes = shapes_of(tensors_in(output))
@@ -328,6 +334,8 @@ class Observer(StepListener):
         tensor: torch.Tensor,
         placement: Placement | None = None,
     ) -> None:
+        for named in modules:
+            self._trace.take("output" if kind == "activation" else "gradient", named.name, tensor)
         ready = countable(tensor)
         if isinstance(ready, str):
             for named in modules:

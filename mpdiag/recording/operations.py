@@ -34,6 +34,7 @@ from mpdiag.recording import operation_facts
 from mpdiag.recording.matrix_products import MatrixProducts
 from mpdiag.recording.operation_tensors import OperationTensors, SeenTensor
 from mpdiag.runs.block_operands import BlockOperand
+from mpdiag.recording.trace import TraceWatch
 from mpdiag.runs.operations import NONE, Operation, Phase
 from mpdiag.tracing import conversions
 from mpdiag.tracing.autograd_graph import BackwardPasses, holds_any
@@ -67,6 +68,7 @@ class OperationWatch:
         rank: This process's rank.
         failed: Told what failed; after that nothing more is recorded.
         products: Measures the operands of matrix products, if that is asked for.
+        trace: Is shown every result in a traced step, and the tape.
 
     Attributes:
         wanted: Whether the present step's operations are recorded.
@@ -81,7 +83,9 @@ class OperationWatch:
         rank: int,
         failed: Callable[[str, Exception], None],
         products: MatrixProducts | None = None,
+        trace: TraceWatch | None = None,
     ) -> None:
+        self._trace = trace
         self.wanted = False
         self.usable = True
         self.products = products
@@ -143,7 +147,9 @@ class OperationWatch:
             self._passes.detach()
         else:
             self._passes.attach()
-            self._effects.begin(wanted=effects and step > 0)  # weights as they were made say little
+            early = step == 0  # weights as they were made say little of rounding
+            traced = self._trace is not None and self._trace.wants(step)
+            self._effects.begin(wanted=effects and not early, twins=traced)
             self._lines.take_over(earlier)  # its graph may outlive the step before, if that was one
 
     def resume(self) -> None:
@@ -376,6 +382,18 @@ class OperationWatch:
             draft.fields["scalars"]["laid"] = laid
         draft.fields |= operation_facts.cost(func, args, kwargs, result)
         self._effects.after(draft.taped, draft.fields, args, kwargs, result)
+        if self._trace is not None and self._trace.on:
+            self._trace.follow(lambda: self._effects.tape)
+            fields = draft.fields
+            for tensor in found:
+                self._trace.take(
+                    "operation",
+                    fields["module"],
+                    tensor,
+                    name=op,
+                    phase=fields["phase"],
+                    about=fields,
+                )
         draft.taped = None
         self._tensors.drain()
 
@@ -477,6 +495,8 @@ class OperationWatch:
         backward += [] if self._left_at is None else [self._left_at - 1]
         last = max(backward, default=len(self._drafts))
         measured = operation_facts.read_back([d.facts for d in self._drafts])
+        if self._trace is not None:
+            self._trace.spread()
         for index, facts in self._effects.facts().items():
             measured[index] |= facts
         operations = []

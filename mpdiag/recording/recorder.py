@@ -55,9 +55,11 @@ from mpdiag.recording.run_folder import Audience, Described, RecordingOptions, R
 from mpdiag.recording.state_shadow import StateShadow
 from mpdiag.recording.step_clock import StepClock
 from mpdiag.recording.step_tap import StepTap
+from mpdiag.recording.trace import TraceWatch, checked
 from mpdiag.recording.value_watch import ValueWatch
 from mpdiag.recording.weights import CopiedParameters, WeightCopies, WeightObserver
 from mpdiag.runs import provenance
+from mpdiag.runs import trace as traces
 from mpdiag.runs.writer import RunWriter
 from mpdiag.tracing.dispatch import after_backward, in_backward
 from mpdiag.tracing.dtype_setters import DtypeSetters
@@ -86,6 +88,7 @@ def record(
     fp32: bool = False,
     copy_budget: int | None = None,
     blocks: bool = False,
+    trace: bool | Sequence[int] = False,
 ) -> Recorder:
     """Record a training; use it as a context manager around the loop.
 
@@ -122,6 +125,9 @@ def record(
             updates of the same blocks of it are recorded in each step, and its rows say so.
         blocks: Record the operands of matrix products, too, in the steps whose operations are recorded:
             what MXFP8, MXFP4, NVFP4 and FP8 with block scales would make of them.
+        trace: Record values at fixed positions for ``mpdiag diff`` in these steps; True means steps 0
+            and 1. These steps are recorded with all operations, and run again three times at their
+            end, on other memory, to measure rounding.
 
     Raises:
         UsageError: If an argument has the wrong type or value.
@@ -138,12 +144,19 @@ def record(
         raise UsageError(f"operations must be a number of steps, 0 or more, not {operations!r}")
     if blocks and operations == 0:
         raise UsageError("blocks=True records in the steps of operations: leave operations=0 out")
+    try:
+        traced = checked(trace, traces.STEPS)
+    except TypeError:
+        message = f"trace must be True or numbers of steps, 0 or more, not {trace!r}"
+        raise UsageError(message) from None
     only = Fp32Only(logger.info) if fp32 else None
     return Recorder(
         model,
         optimizers,
         place(run),
-        RecordingOptions(cadence, include, exclude, overwrite, operations, blocks=blocks),
+        RecordingOptions(
+            cadence, include, exclude, overwrite, operations, trace=traced, blocks=blocks
+        ),
         precision=PrecisionWatch(off=fp32, only=dict if only is None else only.to_json),
         fp32=only,
         copies=WeightCopies(copy_budget),
@@ -204,7 +217,8 @@ class Recorder:
         failed = self._failures.note
         names = self._subjects.names
         products = MatrixProducts(rank) if options.blocks else None
-        watch = OperationWatch(names, names, rank, failed, products)
+        trace = TraceWatch(options.trace, self._subjects.parameters, rank, failed)
+        watch = OperationWatch(names, names, rank, failed, products, trace)
         self._losses = LossLog(
             folder, self._clock, optimizers, watch.quiet, failed, active=rank == 0
         )
@@ -218,6 +232,7 @@ class Recorder:
         except OSError as error:
             failed("opening the run folder", error)
             return
+        trace.writer = writer
         budget = options.cadence.budget if options.cadence.every is None else None
         governor = Governor(budget, SPARSE_EVERY, clock)
         growth = LayerGrowth()
@@ -229,10 +244,11 @@ class Recorder:
             optimizers,
             governor=governor,
             growth=growth,
+            traced=trace.wants,
             exact=world == 1,
         )
         described = Described(
-            options, self._subjects, optimizers, world, governor, steps, precision
+            options, self._subjects, optimizers, world, governor, steps, precision, trace
         )
         ledger = Ledger(writer, growth)
         self._parts = self._assembled(writer, described, watch, ledger, copies or WeightCopies())
@@ -253,10 +269,18 @@ class Recorder:
         scalers = ScalerWatch(clock, ledger, optimizers)
         inside = StepTap(about.parameters, self._failures.note)
         weights = WeightObserver(
-            about, optimizers, copied, ledger, clock, watch, guard, copies, inside
+            about, optimizers, copied, ledger, clock, watch, guard, copies, inside, described.trace
         )
         observer = Observer(
-            about, copied, ledger, clock, watch, described.precision, guard, operations.forgo
+            about,
+            copied,
+            ledger,
+            clock,
+            watch,
+            described.precision,
+            guard,
+            operations.forgo,
+            described.trace,
         )
         shadow = StateShadow(optimizers, self._failures.note)
         sums = GradientSums(about.parameters, guard)
@@ -278,7 +302,10 @@ class Recorder:
         # A step's operations are written before anything of ours may count as one, and the folder,
         # which closes the ledger's step, comes last.
         clock.attach(
-            (scalers, operations, weights, sums, observer, shadow, values, contract, folder),
+            (
+                *(scalers, operations, described.trace, weights, sums, observer, shadow, values),
+                *(contract, folder),
+            ),
             GovernedPace(described.options.cadence, governor, ledger, operations),
         )
         return _Parts(

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from mpdiag.recording.grad_scaler import ScalerWatch
     from mpdiag.recording.ledger import Ledger
     from mpdiag.recording.losses import LossLog
+    from mpdiag.recording.trace import TraceWatch
     from mpdiag.runs.precision import PrecisionFacts
     from mpdiag.runs.training_log import TrainingStep
     from mpdiag.runs.writer import RunWriter
@@ -89,6 +90,7 @@ class RecordingOptions:
         exclude: Regular expression of names to leave out.
         overwrite: Replace a run that lies in the folder already.
         operations: In how many steps to record operations, too; None: as many as the budget allows.
+        trace: Which steps to trace.
         script: The script that trains, for ``meta.json``.
         blocks: Whether to record the operands of matrix products with operations.
     """
@@ -98,6 +100,7 @@ class RecordingOptions:
     exclude: str | None = None
     overwrite: bool = False
     operations: int | None = 0
+    trace: tuple[int, ...] = ()
     script: str | None = None
     blocks: bool = False
 
@@ -113,6 +116,7 @@ class Described:
     governor: Governor
     operations: OperationSteps
     precision: PrecisionWatch
+    trace: TraceWatch
 
 
 class RunFolder(StepListener):
@@ -314,6 +318,7 @@ class RunFolder(StepListener):
             "rows": self._ledger.rows_written,
             "operations": about.operations.to_json(),
             "blocks": about.operations.blocks_to_json(),
+            **({"trace": about.trace.to_json()} if asked.trace else {}),
             "precision": about.precision.to_json(about.subjects.roots),
             "coverage": about.subjects.coverage(rows),
             "failures": self._failures.found,

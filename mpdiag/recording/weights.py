@@ -31,6 +31,7 @@ from mpdiag.recording.ledger import Ledger, ParameterUpdate
 from mpdiag.recording.operations import OperationWatch
 from mpdiag.recording.step_clock import Step, StepClock, StepListener
 from mpdiag.recording.step_tap import StepTap
+from mpdiag.recording.trace import TraceWatch
 from mpdiag.runs.schema import TOTAL, Stage
 from mpdiag.tracing.capture import is_captured
 from mpdiag.tracing.dispatch import is_traced
@@ -174,6 +175,7 @@ class WeightObserver(StepListener):
         guard: Around every hook.
         copies: How parameters are copied before a step.
         inside: Looks on while optimizers step.
+        trace: Is shown gradients, in a traced step.
     """
 
     def __init__(
@@ -187,9 +189,11 @@ class WeightObserver(StepListener):
         guard: HookGuard,
         copies: WeightCopies,
         inside: StepTap,
+        trace: TraceWatch,
     ) -> None:
         self.guard = guard
         self._inside = inside
+        self._trace = trace
         self._copies = copies
         self._subjects = subjects
         self._copied = copied
@@ -301,6 +305,8 @@ class WeightObserver(StepListener):
     def _note_gradient(
         self, named: NamedParameter, gradient: torch.Tensor, micro: int, supersede: bool = False
     ) -> None:
+        if micro == TOTAL:
+            self._trace_gradient(named, gradient)
         ready = countable(gradient)
         if isinstance(ready, str):
             named.reason = f"gradient: {ready}"
@@ -314,6 +320,10 @@ class WeightObserver(StepListener):
         )
         named.seen.add("weight_grad")
 
+    def _trace_gradient(self, named: NamedParameter, gradient: torch.Tensor) -> None:
+        module = named.name.rpartition(".")[0]
+        self._trace.take("weight_grad", module, gradient, name=named.name)
+
     @guarded("a weight gradient hook")
     def _note_gradients(self, held: Sequence[NamedParameter]) -> None:
         """Count the gradients that an optimizer steps by, on a device together."""
@@ -322,6 +332,8 @@ class WeightObserver(StepListener):
             try:
                 gradient = named.parameter.grad
                 ready = "none" if gradient is None else countable(gradient)
+                if gradient is not None:
+                    self._trace_gradient(named, gradient)
             except Exception as error:  # noqa: BLE001 - the others are counted all the same
                 self.guard.failures.note("a weight gradient hook", error)
                 continue

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from mpdiag.runs.operations import Operation
     from mpdiag.runs.records import Records
     from mpdiag.runs.schema import Kind
+    from mpdiag.runs.trace import TraceRow
     from mpdiag.runs.training_log import TrainingStep
 
 SCHEMA_VERSION = 2
@@ -284,6 +285,20 @@ class Run:
             with part_of(path, self._copies) as part:
                 operands += decode(part.read())
         return operands
+
+    def trace(self) -> list[TraceRow]:
+        """What was traced, by rank and step in its order; [] if nothing was.
+
+        Raises:
+            DamagedRun: If a part cannot be read or lacks a column.
+        """
+        from mpdiag.runs.trace import decode
+
+        rows: list[TraceRow] = []
+        for path in self._parts_in("trace"):
+            with part_of(path, self._copies) as part:
+                rows += decode(part.read())
+        return rows
 
     @cached_property
     def half_precision(self) -> HalfPrecision:

@@ -173,6 +173,10 @@ class RunWriter:
         self._write_part(kind, self._next_parts[kind] + 1, table)
         self._next_parts[kind] += 1
 
+    def append_trace(self, table: pa.Table) -> None:
+        """Write the trace of one step as one part (schema: ``trace``)."""
+        self._write_next("trace", table)
+
     def sweep(self) -> None:
         """Remove the partial files that this process left behind.
 

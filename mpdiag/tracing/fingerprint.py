@@ -82,10 +82,15 @@ def fingerprint(
     if not listed or any(name.rpartition(".")[2].startswith(_FLAT) for name, _ in listed):
         return None
     sharded = any(_SHARDED in name.split(".") for name, _ in listed)
-    paths = [tuple(p for p in name.split(".") if p not in _WRAPPERS) for name, _ in listed]
-    names = [".".join(path) for path in _without_ddp(paths)]
+    names = without_wrappers([name for name, _ in listed])
     shapes = [None if shape is None or sharded else tuple(shape) for _, shape in listed]
     return ModelFingerprint(dict(zip(names, shapes, strict=True)), complete)
+
+
+def without_wrappers(names: Sequence[str]) -> list[str]:
+    """Names of parameters or modules without what wrappers have put into them."""
+    paths = [tuple(p for p in name.split(".") if p and p not in _WRAPPERS) for name in names]
+    return [".".join(path) for path in _without_ddp(paths)]
 
 
 def _without_ddp(paths: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:

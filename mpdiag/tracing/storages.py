@@ -1,8 +1,11 @@
-"""What is known of tensor storages, without keeping them alive."""
+"""What is known of tensor storages, without keeping them alive; and some of a tensor's elements."""
 
+from functools import lru_cache
 from typing import Any, Generic, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 Known = TypeVar("Known")
 
@@ -43,3 +46,23 @@ class WeakStorages(Generic[Known]):
         while self._known:
             _, (reference, _) = self._known.popitem()
             torch.UntypedStorage._free_weak_ref(reference)
+
+
+def elements_of(tensor: torch.Tensor, numbers: NDArray[np.int64]) -> torch.Tensor:
+    """Copies of some elements of a strided tensor, (k,), however it lies in memory.
+
+    Args:
+        tensor: Any shape, not empty.
+        numbers: Of the elements in row-major order, (k,).
+    """
+    at = _offsets(tuple(tensor.shape), tensor.stride(), numbers.tobytes())
+    flat = tensor.detach().as_strided((int(at.max()) + 1,), (1,))
+    return flat.index_select(0, at.to(tensor.device))
+
+
+@lru_cache(maxsize=8192)
+def _offsets(shape: tuple[int, ...], stride: tuple[int, ...], numbers: bytes) -> torch.Tensor:
+    """Where some elements lie in memory, int64 (k,), from the tensor's first one on."""
+    places = np.unravel_index(np.frombuffer(numbers, np.int64), shape) if shape else ()
+    found = sum((at * step for at, step in zip(places, stride, strict=True)), np.zeros(1, np.int64))
+    return torch.from_numpy(np.array(found, np.int64))

@@ -1,0 +1,157 @@
+"""Which tensors of two traced steps belong together: by module, name, order and shape.
+
+What modules return, parameters and gradients are matched by name and by the number of their call.
+Operations are matched within a module and a pass as two sequences are; what one side has alone is an
+edit of the graph. Where a module's operations were edited, a pair of operations may be a chance one, so
+the module is judged by what it returns.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from difflib import SequenceMatcher
+
+import numpy as np
+
+from mpdiag.analysis.difference.sides import Tensor
+from mpdiag.numerics.autocast_lists import MOVES
+
+_PLACES = ("weight", "input", "forward", "backward", "weight_grad", "updated_weight")
+"""In this order the tensors of a step are judged."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A tensor of both sides.
+
+    Attributes:
+        a, b: The tensor.
+        certain: Whether they are the same one: no operation of a module whose operations were edited.
+    """
+
+    a: Tensor
+    b: Tensor
+    certain: bool = True
+
+
+@dataclass(frozen=True)
+class Edit:
+    """An operation that one side has alone.
+
+    Attributes:
+        module: Its module; None outside of all.
+        phase: ``forward`` or ``backward``.
+        op: ATen's name; with other arguments on both sides, ``NAME(A -> B)``.
+        side: ``a``, ``b``, or ``both`` where its arguments differ.
+        tensors: These operations' results, in order.
+    """
+
+    module: str | None
+    phase: str
+    op: str
+    side: str
+    tensors: Sequence[Tensor]
+
+
+def aligned(a: Sequence[Tensor], b: Sequence[Tensor]) -> tuple[list[Pair], list[Edit]]:
+    """The pairs of two steps in the order in which they are judged, and the edits of the graph.
+
+    Args:
+        a: All tensors of a step on one side.
+        b: Those on the other.
+    """
+    named = {_name(t): t for t in b if t.kind != "operation"}
+    pairs = [Pair(t, named[_name(t)]) for t in a if t.kind != "operation" and _name(t) in named]
+    ours, theirs = _operations(a), _operations(b)
+    pairs += _without_gradient(a, b, "gradient" if ours and theirs else "weight_grad")
+    edits: list[Edit] = []
+    if ours and theirs:
+        for key in dict.fromkeys((*ours, *theirs)):
+            some, found = _matched(ours.get(key, []), theirs.get(key, []))
+            pairs += some
+            edits += found
+    return sorted(pairs, key=lambda pair: _place(pair.a)), edits
+
+
+def _without_gradient(a: Sequence[Tensor], b: Sequence[Tensor], *kinds: str) -> list[Pair]:
+    """Gradients that arrive on one side alone, though both sides know the tensor.
+
+    Compiled graphs may show no gradient of what they fuse; parameters have theirs under all.
+    """
+    pairs = []
+    for ours, theirs, swapped in ((a, b, False), (b, a, True)):
+        there = {_name(t) for t in theirs}
+        known = {(t.kind, t.module, t.name, t.call) for t in theirs}
+        for t in ours:
+            of = "weight" if t.kind == "weight_grad" else "output"
+            lone = t.kind in ("weight_grad", *kinds) and _name(t) not in there
+            if lone and (of, t.module, t.name, t.call) in known:
+                pieces = tuple(
+                    replace(p, values=p.values * np.nan, norm=math.nan) for p in t.pieces
+                )
+                none = replace(t, pieces=pieces)
+                pairs.append(Pair(none, t) if swapped else Pair(t, none))
+    return pairs
+
+
+def _name(t: Tensor) -> tuple[str, str | None, str, str, int]:
+    return t.kind, t.module, t.name, t.phase, t.call
+
+
+def _place(t: Tensor) -> tuple[int, int]:
+    """Where a tensor stands in the order of judgement: forward before backward."""
+    return _PLACES.index(t.kind if t.kind in _PLACES else t.phase), t.order
+
+
+def _operations(step: Sequence[Tensor]) -> dict[tuple[str, str | None], list[Tensor]]:
+    """A step's operations by pass and module. After the last backward pass gradients are compared."""
+    found: dict[tuple[str, str | None], list[Tensor]] = defaultdict(list)
+    for t in step:
+        if t.kind == "operation" and t.phase != "update" and t.name not in MOVES:
+            found[t.phase, t.module].append(t)
+    return found
+
+
+def _matched(a: Sequence[Tensor], b: Sequence[Tensor]) -> tuple[list[Pair], list[Edit]]:
+    """The pairs of one module in one pass, and what has no partner."""
+    words_a, words_b = ([(t.name, len(t.shape)) for t in side] for side in (a, b))
+    if words_a == words_b:
+        pairs = list(zip(a, b, strict=True))
+    else:
+        matcher = SequenceMatcher(None, words_a, words_b, autojunk=False)
+        blocks = matcher.get_matching_blocks()
+        pairs = [(a[i + k], b[j + k]) for i, j, n in blocks for k in range(n)]
+    held = {id(t) for pair in pairs for t in pair}
+    alone = [(side, t) for side, all_of in (("a", a), ("b", b)) for t in all_of]
+    edits = [*_changed(pairs), *_edits((side, t) for side, t in alone if id(t) not in held)]
+    certain = not any(edit.side != "both" for edit in edits)
+    return [Pair(x, y, certain) for x, y in pairs], edits
+
+
+def _edits(alone: Iterable[tuple[str, Tensor]]) -> list[Edit]:
+    found: dict[tuple[str, str], list[Tensor]] = defaultdict(list)
+    for side, t in alone:
+        found[side, t.name].append(t)
+    return [
+        Edit(some[0].module, some[0].phase, name, side, some)
+        for (side, name), some in found.items()
+    ]
+
+
+def _changed(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[Edit]:
+    """Operations with other arguments that are no tensors: another epsilon, another dimension."""
+    found: dict[str, list[Tensor]] = defaultdict(list)
+    for x, y in pairs:
+        theirs = y.arguments
+        other = [
+            f"{name} {value} -> {theirs[name]}"
+            for name, value in x.arguments.items()
+            if name in theirs and theirs[name] != value and not isinstance(value, list)
+        ]
+        if other:
+            op = f"{x.name}({', '.join(other)})"
+            found[op].append(y)
+    return [Edit(some[0].module, some[0].phase, op, "both", some) for op, some in found.items()]

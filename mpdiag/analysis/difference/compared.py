@@ -1,0 +1,81 @@
+"""``mpdiag.diff``: two recordings with traces, or a recording and a fingerprint."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from mpdiag.analysis.difference.diff import RunDifference, difference
+from mpdiag.analysis.difference.fingerprint import read_fingerprint
+from mpdiag.analysis.difference.sides import steps_of
+from mpdiag.errors import InputError
+from mpdiag.files.paths import place
+from mpdiag.runs.run import open_run
+from mpdiag.runs.trace import TraceRow
+
+_TOLD = ("torch", "python", "numpy")
+"""Versions that are named where they differ."""
+
+
+def diff(a: str | os.PathLike[str], b: str | os.PathLike[str]) -> RunDifference:
+    """Where two runs part beyond rounding.
+
+    Args:
+        a: A run folder recorded with ``trace``, or a file that ``mpdiag fingerprint`` wrote.
+        b: Another one.
+
+    Raises:
+        InputError: If one has no trace, or they share no traced step.
+        DamagedRun: If one cannot be read.
+    """
+    (ours, meta_a), (theirs, meta_b) = (_read(side) for side in (a, b))
+    if not {row.step for row in ours} & {row.step for row in theirs}:
+        raise InputError(
+            f"{a} and {b} have no traced step in common: record both with the same --trace-steps"
+        )
+    found = difference(steps_of(ours), steps_of(theirs))
+    missing = [*_missing(a, ours, meta_a), *_missing(b, theirs, meta_b)]
+    return replace(found, missing=missing, environment=_environment(meta_a, meta_b))
+
+
+def _read(side: str | os.PathLike[str]) -> tuple[Sequence[TraceRow], Mapping[str, Any]]:
+    path = place(side)
+    if path.is_file():
+        return read_fingerprint(path)
+    run = open_run(path)
+    rows = run.trace()
+    if not rows:
+        raise InputError(f"{side} has no trace: record it with mpdiag record --trace")
+    return rows, run.meta
+
+
+def _missing(name: object, rows: Sequence[TraceRow], meta: Mapping[str, Any]) -> list[str]:
+    """What a side does not tell, and why."""
+    found = []
+    if not any(row.kind == "operation" for row in rows):
+        reason = (meta.get("operations") or {}).get("reason") or "none were recorded"
+        found.append(f"operations of {name}: {reason}")
+    reason = (meta.get("trace") or {}).get("reason")
+    if reason:
+        found.append(f"rounding of {name} by its own twin: {reason}")
+    return found
+
+
+def _environment(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
+    """What is not the same of both sides: versions, the device, the seed."""
+    ours, theirs = (one.get("versions") or {} for one in (a, b))
+    found = [
+        f"{name} {ours[name]} and {theirs[name]}"
+        for name in _TOLD
+        if name in ours and name in theirs and ours[name] != theirs[name]
+    ]
+    for name, words in (
+        ("device", "devices"),
+        ("seeds", "seeds"),
+        ("world_size", "numbers of ranks"),
+    ):
+        if a.get(name) != b.get(name):
+            found.append(f"different {words}")
+    return found

@@ -1,0 +1,382 @@
+"""``mpdiag diff``: the first module and operation where two runs part beyond rounding.
+
+Steps are judged one after another, each from its inputs over the forward and the backward pass to the
+gradients and updates. From the second traced step on the weights differ by what came before: the
+spreads of that step grow with how far the weights are apart, for as long as that is small beside the
+values. After that nothing can be said.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpdiag.analysis.difference.alignment import Edit, Pair, aligned
+from mpdiag.analysis.difference.pieces import Layout, layout_of, matched
+from mpdiag.analysis.difference.sides import Steps, Tensor
+from mpdiag.analysis.difference.tolerance import FACTOR, Apart, apart, roundoff, size_of, spread
+from mpdiag.numerics.trimmed import trimmed_rms
+
+SCHEMA_VERSION = 1
+_TOO_FAR = 0.5
+"""Tolerance beside the size of a tensor from which on nothing can be said of it."""
+_CLEAR = 0.1
+"""Relative uncertainty of a gradient from which on nothing is said of an element's update."""
+_FOLLOWS = 8.0
+"""Relative error of an update for each of its gradient: of moments, roots and quotients together."""
+_FEWEST = 4
+"""Elements with clear gradients of which an update is judged, at least."""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A tensor of both sides, judged.
+
+    Attributes:
+        pair: The tensor.
+        step: The step.
+        rank: Of the furthest apart; None where ranks hold it together, or there is one.
+        apart: How far apart, and what rounding explains.
+    """
+
+    pair: Pair
+    step: int
+    rank: int | None
+    apart: Apart
+
+
+@dataclass(frozen=True)
+class Culprit:
+    """Where two runs part.
+
+    Attributes:
+        module, op, phase, file, line, code, rank, step: Where; ``op`` is the operation, or what parts.
+        kind: Of the tensor, see ``TraceRow``.
+        name: Of the parameter, if it is one.
+        difference, tolerance: Beside the tensor's size.
+    """
+
+    module: str | None
+    op: str
+    phase: str
+    file: str
+    line: int
+    code: str
+    rank: int | None
+    step: int
+    kind: str
+    name: str
+    difference: float
+    tolerance: float
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it; an infinite figure is null."""
+        return {k: None if v in (math.inf, math.nan) else v for k, v in vars(self).items()}
+
+
+@dataclass(frozen=True)
+class RunDifference:
+    """Where two runs part, or that they agree.
+
+    Attributes:
+        first: Where; None where they agree.
+        judged: Every tensor compared, in order.
+        edits: Operations that one side has alone, of the first step.
+        last_step: The last step about which something can be said; None where there is none.
+        cut_off: The step from which on nothing can be said, though both traced it; None without one.
+        before: How many tensors were compared before ``first``, and agree.
+        missing: What was not compared, and why.
+        environment: What differs of versions, devices and seeds.
+    """
+
+    first: Culprit | None
+    judged: Sequence[Judged]
+    edits: Sequence[Edit]
+    last_step: int | None
+    cut_off: int | None
+    before: int
+    missing: Sequence[str] = ()
+    environment: Sequence[str] = ()
+
+    @property
+    def agree(self) -> bool | None:
+        """Whether the runs agree up to rounding; None where nothing could be compared."""
+        if self.first is not None:
+            return False
+        return True if self.judged else None
+
+    def to_json(self) -> dict[str, Any]:
+        """The document of ``mpdiag diff --json``."""
+        ratios = [j.apart.ratio for j in self.judged]
+        different = [r for j, r in zip(self.judged, ratios, strict=True) if j.apart.difference]
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "agree": self.agree,
+            "first": None if self.first is None else self.first.to_json(),
+            "compared": {
+                "tensors": len(ratios),
+                "different": len(different),
+                "agreed_before": self.before,
+                "last_step": self.last_step,
+                "cannot_say_from": self.cut_off,
+                "largest_ratio": _finite(max(ratios, default=0.0)),
+                "median_ratio": _finite(float(np.median(different))) if different else 0.0,
+            },
+            "edits": [
+                {
+                    "module": e.module,
+                    "phase": e.phase,
+                    "op": e.op,
+                    "side": e.side,
+                    "count": len(e.tensors),
+                    "file": e.tensors[0].file,
+                    "line": e.tensors[0].line,
+                }
+                for e in self.edits
+            ],
+            "environment": list(self.environment),
+            "not_compared": list(self.missing),
+        }
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def difference(a: Steps, b: Steps) -> RunDifference:
+    """Compare two runs, step by step.
+
+    Args:
+        a: The traced steps of one.
+        b: Those of the other.
+    """
+    judged: list[Judged] = []
+    edits: list[Edit] = []
+    shared = [step for step in a if step in b]
+    history = _Gradients()
+    last = cut_off = None
+    first: Culprit | None = None
+    for number, step in enumerate(shared):
+        pairs, found = aligned(a[step], b[step])
+        edits = edits or found
+        layout = layout_of([p for p in pairs if p.a.kind == "input"])
+        moved = _weights_apart(pairs) if number else 1.0
+        some = list(_judged(pairs, step, layout, moved, history, begins=number == 0))
+        if number and _beyond_judgement(some):
+            cut_off = step
+            break
+        judged += some
+        last = step
+        place = _first(some)
+        if place is not None:
+            first = _culprit(some, place, a[step], b[step], found)
+            return RunDifference(first, judged, edits, last, None, len(judged) - len(some) + place)
+    return RunDifference(first, judged, edits, last, cut_off, len(judged))
+
+
+def _judged(
+    pairs: Sequence[Pair],
+    step: int,
+    layout: Layout,
+    moved: float,
+    history: _Gradients,
+    *,
+    begins: bool,
+) -> Iterable[Judged]:
+    """Every pair of a step, judged."""
+    before: dict[str, tuple[NDArray[np.float64], NDArray[np.float64]]] = {}
+    depth = 0
+    for pair in pairs:
+        a, b = pair.a, pair.b
+        exact = a.kind in ("weight", "input")
+        if a.kind == "weight" and not begins:
+            before[a.name] = a.pieces[0].values, b.pieces[0].values
+            continue  # what the steps before have left
+        for rank, ours, theirs, numel in matched(a, b, layout):
+            size = size_of(ours[0], theirs[0])
+            if a.kind == "weight":
+                before[a.name] = ours[0], theirs[0]
+            if a.kind == "updated_weight":
+                if a.name in before and history.whole:
+                    found = history.update(a, b, before[a.name], (ours[0], theirs[0]))
+                    if found is not None:
+                        yield Judged(pair, step, rank, found)
+                continue
+            if exact:
+                other = a.dtype != b.dtype
+                room = size * max(roundoff(a.dtype), roundoff(b.dtype)) if other else 0.0
+            else:
+                room = moved * spread(a, b, size, depth)
+            if a.kind == "weight_grad":
+                history.note(a.name, ours[0], theirs[0], FACTOR * room)
+            yield Judged(pair, step, rank, apart(ours, theirs, room, numel))
+        depth += a.kind == "operation"
+
+
+class _Gradients:
+    """What is known of gradients so far: the updates follow from them.
+
+    Attributes:
+        whole: Whether every step so far was compared.
+    """
+
+    def __init__(self) -> None:
+        self.whole = True
+        self._apart: dict[str, NDArray[np.float64]] = {}
+        self._present: dict[str, NDArray[np.float64]] = {}
+
+    def note(self, name: str, a: NDArray[np.float64], b: NDArray[np.float64], room: float) -> None:
+        """A parameter's gradient on both sides, and its tolerance."""
+        self._apart[name] = self._apart.get(name, 0.0) + np.abs(a - b) + room
+        self._present[name] = np.abs(a)
+
+    def update(
+        self,
+        a: Tensor,
+        b: Tensor,
+        before: tuple[NDArray[np.float64], NDArray[np.float64]],
+        after: tuple[NDArray[np.float64], NDArray[np.float64]],
+    ) -> Apart | None:
+        """Compare a parameter's update where its gradient is clear; None where too little is."""
+        ours, theirs = after[0] - before[0], after[1] - before[1]
+        present = self._present.get(a.name)
+        if present is None or present.shape != ours.shape:
+            return None
+        with np.errstate(divide="ignore", invalid="ignore"):
+            unclear = self._apart[a.name] / present
+        clear = np.isfinite(unclear) & (unclear < _CLEAR)
+        if clear.sum() < min(_FEWEST, clear.size):
+            return None
+        epsilon = max(roundoff(a.dtype), roundoff(b.dtype))
+        room = np.abs(ours) * _FOLLOWS * unclear + FACTOR * epsilon * np.abs(after[0])
+        size = size_of(ours[clear], theirs[clear]) or 1.0
+        tolerance = size_of(room[clear])
+        return Apart(trimmed_rms((ours - theirs)[clear]) / size, tolerance / size)
+
+
+def _weights_apart(pairs: Sequence[Pair]) -> float:
+    """How far all weights are apart, in what a twin moves them; 1 at least."""
+    far = moved = 0.0
+    for pair in pairs:
+        if pair.a.kind != "weight":
+            continue
+        a, b = pair.a.pieces[0].values, pair.b.pieces[0].values
+        numel = math.prod(pair.a.shape)
+        if a.shape == b.shape and a.size:
+            epsilon = max(roundoff(pair.a.dtype), roundoff(pair.b.dtype))
+            far += numel * float(np.nanmean(np.square(a - b)))
+            moved += numel * (epsilon * size_of(a)) ** 2
+    return max(1.0, math.sqrt(far / moved)) if moved else 1.0
+
+
+def _beyond_judgement(judged: Sequence[Judged]) -> bool:
+    """Whether rounding may by now have moved most tensors of a step as far as they are large."""
+    found = [j for j in judged if j.pair.a.kind not in ("weight", "input", "updated_weight")]
+    lost = sum(j.apart.tolerance > _TOO_FAR for j in found)
+    return bool(found) and 2 * lost > len(found)
+
+
+def _first(judged: Sequence[Judged]) -> int | None:
+    """The first one beyond rounding; of an uncertain pair only where the next certain one is, too."""
+    waiting: int | None = None
+    for i, one in enumerate(judged):
+        beyond = one.apart.ratio > 1.0
+        if one.pair.certain:
+            if beyond:
+                return i if waiting is None else waiting
+            waiting = None
+        elif beyond and waiting is None:
+            waiting = i
+    return None
+
+
+def _culprit(
+    judged: Sequence[Judged],
+    place: int,
+    a: Sequence[Tensor],
+    b: Sequence[Tensor],
+    edits: Sequence[Edit],
+) -> Culprit:
+    """Name what parts: the operation, or the one behind what a module returned or was given back."""
+    one = judged[place]
+    t = one.pair.b if one.pair.b.file else one.pair.a
+    module, op = t.module, _KINDS.get(t.kind, t.name)
+    made = t
+    if t.kind in ("output", "gradient") or not one.pair.certain:
+        agreed = next(
+            (j.pair for j in reversed(judged[:place]) if j.pair.certain and j.step == one.step),
+            None,
+        )
+        found = _made(one.pair, agreed, a, b, edits)
+        if found is not None and (t.kind != "operation" or _is_alone(found, edits)):
+            made, module, op = found, found.module, found.name
+    return Culprit(
+        module,
+        op,
+        t.phase,
+        made.file,
+        made.line,
+        made.code,
+        one.rank,
+        one.step,
+        t.kind,
+        t.name if "weight" in t.kind else "",
+        one.apart.difference,
+        one.apart.tolerance,
+    )
+
+
+def _is_alone(t: Tensor, edits: Sequence[Edit]) -> bool:
+    """Whether only one side has an operation."""
+    return any(t is one for edit in edits if edit.side != "both" for one in edit.tensors)
+
+
+_KINDS = {
+    "weight": "weight",
+    "input": "input",
+    "output": "output",
+    "gradient": "gradient",
+    "weight_grad": "gradient of a parameter",
+    "updated_weight": "optimizer step",
+}
+"""What parts, where it is no operation."""
+
+
+def _made(
+    pair: Pair,
+    agreed: Pair | None,
+    a: Sequence[Tensor],
+    b: Sequence[Tensor],
+    edits: Sequence[Edit],
+) -> Tensor | None:
+    """The operation behind a module's output or gradient.
+
+    It is the first one since the last tensor that agrees which only one side has; else the last one
+    before.
+    """
+    phase = pair.a.phase
+    since = (-1, -1)
+    if agreed is not None and agreed.a.phase == phase:
+        since = agreed.a.order, agreed.b.order
+    until = pair.a.order, pair.b.order
+    alone = [
+        t
+        for edit in edits
+        for t in edit.tensors
+        if edit.phase == phase and edit.side in ("a", "b")
+        if since["ab".index(edit.side)] < t.order < until["ab".index(edit.side)]
+    ]
+    if alone:
+        return min(alone, key=lambda t: t.order)
+    for side, before in ((b, until[1]), (a, until[0])):
+        own = [t for t in side if t.kind == "operation" and t.phase == phase and t.order < before]
+        if phase == "forward":
+            own = [t for t in own if t.module == pair.a.module]
+        if own:
+            return own[-1]
+    return None

@@ -1,0 +1,135 @@
+"""One side of a comparison: the traced steps of a run, its ranks put together where they hold shards."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpdiag.runs.trace import TraceKind, TraceRow, positions
+from mpdiag.tracing.fingerprint import without_wrappers
+
+
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """What one rank holds, or all ranks together.
+
+    Attributes:
+        rank: The rank; -1 for all together.
+        shape: Sizes.
+        values: At ``positions(shape)``, (k,).
+        norm: ‖x‖₂.
+        known: Which of the values are known, (k,); None for all.
+    """
+
+    rank: int
+    shape: tuple[int, ...]
+    values: NDArray[np.float64]
+    norm: float
+    known: NDArray[np.bool_] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Tensor:
+    """A tensor of a traced step; see ``TraceRow``.
+
+    Attributes:
+        pieces: One for each rank that holds a tensor of its own; else one for all.
+        spread: Of the rank whose twin came apart furthest.
+        arguments: Of an operation.
+    """
+
+    kind: TraceKind
+    phase: str
+    module: str | None
+    name: str
+    call: int
+    order: int
+    dtype: str
+    pieces: tuple[Piece, ...]
+    spread: float | None
+    file: str
+    line: int
+    code: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the first piece."""
+        return self.pieces[0].shape
+
+
+Steps = Mapping[int, Sequence[Tensor]]
+_Key = tuple[TraceKind, str, "str | None", str, int]
+"""Kind, phase, module, name and call."""
+
+
+def steps_of(rows: Sequence[TraceRow]) -> Steps:
+    """A run's traced steps, by number, each in its order."""
+    names = without_wrappers([r.name if "weight" in r.kind else r.module or "" for r in rows])
+    found: dict[int, dict[_Key, list[TraceRow]]] = defaultdict(lambda: defaultdict(list))
+    for row, name in zip(rows, names, strict=True):
+        module = row.module
+        if "weight" in row.kind:
+            module, own = name.rpartition(".")[0], name
+        else:
+            module, own = None if module is None else name, row.name
+        found[row.step][row.kind, row.phase, module, own, row.call].append(row)
+    return {
+        step: sorted((_joined(key, held) for key, held in by.items()), key=lambda t: t.order)
+        for step, by in sorted(found.items())
+    }
+
+
+def _joined(key: _Key, rows: Sequence[TraceRow]) -> Tensor:
+    """One tensor of all ranks."""
+    first = rows[0]
+    known = [row.spread for row in rows if row.spread is not None]
+    kind, phase, module, name, call = key
+    return Tensor(
+        kind,
+        phase,
+        module,
+        name,
+        call,
+        first.order,
+        first.dtype,
+        _pieces(rows),
+        max(known, default=None),
+        first.file,
+        first.line,
+        first.code,
+        _arguments(first.arguments),
+    )
+
+
+def _pieces(rows: Sequence[TraceRow]) -> tuple[Piece, ...]:
+    first = rows[0]
+    if first.partial and len(rows) > 1:
+        values = np.sum([row.values for row in rows], axis=0)
+        return (Piece(-1, first.shape, values, math.nan),)
+    if first.at is None:
+        return tuple(Piece(row.rank, row.shape, row.values, row.norm) for row in rows)
+    values = np.zeros(positions(first.shape).size)
+    times = np.zeros(values.size)
+    for row in rows:
+        at = np.arange(values.size) if row.at is None else row.at
+        values[at] = row.values
+        times[at] += 1
+    copies = max(1.0, times.sum() / max(1, np.count_nonzero(times)))  # of shards held several times
+    norm = math.sqrt(sum(row.norm**2 for row in rows) / copies)
+    return (Piece(-1, first.shape, values, norm, times > 0),)
+
+
+def _arguments(text: str) -> Mapping[str, Any]:
+    try:
+        found = json.loads(text) if text else {}
+    except ValueError:  # cut short
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,123 @@
+"""How far two tensors are apart, and how far rounding explains.
+
+The distance is a root mean square over the positions, without the few that are furthest apart: where
+rounding turns a choice (the largest of a window, an expert), single values differ by more than rounding.
+The norm sees what the positions miss.
+
+Rounding explains ``FACTOR`` times what the twins of both sides come apart. Where one side has no twin,
+the other's stands for it, widened by the ratio of their unit roundoffs. Where neither has one, the unit
+roundoff is propagated instead: by √k for the k operations before, as errors of independent signs add up
+(Higham and Mary, *A new approach to probabilistic rounding error analysis*, SIAM Journal on Scientific
+Computing 41, 2019).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpdiag.analysis.difference.sides import Tensor
+from mpdiag.numerics.formats import BF16, FP16, FP32
+from mpdiag.numerics.trimmed import trimmed_rms
+
+FACTOR = 2.0
+"""How many times further than the twins two sides may be apart."""
+_ROUNDOFF = {
+    "float64": 2.0**-52,
+    **{fmt.torch_name: 2.0**-fmt.mantissa_bits for fmt in (FP32, BF16, FP16)},
+}
+_BOUND = 8.0
+_NORM = 1e-6
+"""Relative error of a norm that FP32 adds up."""
+
+
+@dataclass(frozen=True)
+class Apart:
+    """Two tensors compared.
+
+    Attributes:
+        difference: How far they are apart, beside the size of the larger one.
+        tolerance: How much of that rounding explains, likewise.
+    """
+
+    difference: float
+    tolerance: float
+
+    @property
+    def ratio(self) -> float:
+        """Difference over tolerance; above 1 rounding does not explain it."""
+        if self.difference == 0.0 or self.tolerance == math.inf:
+            return 0.0
+        return self.difference / self.tolerance if self.tolerance > 0.0 else math.inf
+
+
+def roundoff(dtype: str) -> float:
+    """Distance from 1 to the next value of a dtype; 0 of integers."""
+    return _ROUNDOFF.get(dtype, 0.0)
+
+
+def spread(a: Tensor, b: Tensor, size: float, depth: int) -> float:
+    """How far rounding on both sides may have moved a tensor.
+
+    Args:
+        a: The tensor on one side.
+        b: On the other.
+        size: Its root mean square.
+        depth: How many operations came before it.
+    """
+    known = [t.spread for t in (a, b)]
+    if known == [None, None]:
+        epsilon = max(roundoff(a.dtype), roundoff(b.dtype))
+        return _BOUND * epsilon * math.sqrt(depth + 1) * size
+    wider = {t.dtype: roundoff(t.dtype) for t in (a, b)}
+    each = []
+    for mine, own, other in ((known[0], a, b), (known[1], b, a)):
+        if mine is None:
+            theirs = known[1] if own is a else known[0]
+            ratio = wider[own.dtype] / wider[other.dtype] if wider[other.dtype] else 1.0
+            mine = (theirs or 0.0) * max(1.0, ratio)
+        each.append(mine)
+    return math.hypot(*each)
+
+
+def distance(a: NDArray[np.float64], b: NDArray[np.float64]) -> float:
+    """Root mean square difference over positions that both sides have; infinite where one is."""
+    same = (a == b) | (np.isnan(a) & np.isnan(b))
+    apart = np.abs(np.subtract(a, b, out=np.zeros_like(a), where=~same))
+    return trimmed_rms(apart)
+
+
+def size_of(*values: NDArray[np.float64]) -> float:
+    """The largest root mean square of some values, what is not finite left out."""
+    found = [0.0]
+    for some in values:
+        finite = some[np.isfinite(some)]
+        found.append(float(np.sqrt(np.mean(np.square(finite)))) if finite.size else 0.0)
+    return max(found)
+
+
+def apart(
+    a: tuple[NDArray[np.float64], float],
+    b: tuple[NDArray[np.float64], float],
+    moved: float,
+    numel: int,
+) -> Apart:
+    """Compare values at the same positions, and norms.
+
+    Args:
+        a: Values of one side, (k,), and the norm; NaN for a norm that is not known.
+        b: Those of the other.
+        moved: What ``spread`` gives; 0 where nothing may differ.
+        numel: Elements that the norms are of.
+    """
+    size = size_of(a[0], b[0]) or 1.0
+    found = Apart(distance(a[0], b[0]) / size, FACTOR * moved / size)
+    largest = max(a[1], b[1])
+    if not (math.isfinite(a[1]) and math.isfinite(b[1]) and largest > 0.0):
+        return found
+    allowed = FACTOR * moved * math.sqrt(numel) / largest + (_NORM if moved else 0.0)
+    norms = Apart(abs(a[1] - b[1]) / largest, allowed)
+    return norms if norms.ratio > max(1.0, found.ratio) else found

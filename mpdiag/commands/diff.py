@@ -1,0 +1,35 @@
+"""``mpdiag diff``: where two runs part beyond rounding."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from typer import Argument, Option
+
+from mpdiag.commands.shared.options import JsonOption
+from mpdiag.errors import ExitCode
+from mpdiag.files.paths import place
+
+
+def diff(
+    a: Annotated[Path, Argument(metavar="A", parser=place, help="A run recorded with --trace.")],
+    b: Annotated[
+        Path, Argument(metavar="B", parser=place, help="Another one, or a fingerprint of one.")
+    ],
+    as_json: JsonOption = False,
+    strict: Annotated[
+        bool, Option("--strict", help="Exit with 1 if the runs part, or cannot be compared.")
+    ] = False,
+) -> None:
+    """Name the first module, operation and line where two runs part beyond rounding."""
+    from mpdiag.analysis.difference.compared import diff as compare_traces
+    from mpdiag.reports import terminal
+    from mpdiag.reports.text.difference import difference_text
+
+    found = compare_traces(a, b)
+    if as_json:
+        terminal.show_json(found.to_json())
+    else:
+        terminal.show(difference_text(found, a, b))
+    if strict and found.agree is not True:
+        raise typer.Exit(ExitCode.FINDINGS)

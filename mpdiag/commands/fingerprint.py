@@ -1,0 +1,33 @@
+"""``mpdiag fingerprint``: a traced run in one small file."""
+
+from pathlib import Path
+from typing import Annotated
+
+from typer import Option
+
+from mpdiag.commands.shared.options import RunArgument
+from mpdiag.files.paths import AnyPath, place
+
+
+def fingerprint(
+    run: RunArgument,
+    output: Annotated[
+        AnyPath | None,
+        Option(
+            "--output", "-o", metavar="FILE", parser=place, help="Default: NAME.fingerprint.json"
+        ),
+    ] = None,
+) -> None:
+    """Write a traced run as one file under 1 MB, for mpdiag diff in CI."""
+    from mpdiag.analysis.difference.fingerprint import fingerprint_text
+    from mpdiag.files.atomic import atomic_path, writing
+    from mpdiag.reports import terminal
+    from mpdiag.runs.run import open_run
+
+    opened = open_run(run)
+    text = fingerprint_text(opened)
+    path = output or Path(f"{opened.name}.fingerprint.json")
+    with writing(path), atomic_path(path) as partial:
+        partial.write_text(text, encoding="utf-8")
+    terminal.show(f"{path} written ({len(text) / 1e3:.0f} kB)")
+    terminal.name_next("mpdiag", "diff", path, "RUN", "--strict")

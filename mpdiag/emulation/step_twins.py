@@ -1,0 +1,143 @@
+"""Twins of a taped step: how far rounding alone moves each of its tensors.
+
+A twin runs the step again on other memory. Every value from outside moves by an ulp of its own dtype,
+and so does the result of every operation that computes, up or down by chance; a result that adds K terms
+moves by √K / 4 ulps of FP32 of its root mean square besides, for kernels add in any order. What is
+further from the step than a few times its twins is no rounding.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from mpdiag.emulation.step_tape import Call, StepReplay, StepTape, Values, View
+from mpdiag.numerics.autocast_lists import MOVES
+from mpdiag.numerics.trimmed import trimmed_rms
+from mpdiag.tracing.dispatch import found_in
+from mpdiag.tracing.storages import elements_of
+
+TWINS = 3
+_SIGNS = 65_521
+"""A prime, so that the signs stand in no column of a tensor more often than in another."""
+_SUMMED = 2.0**-24 / 4
+"""Rounding error of a sum of K terms beside its size, for each √K; an FP32 accumulator's."""
+
+
+class Mark(NamedTuple):
+    """A tensor of the step to look at, and which of its elements, int64 (k,)."""
+
+    view: View
+    numbers: NDArray[np.int64]
+
+
+def spreads(tape: StepTape, marks: Sequence[Mark]) -> list[float] | None:
+    """How far twins come apart from the step, at each mark: a root mean square over its elements.
+
+    Returns:
+        One for each mark; None where the tape does not give the training's own gradients.
+    """
+    with StepReplay.alone():
+        replay = _TwinReplay(tape)
+        if not replay.is_faithful():
+            return None
+        found = np.zeros(len(marks))
+        for seed in range(TWINS):
+            found += replay.squares(marks, seed)
+        return [math.sqrt(square / TWINS) for square in found]
+
+
+class _TwinReplay(StepReplay):
+    """Runs a tape with everything moved by rounding."""
+
+    _signs: torch.Tensor | None = None  # of the present twin; None while the step runs as it was
+
+    def squares(self, marks: Sequence[Mark], seed: int) -> NDArray[np.float64]:
+        """Mean square difference of one twin at each mark, (marks,)."""
+        self._drawn = 0
+        self._signs = _signs(seed)
+        moved: Values = {}
+        for call in self._tape.calls:
+            for view in found_in((call.args, call.kwargs), View):
+                if view.value in self._tape.copies and view.value not in moved:
+                    moved[view.value] = self._tape.copies[view.value].clone()
+                    self._move(moved[view.value], view.dtype, 0.0)
+        self._run(moved)
+        return np.array([self._square(mark, moved) for mark in marks])
+
+    def _square(self, mark: Mark, moved: Values) -> float:
+        value = mark.view.value
+        if value not in moved:
+            return 0.0
+        ours, theirs = (
+            elements_of(mark.view.of(values[value]), mark.numbers).double()
+            for values in (self._known, moved)
+        )
+        same = (ours == theirs) | (ours.isnan() & theirs.isnan())
+        apart = (ours - theirs).where(~same, torch.zeros((), dtype=ours.dtype, device=ours.device))
+        return trimmed_rms(apart.cpu().numpy()) ** 2
+
+    def _again(self, call: Call, into: Values, name: str) -> None:
+        """Run an operation, and move what it made."""
+        super()._again(call, into, name)
+        if self._signs is None:
+            return
+        op = call.func.overloadpacket.__name__
+        views = {view.value: view.dtype for view in call.results.values()}
+        for view in found_in((call.args, call.kwargs), View):
+            if view.value in call.writes:
+                views[call.writes[view.value]] = view.dtype
+        if op in MOVES and not (op in ("_to_copy", "copy_") and _narrows(call, views)):
+            return
+        for value, dtype in views.items():
+            self._move(into[value], dtype, _SUMMED * math.sqrt(call.reduction))
+
+    def _move(self, storage: torch.UntypedStorage, dtype: torch.dtype, summed: float) -> None:
+        """Move what a storage holds by an ulp, and by a share of its root mean square."""
+        if not dtype.is_floating_point or dtype.itemsize < 2 or not storage.nbytes():
+            return
+        flat = torch.empty(0, dtype=dtype, device=storage.device)
+        flat = flat.set_(storage, 0, (storage.nbytes() // dtype.itemsize,), (1,))
+        eps = torch.finfo(dtype).eps
+        # Half an ulp of a narrow format rounds to a whole one, or to none.
+        signs = self._next_signs(flat)
+        step = signs * (eps if dtype in (torch.float32, torch.float64) else eps / 2)
+        low, high = map(float, flat.aminmax())
+        largest = torch.finfo(dtype).max / 2
+        if -largest < low and high < largest:
+            flat.mul_(step.add_(1))
+            if summed > eps / 4:
+                flat.add_(signs.flip(0), alpha=summed * _rms(flat))
+        else:  # what fills masks must not become infinite
+            flat.copy_(torch.where(flat.abs() < largest, flat * step.add_(1), flat))
+
+    def _next_signs(self, like: torch.Tensor) -> torch.Tensor:
+        """A sign for each value, FP32 or wider."""
+        self._drawn += 1
+        dtype = torch.float64 if like.dtype is torch.float64 else torch.float32
+        assert self._signs is not None
+        signs = self._signs.roll(self._drawn * 7919).to(like.device, dtype)
+        return signs.repeat(-(-like.numel() // _SIGNS))[: like.numel()]
+
+
+@cache
+def _signs(seed: int) -> torch.Tensor:
+    generator = torch.Generator("cpu").manual_seed(seed)
+    drawn = torch.randint(0, 2, (_SIGNS,), generator=generator, device="cpu")
+    return drawn.float().mul_(2).sub_(1)
+
+
+def _rms(x: torch.Tensor) -> float:
+    return float(torch.linalg.vector_norm(x, dtype=torch.float32)) / math.sqrt(x.numel())
+
+
+def _narrows(call: Call, results: dict[int, torch.dtype]) -> bool:
+    """Whether a copy rounds: its result is narrower than what it copies."""
+    given = [view.dtype for view in found_in((call.args, call.kwargs), View)]
+    return any(g.itemsize > made.itemsize for g in given for made in results.values())

@@ -1,0 +1,23 @@
+"""A root mean square without the few largest values."""
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+_DROPPED = 16
+"""Of so many values one is left out."""
+
+
+def trimmed_rms(values: NDArray[np.float64]) -> float:
+    """Root mean square of some values without the largest sixteenth; infinite where one is not finite.
+
+    Where rounding turns a choice (the largest of a window, an expert), single values change by more
+    than rounding.
+    """
+    if not values.size:
+        return 0.0
+    if not np.isfinite(values).all():
+        return math.inf
+    kept = np.sort(np.abs(values))[: values.size - values.size // _DROPPED]
+    return float(np.sqrt(np.mean(np.square(kept))))

@@ -1,0 +1,325 @@
+"""The trace of a few steps: what ``mpdiag diff`` compares; see ``runs/trace.py`` for what is written.
+
+Hooks and the operation watch hand in tensors as they pass. Of each a few elements and the norm are
+taken, on the device, and read back when the step is over. Where operations are recorded, the step's tape
+then runs again as its own twin, on other memory (``emulation/step_twins.py``).
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from mpdiag.emulation.step_twins import Mark, spreads
+from mpdiag.recording.counting.tensors import has_memory, own_part
+from mpdiag.recording.step_clock import Step, StepListener
+from mpdiag.runs.trace import TraceKind, TraceRow, encode, positions
+from mpdiag.tracing.storages import elements_of
+
+if TYPE_CHECKING:
+    from mpdiag.emulation.step_tape import StepTape
+    from mpdiag.runs.writer import RunWriter
+    from mpdiag.tracing.names import NamedParameter
+
+_LONGEST = 200
+"""Characters of an argument's text that are kept."""
+
+
+class TraceWatch(StepListener):
+    """Takes elements and norms of tensors in chosen steps, and writes them.
+
+    Args:
+        steps: Numbers of the steps.
+        parameters: Named parameters by ``id``.
+        rank: This process's rank.
+        failed: Told what failed; after that nothing more is traced.
+
+    Attributes:
+        writer: Writes what was taken; set before the first step.
+        on: Whether the present step is traced.
+        reason: Why there are no twins, or no more rows; empty if there is no reason.
+    """
+
+    def __init__(
+        self,
+        steps: Collection[int],
+        parameters: Mapping[int, NamedParameter],
+        rank: int,
+        failed: Callable[[str, Exception], None],
+    ) -> None:
+        self.writer: RunWriter | None = None
+        self.on = False
+        self.reason = ""
+        self._steps = frozenset(steps)
+        self._parameters = parameters
+        self._rank = rank
+        self._failed = failed
+        self._forget()
+
+    def _forget(self) -> None:
+        self._rows: list[TraceRow] = []
+        self._taken: list[tuple[torch.Tensor, torch.Tensor]] = []  # elements and norm of each row
+        self._marks: dict[int, Mark] = {}
+        self._calls: Counter[tuple[str, str | None, str, str]] = Counter()
+        self._tape: Callable[[], StepTape | None] = _no_tape
+
+    def wants(self, step: int) -> bool:
+        """Whether a step is traced."""
+        return step in self._steps
+
+    def to_json(self) -> dict[str, Any]:
+        """For ``meta.json``: the steps asked for, and why twins or rows are missing."""
+        return {"steps": sorted(self._steps), "reason": self.reason}
+
+    # -- a step ------------------------------------------------------------------------------------
+
+    def step_began(self, step: Step) -> None:
+        """Take the parameters as they are before the step."""
+        self._forget()
+        self.on = step.recorded and self.wants(step.number)
+        self._number = step.number
+        self._take_parameters("weight")
+
+    def step_ended(self, step: Step) -> None:
+        """Take the parameters as the step left them, and write everything."""
+        self._take_parameters("updated_weight")
+        if not self.on or step.number != self._number:
+            return
+        self.on = False
+        try:
+            assert self.writer is not None
+            self.writer.append_trace(encode(self._read_back()))
+        except Exception as error:  # noqa: BLE001 - training goes on, and so does the recording
+            self._give_up("writing a trace", error)
+        self._forget()
+
+    def stopped(self) -> None:
+        """Trace nothing any more."""
+        self.on = False
+        self._forget()
+
+    def _take_parameters(self, kind: TraceKind) -> None:
+        if self.on:
+            for named in self._parameters.values():
+                self.take(kind, named.name.rpartition(".")[0], named.parameter, name=named.name)
+
+    # -- tensors -----------------------------------------------------------------------------------
+
+    def follow(self, tape: Callable[[], StepTape | None]) -> None:
+        """Operations of this step are recorded; what is asked for the tape says whether it is taped."""
+        self._tape = tape
+
+    def take_all(self, kind: TraceKind, module: str, tensors: Iterable[torch.Tensor]) -> None:
+        """Look at some tensors, if the step is traced."""
+        if self.on:
+            for tensor in tensors:
+                self.take(kind, module, tensor)
+
+    def take(
+        self,
+        kind: TraceKind,
+        module: str | None,
+        tensor: torch.Tensor,
+        *,
+        name: str = "",
+        phase: str = "",
+        about: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Look at a tensor, if the step is traced.
+
+        Args:
+            kind: What it is.
+            module: The module.
+            tensor: The tensor; of a distributed one this rank's part.
+            name: Of the parameter or operation.
+            phase: See ``TraceRow``; default: that of the kind.
+            about: Of an operation: its ``file``, ``line``, ``code`` and ``scalars``.
+        """
+        if not self.on:
+            return
+        try:
+            with torch.no_grad():
+                self._take(kind, module, tensor, name, phase or _phase(kind), about or {})
+        except Exception as error:  # noqa: BLE001 - whatever it is, training goes on
+            self._give_up("tracing a step", error)
+
+    def _take(
+        self,
+        kind: TraceKind,
+        module: str | None,
+        tensor: torch.Tensor,
+        name: str,
+        phase: str,
+        about: Mapping[str, Any],
+    ) -> None:
+        whole, partial = _whole(tensor)
+        local = own_part(tensor).detach()
+        if not _is_readable(local):
+            return
+        if local.is_complex():
+            local, whole = torch.view_as_real(local.resolve_conj()), (*whole, 2)
+        numbers, at = _held(tensor, whole)
+        key = (kind, module, name, phase)
+        self._rows.append(
+            TraceRow(
+                self._number,
+                self._rank,
+                len(self._rows),
+                kind,
+                phase,
+                module,
+                name,
+                self._calls[key],
+                whole,
+                str(tensor.dtype).removeprefix("torch."),
+                np.zeros(0),
+                0.0,
+                at,
+                partial,
+                file=about.get("file", ""),
+                line=about.get("line", 0),
+                code=about.get("code", ""),
+                arguments=_text_of(about.get("scalars", {})),
+            )
+        )
+        self._calls[key] += 1
+        held = local.resolve_neg()
+        self._taken.append(
+            (elements_of(held, numbers) if len(numbers) else _none(held), _norm(held))
+        )
+        tape = self._tape()
+        view = None if tape is None or not len(numbers) else tape.seen(local)
+        if view is not None:
+            self._marks[len(self._rows) - 1] = Mark(view, numbers)
+
+    def spread(self) -> None:
+        """Run the step's twins, before its tape is let go."""
+        tape = self._tape()
+        if not self.on or not self._marks:
+            return
+        if tape is None:
+            self.reason = "the step is too large, or holds operations that cannot run again"
+            return
+        try:
+            found = spreads(tape, list(self._marks.values()))
+        except Exception as error:  # noqa: BLE001 - a spread that is not known is left out
+            self.reason = f"the step could not run again ({type(error).__name__})"
+            return
+        if found is None:
+            self.reason = "run again, the step gave other gradients"
+            return
+        for i, spread in zip(self._marks, found, strict=True):
+            self._rows[i] = replace(self._rows[i], spread=min(spread, _LARGEST))
+
+    def _read_back(self) -> list[TraceRow]:
+        """The rows with what was taken; the one place that waits for a device."""
+        waiting: dict[torch.device, list[int]] = {}
+        for i, (elements, _) in enumerate(self._taken):
+            waiting.setdefault(elements.device, []).append(i)
+        for places in waiting.values():
+            some = [self._taken[i] for i in places]
+            joined = torch.cat([e.double() for e, _ in some]).cpu().numpy()
+            norms = torch.stack([n.double() for _, n in some]).tolist()
+            ends = np.cumsum([len(e) for e, _ in some])
+            for i, values, norm in zip(places, np.split(joined, ends[:-1]), norms, strict=True):
+                self._rows[i] = replace(self._rows[i], values=values, norm=norm)
+        backward = [row.order for row in self._rows if row.phase == "backward"]
+        last = max(backward, default=len(self._rows))
+        return [
+            replace(row, phase="update") if row.kind == "operation" and row.order > last else row
+            for row in self._rows
+        ]
+
+    def _give_up(self, where: str, error: Exception) -> None:
+        self.on, self._steps = False, frozenset()
+        self.reason = f"{where} failed"
+        self._forget()
+        self._failed(where, error)
+
+
+_LARGEST = 1e300
+
+
+def _no_tape() -> None:
+    """No tape."""
+
+
+def _phase(kind: TraceKind) -> str:
+    if kind in ("gradient", "weight_grad"):
+        return "backward"
+    return "update" if kind == "updated_weight" else "forward"
+
+
+def _is_readable(local: torch.Tensor) -> bool:
+    """Whether its values can be looked at; of sparse, nested and quantized ones they cannot."""
+    plain = type(local).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
+    plain = plain and local.layout == torch.strided and not (local.is_nested or local.is_meta)
+    wrapped = local.is_quantized or torch._C._functorch.is_functorch_wrapped_tensor(local)
+    plain = plain and not wrapped
+    return plain and local.numel() > 0 and has_memory(local)
+
+
+def _none(like: torch.Tensor) -> torch.Tensor:
+    return torch.empty(0, device=like.device)
+
+
+def _norm(x: torch.Tensor) -> torch.Tensor:
+    if not x.is_floating_point() or x.dtype.itemsize < 2:
+        x = x.float()
+    wide = torch.float64 if x.dtype is torch.float64 else torch.float32
+    found: torch.Tensor = torch.linalg.vector_norm(x, dtype=wide)
+    return found
+
+
+def _whole(tensor: torch.Tensor) -> tuple[tuple[int, ...], bool]:
+    """The sizes of the whole tensor, and whether ranks hold summands of it."""
+    placements = getattr(tensor, "placements", ())
+    return tuple(map(int, tensor.shape)), any(p.is_partial() for p in placements)
+
+
+def _held(
+    tensor: torch.Tensor, whole: tuple[int, ...]
+) -> tuple[NDArray[np.int64], NDArray[np.int32] | None]:
+    """The elements to take of this rank's part, by their numbers there, and which positions they are."""
+    numbers = positions(whole)
+    if not hasattr(tensor, "placements"):
+        return numbers, None
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    whole_tensor: Any = tensor
+    mesh, laid = whole_tensor.device_mesh, whole_tensor.placements
+    shape, offset = compute_local_shape_and_global_offset(tensor.shape, mesh, laid)
+    places = np.stack(np.unravel_index(numbers, whole), -1) if whole else np.zeros((1, 0), np.int64)
+    inside = places - np.array(offset, np.int64)
+    own = ((inside >= 0) & (inside < np.array(shape, np.int64))).all(-1)
+    at = np.flatnonzero(own).astype(np.int32)
+    if not shape or not at.size:
+        return numbers[own], at
+    return np.ravel_multi_index(tuple(inside[own].T), tuple(shape)).astype(np.int64), at
+
+
+def _text_of(scalars: Mapping[str, Any]) -> str:
+    """Plain arguments of an operation as text, in the order of their names."""
+    plain = {n: v for n, v in sorted(scalars.items()) if n not in ("views", "laid", "parts")}
+    return json.dumps(plain)[:_LONGEST] if plain else ""
+
+
+def checked(trace: bool | Sequence[int], default: Collection[int]) -> tuple[int, ...]:
+    """The steps to trace, from what a caller asks for.
+
+    Raises:
+        TypeError: If these are no numbers of steps.
+    """
+    if isinstance(trace, bool):
+        return tuple(default) if trace else ()
+    steps = tuple(trace)
+    if not all(type(step) is int and step >= 0 for step in steps):
+        raise TypeError("no numbers of steps")
+    return steps

@@ -1,0 +1,93 @@
+"""What ``diff`` prints: where two runs part, or how far below rounding they stay."""
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from mpdiag.analysis.difference.alignment import Edit
+from mpdiag.analysis.difference.diff import Culprit, RunDifference
+from mpdiag.display.wording import counted, spoken_layer
+
+_SHOWN = 4
+"""Edits of the graph that are listed."""
+
+
+def difference_text(found: RunDifference, a: Path, b: Path) -> RenderableType:
+    """The whole report of ``mpdiag diff``."""
+    if found.first is not None:
+        title = Text(f"{a} and {b} part at step {found.first.step}", "bold red")
+        lines = list(_where(found.first, found.before))
+    elif found.agree:
+        title = Text(f"{a} and {b} agree: rounding explains every difference", "bold green")
+        lines = list(_agreement(found))
+    else:
+        title = Text(f"{a} and {b} cannot be compared", "bold yellow")
+        lines = ["They have no tensor in common."]
+    if found.cut_off is not None:
+        lines.append(
+            f"Cannot say after step {found.last_step}: by then rounding may have moved the values as "
+            "far as they are large."
+        )
+    lines += [f"Different: {', '.join(found.environment)}."] if found.environment else []
+    lines += _edits(found)
+    lines += [f"Not compared: {reason}." for reason in found.missing]
+    return Group(title, *(Text(line) for line in lines))
+
+
+def _where(first: Culprit, before: int) -> Iterator[str]:
+    what = f"{first.op} in {_module(first.module)}, {first.phase} pass"
+    if first.kind == "input":
+        what = "the models are given different data"
+    elif first.kind == "weight":
+        what = f"the runs begin with different values of {spoken_layer(first.name)}"
+    elif first.kind == "weight_grad":
+        what = f"the gradient of {spoken_layer(first.name)}"
+    elif first.kind == "updated_weight":
+        what = f"the optimizer's update of {spoken_layer(first.name)}"
+    place = f" ({first.file}:{first.line})" if first.file else ""
+    rank = "" if first.rank is None else f", rank {first.rank}"
+    yield f"First: {what}{rank}{place}"
+    if first.code:
+        yield f"    {first.code}"
+    if math.isfinite(first.difference):
+        allowed = f"{first.tolerance:.2g}" if first.tolerance else "none"
+        yield f"Difference {first.difference:.2g} of the values' size; rounding explains {allowed}."
+    else:
+        yield "One side has no value there, or one that is not finite."
+    if before:
+        yield f"The {counted(before, 'tensor')} before it agree."
+
+
+def _module(name: str | None) -> str:
+    return "the code outside the model" if name is None else spoken_layer(name)
+
+
+def _agreement(found: RunDifference) -> Iterator[str]:
+    compared = found.to_json()["compared"]
+    different = compared["different"]
+    yield (
+        f"{counted(compared['tensors'], 'tensor')} compared up to step {found.last_step}, "
+        f"{different or 'none'} of them different."
+    )
+    if different:
+        yield (
+            f"The largest difference is {compared['largest_ratio']:.2g} of its tolerance, the median "
+            f"one {compared['median_ratio']:.2g}."
+        )
+
+
+def _edits(found: RunDifference) -> Iterator[str]:
+    for edit in found.edits[:_SHOWN]:
+        yield f"Edited in {_module(edit.module)}, {edit.phase} pass: {_edit(edit)}"
+    if len(found.edits) > _SHOWN:
+        yield f"{counted(len(found.edits) - _SHOWN, 'more edit')} of the graph: --json lists all."
+
+
+def _edit(edit: Edit) -> str:
+    if edit.side == "both":
+        return edit.op
+    times = f" ({len(edit.tensors)} times)" if len(edit.tensors) > 1 else ""
+    return f"only {'A' if edit.side == 'a' else 'B'} has {edit.op}{times}"
