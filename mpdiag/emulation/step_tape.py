@@ -102,7 +102,8 @@ class StepTape:
     gradients and on one thread at a time.
 
     Args:
-        largest, longest: Elements of all values together, and operations, beyond which it is not taped.
+        largest, longest: Elements of all values together, and operations, beyond which it is not taped;
+            0 for ``LARGEST`` and ``LONGEST``.
 
     Attributes:
         calls: The operations that make their results anew when they run again.
@@ -111,8 +112,8 @@ class StepTape:
         loss: Where the last backward pass began, None where none did.
     """
 
-    def __init__(self, largest: int = LARGEST, longest: int = LONGEST) -> None:
-        self._largest, self._longest = largest, longest
+    def __init__(self, largest: int = 0, longest: int = 0) -> None:
+        self._largest, self._longest = largest or LARGEST, longest or LONGEST
         self.calls: list[Call] = []
         self.copies: dict[int, torch.UntypedStorage] = {}
         self.gradients: dict[int, tuple[View, torch.Tensor]] = {}

@@ -109,7 +109,11 @@ class Cadence:
 
     def may_add(self, recorded: int) -> bool:
         """Whether steps may be recorded beside those of ``records``, after so many recorded ones."""
-        return self.every is None and (self.max_steps is None or recorded < self.max_steps)
+        return self.every is None and not self.is_over(recorded)
+
+    def is_over(self, recorded: int) -> bool:
+        """Whether no step is recorded any more, after so many recorded ones."""
+        return self.max_steps is not None and recorded >= self.max_steps
 
     def records(self, step: int, recorded: int, thin: int = 1, *, dense: bool = False) -> bool:
         """Whether to record this step (0 is the first), after ``recorded`` recorded ones.
@@ -383,9 +387,10 @@ class GovernedPace:
     def wants(self, step: int) -> bool:
         """Whether to record the step of this number."""
         closed, cadence, governor = self._ledger.steps_closed, self._cadence, self._governor
-        return cadence.records(step, closed, governor.thin, dense=governor.is_dense(step)) or (
-            cadence.may_add(closed)
-            and (self._operations.ask_for(step) or self._operations.is_traced(step))
+        return (
+            cadence.records(step, closed, governor.thin, dense=governor.is_dense(step))
+            or (cadence.may_add(closed) and self._operations.ask_for(step))
+            or (not cadence.is_over(closed) and self._operations.is_traced(step))
         )
 
     def wants_in_phase(self, rounds: int) -> bool:

@@ -33,8 +33,8 @@ from mpdiag.numerics.autocast_lists import COMPOSITES, NO_HALF_FUNCTIONS, OPERAT
 from mpdiag.recording import operation_facts
 from mpdiag.recording.matrix_products import MatrixProducts
 from mpdiag.recording.operation_tensors import OperationTensors, SeenTensor
-from mpdiag.runs.block_operands import BlockOperand
 from mpdiag.recording.trace import TraceWatch
+from mpdiag.runs.block_operands import BlockOperand
 from mpdiag.runs.operations import NONE, Operation, Phase
 from mpdiag.tracing import conversions
 from mpdiag.tracing.autograd_graph import BackwardPasses, holds_any

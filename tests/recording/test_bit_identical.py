@@ -118,7 +118,7 @@ def train(name: str, folder: Any = None) -> tuple[list[Any], nn.Module, mpdiag.R
     if folder is None:
         loop()
     else:
-        with mpdiag.record(model, optimizer, folder, every=1) as recorder:
+        with mpdiag.record(model, optimizer, folder, every=1, trace=[1]) as recorder:
             loop()
     return [losses, torch.get_rng_state()], model, recorder
 

@@ -9,7 +9,7 @@ values. After that nothing can be said.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -165,8 +165,10 @@ def difference(a: Steps, b: Steps) -> RunDifference:
         pairs, found = aligned(a[step], b[step])
         edits = edits or found
         layout = layout_of([p for p in pairs if p.a.kind == "input"])
-        moved = _weights_apart(pairs) if number else 1.0
-        some = list(_judged(pairs, step, layout, moved, history, begins=number == 0))
+        moved = _Moved(
+            _weights_apart(pairs, history.possible), _narrowest(a[step]), _narrowest(b[step])
+        )
+        some = list(_judged(pairs, step, layout, None if number == 0 else moved, history))
         if number and _beyond_judgement(some):
             cut_off = step
             break
@@ -183,18 +185,16 @@ def _judged(
     pairs: Sequence[Pair],
     step: int,
     layout: Layout,
-    moved: float,
+    moved: _Moved | None,
     history: _Gradients,
-    *,
-    begins: bool,
 ) -> Iterable[Judged]:
-    """Every pair of a step, judged."""
+    """Every pair of a step, judged; ``moved`` is None in the first step compared."""
     before: dict[str, tuple[NDArray[np.float64], NDArray[np.float64]]] = {}
     depth = 0
     for pair in pairs:
         a, b = pair.a, pair.b
         exact = a.kind in ("weight", "input")
-        if a.kind == "weight" and not begins:
+        if a.kind == "weight" and moved is not None:
             before[a.name] = a.pieces[0].values, b.pieces[0].values
             continue  # what the steps before have left
         for rank, ours, theirs, numel in matched(a, b, layout):
@@ -202,7 +202,7 @@ def _judged(
             if a.kind == "weight":
                 before[a.name] = ours[0], theirs[0]
             if a.kind == "updated_weight":
-                if a.name in before and history.whole:
+                if a.name in before:
                     found = history.update(a, b, before[a.name], (ours[0], theirs[0]))
                     if found is not None:
                         yield Judged(pair, step, rank, found)
@@ -211,7 +211,8 @@ def _judged(
                 other = a.dtype != b.dtype
                 room = size * max(roundoff(a.dtype), roundoff(b.dtype)) if other else 0.0
             else:
-                room = moved * spread(a, b, size, depth)
+                room = spread(a, b, size, depth)
+                room = room if moved is None else math.hypot(room, moved.of(a, b))
             if a.kind == "weight_grad":
                 history.note(a.name, ours[0], theirs[0], FACTOR * room)
             yield Judged(pair, step, rank, apart(ours, theirs, room, numel))
@@ -222,11 +223,11 @@ class _Gradients:
     """What is known of gradients so far: the updates follow from them.
 
     Attributes:
-        whole: Whether every step so far was compared.
+        possible: By parameter, how far rounding may have moved its weights: a root mean square.
     """
 
     def __init__(self) -> None:
-        self.whole = True
+        self.possible: dict[str, float] = {}
         self._apart: dict[str, NDArray[np.float64]] = {}
         self._present: dict[str, NDArray[np.float64]] = {}
 
@@ -249,6 +250,10 @@ class _Gradients:
             return None
         with np.errstate(divide="ignore", invalid="ignore"):
             unclear = self._apart[a.name] / present
+        # An optimizer may follow the sign of a gradient alone, which then is any.
+        doubt = np.where(np.isfinite(unclear), np.minimum(unclear, 1.0), 1.0)
+        moved = float(np.sqrt(np.mean(np.square(2.0 * doubt * ours))))
+        self.possible[a.name] = self.possible.get(a.name, 0.0) + moved
         clear = np.isfinite(unclear) & (unclear < _CLEAR)
         if clear.sum() < min(_FEWEST, clear.size):
             return None
@@ -259,8 +264,40 @@ class _Gradients:
         return Apart(trimmed_rms((ours - theirs)[clear]) / size, tolerance / size)
 
 
-def _weights_apart(pairs: Sequence[Pair]) -> float:
-    """How far all weights are apart, in what a twin moves them; 1 at least."""
+@dataclass(frozen=True)
+class _Moved:
+    """How far weights are apart before a step.
+
+    Attributes:
+        ulps: In what a twin of the step moves them.
+        a: The roundoff of the narrowest format that one side computes in, beside that of the weights.
+        b: That of the other.
+    """
+
+    ulps: float
+    a: float
+    b: float
+
+    def of(self, a: Tensor, b: Tensor) -> float:
+        """How far that may move a tensor: as far as in the twin, for each ulp of the weights."""
+        each = [
+            t.spread / side
+            for t, side in ((a, self.a), (b, self.b))
+            if t.spread is not None and side
+        ]
+        return self.ulps * min(each, default=0.0)
+
+
+def _narrowest(step: Sequence[Tensor]) -> float:
+    """The largest roundoff of what a side computes, beside that of its weights; 1 at least."""
+    computed = [roundoff(t.dtype) for t in step if t.kind in ("operation", "output")]
+    weights = [roundoff(t.dtype) for t in step if t.kind == "weight"]
+    held = max(weights, default=0.0)
+    return max(1.0, max(computed, default=0.0) / held) if held else 1.0
+
+
+def _weights_apart(pairs: Sequence[Pair], possible: Mapping[str, float]) -> float:
+    """How far all weights are apart, or may be, in ulps of their root mean square."""
     far = moved = 0.0
     for pair in pairs:
         if pair.a.kind != "weight":
@@ -269,9 +306,10 @@ def _weights_apart(pairs: Sequence[Pair]) -> float:
         numel = math.prod(pair.a.shape)
         if a.shape == b.shape and a.size:
             epsilon = max(roundoff(pair.a.dtype), roundoff(pair.b.dtype))
-            far += numel * float(np.nanmean(np.square(a - b)))
+            seen = float(np.mean(np.square(a - b)))
+            far += numel * max(seen, possible.get(pair.a.name, 0.0) ** 2)
             moved += numel * (epsilon * size_of(a)) ** 2
-    return max(1.0, math.sqrt(far / moved)) if moved else 1.0
+    return math.sqrt(far / moved) if moved else 0.0
 
 
 def _beyond_judgement(judged: Sequence[Judged]) -> bool:
@@ -307,11 +345,13 @@ def _culprit(
     t = one.pair.b if one.pair.b.file else one.pair.a
     module, op = t.module, _KINDS.get(t.kind, t.name)
     made = t
+    agreed = next(
+        (j.pair for j in reversed(judged[:place]) if j.pair.certain and j.step == one.step), None
+    )
+    lost = t.kind == "weight_grad" and one.apart.difference == math.inf
+    if lost and agreed is not None and agreed.a.kind == t.kind:
+        module = agreed.a.module  # which comes after it in the model, and let no gradient through
     if t.kind in ("output", "gradient") or not one.pair.certain:
-        agreed = next(
-            (j.pair for j in reversed(judged[:place]) if j.pair.certain and j.step == one.step),
-            None,
-        )
         found = _made(one.pair, agreed, a, b, edits)
         if found is not None and (t.kind != "operation" or _is_alone(found, edits)):
             made, module, op = found, found.module, found.name

@@ -1,0 +1,203 @@
+"""Where two runs part: named for planted faults, and nothing where rounding explains it."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from calls import run
+from schemas import assert_described
+from torch import nn
+from torch.nn import functional as F
+
+import mpdiag
+from mpdiag.analysis.difference.diff import difference
+from mpdiag.analysis.difference.sides import steps_of
+from mpdiag.runs.trace import TraceRow, positions
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(16), nn.Linear(16, 32), nn.Linear(32, 16)
+        self.factor = 1.0
+
+    def forward(self, x):
+        return x + self.down(F.gelu(self.up(self.norm(x)))) * self.factor
+
+
+def recorded(
+    folder, change=None, dtype=None, factor=1.0, optimizer=torch.optim.SGD, rate=0.01, **options
+):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), Block(), Block(), nn.Linear(16, 4))
+    x, y = torch.randn(16, 8), torch.randint(0, 4, (16,))
+    if change is not None:
+        change(model)
+    held = [p for p in model.parameters() if not getattr(p, "stale", False)]
+    step = optimizer(held, rate)
+    with mpdiag.record(model, step, folder, trace=True, **options) as recorder:
+        for _ in range(2):
+            with torch.autocast("cpu", dtype or torch.bfloat16, enabled=dtype is not None):
+                loss = F.cross_entropy(model(x), y) * factor
+            step.zero_grad()
+            loss.backward()
+            step.step()
+    assert recorder.failures == []
+    return folder
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory):
+    return recorded(tmp_path_factory.mktemp("sound") / "run", max_steps=2)
+
+
+def halved(gradient):
+    return gradient / 2
+
+
+def stale(model):
+    model[3].weight.stale = True
+
+
+FAULTS = {
+    "scaled": (lambda m: setattr(m[1], "factor", 1.1), "1", "forward", "mul"),
+    "epsilon": (
+        lambda m: setattr(m[2].norm, "eps", 1e-2),
+        "2.norm",
+        "forward",
+        "native_layer_norm",
+    ),
+    "weight": (lambda m: m[1].up.weight.data.t_().t_().mul_(-1), "1.up", "forward", "weight"),
+    "cut": (
+        lambda m: m[2].down.register_forward_pre_hook(lambda _, x: (x[0].detach(),)),
+        *("2.down", "backward", "mm"),
+    ),
+    "halved": (
+        lambda m: m[1].up.weight.register_hook(halved),
+        *("1.up", "backward", "gradient of a parameter"),
+    ),
+    "stale": (stale, "3", "update", "optimizer step"),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_planted_fault_is_named(name, sound, tmp_path):
+    change, module, phase, op = FAULTS[name]
+    found = mpdiag.diff(sound, recorded(tmp_path / "run", change, operations=1))
+    first = found.first
+    assert (first.module, first.phase, first.op) == (module, phase, op)
+    assert first.step == 0
+    assert found.agree is False
+    assert all(j.apart.ratio <= 1 for j in found.judged[: found.before] if j.pair.certain)
+
+
+def test_a_loss_counted_twice_lies_outside_the_model(sound, tmp_path):
+    first = mpdiag.diff(sound, recorded(tmp_path / "run", factor=2.0)).first
+    assert (first.module, first.phase, first.line > 0) == (None, "forward", True)
+
+
+def test_rounding_to_bf16_is_explained_and_the_tolerance_could_fail(sound, tmp_path):
+    found = mpdiag.diff(sound, recorded(tmp_path / "run", dtype=torch.bfloat16))
+    assert found.agree
+    compared = found.to_json()["compared"]
+    assert 0.01 < compared["median_ratio"] < compared["largest_ratio"] < 1
+    assert compared["different"] > 50
+
+
+def test_adam_in_another_precision_cannot_be_followed_beyond_its_first_step(tmp_path):
+    a = recorded(tmp_path / "a", optimizer=torch.optim.Adam, rate=0.3)
+    b = recorded(tmp_path / "b", optimizer=torch.optim.Adam, rate=0.3, dtype=torch.bfloat16)
+    found = mpdiag.diff(a, b)
+    assert (found.agree, found.last_step, found.cut_off) == (True, 0, 1)
+    same = mpdiag.diff(a, a)
+    assert (same.agree, same.last_step, same.cut_off) == (True, 1, None)
+
+
+def test_the_command_its_document_and_a_fingerprint(sound, tmp_path):
+    kept = tmp_path / "sound.json"
+    assert run("fingerprint", sound, "-o", kept).exit_code == 0
+    assert kept.stat().st_size < 1_000_000
+    assert json.loads(kept.read_text())["made_by"]["versions"]["torch"] == torch.__version__
+    faulty = recorded(tmp_path / "faulty", FAULTS["scaled"][0])
+    for a in (sound, kept):
+        same, other = (
+            run("diff", a, sound, "--strict"),
+            run("diff", a, faulty, "--strict", "--json"),
+        )
+        assert (same.exit_code, other.exit_code) == (0, 1)
+        assert "agree: rounding explains every difference" in " ".join(same.stdout.split())
+        document = json.loads(other.stdout)
+        assert_described("diff", document)
+        assert document["first"]["module"] == "1"
+    shown = run("diff", sound, faulty).stdout
+    assert "First: mul in " in shown
+    assert "tensors before it agree" in shown
+    untraced = tmp_path / "untraced"
+    with mpdiag.record(nn.Linear(2, 2), None, untraced):
+        pass
+    for words in (("diff", sound, untraced), ("fingerprint", untraced)):
+        assert "record it with mpdiag record --trace" in run(*words).stderr
+
+
+# -- ranks, put together without processes ----------------------------------------------------------
+
+
+def row(values, rank=0, shape=None, at=None, kind="output", order=0, **more):
+    values = np.asarray(values, np.float64)
+    return TraceRow(
+        step=0,
+        rank=rank,
+        order=order,
+        kind=kind,
+        phase="forward",
+        module="layer",
+        name="",
+        call=0,
+        shape=shape or values.shape,
+        dtype="float32",
+        values=values.reshape(-1),
+        norm=float(np.linalg.norm(values)),
+        at=at,
+        spread=1e-6,
+        **more,
+    )
+
+
+@pytest.mark.parametrize("turns", [False, True])
+def test_rows_of_a_batch_are_found_again_on_their_ranks(turns):
+    """In blocks and in turn; a rank whose values differ is named."""
+    batch = np.random.default_rng(0).normal(size=(8, 4))
+    dealt = [batch[i::2] if turns else batch[4 * i : 4 * i + 4] for i in range(2)]
+    whole = [row(batch, kind="input"), row(2 * batch, order=1)]
+    ranks = [
+        r for i in range(2) for r in (row(dealt[i], i, kind="input"), row(2 * dealt[i], i, order=1))
+    ]
+    assert difference(steps_of(whole), steps_of(ranks)).agree
+    ranks[3] = row(2.1 * dealt[1], 1, order=1)
+    found = difference(steps_of(whole), steps_of(ranks))
+    assert (found.first.kind, found.first.rank) == ("output", 1)
+
+
+def test_shards_and_summands_make_the_whole():
+    whole = np.random.default_rng(1).normal(size=(8, 8))
+    values = whole.reshape(-1)[positions((8, 8))]
+    halves = [
+        np.arange(values.size)[: values.size // 2],
+        np.arange(values.size)[values.size // 2 :],
+    ]
+    shards = [
+        row(values[at], i, shape=(8, 8), at=at.astype(np.int32)) for i, at in enumerate(halves)
+    ]
+    for shard, part in zip(shards, (whole[:4], whole[4:]), strict=True):
+        object.__setattr__(shard, "norm", float(np.linalg.norm(part)))
+    summands = [row(whole * share, i, partial=True) for i, share in enumerate((0.25, 0.75))]
+    reference = steps_of([row(whole)])
+    for ranks in (shards, summands):
+        assert difference(reference, steps_of(ranks)).agree
+    assert not difference(
+        reference,
+        steps_of(
+            [shards[0], row(values[halves[1]] * 2, 1, shape=(8, 8), at=halves[1].astype(np.int32))]
+        ),
+    ).agree
