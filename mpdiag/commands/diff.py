@@ -21,7 +21,7 @@ def diff(
         bool, Option("--strict", help="Exit with 1 if the runs part, or cannot be compared.")
     ] = False,
 ) -> None:
-    """Name the first module, operation and line where two runs part beyond rounding."""
+    """Say where two runs part. Module, operation and line, beyond rounding."""
     from mpdiag.analysis.difference.compared import diff as compare_traces
     from mpdiag.reports import terminal
     from mpdiag.reports.text.difference import difference_text

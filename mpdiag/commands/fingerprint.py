@@ -18,7 +18,7 @@ def fingerprint(
         ),
     ] = None,
 ) -> None:
-    """Write a traced run as one file under 1 MB, for mpdiag diff in CI."""
+    """Write a traced run as one small file. For mpdiag diff in CI, under 1 MB."""
     from mpdiag.analysis.difference.fingerprint import fingerprint_text
     from mpdiag.files.atomic import atomic_path, writing
     from mpdiag.reports import terminal

@@ -37,21 +37,20 @@ def record(
         Option(
             min=0,
             metavar="N",
-            help="Record every operation in N steps; default: 3, then more as the budget allows.",
+            help="Record every operation in N steps. Default: 3, then more.",
         ),
     ] = None,
     fp32: Annotated[
         bool,
-        Option(
-            "--fp32", help="Train in FP32: switch off autocast, FSDP's policy and half weights."
-        ),
+        Option("--fp32", help="Train in FP32: no autocast, FSDP policy or half weights."),
     ] = False,
     trace: Annotated[
-        bool, Option("--trace", help="Record values for mpdiag diff, by default in 2 steps.")
+        bool,
+        Option("--trace", help="Record values for mpdiag diff in steps 0 and 1, or --trace-steps."),
     ] = False,
     trace_steps: Annotated[
         str | None,
-        Option(metavar="N,N,…", help="Record them in these steps, counted from 0."),
+        Option(metavar="N,N,…", help="Record them in these steps, counted from 0.", hidden=True),
     ] = None,
     live: Annotated[
         bool, Option("--live", help="Show loss, worst layers and verdict while the script runs.")

@@ -29,6 +29,8 @@ _CLEAR = 0.1
 """Relative uncertainty of a gradient from which on nothing is said of an element's update."""
 _FOLLOWS = 8.0
 """Relative error of an update for each of its gradient: of moments, roots and quotients together."""
+_SEEN = 4.0
+"""How many times further than in the root mean square a single gradient may be apart."""
 _FEWEST = 4
 """Elements with clear gradients of which an update is judged, at least."""
 
@@ -229,11 +231,13 @@ class _Gradients:
     def __init__(self) -> None:
         self.possible: dict[str, float] = {}
         self._apart: dict[str, NDArray[np.float64]] = {}
+        self._seen: dict[str, float] = {}
         self._present: dict[str, NDArray[np.float64]] = {}
 
     def note(self, name: str, a: NDArray[np.float64], b: NDArray[np.float64], room: float) -> None:
         """A parameter's gradient on both sides, and its tolerance."""
         self._apart[name] = self._apart.get(name, 0.0) + np.abs(a - b) + room
+        self._seen[name] = self._seen.get(name, 0.0) + size_of(a - b)
         self._present[name] = np.abs(a)
 
     def update(
@@ -250,8 +254,9 @@ class _Gradients:
             return None
         with np.errstate(divide="ignore", invalid="ignore"):
             unclear = self._apart[a.name] / present
+            doubt = _SEEN * self._seen[a.name] / present
         # An optimizer may follow the sign of a gradient alone, which then is any.
-        doubt = np.where(np.isfinite(unclear), np.minimum(unclear, 1.0), 1.0)
+        doubt = np.where(np.isnan(doubt), 0.0, np.minimum(doubt, 1.0))
         moved = float(np.sqrt(np.mean(np.square(2.0 * doubt * ours))))
         self.possible[a.name] = self.possible.get(a.name, 0.0) + moved
         clear = np.isfinite(unclear) & (unclear < _CLEAR)

@@ -18,7 +18,7 @@ _SHOWN = 4
 def difference_text(found: RunDifference, a: Path, b: Path) -> RenderableType:
     """The whole report of ``mpdiag diff``."""
     if found.first is not None:
-        title = Text(f"{a} and {b} part at step {found.first.step}", "bold red")
+        title = Text(f"{a} and {b} differ beyond rounding at step {found.first.step}", "bold red")
         lines = list(_where(found.first, found.before))
     elif found.agree:
         title = Text(f"{a} and {b} agree: rounding explains every difference", "bold green")
@@ -58,7 +58,7 @@ def _where(first: Culprit, before: int) -> Iterator[str]:
     else:
         yield "One side has no value there, or one that is not finite."
     if before:
-        yield f"The {counted(before, 'tensor')} before it agree."
+        yield f"Compared before it: {counted(before, 'tensor')}. Rounding explains their differences."
 
 
 def _module(name: str | None) -> str:

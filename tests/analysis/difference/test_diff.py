@@ -132,7 +132,7 @@ def test_the_command_its_document_and_a_fingerprint(sound, tmp_path):
         assert document["first"]["module"] == "1"
     shown = run("diff", sound, faulty).stdout
     assert "First: mul in " in shown
-    assert "tensors before it agree" in shown
+    assert "Compared before it: " in shown
     untraced = tmp_path / "untraced"
     with mpdiag.record(nn.Linear(2, 2), None, untraced):
         pass
