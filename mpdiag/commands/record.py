@@ -37,7 +37,7 @@ def record(
         Option(
             min=0,
             metavar="N",
-            help="Record every operation in N steps. Default: 3, then more.",
+            help="Record operations in N steps; default 3, then more.",
         ),
     ] = None,
     fp32: Annotated[
@@ -46,7 +46,7 @@ def record(
     ] = False,
     trace: Annotated[
         bool,
-        Option("--trace", help="Record values for mpdiag diff in steps 0 and 1, or --trace-steps."),
+        Option("--trace", help="Record values in 2 steps, or --trace-steps, for mpdiag diff."),
     ] = False,
     trace_steps: Annotated[
         str | None,
