@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 
 from mpdiag.analysis import recording_checks
+from mpdiag.analysis.blocks.choice import BlockAnalysis, analyze_blocks
+from mpdiag.analysis.blocks.verdict import judge_blocks
 from mpdiag.analysis.figures import EMPTY, FigureTable, update_figures
 from mpdiag.analysis.findings import Finding, by_severity
 from mpdiag.analysis.format_advice import advise_layers, choose_reduction, summarise_formats
@@ -39,6 +41,8 @@ from mpdiag.analysis.verdict.judgement import judge, unanswered
 from mpdiag.analysis.verdict.probe import Probe, probe_findings, read_probe, with_probe
 from mpdiag.analysis.weight_updates import advise_levels, analyze_weight_updates
 from mpdiag.display.wording import counted, scale_text
+from mpdiag.errors import DamagedRun
+from mpdiag.numerics.block_recipes import BLOCK_RECIPES, BUDGET, BlockRecipe
 from mpdiag.numerics.formats import BF16, FP16, FloatFormat, format_named, half_of
 from mpdiag.plan import Fp32Choice, MasterWeightsPlan, PrecisionPlan, Verdict
 from mpdiag.runs.answers import Answer, answers
@@ -67,6 +71,8 @@ class Analysis:
         figures: Every figure that a claim is made with: sentences and reports take them from here.
         unanswered: Why the recording allows no answer, as a sentence; empty if it allows one.
         unprobed: The same without what the probe showed; None where there is none.
+        blocks: What the recording says of a block recipe, where the target is one; ``target`` is then
+            BF16, the format of all that the recipe leaves alone.
     """
 
     run: Run
@@ -81,6 +87,7 @@ class Analysis:
     figures: FigureTable = EMPTY
     unanswered: str = ""
     unprobed: Analysis | None = field(default=None, compare=False)
+    blocks: BlockAnalysis | None = None
 
     @property
     def answers(self) -> tuple[Answer, ...]:
@@ -143,7 +150,7 @@ class Analysis:
         return {
             "schema_version": SCHEMA_VERSION,
             "run": str(self.run.folder),
-            "target": self.target.name,
+            "target": self.plan.aim,
             "verdict": plan["verdict"],
             "loss_scale": self.loss_scale.to_json(),
             "master_weights": plan["master_weights"],
@@ -154,24 +161,42 @@ class Analysis:
             "plan": plan,
             "figures": self.figures.to_json(),
             "answers": [vars(answer) for answer in self.answers],
-        } | ({} if self.probe is None else {"probe": self.probe.to_json()})
+        } | self._further_json()
+
+    def _further_json(self) -> dict[str, Any]:
+        """The fields that not every analysis has."""
+        found: dict[str, Any] = {} if self.probe is None else {"probe": self.probe.to_json()}
+        if self.blocks is not None:
+            found["blocks"] = self.blocks.to_json()
+            found["block_baselines"] = [rule.to_json() for rule in self.blocks.baselines]
+        return found
 
 
 def analyze(
-    run: str | os.PathLike[str] | Run, target: str = FP16.name, *, shards: int = 1
+    run: str | os.PathLike[str] | Run,
+    target: str = FP16.name,
+    *,
+    shards: int = 1,
+    budget: float = BUDGET,
 ) -> Analysis:
     """Analyze a recorded run.
 
     Args:
         run: A run folder, or an opened run.
-        target: The format to train in: ``fp16``, ``bf16``, ``fp8_e4m3`` or ``fp8_e5m2``.
+        target: The format to train in: ``fp16``, ``bf16``, ``fp8_e4m3`` or ``fp8_e5m2``; or a block
+            recipe: ``mxfp8``, ``mxfp6``, ``mxfp4``, ``nvfp4``, ``fp8-block``, ``fp8-row`` or
+            ``fp8-tensor``.
         shards: The number of tensor-parallel parts. The advised shapes fit each part.
+        budget: Of a block recipe: the share of the matrix FLOPs that may stay in BF16.
 
     Raises:
         InputError: If the run is missing, damaged, empty, of a newer schema, or has only NaN gradients.
         ValueError: If there is no such format.
     """
     opened = run if isinstance(run, Run) else open_run(Path(run))
+    if target in BLOCK_RECIPES:
+        recipe = BLOCK_RECIPES[target]
+        return _in_blocks(analyze(opened, BF16.name, shards=shards), recipe, budget, shards)
     fmt = format_named(target)
     statistics = read_statistics(opened)
     layers = statistics.layers()
@@ -247,6 +272,31 @@ def analyze(
     )
     probe = read_probe(opened.folder, plan.digest())
     return found if probe is None else found.with_probe(probe)
+
+
+def _in_blocks(analysis: Analysis, recipe: BlockRecipe, budget: float, shards: int) -> Analysis:
+    """The analysis for BF16, with a block recipe in its plan and its verdict."""
+    run = analysis.run
+    rows = run.block_operands()
+    if not rows:
+        raise DamagedRun(
+            f"{run.folder} has no operands of matrix products, which --target {recipe.target} needs: "
+            "record it again with --blocks"
+        )
+    found = analyze_blocks(
+        rows,
+        run.modules(),
+        analysis.layers,
+        loss_curve(run),
+        recipe,
+        budget=budget,
+        shards=shards,
+    )
+    seen = int(run.meta.get("steps_seen") or 0)
+    verdict = judge_blocks(found, {f.code for f in analysis.findings}, seen)
+    return replace(
+        analysis, plan=replace(analysis.plan, blocks=found.plan, verdict=verdict), blocks=found
+    )
 
 
 def _has_gradients(layers: Layers) -> bool:

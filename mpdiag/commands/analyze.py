@@ -10,6 +10,7 @@ from typer import Option
 from mpdiag.commands.shared import options
 from mpdiag.errors import UsageError
 from mpdiag.files.atomic import writing
+from mpdiag.numerics.block_recipes import BUDGET
 
 if TYPE_CHECKING:
     from mpdiag.analysis.analyzer import Analysis
@@ -36,6 +37,10 @@ def analyze(
     shards: Annotated[
         int, Option(min=1, metavar="N", help="Advise shapes for N tensor-parallel parts.")
     ] = 1,
+    budget: Annotated[
+        float,
+        Option(min=0, max=1, metavar="SHARE", help="Block formats: FLOPs that may stay in BF16."),
+    ] = BUDGET,
     probe: Annotated[
         bool, Option("--probe", help="Also train the script's first steps by the plan.")
     ] = False,
@@ -49,12 +54,13 @@ def analyze(
     from mpdiag.precision.half_choice import fp16_or_bf16
     from mpdiag.reports import next_commands, terminal
     from mpdiag.reports.text.analysis import after_analysis, analysis_text, check_text, summary_text
+    from mpdiag.reports.text.blocks import blocks_text
 
     if output is not None:
         options.refuse_suffix(output, "a plan", (".json",))
         refuse_trained(output)
     stored = None if against is None else PrecisionPlan.load(against)
-    analysis = analyze_run(run, target=target, shards=shards)
+    analysis = analyze_run(run, target=target, shards=shards, budget=budget)
     if probe or script:
         analysis = _probed(analysis, script, probe=probe)
     check = None if stored is None else check_plan(stored, analysis.plan, analysis.unconfirming)
@@ -70,7 +76,12 @@ def analyze(
     else:
         if check is not None:
             terminal.show(check_text(check), "")
-        whole = [analysis_text(analysis, verbose=True)] if verbose else summary_text(analysis)
+        if analysis.blocks is not None:
+            whole = blocks_text(analysis, verbose=verbose)
+        else:
+            whole = iter(
+                [analysis_text(analysis, verbose=True)] if verbose else summary_text(analysis)
+            )
         terminal.show(*whole)
         broken = check is not None and not check.holds
         if kept is not None and output is None:  # the plan was asked for elsewhere

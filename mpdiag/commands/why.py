@@ -5,7 +5,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from mpdiag.commands.shared.options import JsonOption
+from mpdiag.commands.shared import options
 from mpdiag.errors import UsageError
 from mpdiag.files.paths import place
 from mpdiag.runs.run import META
@@ -29,13 +29,20 @@ def why(
             help="For a capsule: the function that returns the model and a loss function.",
         ),
     ] = None,
-    as_json: JsonOption = False,
+    target: Annotated[
+        options.BlockTarget | None,
+        Option("--target", help="Explain the layer in this block format (record --blocks)."),
+    ] = None,
+    as_json: options.JsonOption = False,
 ) -> None:
     """Explain one layer, or a skipped step. Without LAYER, the layer that loses most."""
     if (run / META).is_file() or not _is_capsule(run):
         if model is not None:
             raise UsageError(f"--model is for a skip capsule, and {run} is not one: leave it out")
-        _explain_layer(run, layer, as_json)
+        if target is None:
+            _explain_layer(run, layer, as_json)
+        else:
+            _explain_blocks(run, layer, target, as_json)
         return
     if layer is not None:
         raise UsageError(f"{run} is a skip capsule, which has no layers to name: leave {layer} out")
@@ -64,6 +71,19 @@ def _explain_layer(run: Path, layer: str | None, as_json: bool) -> None:
         loses = "loses most" if story.lost.any() else "decides the loss scale and loses nothing"
         terminal.remark(f"this layer {loses}{following if story.lost.any() else ''}")
     terminal.name_next(*next_commands.after_layer(story.analysis, run))
+
+
+def _explain_blocks(run: Path, layer: str | None, target: str, as_json: bool) -> None:
+    from mpdiag.analysis.blocks.story import explain_blocks
+    from mpdiag.reports import terminal
+    from mpdiag.reports.text.blocks import block_layer_text
+
+    story = explain_blocks(run, layer, target)
+    if as_json:
+        terminal.show_json(story.to_json())
+        return
+    terminal.show(*block_layer_text(story.blocks, story.module))
+    terminal.name_next("mpdiag", "analyze", run, "--target", target, "-o", "plan.json")
 
 
 def _explain_skip(capsule: Path, model: str | None, as_json: bool) -> None:

@@ -14,6 +14,23 @@ from dataclasses import dataclass
 
 from mpdiag.numerics.block_formats import Rounding
 
+PAR = {
+    ("fp8_tensor", ""): (31.56, 28.52),
+    ("fp8_e5m2", ""): (25.57, 22.53),
+    ("fp8_row", ""): (31.58, 28.55),  # of long rows
+    ("fp8_1x128", ""): (31.80, 28.78),
+    ("fp8_128x128", ""): (31.55, 28.53),
+    ("mxfp8_e4m3", ""): (31.51, 28.50),
+    ("mxfp6_e3m2", ""): (25.55, 22.50),
+    ("mxfp4", ""): (18.75, 15.66),
+    ("nvfp4", ""): (20.43, 17.25),
+    ("nvfp4", "16x16"): (19.06, 15.97),
+}
+"""SQNR of a format and shape of blocks on Gaussian values in dB, to nearest and stochastically.
+
+A rotation leaves Gaussian values Gaussian, and this alike. tests/numerics/test_block_recipes.py
+measures them again.
+"""
 OPERANDS: Mapping[str, tuple[str, str]] = {
     "fprop": ("input", "weight"),
     "dgrad": ("grad_output", "weight"),
@@ -22,6 +39,8 @@ OPERANDS: Mapping[str, tuple[str, str]] = {
 """The matrix products of a layer, and what each multiplies."""
 WIDE = "bf16"
 """What a product computes in that a recipe leaves alone."""
+BUDGET = 0.15
+"""Share of the matrix FLOPs that may stay in BF16, as rules of thumb spend it (torchtitan, NVIDIA)."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +58,11 @@ class OperandFormat:
     block: str = ""
     rounding: Rounding = "nearest"
     rotated: bool = False
+
+    @property
+    def par_db(self) -> float:
+        """Its SQNR on Gaussian values."""
+        return PAR[self.format, self.block][self.rounding != "nearest"]
 
     def __str__(self) -> str:
         words = (

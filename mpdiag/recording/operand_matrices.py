@@ -148,6 +148,8 @@ def variants(role: OperandRole, gemm: Gemm, length: int, *, plain: bool) -> Iter
     for name in _FORMATS:
         if plain or name != "fp8_row":
             yield name, "", "nearest", False
+    if role == "grad_output":
+        yield "fp8_e5m2", "", "nearest", False
     yield "fp8_128x128" if role == "weight" else "fp8_1x128", "", "nearest", False
     if role == "weight":
         yield "nvfp4", "16x16", "nearest", False

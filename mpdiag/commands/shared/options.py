@@ -15,6 +15,7 @@ from typer.core import TyperCommand
 from mpdiag.commands.shared.examples import FRAMEWORKS, WORKLOADS
 from mpdiag.errors import ExitCode, UsageError
 from mpdiag.files.paths import AnyPath, is_remote, place
+from mpdiag.numerics.block_recipes import BLOCK_RECIPES
 from mpdiag.numerics.formats import TARGETS
 
 if TYPE_CHECKING:
@@ -29,8 +30,10 @@ StrictOption = Annotated[
 ]
 if TYPE_CHECKING:
     Target = str
+    BlockTarget = str
 else:  # the choices are the registry's
-    Target = Literal[tuple(fmt.name for fmt in TARGETS)]
+    BlockTarget = Literal[tuple(BLOCK_RECIPES)]
+    Target = Literal[(*(fmt.name for fmt in TARGETS), *BLOCK_RECIPES)]
 Board = Literal["tensorboard", "wandb", "mlflow", "jsonl"]
 WorkloadArgument = Annotated[
     str,

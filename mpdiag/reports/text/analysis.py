@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mpdiag.analysis.analyzer import Analysis
+from mpdiag.analysis.blocks.choice import BlockAnalysis
 from mpdiag.analysis.figures import at_scale
 from mpdiag.analysis.plan_check import PlanCheck
 from mpdiag.analysis.scaling.loss_scale import LossScaleAnalysis
@@ -190,6 +191,8 @@ def after_analysis(
         run: The run folder, as it was typed.
         plan: Where the plan was written, if it was.
     """
+    if analysis.blocks is not None:
+        return _after_blocks(analysis.blocks, run, plan)
     if not analysis.advises:  # a plan would rest on nothing
         return "mpdiag", "report", run
     if analysis.rounded_to is not None:
@@ -210,6 +213,15 @@ def after_analysis(
         return "mpdiag", "export", plan, "--to", "torch"
     target = () if analysis.target == FP16 else ("--target", analysis.target.name)
     return "mpdiag", "analyze", run, *target, "-o", "plan.json"
+
+
+def _after_blocks(blocks: BlockAnalysis, run: AnyPath, plan: Path | None) -> tuple[object, ...]:
+    """The export of a plan for a block recipe; without one, the layer with the most effect."""
+    target = blocks.recipe.target
+    if plan is not None and any(layer.quantised for layer in blocks.plan.layers):
+        return "mpdiag", "export", plan, "--to", blocks.recipe.engines[0]
+    worst = blocks.worst()
+    return ("mpdiag", "why", run, worst[0], "--target", target) if worst else next_commands.NOTHING
 
 
 def _calls_for_bf16(analysis: Analysis) -> bool:

@@ -1,0 +1,144 @@
+"""What stays in BF16: by effect for its FLOPs, within a budget, and beside rules of thumb."""
+
+import math
+
+import pytest
+import torch
+from schemas import assert_described
+from torch import nn
+
+import mpdiag
+from mpdiag.analysis.analyzer import analyze
+from mpdiag.analysis.blocks.choice import baselines, choose, late_over_early, left_of
+from mpdiag.analysis.blocks.effects import LayerEffect
+from mpdiag.analysis.blocks.story import explain_blocks
+from mpdiag.analysis.blocks.verdict import judge_blocks
+from mpdiag.analysis.plan_check import check_plan
+from mpdiag.errors import DamagedRun, LayerNotFound, UsageError
+from mpdiag.plan import PrecisionPlan
+
+
+def effect(name, rise, flops=1.0, *, output=0.1, wgrad=0.1, steps=(1.0, 1.0)):
+    by_step = {n: rise * factor for n, factor in enumerate(steps)}
+    return LayerEffect(name, "weight", "linear", flops, 128, 128, 128, rise, output, wgrad, by_step)
+
+
+LAYERS = [effect("a", 0.1), effect("b", 0.4, 4.0), effect("c", 0.2), effect("d", 0.01, output=0.5)]
+
+
+def names(kept):
+    return sorted(module for module, _ in kept)
+
+
+@pytest.mark.parametrize(
+    ("budget", "harmless", "kept"),
+    [
+        (0.0, 0.0, []),
+        (1.0, 0.0, ["c"]),
+        (2.0, 0.0, ["a", "c"]),
+        (5.0, 0.2, ["a", "c", "d"]),
+        (5.0, 1.0, []),
+        (7.0, 0.0, ["a", "b", "c", "d"]),
+    ],
+)
+def test_the_most_effect_for_its_flops_stays(budget, harmless, kept):
+    found, wide = choose(LAYERS, budget, harmless)
+    assert names(found) == kept
+    assert not wide
+    rest = sum(e.rise for e in LAYERS if e.module not in kept)
+    assert left_of(LAYERS, found) == pytest.approx(rest)
+
+
+def test_a_noisy_gradient_keeps_wgrad_alone_and_an_unknown_effect_the_layer():
+    layers = [effect("a", 0.001, 3.0, wgrad=0.9), effect("b", math.nan), effect("c", 0.001)]
+    kept, wide = choose(layers, 1.0, 0.5)
+    assert (names(kept), names(wide)) == (["b"], ["a"])
+    assert choose(layers, 0.9, 0.5)[1] == {}
+
+
+def test_rules_of_thumb_spend_as_much():
+    found = {b.name: (names(b.kept), b.left) for b in baselines(LAYERS, 1.0)}
+    assert {name: kept for name, (kept, _) in found.items()} == {
+        "last layers": ["d"],
+        "largest divergence": ["d"],
+        "gradient score": ["c"],
+    }
+    assert found["last layers"][1] == pytest.approx(0.7)
+
+
+def test_growth_is_the_last_step_beside_the_first():
+    assert late_over_early([effect("a", 1.0, steps=(1.0, 2.0, 6.0))]) == pytest.approx(6.0)
+    assert math.isnan(late_over_early([effect("a", 1.0, steps=(1.0,))]))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """Three linear layers, one of them with an odd size, and one that is never called."""
+    folder = tmp_path_factory.mktemp("blocks") / "run"
+    torch.manual_seed(0)
+    sizes = ((64, 128), (128, 40), (40, 32))
+    model = nn.Sequential(*(nn.Linear(*size) for size in sizes))
+    model[0].spare = nn.Linear(32, 32)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    with mpdiag.record(model, optimizer, folder, every=1, operations=2, blocks=True):
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.randn(64, 64)).square().mean().backward()
+            optimizer.step()
+    return folder
+
+
+def test_a_recording_becomes_a_plan_in_the_words_of_its_schema(run, tmp_path):
+    analysis = analyze(run, "mxfp8")
+    document = analysis.to_json()
+    assert_described("analyze", document)
+    chosen = {
+        layer.module: (layer.quantised, layer.reason) for layer in analysis.plan.blocks.layers
+    }
+    assert chosen["0"][0] == ("fprop", "dgrad", "wgrad")
+    assert "padded to 64" in chosen["1"][1]
+    assert "padded to 64" in chosen["2"][1]
+    assert chosen["0.spare"] == ((), "no product of it was recorded")
+    assert {row["keep"] for row in document["blocks"] if row["module"] == "0"} == {"mxfp8_e4m3"}
+    assert {row["keep"] for row in document["blocks"] if row["module"] == "1"} == {"bf16"}
+    assert document["target"] == analysis.plan.aim == "mxfp8"
+    assert analysis.verdict.level == "expected"
+    assert "Nothing was trained in MXFP8" in analysis.verdict.text
+    analysis.plan.save(tmp_path / "plan.json")
+    assert PrecisionPlan.load(tmp_path / "plan.json") == analysis.plan
+
+
+def test_a_plan_with_blocks_is_another_training_than_one_without(run):
+    plan, without = analyze(run, "mxfp8").plan, analyze(run, "bf16").plan
+    assert plan.decisions() == {**without.decisions(), "blocks": plan.decisions()["blocks"]}
+    assert "blocks" not in without.to_json()
+    assert plan.digest() != without.digest() != analyze(run, "nvfp4").plan.digest()
+    with pytest.raises(UsageError, match="--target mxfp8"):
+        check_plan(plan, without, "")
+    assert plan.next_call("plan") == ""
+
+
+def test_a_diverging_training_gets_no_recipe(run):
+    found = analyze(run, "mxfp8").blocks
+    verdict = judge_blocks(found, {"non-finite-losses"}, 3)
+    assert verdict.level == "cannot"
+    nothing = analyze(run, "nvfp4")  # 64 features are no multiple of 128
+    assert nothing.verdict.level == "cannot"
+
+
+def test_one_layer_is_explained(run):
+    story = explain_blocks(run, None, "mxfp8")
+    assert story.module == story.to_json()["worst"][0]
+    assert_described("why", story.to_json())
+    first = explain_blocks(run, "0", "mxfp8").to_json()["blocks"]
+    assert {row["gemm"] for row in first} == {"fprop", "wgrad"}  # its input needs no gradient
+    with pytest.raises(LayerNotFound, match="did you mean 0"):
+        explain_blocks(run, "0.", "mxfp8")
+
+
+def test_a_recording_without_operands_says_how_to_get_them(tmp_path):
+    model = nn.Linear(8, 8)
+    with mpdiag.record(model, torch.optim.SGD(model.parameters(), 0.1), tmp_path / "run", every=1):
+        model(torch.randn(4, 8)).sum().backward()
+    with pytest.raises(DamagedRun, match="--blocks"):
+        analyze(tmp_path / "run", "mxfp8")
