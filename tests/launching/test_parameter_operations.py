@@ -149,6 +149,6 @@ x.requires_grad_()
 
 
 def test_a_functions_own_backward_pass_computes_as_written_where_it_is_differentiated(train):
-    body = SCRIPTS["a functions own backward pass computes"]
+    body = SCRIPTS["a function's own backward pass"]
     _, share = train("", None, body)
     assert 0 < share < 1

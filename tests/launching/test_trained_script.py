@@ -31,7 +31,7 @@ def train(fork_server, tmp_path):
 
 
 def test_steps_skipped_in_a_row_name_the_operation_at_fault_and_what_to_do(train):
-    done = train(SCRIPTS["steps skipped in a row name"])
+    done = train(SCRIPTS["overflows in every step"])
     assert done.code == 1
     assert "Inf first in mul, the model at script.py:" in done.err
     assert "(return self.inner(x) * 1e6)" in done.err
@@ -62,13 +62,13 @@ def test_every_kind_of_hook_sees_and_changes_true_gradients(train, fork_server, 
 
 
 def test_a_hook_that_clips_does_not_hide_an_overflow(train, tmp_path):
-    done = train(SCRIPTS["a hook that clips does not"], constant(2.0**30))
+    done = train(SCRIPTS["hooks that hide an overflow"], constant(2.0**30))
     assert done.out.split() == ["1"] * 3, done.err
     assert all(step.skipped for step in read_log(tmp_path / "run").steps)
 
 
 def test_models_hand_out_fp32_in_training_and_evaluation(train):
-    done = train(SCRIPTS["models hand out fp32 in training"])
+    done = train(SCRIPTS["outputs of all structures"])
     assert done.code == 0, done.err
     assert done.out.split() == ["torch.float16"] * 4
 
@@ -119,62 +119,37 @@ for step in range(6):
 
 
 def test_a_script_that_drops_bad_gradients_itself_lowers_the_scale(train):
-    done = train(SCRIPTS["a script that drops bad gradients"], backoff(2.0**18))
+    done = train(SCRIPTS["bad gradients are dropped"], backoff(2.0**18))
     assert done.code == 0, done.err
     assert "stepped" in done.out
 
 
 def test_a_backward_pass_that_fails_leaves_true_gradients(train):
     """As where a loop catches an out-of-memory error and goes on with the next batch."""
-    done = train(SCRIPTS["a backward pass that fails leaves"])
+    done = train(SCRIPTS["a backward pass fails"])
     assert done.out == "caught\n", done.err
     assert done.code == 0, done.err
 
 
-LOOP = """
-for step in range(4):
-    optimizer.zero_grad()
-    F.mse_loss(model(x), y).backward()
-    optimizer.step()
-"""
+LOOP = SCRIPTS["loop"]
 REFUSED = {
-    "scripted": (
-        """
-warnings.simplefilter("ignore")
-model = torch.jit.script(model)
-"""
-        + LOOP,
-        "is a ScriptModule",
-    ),
-    "half": ("model.bfloat16(); x, y = x.bfloat16(), y.bfloat16()" + LOOP, "bfloat16 already"),
-    "double": ("model.double(); x, y = x.double(), y.double()" + LOOP, "float64"),
-    "functional": (SCRIPTS["refused"], "do not come from backward"),
-    "in backward": (
-        """
-for p in model.parameters():
-    one = torch.optim.SGD([p], 0.1)
-    p.register_post_accumulate_grad_hook(lambda _, one=one: (one.step(), one.zero_grad()))
-for step in range(3):
-    F.mse_loss(model(x), y).backward()
-""",
-        "inside the backward pass",
-    ),
-    "in place": (
-        "model[2].register_full_backward_hook(lambda m, i, o: [o[0].mul_(0.5)] and None)" + LOOP,
-        "changes a gradient in place",
-    ),
-    "twice": (SCRIPTS["refused 2"], "another MixedPrecision"),
+    "scripted": "is a ScriptModule",
+    "half": "bfloat16 already",
+    "double": "float64",
+    "functional": "do not come from backward",
+    "in backward": "inside the backward pass",
+    "in place": "changes a gradient in place",
+    "twice": "another MixedPrecision",
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_be_done_safely_is_refused(train, name):
-    body, reason = REFUSED[name]
-    indented = textwrap.indent(body, "    ")
+    indented = textwrap.indent(SCRIPTS[f"refused: {name}"], "    ")
     guard = "except Exception:\n    print('went on')\nfinally:\n    print('left')\n"
     done = train(f"\ntry:\n    pass\n{indented}\n{guard}")
     assert done.code == 3, done.err
-    assert reason in done.err
+    assert REFUSED[name] in done.err
     *before, last = done.err.splitlines()
     assert last.startswith("error: this script cannot be trained by a plan: ")
     assert all("is emulated here" in line for line in before)  # said where the training began
@@ -205,7 +180,7 @@ def test_level_o2_is_trained_at_o1(train):
 
 
 def test_a_script_may_save_and_copy_its_whole_model(train):
-    body = SCRIPTS["a script may save and copy"]
+    body = SCRIPTS["the whole model is saved"]
     done = train(body, PrecisionPlan(fp32_modules=(Fp32Choice("", "inner.1"),)))
     assert done.code == 0, done.err
     assert done.out == "saved False\n"
@@ -278,10 +253,7 @@ def test_emulation_and_other_arguments_are_said_before_the_training(train, tmp_p
 
 def test_lognormal_learns_under_closures(train, tmp_path):
     plan = LossScalePlan(method="lognormal", init_scale=8.0)
-    done = train(
-        SCRIPTS["lognormal under closures"],
-        PrecisionPlan(loss_scale=plan),
-    )
+    done = train(SCRIPTS["lognormal under closures"], PrecisionPlan(loss_scale=plan))
     assert done.code == 0, done.err
     scaler = LogNormal(init_scale=8.0, min_scale=plan.min_scale, max_scale=plan.max_scale)
     steps = read_log(tmp_path / "run").steps
@@ -293,7 +265,7 @@ def test_lognormal_learns_under_closures(train, tmp_path):
 
 
 def test_an_optimizer_that_moves_nothing_is_said_once_and_one_that_adds_up_itself_is_not(train):
-    done = train(SCRIPTS["optimizers that move nothing at once"])
+    done = train(SCRIPTS["an optimizer that moves nothing, and one that adds up"])
     assert done.code == 0, done.err
     assert done.err.count("[optimizer-moved-nothing]") == 1
     assert "Still has moved no weight in 4 steps" in done.err

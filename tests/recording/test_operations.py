@@ -234,15 +234,6 @@ def test_scratch_memory_of_an_operation_is_no_result(tmp_path):
     assert "log_alpha" not in {record.argument for record in backward.inputs}
 
 
-def test_a_backward_pass_that_would_compute_otherwise_is_left_alone(tmp_path):
-    areas = Wrapped(nn.Linear(8, 12), lambda b, x: b(x).view(4, 6, 2).prod(2))
-    run, _ = recorded(tmp_path / "run", areas, count=1)
-    assert run.meta["operations"]["steps"] == [0]
-    operations = run.operations()
-    assert "prod" in {o.op for o in operations}
-    assert "backward" not in {o.phase for o in operations}
-
-
 @torch.library.custom_op("mpdiag_tests::double", mutates_args=("x",))
 def _double(x: torch.Tensor) -> None:
     x.mul_(2)
