@@ -274,6 +274,7 @@ VARIANTS: dict[str, Attach] = {
     "plain": plain,
     "plain again": plain,
     "mpdiag, default cadence": recorded(),
+    "mpdiag, default cadence, blocks": recorded(blocks=True),
     "mpdiag, every step": recorded(every=1),
     "mpdiag, never": recorded(every=10**9),
 }

@@ -137,10 +137,7 @@ def quantize_blocks(
 
     def elements(encode: Tensor) -> Tensor:
         largest = fmt.element.max  # the clamp keeps NaN, and no value left of it is out of range
-        scaled = (blocks * encode).clamp(-largest, largest)
-        return (
-            _nearest(scaled, fmt.element) if noise is None else round_to(scaled, fmt.element, noise)
-        )
+        return _to_element((blocks * encode).clamp(-largest, largest), fmt.element, noise)
 
     if fmt.scale == "e4m3":
         whole = amax.amax() if tensor_amax is None else tensor_amax
@@ -155,16 +152,25 @@ def quantize_blocks(
     return back(elements(encode) * decode).to(x.dtype)
 
 
-def _nearest(values: Tensor, element: FloatFormat) -> Tensor:
-    """FP32 values within an element's range rounded to it, ties to even: as ``round_to``, but faster.
+def _to_element(values: Tensor, element: FloatFormat, bits: Tensor | None) -> Tensor:
+    """FP32 values within an element's range rounded to it: as ``round_to``, but several times faster.
 
-    Added to 1.5 · 2^23 units of what the element resolves there, a value is rounded to such units.
+    Args:
+        values: FP32; NaN stays NaN.
+        element: What to round to.
+        bits: None for nearest, ties to even; else random integers in [0, 2^32) of the values' shape: a
+            value goes to one of its two neighbours, and to the nearer one more often, so that the mean
+            is kept.
     """
-    exponents = (values.view(torch.int32) & 0x7F800000).view(torch.float32)
-    units = exponents.clamp(min=element.smallest_normal) * (
-        1.5 * 2.0 ** (23 - element.mantissa_bits)
-    )
-    return ((values + units) - units).copysign(values)
+    powers = (values.view(torch.int32) & 0x7F800000).view(torch.float32)  # 2^e ≤ |x| < 2^(e+1)
+    units = powers.clamp(min=element.smallest_normal) * 2.0**-element.mantissa_bits
+    if bits is None:  # in FP32, a sum with 1.5 · 2^23 units is a whole number of units
+        far = units * (1.5 * 2.0**23)
+        return ((values + far) - far).copysign(values)
+    steps = values.abs() / units  # exact
+    below = steps.floor()
+    above = bits < ((steps - below) * 2.0**32).to(torch.int64)
+    return ((below + above) * units).copysign(values)
 
 
 def _blocks(x: Tensor, block: Shape, axis: int) -> tuple[Tensor, Callable[[Tensor], Tensor]]:

@@ -9,7 +9,7 @@ DTYPES: dict[str, torch.dtype] = {f.name: getattr(torch, str(f.torch_name)) for 
 """The formats of 16 bits by name."""
 
 
-def round_to(values: Tensor, fmt: FloatFormat, bits: Tensor | None = None) -> Tensor:
+def round_to(values: Tensor, fmt: FloatFormat) -> Tensor:
     """Round to the nearest value of a format, ties to even; values out of range become infinite.
 
     Formats without infinity (E4M3) give NaN there, as ``FloatFormat.round`` does; torch's own FP8
@@ -18,8 +18,6 @@ def round_to(values: Tensor, fmt: FloatFormat, bits: Tensor | None = None) -> Te
     Args:
         values: Floating point, any shape.
         fmt: The format; FP32 returns the values unchanged.
-        bits: Random integers in [0, 2^32) of the values' shape, for stochastic rounding: a value goes
-            to one of its two neighbours, and to the nearer one more often, so that the mean is kept.
 
     Returns:
         A tensor of the same dtype.
@@ -27,7 +25,7 @@ def round_to(values: Tensor, fmt: FloatFormat, bits: Tensor | None = None) -> Te
     if fmt == FP32:
         return values
     cast = DTYPES.get(fmt.name)
-    if cast is not None and bits is None:
+    if cast is not None:
         return values.to(cast).to(values.dtype)
     whole = values if values.dtype == torch.float64 else values.float()
     magnitude = whole.abs()
@@ -35,12 +33,7 @@ def round_to(values: Tensor, fmt: FloatFormat, bits: Tensor | None = None) -> Te
     least = torch.full_like(exponent, fmt.min_exponent)
     quantum = torch.maximum(exponent - 1, least) - fmt.mantissa_bits
     # Multiplying by powers of two is exact; torch.round takes ties to even.
-    steps = times_power_of_two(magnitude, -quantum)
-    if bits is None:
-        steps = torch.round(steps)
-    else:
-        below = steps.floor()
-        steps = below + (bits < ((steps - below) * 2.0**32).to(torch.int64))
+    steps = torch.round(times_power_of_two(magnitude, -quantum))
     rounded = times_power_of_two(steps, quantum)
     rounded = torch.where(rounded > fmt.max, torch.full_like(rounded, fmt.beyond), rounded)
     rounded = torch.copysign(rounded, whole)

@@ -11,7 +11,8 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from mpdiag.recording.operand_matrices import Matrix, Measured, measure
 from mpdiag.runs.block_operands import BlockOperand, Gemm, OperandRole, ProductKind
+from mpdiag.tracing.precision_share import is_product
 
 _FACTORS = {
     "mm": ("self", "mat2"),
@@ -45,17 +47,24 @@ _ATTENTION: dict[bool, tuple[tuple[int, Gemm, OperandRole, str, int], ...]] = {
     ),
 }
 """What fused attention is given, forwards and backwards: product, operand, argument, axis of blocks."""
-_OPAQUE = {
-    **dict.fromkeys(
-        ("mkldnn_rnn_layer", "_cudnn_rnn", "miopen_rnn"),
-        "a fused recurrent layer shows none of its products",
-    ),
-    "_trilinear": "a bilinear layer has products of three tensors",
-}
-_SHOWN_BY_NONE = "fused attention shows neither its probabilities nor the gradient of its scores"
+_UNSHOWN = "fused attention shows neither its probabilities nor the gradient of its scores"
 
 Role = tuple[OperandRole, Matrix]
 Place = tuple[Any, ...]
+
+
+class Parameter(NamedTuple):
+    """A parameter among the arguments of an operation.
+
+    Attributes:
+        name: Its name; "" if that is not known.
+        part: The part of it that the operation is given, before a conversion.
+        whole: The parameter, or what it was converted to as a whole.
+    """
+
+    name: str
+    part: Tensor
+    whole: Tensor
 
 
 @dataclass(frozen=True)
@@ -96,7 +105,7 @@ class MatrixProducts:
     def begin(self, step: int) -> None:
         """Begin a new step."""
         self._step = step
-        self._found: dict[tuple[Any, ...], tuple[dict[str, Any], Measured]] = {}
+        self._found: dict[tuple[Any, ...], tuple[partial[BlockOperand], Measured]] = {}
         self._forward: dict[int, _Forward] = {}
         self._calls: Counter[tuple[Any, ...]] = Counter()
 
@@ -107,32 +116,32 @@ class MatrixProducts:
 
     def see(
         self,
-        op: str,
+        func: Any,
         named: Mapping[str, Any],
         fields: Mapping[str, Any],
-        parameters: Mapping[str, tuple[str, Tensor]],
+        parameters: Mapping[str, Parameter],
     ) -> None:
         """An operation is about to run.
 
         Args:
-            op: ATen's name.
+            func: ATen's operation.
             named: Its arguments by name.
             fields: Those of ``Operation``: ``index``, ``module``, ``node``, ``forward``, ``function``.
-            parameters: Of its arguments that are parameters, views of them, or converted from them: the
-                parameter's name, "" if unknown, and the parameter.
+            parameters: Of its arguments that are parameters, views of them, or converted from them.
         """
-        opaque = _OPAQUE.get(op)
-        if opaque is not None:
-            self._leave_out(fields["module"], op, opaque)
-        elif op in _FACTORS:
+        op = func.overloadpacket.__name__
+        if op in _FACTORS:
             self._see_factors(op, named, fields, parameters)
         elif op in _CONVOLUTIONS:
             self._see_convolution(named, fields, parameters)
         elif op.startswith(_FUSED_ATTENTION):
             self._see_attention(named, fields)
+        elif is_product(func):
+            self._leave_out(fields["module"], op, "mpdiag does not see into this operation")
 
     def _leave_out(self, module: str | None, product: str, reason: str) -> None:
-        self.unseen[module, reason] = {"module": module, "product": product, "reason": reason}
+        found = {"module": module, "product": product, "reason": reason}
+        self.unseen.setdefault((module, reason), found)
 
     # -- products of two factors -------------------------------------------------------------------
 
@@ -141,7 +150,7 @@ class MatrixProducts:
         op: str,
         named: Mapping[str, Any],
         fields: Mapping[str, Any],
-        parameters: Mapping[str, tuple[str, Tensor]],
+        parameters: Mapping[str, Parameter],
     ) -> None:
         left, right = (named[name] for name in _FACTORS[op])
         places = _place(left), _place(right)
@@ -155,14 +164,14 @@ class MatrixProducts:
             gemm, roles = _backward_roles(forward, *places)
         else:
             first, second = (parameters.get(name) for name in _FACTORS[op])
-            swapped = first is not None and second is None
-            if swapped:
+            if first is not None and second is None:
                 roles, places = ("weight", "input"), (places[1], places[0])
-            name, root = (first if swapped else second) or ("", None)
-            kind, expert = _kind_of(op, left if swapped else right, root)
-            if root is None and "attention" in fields["function"]:
+            weight = second or first
+            kind, expert = _kind_of(op, weight)
+            if weight is None and "attention" in fields["function"]:
                 kind = "attention"
             call = self._call(fields["module"], kind, expert)
+            name = "" if weight is None else weight.name
             forward = _Forward(fields["module"], kind, call, name, expert, *places)
             self._forward[fields["index"]] = forward
         if roles is not None:
@@ -181,22 +190,19 @@ class MatrixProducts:
         self,
         named: Mapping[str, Any],
         fields: Mapping[str, Any],
-        parameters: Mapping[str, tuple[str, Tensor]],
+        parameters: Mapping[str, Parameter],
     ) -> None:
-        if not fields["node"]:
-            name = parameters.get("weight", ("", None))[0]
+        wanted: dict[Gemm, bool] = {"fprop": True}
+        forward = self._forward.get(fields["forward"])
+        if fields["node"]:
+            wanted = dict(zip(("dgrad", "wgrad"), named["output_mask"], strict=False))
+        else:
+            name = parameters["weight"].name if "weight" in parameters else ""
             call = self._call(fields["module"], "convolution", None)
             forward = _Forward(fields["module"], "convolution", call, name)
             self._forward[fields["index"]] = forward
-            wanted: tuple[Gemm, ...] = ("fprop",)
-        else:
-            known = self._forward.get(fields["forward"])
-            if known is None:
-                return
-            forward, mask = known, named["output_mask"]
-            wanted = (*(("dgrad",) if mask[0] else ()), *(("wgrad",) if mask[1] else ()))
-        for gemm in wanted:
-            if not self._is_measured(forward, gemm):
+        for gemm, is_wanted in wanted.items():
+            if is_wanted and forward is not None:
                 self._measure(forward, gemm, _convolved(gemm, named))
 
     def _see_attention(self, named: Mapping[str, Any], fields: Mapping[str, Any]) -> None:
@@ -205,7 +211,7 @@ class MatrixProducts:
         if query.dim() != 4:
             self._leave_out(module, "attention", "packed sequences are not recorded")
             return
-        self._leave_out(module, "attention", _SHOWN_BY_NONE)
+        self._leave_out(module, "attention", _UNSHOWN)
         forward = self._forward.get(fields["forward"])
         if not fields["node"]:
             forward = _Forward(module, "attention", self._call(module, "attention", None))
@@ -221,11 +227,6 @@ class MatrixProducts:
             self._measure(product, gemm, [(role, _matrix(tensor, along))], flops=flops)
 
     # -- measuring ---------------------------------------------------------------------------------
-
-    def _is_measured(self, forward: _Forward, gemm: Gemm) -> bool:
-        """Whether this was measured of an earlier call of the module in this step."""
-        place = forward.module, forward.kind, forward.call, forward.expert, gemm
-        return any(key[:5] == place for key in self._found)
 
     def _measure(
         self,
@@ -250,26 +251,27 @@ class MatrixProducts:
             if key in self._found:
                 continue
             batch, lines, length = matrix.shape
-            fields = {
-                "rank": self._rank,
-                "steps": (self._step,),
-                "module": forward.module,
-                "product": forward.kind,
-                "call": forward.call,
-                "gemm": gemm,
-                "operand": role,
-                "parameter": forward.parameter,
-                "expert": expert,
-                "dtype": str(matrix.values.dtype).removeprefix("torch."),
-                "lines": batch * lines,
-                "length": length,
-                "flops": flops,
-            }
-            self._found[key] = fields, measure(matrix, role, gemm, repr(key), self._step)
+            describe = partial(
+                BlockOperand,
+                rank=self._rank,
+                steps=(self._step,),
+                module=forward.module,
+                product=forward.kind,
+                call=forward.call,
+                gemm=gemm,
+                operand=role,
+                parameter=forward.parameter,
+                expert=expert,
+                dtype=str(matrix.values.dtype).removeprefix("torch."),
+                lines=batch * lines,
+                length=length,
+                flops=flops,
+            )
+            self._found[key] = describe, measure(matrix, role, gemm, repr(key), self._step)
 
     def end(self) -> list[BlockOperand]:
         """The step's operands; waits for their devices."""
-        found = [BlockOperand(**fields, **m.fields()) for fields, m in self._found.values()]
+        found = [describe(**measured.fields()) for describe, measured in self._found.values()]
         self.begin(self._step)
         return found
 
@@ -284,7 +286,7 @@ def _place(tensor: Tensor) -> Place:
 
 def _is_readable(tensor: Tensor) -> bool:
     plain = type(tensor) in (Tensor, torch.nn.Parameter) and tensor.layout == torch.strided
-    return plain and tensor.is_floating_point() and not tensor.is_nested
+    return plain and tensor.is_floating_point() and tensor.dtype.itemsize > 1
 
 
 def _backward_roles(
@@ -295,34 +297,26 @@ def _backward_roles(
     None where that does not show: x · xᵀ has its input as its weight, and saved tensors may have been
     moved elsewhere meanwhile.
     """
-    sides = [[place in (left, right) for place in (forward.input, forward.weight)]]
-    if sides == [[True, False]]:
-        return "wgrad", ("input", "grad_output") if left == forward.input else (
-            "grad_output",
-            "input",
-        )
-    if sides == [[False, True]]:
-        first = left == forward.weight
-        return "dgrad", ("weight", "grad_output") if first else ("grad_output", "weight")
-    return "dgrad", None
+    of_input, of_weight = (place in (left, right) for place in (forward.input, forward.weight))
+    if of_input == of_weight:
+        return "dgrad", None
+    gemm: Gemm = "wgrad" if of_input else "dgrad"
+    known: OperandRole = "input" if of_input else "weight"
+    first = left == (forward.input if of_input else forward.weight)
+    return gemm, (known, "grad_output") if first else ("grad_output", known)
 
 
-def _kind_of(op: str, weight: Tensor, root: Tensor | None) -> tuple[ProductKind, int | None]:
-    """The kind of a product, and which expert it is of, if it is of one.
-
-    Args:
-        op: ATen's name.
-        weight: The factor that is a parameter or a part of one, if one is.
-        root: This parameter; None if neither is one.
-    """
+def _kind_of(op: str, weight: Parameter | None) -> tuple[ProductKind, int | None]:
+    """The kind of a product with a parameter, or of two other tensors; the expert, if it is of one."""
     if op == "_grouped_mm":
         return "grouped", None
-    if root is None:
+    if weight is None:
         return "matmul", None
-    if root.dim() == 3 and op in ("bmm", "baddbmm") and weight.shape[0] == root.shape[0]:
+    part, whole = weight.part, weight.whole
+    if whole.dim() == 3 and part.dim() == 3 and part.shape[0] == whole.shape[0] > 1:
         return "grouped", None
-    if root.dim() == 3 and weight.dim() == 2 and weight.numel() == root[0].numel():
-        return "grouped", (weight.storage_offset() - root.storage_offset()) // root.stride(0)
+    if whole.dim() == 3 and _place(part)[2:] == _place(whole[0])[2:]:
+        return "grouped", (part.storage_offset() - whole.storage_offset()) // whole.stride(0)
     return "linear", None
 
 

@@ -31,7 +31,7 @@ from mpdiag.emulation.step_effects import StepEffects
 from mpdiag.emulation.step_tape import Call
 from mpdiag.numerics.autocast_lists import COMPOSITES, NO_HALF_FUNCTIONS, OPERATIONS
 from mpdiag.recording import operation_facts
-from mpdiag.recording.matrix_products import MatrixProducts
+from mpdiag.recording.matrix_products import MatrixProducts, Parameter
 from mpdiag.recording.operation_tensors import OperationTensors, SeenTensor
 from mpdiag.recording.trace import TraceWatch
 from mpdiag.runs.block_operands import BlockOperand
@@ -108,6 +108,7 @@ class OperationWatch:
         self._drafts: list[_Draft] = []
         self._left_at: int | None = None
         self._rests = False
+        self._converted: dict[int, Parameter] = {}  # by the operation that did
         self._lines = SourceLines(self._modules)
         self._tensors.clear()
         self._effects.drop()
@@ -320,7 +321,7 @@ class OperationWatch:
         fields["scalars"]["views"] = operation_facts.views(operands)
         fields["scalars"] |= self._tensors.parts_of_parameters(operands)
         if self.products is not None and (gradients or in_backward()):
-            self._see_product(self.products, packet, named, fields, [seen for _, seen in inputs])
+            self._see_product(self.products, func, named, fields, [seen for _, seen in inputs])
         measured = {}
         if not node:
             measured = operation_facts.measure(packet, named)
@@ -332,7 +333,7 @@ class OperationWatch:
     def _see_product(
         self,
         products: MatrixProducts,
-        op: str,
+        func: Any,
         named: Mapping[str, Any],
         fields: Mapping[str, Any],
         inputs: Iterable[SeenTensor],
@@ -340,17 +341,20 @@ class OperationWatch:
         """Measure operands; a failure there ends that alone."""
         try:
             parameters = {}
-            operands = operation_facts.operands(named)
-            for (name, tensor), seen in zip(operands, inputs, strict=True):
-                root = tensor if tensor._base is None else tensor._base
-                known = self._modules.get(id(root), "") or seen.parameter
-                made = self._drafts[seen.producer] if seen.producer != NONE else None
-                if made is not None and made.fields["op"] in operation_facts.CONVERSIONS:
-                    known = known or made.inputs[0][1].parameter
-                if known or isinstance(root, nn.Parameter):
-                    parameters[name] = known, root
+            for (name, tensor), seen in zip(operation_facts.operands(named), inputs, strict=True):
+                whole = tensor if tensor._base is None else tensor._base
+                known = self._modules.get(id(whole), "") or seen.parameter
+                origin = self._converted.get(seen.producer)
+                if origin is not None:
+                    parameters[name] = (
+                        origin if whole.dim() < 3 else Parameter(origin.name, tensor, whole)
+                    )
+                elif known or isinstance(whole, nn.Parameter):
+                    parameters[name] = Parameter(known, tensor, whole)
+            if fields["op"] in operation_facts.CONVERSIONS and parameters:
+                self._converted[fields["index"]] = next(iter(parameters.values()))
             function = fields["function"] or self._conversions.function
-            products.see(op, named, {**fields, "function": function}, parameters)
+            products.see(func, named, {**fields, "function": function}, parameters)
         except Exception as error:  # noqa: BLE001 - whatever it is, training goes on
             self._give_products_up(error)
 

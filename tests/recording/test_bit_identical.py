@@ -118,7 +118,8 @@ def train(name: str, folder: Any = None) -> tuple[list[Any], nn.Module, mpdiag.R
     if folder is None:
         loop()
     else:
-        with mpdiag.record(model, optimizer, folder, every=1, trace=[1]) as recorder:
+        options = {"every": 1, "trace": [1], "blocks": True}
+        with mpdiag.record(model, optimizer, folder, **options) as recorder:
             loop()
     return [losses, torch.get_rng_state()], model, recorder
 
