@@ -13,7 +13,6 @@ from mpdiag.recording import matrix_products
 from mpdiag.recording.counting.block_depths import count_depths, depths_of
 from mpdiag.runs.block_operands import merged
 
-
 # On a CPU there is a grouped product since it has a name of its own.
 WAYS = ("batched", "loop", *(("grouped",) if hasattr(F, "grouped_mm") else ()))
 
