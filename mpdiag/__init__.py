@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from mpdiag.recording.recorder import Recorder, record
     from mpdiag.runs.run import Run, list_runs, open_run
     from mpdiag.runs.training_log import log_metric
+    from mpdiag.sensitivity.forward_mismatch import mismatch
     from mpdiag.sensitivity.fp32_search import search_fp32
     from mpdiag.sensitivity.measurement import measure_sensitivity
     from mpdiag.tracing.nonfinite import find_nonfinite
@@ -58,6 +59,7 @@ _HOMES = {
     "list_runs": "mpdiag.runs.run",
     "log_metric": "mpdiag.runs.training_log",
     "measure_sensitivity": "mpdiag.sensitivity.measurement",
+    "mismatch": "mpdiag.sensitivity.forward_mismatch",
     "open_run": "mpdiag.runs.run",
     "profile": "mpdiag.profiler",
     "record": "mpdiag.recording.recorder",
@@ -85,6 +87,7 @@ __all__ = [
     "list_runs",
     "log_metric",
     "measure_sensitivity",
+    "mismatch",
     "open_run",
     "profile",
     "record",

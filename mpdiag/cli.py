@@ -24,8 +24,9 @@ from mpdiag.errors import ExitCode, MpdiagError
 from mpdiag.version import __version__
 
 COMMANDS = (
-    "record", "analyze", "train", "compare", "diff", "fingerprint", "profile", "why", "explain",
-    "replay", "audit", "search", "report", "dashboard", "runs", "export", "board", "doctor", "demo",
+    "record", "analyze", "train", "compare", "diff", "fingerprint", "mismatch", "profile", "why",
+    "explain", "replay", "audit", "search", "report", "dashboard", "runs", "export", "board", "doctor",
+    "demo",
 )  # fmt: skip
 """In the order of the help. Each is the function of that name in a module of that name; a module whose
 command needs a class of its own has it as ``COMMAND_CLASS``."""

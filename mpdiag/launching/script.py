@@ -12,6 +12,7 @@ import builtins
 import importlib.util
 import os
 import re
+import runpy
 import shutil
 import sys
 import threading
@@ -106,6 +107,21 @@ def _located(word: str) -> str:
                 return command
         raise InputError(f"{word} is not a Python script: give the training script itself")
     raise InputError(f"there is no script {word}: give its path, or -m and a module's name")
+
+
+def defined_in(script: Script, name: str) -> Any:
+    """What a script defines under a name; its part under ``if __name__ == "__main__"`` does not run.
+
+    Raises:
+        UsageError: If it defines no such name.
+    """
+    sys.argv = [script.target, *script.arguments]
+    _put_first("" if script.module else str(Path(script.target).resolve().parent))
+    start = runpy.run_module if script.module else runpy.run_path
+    names = start(script.target, run_name="mpdiag_script")
+    if name not in names:
+        raise UsageError(f"{script.target} defines no {name}(): write it outside of any function")
+    return names[name]
 
 
 def run(script: Script) -> Ending:

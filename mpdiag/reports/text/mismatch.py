@@ -1,0 +1,78 @@
+"""What ``mismatch`` prints: the difference per token, the layers that add it, and what would help."""
+
+from collections.abc import Iterator
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from mpdiag.analysis.mismatch import MATTERS, Distance, LayerMismatch, Mismatch
+from mpdiag.display.wording import layer_name, percent, scale_text
+from mpdiag.reports.text.tables import Fitted, titled_rows
+
+TOP = 8
+"""Layers that are shown."""
+
+
+def mismatch_text(found: Mismatch) -> Iterator[RenderableType]:
+    """The page of ``mpdiag mismatch``."""
+    if not found.distance.max:
+        yield Text(f"The log-probabilities of {found.tokens:,} tokens are the same", "bold green")
+        return
+    far = found.distance
+    words = f"differ by {far.mean:.3g} on average and {far.max:.3g} at most (KL {far.kl:.2g})"
+    yield Text(f"The log-probabilities of {found.tokens:,} tokens {words}", "bold")
+    numel = sum(layer.numel for layer in found.layers)
+    table = Fitted(
+        ("layer", "difference", "adds", "FP32 removes", "parameters"),
+        names=frozenset({"layer"}),
+        right=frozenset({"difference", "adds", "FP32 removes", "parameters"}),
+        spare=("parameters",),
+        boxed=False,
+    )
+    largest = sorted(found.layers, key=_weight, reverse=True)[:TOP]
+    for layer in (layer for layer in found.layers if layer in largest):
+        held = layer.numel / numel if layer.numel else None
+        shares = (layer.difference, layer.added, layer.removable, held)
+        figures = ("–" if share is None else percent(share) for share in shares)
+        table.add_row(layer_name(layer.name), *figures)
+    yield table
+    rows = titled_rows()
+    for title, words in _advice(found, numel):
+        rows.add_row(title, Text(words))
+    yield rows
+
+
+def _weight(layer: LayerMismatch) -> float:
+    return max(layer.added, layer.removable or 0.0)
+
+
+def _advice(found: Mismatch, numel: int) -> Iterator[tuple[str, str]]:
+    """What would help: titles and words."""
+    if found.kept is not None:
+        yield "FP32", f"Keep {', '.join(found.keep)} in FP32. {_gain(found, found.kept)}"
+    else:
+        yield "FP32", f"No layer within {percent(found.budget, 0)} of the parameters helps."
+    beyond = [
+        layer
+        for layer in found.ranking
+        if (layer.removable or 0.0) >= MATTERS and layer.name not in found.keep
+    ]
+    for layer in beyond[:1]:
+        removed, held = percent(layer.removable or 0.0, 0), percent(layer.numel / numel, 0)
+        words = f"{layer_name(layer.name)} would remove {removed}, but holds {held}"
+        yield "", f"FP32 in {words} of the parameters (--budget {found.budget:g})."
+    if found.fp16 is not None:
+        scale = "Record a training to learn its loss scale."
+        if found.loss_scale is not None:
+            scale = f"Train with a loss scale of {scale_text(found.loss_scale)}."
+        yield "FP16", f"Use it in place of BF16. {_gain(found, found.fp16)} {scale}"
+    else:
+        yield "FP16", f"Not measured: {found.fp16_reason}."
+
+
+def _gain(found: Mismatch, other: Distance) -> str:
+    if not other.mean:
+        return "The difference is gone (measured)."
+    times = found.distance.mean / other.mean
+    than = f"{times:.2g} times smaller" if times >= 1 else f"{1 / times:.2g} times larger"
+    return f"Measured: {other.mean:.3g} on average, {than}."
