@@ -61,12 +61,13 @@ class Side:
                 m.training = True
 
     def layers_in_fp32(self) -> dict[str, nn.Module]:
-        """The modules with parameters and no modules inside; in FP32, copies where they are not."""
-        layers = {n: m for n, m in self.model.named_modules() if not list(m.children())}
+        """The modules that own parameters; in FP32, copies where they are not."""
         return {
-            name: m if all(p.dtype == torch.float32 for p in m.parameters()) else _in_fp32(m)
-            for name, m in layers.items()
-            if list(m.parameters())
+            name: m
+            if all(p.dtype == torch.float32 for p in m.parameters())
+            else copy.deepcopy(m).float()
+            for name, m in self.model.named_modules()
+            if list(m.parameters(recurse=False))
         }
 
 
@@ -74,10 +75,6 @@ def _call(model: nn.Module, batch: Any) -> Any:
     if isinstance(batch, Mapping):
         return model(**batch)
     return model(*batch) if isinstance(batch, tuple) else model(batch)
-
-
-def _in_fp32(module: nn.Module) -> nn.Module:
-    return copy.deepcopy(module).float()
 
 
 @dataclass(eq=False)
@@ -125,7 +122,7 @@ class FollowedPass:
         self.calls: dict[str, list[Call]] = {}
         self._layers, self._keep, self._graph = layers, keep, graph
         self._stack: list[Call] = []
-        self._head = head
+        self._head, self._beside = head, False
         with ExitStack() as hooks, torch.set_grad_enabled(graph):
             for name, m in side.model.named_modules():
                 before = partial(self._before, name)
@@ -135,6 +132,8 @@ class FollowedPass:
             self.logits = side.logits(batch)
 
     def _before(self, name: str, _module: nn.Module, args: Any, kwargs: Any) -> Any:
+        if self._beside:  # inside a layer that runs in FP32 beside the model
+            return None
         call = Call()
         if self._stack:
             self._stack[-1].inside.append(call)
@@ -146,6 +145,8 @@ class FollowedPass:
         return args, kwargs
 
     def _after(self, name: str, _module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+        if self._beside:
+            return None
         call = self._stack.pop()
         if self._graph:
             output = _changed(output, _differentiable)
@@ -153,16 +154,15 @@ class FollowedPass:
         if name not in self._layers or (self._keep and name not in self._keep):
             return output
         args, kwargs = _changed((args, kwargs), Tensor.float)
-        with torch.no_grad(), torch.autocast(self._device(args, kwargs), enabled=False):
+        self._beside = True
+        with torch.no_grad(), torch.autocast(_device(args, kwargs), enabled=False):
             wide = self._layers[name].forward(*args, **kwargs)
+        self._beside = False
         call.wide = floats(wide)
         if not self._keep:
             return output
         like = iter(call.outputs)
         return wide if name == self._head else _changed(wide, lambda t: t.to(next(like).dtype))
-
-    def _device(self, *nests: Any) -> str:
-        return next((t.device.type for t in tree_leaves(nests) if isinstance(t, Tensor)), "cpu")
 
     @property
     def head(self) -> str:
@@ -182,6 +182,10 @@ class FollowedPass:
 def floats(nest: Any) -> list[Tensor]:
     """The floating-point tensors of a nest, in order."""
     return [t for t in tree_leaves(nest) if isinstance(t, Tensor) and t.is_floating_point()]
+
+
+def _device(*nests: Any) -> str:
+    return next((t.device.type for t in tree_leaves(nests) if isinstance(t, Tensor)), "cpu")
 
 
 def _changed(nest: Any, change: Callable[[Tensor], Tensor]) -> Any:
