@@ -7,16 +7,16 @@
 Each model is small, trained for some steps and cast to BF16. The ablation casts one layer of the BF16
 model to FP32 by hand and measures the mean square of the log-probabilities' differences again. It is
 done twice: from the whole BF16 model, and from one whose head is in FP32, where the head hides nothing.
-Other layers round anew when one layer changes, so the ablation itself has an error. Two layers are told
-apart where their gains differ by more than two standard errors over the rows; ``same order`` is the share
-of these pairs that the ranking orders alike. ``llama`` and ``gpt2`` were used while the measurement was
-built; the others were not.
+Other layers round anew when one layer changes, so the ablation itself has an error. It is repeated with
+the weights of later steps, which round otherwise. Two layers are told apart where their gains differ by
+more than three standard errors over these repetitions; ``same order`` is the share of the pairs that the
+ranking orders alike. ``llama`` and ``gpt2`` were used while the measurement was built, the others not.
 """
 
 import argparse
 import copy
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -28,9 +28,7 @@ import mpdiag
 
 SIZES: dict[str, Any] = {"vocab_size": 256, "hidden_size": 64, "num_attention_heads": 4}
 LLAMA = {**SIZES, "num_key_value_heads": 2, "intermediate_size": 160, "num_hidden_layers": 4}
-ROWS, LENGTH = 48, 48
-MEASURED = 256
-"""Rows of the ablation."""
+ROWS, LENGTH, REPETITIONS = 48, 48, 4
 
 
 def small(name: str) -> nn.Module:
@@ -59,15 +57,16 @@ def rows(seed: int, count: int = ROWS) -> Tensor:
     return torch.cat([first, (first * 3 + 7) % 256], 1)
 
 
-def trained(model: nn.Module, steps: int) -> nn.Module:
-    """The model after some steps of AdamW in FP32."""
+def trained(model: nn.Module, steps: int) -> Iterator[nn.Module]:
+    """Copies of the model after some steps of AdamW in FP32, and after each of a few more."""
     adam = torch.optim.AdamW(model.parameters(), 2e-3)
-    for step in range(steps):
+    for step in range(steps + REPETITIONS):
+        if step >= steps:
+            yield copy.deepcopy(model).eval()
         tokens = rows(step, 8)
         adam.zero_grad()
         model(input_ids=tokens, labels=tokens).loss.backward()
         adam.step()
-    return model.eval()
 
 
 def in_fp32(narrow: nn.Module, wide: nn.Module, names: Sequence[str], head: str) -> nn.Module:
@@ -109,54 +108,62 @@ def spearman(a: Sequence[float], b: Sequence[float]) -> float:
     return float(torch.corrcoef(torch.stack(ranks))[0, 1])
 
 
-def same_order(foretold: Sequence[float], gains: Tensor) -> tuple[int, int]:
+def same_order(foretold: Tensor, measured: Tensor) -> tuple[int, int]:
     """Pairs that the ablation tells apart, and how many of them the ranking orders alike.
 
-    Args:
-        foretold: By layer.
-        gains: By layer and row.
+    Both are given by repetition and layer.
     """
     apart = alike = 0
-    for i in range(len(foretold)):
+    for i in range(measured.shape[1]):
         for j in range(i):
-            difference = gains[i] - gains[j]
+            difference = measured[:, i] - measured[:, j]
             error = float(difference.std()) / len(difference) ** 0.5
-            if abs(float(difference.mean())) > 2 * error:
+            if abs(float(difference.mean())) > 3 * error:
                 apart += 1
-                alike += (foretold[i] > foretold[j]) == bool(difference.mean() > 0)
+                more = bool((foretold[:, i] - foretold[:, j]).mean() > 0)
+                alike += more == bool(difference.mean() > 0)
     return apart, alike
 
 
-def ranked(narrow: nn.Module, wide: nn.Module, kept: list[str]) -> dict[str, Any]:
-    """Both rankings of one model; ``kept`` are layers that are in FP32 from the start."""
-    start = in_fp32(narrow, wide, kept, "lm_head")
-    found = mpdiag.mismatch(wide, start, {"input_ids": rows(-1)}, budget=0.5)
-    tokens = rows(-2, MEASURED)
-    layers = [layer for layer in found.ranking if layer.name not in kept]
-    base = squares(start, wide, tokens)
-    gains = torch.stack(
-        [
-            base - squares(in_fp32(narrow, wide, [*kept, x.name], "lm_head"), wide, tokens)
-            for x in layers
-        ]
-    )
-    measured = gains.mean(1)
-    foretold = [float(x.removable or 0.0) for x in layers]
-    apart, alike = same_order(foretold, gains)
-    best = sorted(range(len(layers)), key=lambda i: -float(measured[i]))[:3]
+def ranked(wide: nn.Module, kept: list[str]) -> tuple[list[str], list[float], list[float]]:
+    """Layers, what FP32 in each is said to take away, and what it does.
+
+    Args:
+        wide: The model in FP32.
+        kept: Layers that are in FP32 from the start.
+    """
+    narrow = copy.deepcopy(wide).bfloat16()
+    start, tokens = in_fp32(narrow, wide, kept, "lm_head"), rows(-2)
+    found = mpdiag.mismatch(wide, start, {"input_ids": rows(-1)})
+    layers = [x for x in found.layers if x.removable is not None and x.name not in kept]
+    base = float(squares(start, wide, tokens).mean())
+    left = [
+        float(squares(in_fp32(narrow, wide, [*kept, x.name], "lm_head"), wide, tokens).mean())
+        for x in layers
+    ]
+    names, foretold = [x.name for x in layers], [float(x.removable or 0.0) for x in layers]
+    return names, foretold, [1 - x / base for x in left]
+
+
+def summary(model: str, kept: list[str], found: Sequence[Any]) -> dict[str, Any]:
+    """What a line says of all repetitions."""
+    names = found[0][0]
+    foretold, measured = (torch.tensor([one[i] for one in found]) for i in (1, 2))
+    apart, alike = same_order(foretold, measured)
+    means = foretold.mean(0).tolist(), measured.mean(0).tolist()
+    top = [
+        [(names[i], round(x[i], 3)) for i in sorted(range(len(x)), key=lambda i: -x[i])[:3]]
+        for x in means
+    ]
     return {
-        "layers": len(layers),
-        "mean": found.distance.mean,
-        "spearman": spearman(foretold, measured.tolist()),
+        "model": model,
+        "kept": kept,
+        "layers": len(names),
         "pairs told apart": apart,
         "same order": round(alike / max(1, apart), 3),
-        "top 3 foretold": [(x.name, round(float(x.removable or 0), 4)) for x in layers[:3]],
-        "top 3 measured": [
-            (layers[i].name, round(float(measured[i] / base.mean()), 4)) for i in best
-        ],
-        "keep": found.keep,
-        "kept": found.kept and found.kept.mean,
-        "fp16": found.fp16 and found.fp16.mean,
+        "spearman": round(spearman(*means), 3),
+        "top 3 foretold": top[0],
+        "top 3 measured": top[1],
     }
 
 
@@ -168,10 +175,10 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     for name in options.models:
-        wide = trained(small(name), options.steps)
-        narrow = copy.deepcopy(wide).bfloat16()
+        weights = list(trained(small(name), options.steps))
         for kept in ([], ["lm_head"]):
-            print(json.dumps({"model": name, "kept": kept} | ranked(narrow, wide, kept)))
+            line = summary(name, kept, [ranked(wide, kept) for wide in weights])
+            print(json.dumps(line), flush=True)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ class Side:
     """
 
     def __init__(self, given: Given) -> None:
-        pair = given if isinstance(given, tuple) else (given, _call)
+        pair: tuple[Any, ...] = given if isinstance(given, tuple) else (given, _call)
         if len(pair) != 2 or not isinstance(pair[0], nn.Module) or not callable(pair[1]):
             raise UsageError("give mismatch() two models, or pairs of a model and a function")
         self.model, self.forward = pair
