@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 
 from mpdiag.files.arrow_columns import array_from
-from mpdiag.numerics.block_formats import BlockFormat, Rounding, block_format
+from mpdiag.numerics.block_formats import BLOCK_FORMATS, BlockFormat, Rounding, block_format
 from mpdiag.numerics.block_statistics import BUCKETS, CLASS_COUNT, BlockError, DepthHistogram
 
 if TYPE_CHECKING:
@@ -103,8 +103,7 @@ class BlockOperand:
         depths: Values by depth below their block's largest magnitude, blocks of 32 along a line.
         maxima_first: Exponent of the first entry of ``maxima``.
         maxima: How many blocks of 32 have their largest magnitude in [2^e, 2^(e+1)), from
-            ``maxima_first`` on; at -127 those of zeros and of FP32's subnormal numbers. Blocks with
-            infinities or NaNs are not among them.
+            ``maxima_first`` on; blocks of zeros and those with infinities or NaNs are not among them.
         errors: By format, on sample tiles, which are the same ones in each step.
     """
 
@@ -268,14 +267,16 @@ def _row(one: BlockOperand) -> dict[str, Any]:
 
 
 def _operand(row: dict[str, Any]) -> BlockOperand:
-    counts = np.array(row.pop("depths") or [], np.int64)
+    counts = np.array(row["depths"] or [], np.int64)
     numbers = [row[name] for name in (*_DEPTHS, "step", "rank", "lines", "length", "flops")]
     missing = [name for name, v in row.items() if v is None and name not in ("module", "expert")]
     for name, known in (("product", ProductKind), ("gemm", Gemm), ("operand", OperandRole)):
         missing += [] if row[name] in get_args(known) else [name]
+    missing += [e["format"] for e in row["errors"] or () if e["format"] not in BLOCK_FORMATS]
     odd = len(counts) % CLASS_COUNT or len(counts) > CLASS_COUNT * BUCKETS or (counts < 0).any()
     if missing or odd or min(numbers) < 0 or not 0 <= row["absmax"] < np.inf:
         raise ValueError("a matrix product's operand holds a value that mpdiag never writes there")
+    del row["depths"]
     dense = np.zeros((CLASS_COUNT, BUCKETS), np.int64)
     dense[:, : len(counts) // CLASS_COUNT] = counts.reshape(CLASS_COUNT, -1)
     depths = DepthHistogram(dense, *(row.pop(name) for name in _DEPTHS))

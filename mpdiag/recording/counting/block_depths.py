@@ -22,7 +22,7 @@ _WIDTH = BUCKETS + 1
 _NONFINITE, _TINY = CLASS_COUNT, CLASS_COUNT + 1
 """Two more classes, of blocks with an infinity or a NaN, and of those with a tiny largest magnitude."""
 _MAXIMA = (_TINY + 1) * _WIDTH
-"""From here on: blocks by the biased exponent of their largest magnitude, FP32's 0 to 255."""
+"""From here on: blocks by the biased exponent of their largest magnitude, FP32's 0 to 254."""
 SIZE = _MAXIMA + 256
 _INFINITY = 0x7F800000
 _SMALLEST = int(np.float32(SMALLEST_MAXIMUM).view(np.int32))
@@ -54,7 +54,8 @@ def count_depths(values: Tensor) -> Tensor:
     bucket = torch.where(blocks == 0, BUCKETS, bucket) + kind * _WIDTH
     counts = torch.zeros(SIZE, dtype=torch.int64, device=bits.device)
     one = torch.ones((), dtype=torch.int64, device=bits.device)
-    for found in (bucket.flatten(), (exponent >> 23).flatten() + _MAXIMA):
+    octave = torch.where(largest == 0, 255, exponent >> 23)  # zeros have none
+    for found in (bucket.flatten(), octave.flatten() + _MAXIMA):
         counts.index_add_(0, found, one.expand(len(found)))
     if missing:  # zeros that are not there
         last = kind.reshape(values[..., 0].numel(), -1)[:, -1]
@@ -67,7 +68,7 @@ def depths_of(counts: NDArray[np.int64]) -> tuple[DepthHistogram, int, tuple[int
 
     Returns:
         The depths; the exponent of the first entry that follows; blocks by the exponent of their
-        largest magnitude. Blocks of zeros and FP32's subnormal numbers count as 2^-127.
+        largest magnitude. FP32's subnormal numbers count as 2^-127; blocks of zeros do not count.
     """
     table = counts[:_MAXIMA].reshape(-1, _WIDTH)
     histogram = DepthHistogram(
