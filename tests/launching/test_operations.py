@@ -68,11 +68,11 @@ COMPILED_STEP = OWN_SCRIPTS["compiled step"]
 @pytest.mark.parametrize(
     ("when", "late", "line", "steps"),
     [
-        (FUNCTION, "", 15, []),
-        (MODEL, "", 15, []),
-        (WITHOUT_LENGTH, "", 15, []),
-        (IN_PLACE, "", 15, []),
-        (EAGER, "error = torch.compile(error, backend=backend)", 22, [0]),
+        (FUNCTION, "", 14, []),
+        (MODEL, "", 14, []),
+        (WITHOUT_LENGTH, "", 14, []),
+        (IN_PLACE, "", 14, []),
+        (EAGER, "error = torch.compile(error, backend=backend)", 21, [0]),
     ],
     ids=["function", "model", "without-length", "in-place", "late"],
 )
