@@ -7,7 +7,9 @@ mpdiag. Each goes through the commands of ``real_scripts.py`` with one seed. Bes
 
 - graphs, graph breaks and recompilations of each command, as Dynamo counts them;
 - records due and arrived: the script is recorded once more with the compiler off. A step, tensor and
-  kind of that recording is due. One that only the compiled recording has is listed as well.
+  kind of that recording is due. One that only the compiled recording has is listed as well;
+- what the analysis advises otherwise than that of the recording with the compiler off;
+- where the recorded script does not save the bits that it saves alone: the largest differences.
 
 Scripts of two ranks run in two processes on gloo. ``runs/compiling-scripts`` keeps the runs.
 """
@@ -29,9 +31,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import real_scripts
 import torch
 from audited_libraries import on_ranks
-from real.compilation import arrived, compilations, records
+from real.compilation import arrived, compilations, differences, plain_name, records
 from real.one_script import Judged, Study, carry_out
-from real.processes import Outcome, run_mpdiag
+from real.processes import Outcome, in_a_child, run_mpdiag
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -67,6 +69,22 @@ class CompilingStudy(Study):
         words = ["record", "--out", "eager/seed0", "--", str(self.script)]
         arguments = self._arguments("eager", 0)
         return self._once("eager", 0, lambda: run_mpdiag(words + arguments), compiled=False)
+
+    def advice(self, recording: str) -> dict[str, Any]:
+        """What is advised from one of the two recordings; {} if its analysis failed."""
+        words = ["analyze", f"{recording}/seed0", "--json"]
+        done = in_a_child(lambda: run_mpdiag(words), self.place, f"analyze-{recording}")
+        found = self._document(f"analyze {recording}", done)
+        if not found:
+            return {}
+        choices = (*found["fp32_operations"], *found["plan"]["fp32_modules"])
+        return {
+            "verdict": found["verdict"]["level"],
+            "loss scale": found["loss_scale"]["recommended"],
+            "master weights": found["master_weights"]["needed"],
+            "FP32": sorted({f"{c['op']} {plain_name(c['module'])}" for c in choices}),
+            "findings": sorted({f["code"] for f in found["findings"]}),
+        }
 
     def _once(
         self, command: str, seed: int, task: Callable[[], None], *, compiled: bool = True
@@ -120,6 +138,14 @@ def carry_out_compiled(study: CompilingStudy, tick: Callable[[str], None]) -> di
     }
     there = eager.code == 0 and all(path.exists() for path in recordings)
     row["records"] = arrived(*map(records, recordings)) if there else None
+    advised = [study.advice(side) for side in ("fp32", "eager")] if there else [{}, {}]
+    row["advised_otherwise"] = {
+        name: [own[name] for own in advised]
+        for name in advised[0].keys() & advised[1].keys()
+        if advised[0][name] != advised[1][name]
+    }
+    saved = [study.place / f"{command}-0.pt" for command in ("alone", "record")]
+    row["differences"] = None if row["identical"] else differences(*saved)
     row["failures"] = list(dict.fromkeys(study.failures))  # a kept outcome is read twice
     return row
 
@@ -137,7 +163,7 @@ def markdown(rows: Sequence[dict[str, Any]]) -> str:
         came, share = row["records"], row["half_precision_flops"]
         cells = [
             f"`{row['script']}`",
-            "yes" if row["identical"] else "**no**",
+            _bits(row),
             *told,
             f"{came['arrived']} of {came['due']}" if came else "–",
             row["verdict"]["level"] if row["verdict"] else "–",
@@ -146,6 +172,15 @@ def markdown(rows: Sequence[dict[str, Any]]) -> str:
         ]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
+
+
+def _bits(row: dict[str, Any]) -> str:
+    """Whether a script saves the bits that it saves alone, or how far it is from them."""
+    if row["identical"]:
+        return "yes"
+    apart = row["differences"]
+    share = apart["elements"] / max(1, apart["of"])
+    return f"**no**: {share:.0%} of the values, by up to {apart['largest']:g} ulp"
 
 
 def main() -> None:

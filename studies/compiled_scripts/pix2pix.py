@@ -77,4 +77,4 @@ for index in torch.randperm(len(real))[:1280].split(32):
         p.requires_grad_(True)
 if args.save:
     torch.save([generator.state_dict(), discriminator.state_dict()], args.save)
-print(f"l1: {loss_L1.item():.6f}")
+print(f"absolute error: {loss_L1.item():.6f}")

@@ -40,6 +40,9 @@ def records(run: Path, steps: int | None = None) -> Records:
     for row in table.to_pylist():
         if steps is None or row["step"] < steps:
             numel = row.pop("numel")
+            if row["name"].endswith("_orig_mod"):
+                continue  # the module around it returns the same
+            row["name"] = plain_name(row["name"])
             found[tuple(row.values())] += numel
     return found
 
@@ -62,3 +65,31 @@ def arrived(due: Records, came: Records) -> dict[str, Any]:
         "only_compiled": named(came.keys() - due.keys()),
         "other_numel": named(key for key in both if due[key] != came[key]),
     }
+
+
+def plain_name(name: str) -> str:
+    """A module's name without the level that ``torch.compile`` adds."""
+    return name.replace("_orig_mod.", "")
+
+
+def differences(one: Path, other: Path) -> dict[str, float]:
+    """How far the tensors in two files of ``torch.save`` lie apart.
+
+    ``elements`` differ, of ``of``. ``largest`` is the largest distance of two elements in units in the
+    last place of the largest element of their tensor.
+    """
+    import torch
+    from torch.utils._pytree import tree_leaves
+
+    pairs = [tree_leaves(torch.load(path, weights_only=False)) for path in (one, other)]
+    found = {"elements": 0, "of": 0, "largest": 0.0}
+    for a, b in zip(*pairs, strict=True):
+        if not isinstance(a, torch.Tensor) or not a.is_floating_point() or not a.numel():
+            continue
+        distance = (a.double() - b.double()).abs()
+        largest = a.abs().max().double()
+        unit = torch.finfo(a.dtype).eps * 2.0 ** float(largest.log2().floor())
+        found["elements"] += int((distance > 0).sum())
+        found["of"] += a.numel()
+        found["largest"] = max(found["largest"], round(float(distance.max()) / (unit or 1.0), 1))
+    return found
