@@ -39,7 +39,9 @@ _META: dict[str, Any] = {
     "coverage": {
         "not_recorded": [{}],
         "seen": dict.fromkeys(_SEEN, COUNT),
-        "compiled": dict.fromkeys(("modules", "gradients_due", "gradients"), COUNT),
+        "compiled": dict.fromkeys(
+            ("modules", "parameters_hidden", "inductor", "gradients_due", "gradients"), COUNT
+        ),
     },
     "precision": {
         "autocast": [str],

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from mpdiag.errors import UsageError
 from mpdiag.tracing.fingerprint import joined
@@ -23,6 +25,8 @@ class Stages(tuple[nn.Module, ...]):
     __slots__ = ()
 
 
+HIDDEN = "no call was seen: it was not called, or inside a branch, loop or vmap of a compiled graph"
+"""Why a module has no records where compiled graphs showed others."""
 _SETTINGS = tuple(
     """
     in_channels out_channels kernel_size stride padding dilation groups in_features out_features
@@ -69,8 +73,20 @@ class NamedModule:
     output_shapes: list[list[int]] | None = None
     script_name: str | None = None
 
-    def row(self, *, hidden: bool = False) -> dict[str, Any]:
-        """Its row in the table of modules; ``hidden`` if compiled regions showed no module at all."""
+    @property
+    def may_hide(self) -> bool:
+        """Whether it can be called, as containers cannot, and no call was seen."""
+        kind = type(self.module)
+        able = kind.forward is not nn.Module.forward and kind is not NonDynamicallyQuantizableLinear
+        return able and self.output_shapes is None and not self.seen
+
+    def row(self, *, hidden: bool = False, graphs: bool = False) -> dict[str, Any]:
+        """Its row in the table of modules.
+
+        Args:
+            hidden: Whether compiled regions showed no module at all.
+            graphs: Whether they showed some.
+        """
         settings = {
             name: _plain(getattr(self.module, name))
             for name in _SETTINGS
@@ -79,6 +95,8 @@ class NamedModule:
         settings["channels_last"] = _channels_last(self.module._parameters.get("weight"))
         called = self.output_shapes is not None
         unseen = "returned no tensor" if called else "never called in a recorded step"
+        if graphs and self.may_hide:
+            unseen = HIDDEN
         if self.compiled and hidden:
             unseen = "compiled: no record came from inside the compiled region"
         if self.captured:
@@ -232,9 +250,10 @@ class Subjects:
     def rows(self) -> Iterator[dict[str, Any]]:
         """The table of modules and parameters."""
         modules = self.modules.values()
-        hidden = not any(m.inside or (m.compiled and m.seen) for m in modules)
-        for module in self.modules.values():
-            yield module.row(hidden=hidden)
+        graphs = any(m.inside for m in modules)
+        hidden = not graphs and not any(m.compiled and m.seen for m in modules)
+        for module in modules:
+            yield module.row(hidden=hidden, graphs=graphs)
         for parameter in self.parameters.values():
             yield parameter.row()
 
@@ -263,10 +282,20 @@ class Subjects:
         }
 
     def _inside(self) -> dict[str, int]:
-        """Modules seen in compiled regions, and how many of their gradients were due and came."""
+        """Modules seen in compiled regions, and how many of their gradients were due and came.
+
+        Also whether inductor compiled anything here, and elements of parameters in modules that graphs
+        may hide; none where they show no module, as ``not_recorded`` then names all.
+        """
         seen = [m for m in self.modules.values() if m.inside]
+        hidden = [m.module for m in self.modules.values() if seen and m.may_hide]
+        counters = sys.modules["torch._dynamo.utils"].counters if seen else {}
         return {
             "modules": len(seen),
+            "parameters_hidden": sum(
+                p.numel() for m in hidden for p in m.parameters(recurse=False)
+            ),
+            "inductor": int(bool(counters.get("inductor"))),
             "gradients_due": sum(m.due for m in seen),
             "gradients": sum(m.came for m in seen),
         }

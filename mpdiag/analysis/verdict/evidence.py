@@ -138,8 +138,12 @@ def not_examined_in(case: Case) -> Iterator[str]:
     unseen = extent.unseen_of_the_model()
     if unseen:
         yield unseen
-    if ((run.meta.get("coverage") or {}).get("compiled") or {}).get("modules"):
-        yield "what torch.compile fuses without a recorder"
+    compiled = (run.meta.get("coverage") or {}).get("compiled") or {}
+    if compiled.get("modules") and compiled.get("inductor", 1):
+        yield "whether inductor computes the same bits without a recorder"
+    if hidden := compiled.get("parameters_hidden"):
+        total = int((run.meta.get("model") or {}).get("parameters") or hidden)
+        yield f"modules that compiled graphs may hide ({percent(hidden / total)} of the parameters)"
 
 
 def _not_seen_in_operations(case: Case) -> Iterator[str]:
