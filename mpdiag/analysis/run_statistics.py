@@ -123,6 +123,10 @@ class RunStatistics:
         maxima = np.array([largest[step] for step in steps.tolist()])
         return steps, maxima, int(np.isinf(maxima).sum())
 
+    def trained_in(self, steps: NDArray[np.int64]) -> NDArray[np.int64]:
+        """What each of some steps trains, as a number: that of its first parameter; -1 if unknown."""
+        return np.array([self._overview.trained.get(step, -1) for step in steps.tolist()], np.int64)
+
     def late_gradients(self) -> list[tuple[Window, Layers]]:
         """All gradients of each late part of the training, merged by kind and name."""
         return self._sums.late
@@ -204,7 +208,7 @@ class RunStatistics:
 
     @cached_property
     def _overview(self) -> _Overview:
-        counting, maxima = Counting(), dict[int, float]()
+        counting, maxima, trained = Counting(), dict[int, float](), dict[int, int]()
         steps, keys = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
         numel, moments = 0, set[tuple[int, int]]()
         for piece in self._pieces(histograms=False):
@@ -214,11 +218,17 @@ class RunStatistics:
             own, largest, _ = step_maxima(piece)
             for step, top in zip(own.tolist(), largest.tolist(), strict=True):
                 maxima[step] = max(top, maxima.get(step, 0.0))
+            moved = piece.of_kind("update")
+            for step, name in set(
+                zip(piece.step[moved].tolist(), piece.name[moved].tolist(), strict=True)
+            ):
+                trained[step] = min(name, trained.get(step, name))
             rows = piece.of_kind("activation") & piece.with_names(self._keeping)
             numel += int(piece.numel[rows].sum())
             moments.update(zip(piece.step[rows].tolist(), piece.rank[rows].tolist(), strict=True))
         return _Overview(
             maxima,
+            trained,
             counting,
             np.unique(np.concatenate(steps)).astype(np.int64),
             np.unique(np.concatenate(keys)),
@@ -259,6 +269,7 @@ class _Overview:
 
     Attributes:
         maxima: By step, as ``maxima.step_maxima``.
+        trained: By step, see ``trained_in``.
         counting: Which rows count.
         steps: Every step that any row speaks of, ascending.
         keys: ``layers.keys_of`` all rows, each once, ascending.
@@ -268,6 +279,7 @@ class _Overview:
     """
 
     maxima: dict[int, float]
+    trained: dict[int, int]
     counting: Counting
     steps: NDArray[np.int64]
     keys: NDArray[np.int64]

@@ -217,7 +217,7 @@ def analyze_loss_scale(
     steps, maxima, non_finite = statistics.step_maxima()
     before_clipping = np.array([unclipped.get(step, 0.0) for step in steps.tolist()])
     maxima = np.maximum(maxima, before_clipping)
-    finite = len(gradients) and _finite(maxima).size
+    finite = len(gradients) and _is_finite(maxima).any()
     if not finite or len(layers.of_kind("activation_grad")) == 0:
         none = f"no {'activation' if finite else 'finite'} gradient was recorded"
         return nothing_concluded(layers, non_finite, none, target, statistics.steps())
@@ -227,7 +227,8 @@ def analyze_loss_scale(
         movement_of(statistics.paths_in(window), layers, part, optimizers) for window, part in parts
     ]
     top = float(before_clipping.max(initial=0.0))
-    recorded = _recorded(gradients, steps, maxima, late, movements, target, top)
+    trained = statistics.trained_in(steps)
+    recorded = _recorded(gradients, steps, maxima, trained, late, movements, target, top)
     diverges = _why_diverging(recorded, recorded_in)
     if diverges:
         return nothing_concluded(
@@ -482,6 +483,7 @@ def _recorded(
     gradients: Layers,
     steps: NDArray[np.int64],
     maxima: NDArray[np.float64],
+    trained: NDArray[np.int64],
     late: list[tuple[Window, Layers]],
     movements: list[Movement],
     target: FloatFormat,
@@ -489,7 +491,8 @@ def _recorded(
 ) -> _Recorded:
     largest = int(np.argmax(gradients.histograms.absmax))
     absmax = max(float(gradients.histograms.absmax[largest]), before_clipping)
-    upper, room = largest_admissible(absmax, target), headroom(_finite(maxima))
+    known = _is_finite(maxima)
+    upper, room = largest_admissible(absmax, target), headroom(maxima[known], trained[known])
     # Below 1 only as far as gradients that overflow, or come near it, ask for it.
     lowest = max(SMALLEST_EXPONENT, min(0, upper - room.exponents))
     moving = [
@@ -532,8 +535,9 @@ def _bounds(
     return ScaleBounds(low, high)
 
 
-def _finite(maxima: NDArray[np.float64]) -> NDArray[np.float64]:
-    return maxima[np.isfinite(maxima) & (maxima > 0)]
+def _is_finite(maxima: NDArray[np.float64]) -> NDArray[np.bool_]:
+    known: NDArray[np.bool_] = np.isfinite(maxima) & (maxima > 0)
+    return known
 
 
 def largest_admissible(absmax: float, target: FloatFormat) -> int:

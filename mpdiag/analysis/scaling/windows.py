@@ -168,11 +168,24 @@ class Headroom:
     spread: float
 
 
-def headroom(maxima: NDArray[np.float64]) -> Headroom:
-    """Growth and three standard deviations cover what a longer training would show."""
+def headroom(maxima: NDArray[np.float64], trained: NDArray[np.int64]) -> Headroom:
+    """Growth and three standard deviations cover what a longer training would show.
+
+    Args:
+        maxima: float64 (n,), the largest gradient of each step.
+        trained: int64 (n,), what a step trains, as a number. Steps are compared with their own kind: the
+            gradients of a generator and of its discriminator may be far apart.
+    """
     logs = np.log2(maxima)
+    kinds = [logs[trained == kind] for kind in np.unique(trained)]
+    kinds.sort(key=lambda own: float(own.max()), reverse=True)
+    rooms = [_headroom(own, float(logs.max())) for own in kinds]
+    return max(rooms, key=lambda room: room.exponents)
+
+
+def _headroom(logs: NDArray[np.float64], largest: float) -> Headroom:
     half = len(logs) // 2
     drift = float(np.median(logs[half:]) - np.median(logs[:half])) if half else 0.0
     spread = float(np.std(np.diff(logs)) / math.sqrt(2)) if len(logs) > 2 else 0.0
-    wanted = max(0.0, drift) + 3 * spread - (float(logs.max()) - float(np.median(logs[half:])))
+    wanted = max(0.0, drift) + 3 * spread - (largest - float(np.median(logs[half:])))
     return Headroom(max(MIN_HEADROOM, math.ceil(wanted)), drift, spread)

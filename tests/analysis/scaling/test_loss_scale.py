@@ -162,6 +162,20 @@ def test_no_scale_below_the_smallest_sensible_one_is_recommended(tmp_path):
     assert 2.0**-24 <= plan.recommended <= 1
 
 
+def test_steps_of_one_optimizer_say_nothing_of_the_next_ones_of_another(tmp_path):
+    """A generator's gradients are larger than its discriminator's, and grow no more for it."""
+    models = {name: nn.Linear(2, 2) for name in ("small", "large")}
+    optimizers = [torch.optim.SGD(model.parameters(), 1e-6) for model in models.values()]
+    with mpdiag.record(models, optimizers, tmp_path / "run", every=1, operations=0):
+        for step in range(21):
+            at = step % 2
+            (list(models.values())[at](torch.ones(2, 2)) * 1000**at).sum().backward()
+            optimizers[at].step()
+            optimizers[at].zero_grad()
+    found = analyze(tmp_path / "run").to_json()["loss_scale"]
+    assert (found["method"], found["evidence"]["headroom_exponents"]) == ("none", 2)
+
+
 def recorded(folder, unit):
     """A small displacement, trained by its own slope: its gradients have two sizes."""
     torch.manual_seed(0)
