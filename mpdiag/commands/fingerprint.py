@@ -13,21 +13,19 @@ def fingerprint(
     run: RunArgument,
     output: Annotated[
         AnyPath | None,
-        Option(
-            "--output", "-o", metavar="FILE", parser=place, help="Default: NAME.fingerprint.json"
-        ),
+        Option("--output", "-o", metavar="FILE", parser=place, help="Default: NAME.fingerprint"),
     ] = None,
 ) -> None:
     """Write a traced run as one small file. For mpdiag diff in CI, under 1 MB."""
-    from mpdiag.analysis.difference.fingerprint import fingerprint_text
+    from mpdiag.analysis.difference.fingerprint import fingerprint_bytes
     from mpdiag.files.atomic import atomic_path, writing
     from mpdiag.reports import terminal
     from mpdiag.runs.run import open_run
 
     opened = open_run(run)
-    text = fingerprint_text(opened)
-    path = output or Path(f"{opened.name}.fingerprint.json")
+    content = fingerprint_bytes(opened)
+    path = output or Path(f"{opened.name}.fingerprint")
     with writing(path), atomic_path(path) as partial:
-        partial.write_text(text, encoding="utf-8")
-    terminal.show(f"{path} written ({len(text) / 1e3:.0f} kB)")
+        partial.write_bytes(content)
+    terminal.show(f"{path} written ({len(content) / 1e3:.0f} kB)")
     terminal.name_next("mpdiag", "diff", path, "RUN", "--strict")

@@ -8,11 +8,14 @@ the module is judged by what it returns.
 
 from __future__ import annotations
 
+import json
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
+from typing import Any
 
 import numpy as np
 
@@ -146,13 +149,19 @@ def _changed(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[Edit]:
     """Operations with other arguments that are no tensors: another epsilon, another dimension."""
     found: dict[str, list[Tensor]] = defaultdict(list)
     for x, y in pairs:
-        theirs = y.arguments
+        ours, theirs = _arguments(x), _arguments(y)
         other = [
             f"{name} {value} -> {theirs[name]}"
-            for name, value in x.arguments.items()
+            for name, value in ours.items()
             if name in theirs and theirs[name] != value and not isinstance(value, list)
         ]
         if other:
             op = f"{x.name}({', '.join(other)})"
             found[op].append(y)
     return [Edit(some[0].module, some[0].phase, op, "both", some) for op, some in found.items()]
+
+
+def _arguments(t: Tensor) -> Mapping[str, Any]:
+    with suppress(ValueError):  # it was cut short
+        return dict(json.loads(t.arguments or "{}"))
+    return {}

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,33 +34,14 @@ class Piece:
 
 
 @dataclass(frozen=True, eq=False)
-class Tensor:
-    """A tensor of a traced step; see ``TraceRow``.
+class Tensor(TraceRow):
+    """A tensor of a traced step over all ranks; what a row says of one is of the first.
 
     Attributes:
         pieces: One for each rank that holds a tensor of its own; else one for all.
-        spread: Of the rank whose twin came apart furthest.
-        arguments: Of an operation.
     """
 
-    kind: TraceKind
-    phase: str
-    module: str | None
-    name: str
-    call: int
-    order: int
-    dtype: str
-    pieces: tuple[Piece, ...]
-    spread: float | None
-    file: str
-    line: int
-    code: str
-    arguments: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Of the first piece."""
-        return self.pieces[0].shape
+    pieces: tuple[Piece, ...] = ()
 
 
 Steps = Mapping[int, Sequence[Tensor]]
@@ -88,25 +67,11 @@ def steps_of(rows: Sequence[TraceRow]) -> Steps:
 
 
 def _joined(key: _Key, rows: Sequence[TraceRow]) -> Tensor:
-    """One tensor of all ranks."""
-    first = rows[0]
+    """One tensor of all ranks, with the spread of the twin that came apart furthest."""
     known = [row.spread for row in rows if row.spread is not None]
-    kind, phase, module, name, call = key
-    return Tensor(
-        kind,
-        phase,
-        module,
-        name,
-        call,
-        first.order,
-        first.dtype,
-        _pieces(rows),
-        max(known, default=None),
-        first.file,
-        first.line,
-        first.code,
-        _arguments(first.arguments),
-    )
+    named = dict(zip(("kind", "phase", "module", "name", "call"), key, strict=True))
+    spread = max(known, default=None)
+    return Tensor(**{**vars(rows[0]), **named, "spread": spread, "pieces": _pieces(rows)})
 
 
 def _pieces(rows: Sequence[TraceRow]) -> tuple[Piece, ...]:
@@ -125,11 +90,3 @@ def _pieces(rows: Sequence[TraceRow]) -> tuple[Piece, ...]:
     copies = max(1.0, times.sum() / max(1, np.count_nonzero(times)))  # of shards held several times
     norm = math.sqrt(sum(row.norm**2 for row in rows) / copies)
     return (Piece(-1, first.shape, values, norm, times > 0),)
-
-
-def _arguments(text: str) -> Mapping[str, Any]:
-    try:
-        found = json.loads(text) if text else {}
-    except ValueError:  # cut short
-        return {}
-    return found if isinstance(found, dict) else {}

@@ -68,19 +68,13 @@ def spread(a: Tensor, b: Tensor, size: float, depth: int) -> float:
         size: Its root mean square.
         depth: How many operations came before it.
     """
-    known = [t.spread for t in (a, b)]
-    if known == [None, None]:
-        epsilon = max(roundoff(a.dtype), roundoff(b.dtype))
-        return _BOUND * epsilon * math.sqrt(depth + 1) * size
-    wider = {t.dtype: roundoff(t.dtype) for t in (a, b)}
-    each = []
-    for mine, own, other in ((known[0], a, b), (known[1], b, a)):
-        if mine is None:
-            theirs = known[1] if own is a else known[0]
-            ratio = wider[own.dtype] / wider[other.dtype] if wider[other.dtype] else 1.0
-            mine = (theirs or 0.0) * max(1.0, ratio)
-        each.append(mine)
-    return math.hypot(*each)
+    epsilon = [roundoff(t.dtype) for t in (a, b)]
+    if a.spread is None and b.spread is None:
+        return _BOUND * max(epsilon) * math.sqrt(depth + 1) * size
+    wider = [e / max(min(epsilon), 2.0**-53) if min(epsilon) else 1.0 for e in epsilon]
+    mine = a.spread if a.spread is not None else (b.spread or 0.0) * wider[0] / min(wider)
+    theirs = b.spread if b.spread is not None else (a.spread or 0.0) * wider[1] / min(wider)
+    return math.hypot(mine, theirs)
 
 
 def distance(a: NDArray[np.float64], b: NDArray[np.float64]) -> float:

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 import mpdiag
 from mpdiag.analysis.difference.diff import difference
+from mpdiag.analysis.difference.fingerprint import read_fingerprint
 from mpdiag.analysis.difference.sides import steps_of
 from mpdiag.runs.trace import TraceRow, positions
 
@@ -115,10 +116,10 @@ def test_adam_in_another_precision_cannot_be_followed_beyond_its_first_step(tmp_
 
 
 def test_the_command_its_document_and_a_fingerprint(sound, tmp_path):
-    kept = tmp_path / "sound.json"
+    kept = tmp_path / "sound.fingerprint"
     assert run("fingerprint", sound, "-o", kept).exit_code == 0
     assert kept.stat().st_size < 1_000_000
-    assert json.loads(kept.read_text())["made_by"]["versions"]["torch"] == torch.__version__
+    assert read_fingerprint(kept)[1]["versions"]["torch"] == torch.__version__
     faulty = recorded(tmp_path / "faulty", FAULTS["scaled"][0])
     for a in (sound, kept):
         same, other = (
