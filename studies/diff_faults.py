@@ -442,7 +442,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    first = 0 if options.seeds == "dev" else 100_000
+    first = 0 if options.seeds == "dev" else 200_000
     rows: list[Row] = []
     with TemporaryDirectory() as place:
         for kind in options.kinds:

@@ -99,42 +99,49 @@ class _TwinReplay(StepReplay):
             self._move(into[value], dtype, _SUMMED * math.sqrt(call.reduction))
 
     def _move(self, storage: torch.UntypedStorage, dtype: torch.dtype, summed: float) -> None:
-        """Move what a storage holds by an ulp, and by a share of its root mean square."""
+        """Move what a storage holds by an ulp, and by a share of its root mean square.
+
+        The signs stand in rows as long as there are signs, from another one on each time.
+        """
         if not dtype.is_floating_point or dtype.itemsize < 2 or not storage.nbytes():
             return
         flat = torch.empty(0, dtype=dtype, device=storage.device)
         flat = flat.set_(storage, 0, (storage.nbytes() // dtype.itemsize,), (1,))
-        eps = torch.finfo(dtype).eps
-        # Half an ulp of a narrow format rounds to a whole one, or to none.
-        signs = self._next_signs(flat)
-        step = signs * (eps if dtype in (torch.float32, torch.float64) else eps / 2)
-        low, high = map(float, flat.aminmax())
-        largest = torch.finfo(dtype).max / 2
-        if -largest < low and high < largest:
-            flat.mul_(step.add_(1))
-            if summed > eps / 4:
-                flat.add_(signs.flip(0), alpha=summed * _rms(flat))
-        else:  # what fills masks must not become infinite
-            flat.copy_(torch.where(flat.abs() < largest, flat * step.add_(1), flat))
-
-    def _next_signs(self, like: torch.Tensor) -> torch.Tensor:
-        """A sign for each value, FP32 or wider."""
-        self._drawn += 1
-        dtype = torch.float64 if like.dtype is torch.float64 else torch.float32
+        wide = torch.float64 if dtype is torch.float64 else torch.float32
         assert self._signs is not None
-        signs = self._signs.roll(self._drawn * 7919).to(like.device, dtype)
-        return signs.repeat(-(-like.numel() // _SIGNS))[: like.numel()]
+        self._drawn += 1
+        first = self._drawn * 7919 % _SIGNS
+        signs = self._signs[first : first + _SIGNS][: flat.numel()].to(flat.device, wide)
+        # Half an ulp of a narrow format rounds to a whole one, or to none.
+        eps = torch.finfo(dtype).eps
+        factors = signs * (eps if dtype is wide else eps / 2) + 1
+        norm = float(torch.linalg.vector_norm(flat, dtype=wide))
+        if not math.isfinite(norm):  # what fills masks must not become infinite
+            there = flat.abs() < torch.finfo(dtype).max / 2
+            flat.copy_(torch.where(there, flat * _repeated(factors, flat), flat))
+            return
+        for part in _rows(flat):
+            part.mul_(factors[: part.shape[-1]])
+            if summed > eps / 4:
+                moved = summed * norm / math.sqrt(flat.numel())
+                part.add_(signs.flip(0)[: part.shape[-1]], alpha=moved)
+
+
+def _rows(flat: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Values in rows as long as the signs, and the rest."""
+    whole = flat.numel() // _SIGNS * _SIGNS
+    return (flat[:whole].view(-1, _SIGNS), flat[whole:]) if whole else (flat,)
+
+
+def _repeated(row: torch.Tensor, flat: torch.Tensor) -> torch.Tensor:
+    return row.repeat(-(-flat.numel() // row.numel()))[: flat.numel()]
 
 
 @cache
 def _signs(seed: int) -> torch.Tensor:
     generator = torch.Generator("cpu").manual_seed(seed)
     drawn = torch.randint(0, 2, (_SIGNS,), generator=generator, device="cpu")
-    return drawn.float().mul_(2).sub_(1)
-
-
-def _rms(x: torch.Tensor) -> float:
-    return float(torch.linalg.vector_norm(x, dtype=torch.float32)) / math.sqrt(x.numel())
+    return drawn.float().mul_(2).sub_(1).repeat(2)
 
 
 def _narrows(call: Call, results: dict[int, torch.dtype]) -> bool:

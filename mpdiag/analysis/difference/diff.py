@@ -302,19 +302,17 @@ def _narrowest(step: Sequence[Tensor]) -> float:
 
 
 def _weights_apart(pairs: Sequence[Pair], possible: Mapping[str, float]) -> float:
-    """How far all weights are apart, or may be, in ulps of their root mean square."""
-    far = moved = 0.0
+    """How far the weights are apart, or may be, in ulps: those of the parameter furthest apart."""
+    furthest = 0.0
     for pair in pairs:
-        if pair.a.kind != "weight":
-            continue
         a, b = pair.a.pieces[0].values, pair.b.pieces[0].values
-        numel = math.prod(pair.a.shape)
-        if a.shape == b.shape and a.size:
+        if pair.a.kind == "weight" and a.shape == b.shape and a.size and a.any():
+            seen = float(np.sqrt(np.mean(np.square(a - b))))
             epsilon = max(roundoff(pair.a.dtype), roundoff(pair.b.dtype))
-            seen = float(np.mean(np.square(a - b)))
-            far += numel * max(seen, possible.get(pair.a.name, 0.0) ** 2)
-            moved += numel * (epsilon * size_of(a)) ** 2
-    return math.sqrt(far / moved) if moved else 0.0
+            if epsilon:
+                ulps = max(seen, possible.get(pair.a.name, 0.0)) / (epsilon * size_of(a))
+                furthest = max(furthest, ulps)
+    return furthest
 
 
 def _beyond_judgement(judged: Sequence[Judged]) -> bool:
