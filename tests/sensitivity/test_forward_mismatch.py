@@ -110,6 +110,21 @@ def test_the_layer_that_alone_differs_adds_everything_and_fp32_removes_it(name):
     assert found.kept.mean < 1e-3 * found.distance.mean
 
 
+def test_a_module_that_owns_parameters_beside_modules_is_tried_as_a_whole():
+    def model():
+        layer = nn.TransformerEncoderLayer(WIDTH, 2, 16, 0.0, batch_first=True)
+        return nn.Sequential(nn.Embedding(WORDS, WIDTH), layer, nn.Linear(WIDTH, WORDS))
+
+    a = model()
+    b = copy.deepcopy(a)
+    with torch.no_grad():
+        b[1].self_attn.in_proj_weight.mul_(1.01)
+    found = mpdiag.mismatch(a, b, batch()["input_ids"], budget=1.0)
+    best = found.ranking[0]
+    assert (best.name, best.removable) == ("1.self_attn", pytest.approx(1.0, rel=0.05))
+    assert found.kept.mean < 1e-3 * found.distance.mean
+
+
 def test_what_a_module_computes_itself_is_charged_to_it():
     a = Model()
     b = copy.deepcopy(a)
@@ -132,11 +147,13 @@ def test_passes_of_other_forms_are_put_together(forward):
     assert max(found.layers, key=lambda layer: layer.added).name == "blocks.1.down"
 
 
-def test_fp16_in_place_of_bf16_is_measured_and_nothing_changes():
+def test_fp16_in_place_of_bf16_is_measured_and_nothing_changes(root):
     a = Model().train()
     b = copy.deepcopy(a).bfloat16()
     before = copy.deepcopy(a.state_dict())
-    found = mpdiag.mismatch(a, b, batch(rows=32), budget=0.3)
+    recording = root / "sample_runs" / "digits"
+    found = mpdiag.mismatch(a, b, batch(rows=32), budget=0.3, recording=recording)
+    assert found.loss_scale == mpdiag.analyze(recording).plan.loss_scale.init_scale
     assert found.fp16.mean < found.distance.mean / 3
     assert found.keep[0] == "head"
     assert found.kept.mean < found.distance.mean
