@@ -147,7 +147,9 @@ def carry_out_compiled(study: CompilingStudy, tick: Callable[[str], None]) -> di
     saved = [study.place / f"{command}-0.pt" for command in ("alone", "record")]
     row["differences"] = None if row["identical"] else differences(*saved)
     row["failures"] = list(dict.fromkeys(study.failures))  # a kept outcome is read twice
-    row["said"] = [line.replace(f"{ROOT}/", "").replace(f"{sys.prefix}/", "") for line in row["said"]]
+    row["said"] = [
+        line.replace(f"{ROOT}/", "").replace(f"{sys.prefix}/", "") for line in row["said"]
+    ]
     return row
 
 
