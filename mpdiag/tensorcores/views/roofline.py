@@ -17,6 +17,7 @@ import plotly.graph_objects as go
 
 from mpdiag.display.colors import GREY, VERDICT_COLORS
 from mpdiag.display.wording import beginning, counted, in_figure, percent
+from mpdiag.hardware.peaks import family
 from mpdiag.reports.picture import Picture
 from mpdiag.reports.plotting import empty, figure
 from mpdiag.tensorcores.views.tensor_core_use import table_receipt
@@ -45,7 +46,7 @@ class Roofs:
 
     def rate(self, verdict: str, dtype: str) -> float:
         """TFLOP/s of the units that a verdict names; NaN where it names none, or that is not known."""
-        return self.rates.get((verdict, _family(dtype)), math.nan)
+        return self.rates.get((verdict, family(dtype)), math.nan)
 
     def shown(self, operations: pd.DataFrame) -> dict[tuple[str, float], str]:
         """The dtypes of each unit and rate to draw, highest first.
@@ -54,7 +55,7 @@ class Roofs:
         """
         wanted = [("tensor_core", "fp16"), ("cuda_core", "fp32")]
         for verdict, dtype in zip(operations["verdict"], operations["dtype"], strict=True):
-            wanted.append((verdict, _family(str(dtype))))
+            wanted.append((verdict, family(str(dtype))))
             wanted += [("tensor_core", "tf32")] if dtype == "fp32" else []
         found: dict[tuple[str, float], str] = {}
         for verdict, dtype in sorted({key for key in wanted if key in self.rates}):
@@ -118,10 +119,6 @@ def roofline_frame(profile: Mapping[str, Any]) -> pd.DataFrame:
     )
     result: pd.DataFrame = frame[COLUMNS]
     return result
-
-
-def _family(dtype: str) -> str:
-    return "fp8" if dtype.startswith("fp8") else dtype
 
 
 def _positive(rates: Any) -> dict[str, float]:
