@@ -8,6 +8,7 @@ it is dgrad, with the input wgrad. Convolutions and fused attention name their a
 from __future__ import annotations
 
 import math
+import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -48,6 +49,10 @@ _ATTENTION: dict[bool, tuple[tuple[int, Gemm, OperandRole, str, int], ...]] = {
 }
 """What fused attention is given, forwards and backwards: product, operand, argument, axis of blocks."""
 _UNSHOWN = "fused attention shows neither its probabilities nor the gradient of its scores"
+
+MOST = 4096
+"""Operands that are measured in a step: each takes some 10 ms, and a model has up to 100,000."""
+_TOO_MANY = f"a step has more than {MOST:,} operands: some were recorded in each step"
 
 Role = tuple[OperandRole, Matrix]
 Place = tuple[Any, ...]
@@ -100,10 +105,15 @@ class MatrixProducts:
     def __init__(self, rank: int) -> None:
         self.unseen: dict[tuple[str | None, str], dict[str, Any]] = {}
         self._rank = rank
+        self._products: set[tuple[Any, ...]] = set()
+        self._thin = 1
         self.begin(0)
 
     def begin(self, step: int) -> None:
-        """Begin a new step."""
+        """Begin a new step. Of the products of the one before, at most ``MOST`` operands fit."""
+        if self._products:
+            self._thin = -(-2 * len(self._products) // MOST)
+        self._products = set()
         self._step = step
         self._found: dict[tuple[Any, ...], tuple[partial[BlockOperand], Measured]] = {}
         self._forward: dict[int, _Forward] = {}
@@ -245,9 +255,14 @@ class MatrixProducts:
         shapes = [matrix.shape for _, matrix in operands]
         if not all(math.prod(shape) for shape in shapes):
             return  # an expert without tokens
+        product = forward.module, forward.kind, forward.call, expert, gemm
+        self._products.add(product)
+        if len(self._found) + len(operands) > MOST or _hash(self._step, product) % self._thin:
+            self._leave_out(None, "", _TOO_MANY)
+            return
         for role, matrix in operands:
             flops = flops or 2 * math.prod(shapes[0]) * shapes[1][1]
-            key = forward.module, forward.kind, forward.call, expert, gemm, role
+            key = *product, role
             if key in self._found:
                 continue
             batch, lines, length = matrix.shape
@@ -274,6 +289,11 @@ class MatrixProducts:
         found = [describe(**measured.fields()) for describe, measured in self._found.values()]
         self.begin(self._step)
         return found
+
+
+def _hash(*what: Any) -> int:
+    """A number that looks random and is the same on every machine."""
+    return zlib.crc32(repr(what).encode())
 
 
 def _place(tensor: Tensor) -> Place:

@@ -237,6 +237,20 @@ def test_what_shows_no_operands_is_named(tmp_path):
     )
 
 
+def test_of_too_many_operands_some_are_recorded_in_each_step(tmp_path, monkeypatch):
+    monkeypatch.setattr(matrix_products, "MOST", 8)
+    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(6)))
+    run, _ = operands_of(model, torch.randn(2, 4), tmp_path, count=11, operations=2)
+    operands = run.block_operands()
+    found = {step: {o.key for o in operands if o.steps == (step,)} for step in (0, 10)}
+    assert [key[4:] for key in found[0]].count(("fprop", "input")) == 4
+    assert all(len(keys) <= 8 for keys in found.values())
+    assert found[10] - found[0]
+    assert {len(keys) % 2 for keys in found.values()} == {0}  # both operands of a product
+    (unseen,) = run.meta["blocks"]["not_recorded"]
+    assert "some were recorded in each step" in unseen["reason"]
+
+
 def test_a_failure_ends_the_measuring_and_nothing_else(tmp_path, monkeypatch):
     def fail(*_):
         raise RuntimeError("no")
