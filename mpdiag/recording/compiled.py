@@ -8,8 +8,10 @@ module is compiled again.
 
 Gradients come from a hook on the tensor, which autograd keeps as the graph is differentiated. It is
 placed by the operator's own kernel for autograd, for the compiler itself refuses hooks in some versions.
-The operators are *effectful*: they are neither dropped nor reordered, and write nothing, so that a graph
-may run twice before its backward pass (a buffer that is written would be an error of autograd there).
+Operators of the forward pass are *effectful*: they are neither dropped nor reordered, and write nothing,
+so that a graph may run twice before its backward pass (a buffer that is written would be an error of
+autograd there). Those of the backward pass may come in any order, and ``aot_eager`` takes ten times as
+long to call an effectful one.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from collections.abc import Callable, Iterable
 from operator import getitem
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
 import torch
 from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
@@ -51,6 +54,10 @@ _HOST = torch.device("cpu")  # where a number is read without waiting for a devi
 _RECEIPT = 3
 _RECOMPUTE = "recompute"
 """The name under which torch notes at a node what checkpointing wants of it."""
+_PART = "partitioner_tag"
+"""The name under which it notes which of the two graphs a node belongs to."""
+_KEPT = hasattr(torch._library.utils, "is_impure")  # torch 2.11; not in 2.6
+"""Whether inductor keeps an operator without a result that is not effectful."""
 
 
 class Receiver(Protocol):
@@ -237,12 +244,14 @@ def _returned(
         about = receiver.returned(
             output, inputs, outputs, placement=placement, training=training, grad=grad
         )
-    return torch.tensor((number, *about), device=_HOST)
+    return torch.from_numpy(np.array((number, *about), np.int64))  # the fastest way to make one
 
 
 def _runs(tensor: torch.Tensor) -> bool:
-    """Whether a graph runs that is differentiated already: another kernel would only take time."""
-    return type(tensor) is torch.Tensor and not torch.is_grad_enabled()
+    """Whether a graph runs, so that nothing need hear of an operator but what it calls."""
+    if type(tensor) is not torch.Tensor or torch.compiler.is_dynamo_compiling():
+        return False
+    return not (torch.is_grad_enabled() and torch._C._len_torch_dispatch_stack())
 
 
 def _called_below(point: torch.Tensor, *switches: bool) -> None:
@@ -260,23 +269,34 @@ def _returned_below(
     placement: Placement,
     *switches: bool,
 ) -> torch.Tensor:
+    receipt: torch.Tensor
     if _runs(output):
-        return _returned(output, point, inputs, outputs, placement, *switches)
-    part, found = local_part(output)
-    placement = placement if part is output else found  # of a part, it was asked of the whole
-    is_wrapped: bool = is_traceable_wrapper_subclass(part)
-    if is_wrapped:
-        return _receipt()
-    more = inputs, outputs, placement, *switches
-    receipt: torch.Tensor = _below_autograd(torch.ops.mpdiag.returned, part, point, *more)
+        receipt = _returned(output, point, inputs, outputs, placement, *switches)
+    else:
+        part, found = local_part(output)
+        placement = placement if part is output else found  # of a part, it was asked of the whole
+        is_wrapped: bool = is_traceable_wrapper_subclass(part)
+        if is_wrapped:
+            return _receipt()
+        more = inputs, outputs, placement, *switches
+        receipt = _below_autograd(torch.ops.mpdiag.returned, part, point, *more)
     if output.requires_grad and torch.is_grad_enabled():
-
-        def hook(gradient: torch.Tensor | None) -> None:
-            if gradient is not None:
-                torch.ops.mpdiag.differentiated(*local_part(gradient), receipt)
-
-        output.register_hook(hook)
+        output.register_hook(lambda gradient: _gradient_arrived(gradient, receipt))
     return receipt
+
+
+def _gradient_arrived(gradient: torch.Tensor | None, receipt: torch.Tensor) -> None:
+    if gradient is None:
+        return
+    operator = torch.ops.mpdiag.differentiated
+    if _runs(gradient):
+        _differentiated(gradient, "local", receipt)
+    elif torch.compiler.is_dynamo_compiling():
+        operator(*local_part(gradient), receipt)
+    else:
+        _, nodes = _nodes_of(operator, *local_part(gradient), receipt)
+        for node in nodes:
+            node.meta[_PART] = "must_be_in_backward"
 
 
 def _below_autograd(operator: Any, *args: Any) -> Any:
@@ -285,16 +305,21 @@ def _below_autograd(operator: Any, *args: Any) -> Any:
     torch keeps the result of an effectful operator for the backward pass, unless checkpointing has noted
     that it is to be computed again.
     """
-    mode = get_proxy_mode()
-    nodes = None if mode is None else mode.tracer.graph.nodes
-    before = 0 if nodes is None else len(nodes)
     with torch._C._AutoDispatchBelowAutograd():
-        result = operator(*args)
-    if nodes is not None:
-        for node in itertools.islice(reversed(nodes), len(nodes) - before):
-            if node.meta.pop(_RECOMPUTE, None) is not None and node.target is getitem:
-                node.meta[_RECOMPUTE] = CheckpointPolicy.MUST_SAVE
+        result, nodes = _nodes_of(operator, *args)
+    for node in nodes:
+        if node.meta.pop(_RECOMPUTE, None) is not None and node.target is getitem:
+            node.meta[_RECOMPUTE] = CheckpointPolicy.MUST_SAVE
     return result
+
+
+def _nodes_of(operator: Any, *args: Any) -> tuple[Any, list[torch.fx.Node]]:
+    """Call an operator; returns its result, and what it becomes in the graph that is made, if any."""
+    mode = get_proxy_mode()
+    nodes = () if mode is None else mode.tracer.graph.nodes
+    before = len(nodes)
+    result = operator(*args)
+    return result, list(itertools.islice(reversed(nodes), len(nodes) - before))
 
 
 def _differentiated(gradient: torch.Tensor, placement: Placement, receipt: torch.Tensor) -> None:
@@ -316,7 +341,8 @@ def _define() -> None:
         _LIBRARY.impl(name, kernel, "CompositeExplicitAutograd")
         register_fake(f"mpdiag::{name}", fake, lib=_LIBRARY)
         operator = getattr(torch.ops.mpdiag, name).default
-        _register_effectful_op(operator, _EffectType.ORDERED)
+        if name != "differentiated" or not _KEPT:
+            _register_effectful_op(operator, _EffectType.ORDERED)
         torch.fx.node.has_side_effect(operator)
     _LIBRARY.impl("called", _called_below, "Autograd")
     _LIBRARY.impl("returned", _returned_below, "Autograd")

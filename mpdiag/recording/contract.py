@@ -287,7 +287,7 @@ class ContractWatch(StepListener):
         self._failed = failed
         self._setters = setters
         self._gradients: dict[str, str] = {}
-        self._reads = True
+        self._reads = self._due = True
         self._unapplied: tuple[Observed, ...] = ()
 
     def stopped(self) -> None:
@@ -295,14 +295,15 @@ class ContractWatch(StepListener):
         self._setters.detach()
 
     def step_began(self, step: Step) -> None:
-        """Note whether the step before had several backward passes."""
+        """Note whether the step is read, and whether the one before had several backward passes."""
+        self._due = self._reads and (step.number < FIRST_STEPS or step.recorded)
         if step.accumulating and self.facts is not None and not self.facts.accumulating:
             self.facts = replace(self.facts, accumulating=True)
 
     def optimizer_stepped(self, optimizer: Any) -> None:
         """Note the dtypes of gradients while they are there."""
         del optimizer
-        if not self._reads:
+        if not self._due:
             return
         for named in self._subjects.parameters.values():
             dtype = _accumulated(named.parameter)
@@ -311,11 +312,11 @@ class ContractWatch(StepListener):
 
     def step_ended(self, step: Step) -> None:
         """Read the rest, when all optimizers of the step have stepped."""
-        if self._reads and (step.number < FIRST_STEPS or step.recorded):
+        if self._due:
             try:
                 self._read(step.number)
             except Exception as error:  # noqa: BLE001 - whatever it is, training goes on
-                self._reads = False
+                self._reads = self._due = False
                 self._failed("reading the precision of parameters", error)
         self._gradients.clear()
 

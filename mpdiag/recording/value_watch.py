@@ -23,10 +23,11 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from mpdiag.recording.cadence import DENSE_STEPS
 from mpdiag.recording.counting.tensors import some_of
 from mpdiag.recording.gradient_sums import GradientSums
 from mpdiag.recording.moving_rates import moving_rates
-from mpdiag.recording.state_shadow import holds_bf16_numbers
+from mpdiag.recording.state_shadow import LEAST, holds_bf16_numbers
 from mpdiag.recording.step_clock import Step, StepListener
 from mpdiag.recording.step_tap import StepTap
 from mpdiag.runs.precision import Observed
@@ -35,6 +36,8 @@ from mpdiag.tracing.precision import HALF
 
 MOST_STATES = 32
 """Of an optimizer, that are compared before and after a recorded step."""
+_IN_TURN = 8
+"""FP32 states that are looked at in a recorded step."""
 _NUMBER = re.compile(r"\d+")
 STEPS = 3
 """Steps after which values are looked at; later in recorded steps alone."""
@@ -74,6 +77,7 @@ class ValueWatch(StepListener):
         self._others = others
         self._before: dict[tuple[str, str, int], torch.Tensor] = {}
         self._rates_due = 0
+        self._turn = 0
 
     def step_began(self, step: Step) -> None:
         """Keep what frozen and equal parameters are before the first step, and states before others."""
@@ -141,7 +145,7 @@ class ValueWatch(StepListener):
             if average.still:
                 names = (average.name, str(average.values.dtype).removeprefix("torch."))
                 self._note("average-still", names, step, average.still / average.away)
-        for kind, name, share in self._narrow():
+        for kind, name, share in self._narrow(step):
             self._note("narrow-values", (kind, name), step, share)
         self._compare_states(step)
 
@@ -174,19 +178,29 @@ class ValueWatch(StepListener):
                 for share, rate in moving_rates(optimizer):
                     self._note("moving-rate", (type(optimizer).__name__, share), step, rate)
 
-    def _narrow(self) -> Iterator[tuple[str, str, float]]:
-        """FP32 states whose values are all BF16 numbers: their low 16 bits are 0."""
+    def _narrow(self, step: int) -> Iterator[tuple[str, str, float]]:
+        """FP32 states whose values are all BF16 numbers: their low 16 bits are 0.
+
+        After the dense beginning some take turns: all of a hundred parameters would take as long as
+        counting them.
+        """
         known = {id(n.parameter): n.name for n in self._subjects.parameters.values()}
-        for optimizer in self._optimizers:
-            for parameter, state in optimizer.state.items():
-                for kind, value in state.items():
-                    if isinstance(value, torch.Tensor) and value.dtype == torch.float32:
-                        values = some_of(value)
-                        if values is None or id(parameter) not in known:
-                            continue
-                        if holds_bf16_numbers(values):
-                            name = f"{type(optimizer).__name__}.{kind}"
-                            yield name, known[id(parameter)], 1.0
+        states = [
+            (f"{type(optimizer).__name__}.{kind}", known[id(parameter)], value)
+            for optimizer in self._optimizers
+            for parameter, state in optimizer.state.items()
+            if id(parameter) in known
+            for kind, value in state.items()
+            if isinstance(value, torch.Tensor) and value.dtype == torch.float32
+            if value.numel() >= LEAST
+        ]
+        if step >= DENSE_STEPS and len(states) > _IN_TURN:
+            self._turn = (self._turn + _IN_TURN) % len(states)
+            states = (2 * states)[self._turn : self._turn + _IN_TURN]
+        for kind, name, state in states:
+            values = some_of(state)
+            if values is not None and holds_bf16_numbers(values):
+                yield kind, name, 1.0
 
     def _note(self, kind: str, names: tuple[str, ...], step: int, size: float) -> None:
         key = (kind, *names)
