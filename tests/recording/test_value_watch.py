@@ -46,3 +46,37 @@ def test_factors_that_stay_are_measured(tmp_path, dtype):
         assert observed.size == pytest.approx(share, abs=1e-6)
         assert [f.severity for f in stuck] == ["info"]
         assert "did not change in" in stuck[0].message
+
+
+class Momentum(torch.optim.Optimizer):
+    """Rounds the last of its states to BF16 from step 25 on, after the dense beginning."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {"lr": 1e-2})
+        self.steps = 0
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        (group,) = self.param_groups
+        for p in group["params"]:
+            moment = self.state[p].setdefault("moment", torch.zeros_like(p))
+            moment.mul_(0.9).add_(p.grad)
+            if p is group["params"][-1] and self.steps >= 25:
+                moment.copy_(moment.bfloat16())
+            p.sub_(moment, alpha=group["lr"])
+        self.steps += 1
+
+
+def test_states_take_turns_and_a_late_narrow_one_is_seen(tmp_path):
+    torch.manual_seed(0)
+    net = nn.Sequential(*(nn.Linear(16, 16, bias=False) for _ in range(12)))
+    optimizer = Momentum(net.parameters())
+    with mpdiag.record(net, optimizer, tmp_path / "run", operations=0, every=1):
+        for _ in range(35):
+            net(torch.randn(16, 16)).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    observed = mpdiag.audit(tmp_path / "run").facts.observed
+    (one,) = (one for one in observed if one.kind == "narrow-values")
+    assert one.names == ("Momentum.moment", "11.weight")
+    assert 25 <= one.first <= 27 < one.last
