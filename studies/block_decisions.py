@@ -419,6 +419,8 @@ def intervals(rows: Any, truth: Any, target: str) -> dict[str, float]:
         x = truth.get((one.module, one.gemm, one.operand))
         if x is None or one.product != "linear" or not found.low_db < found.high_db:
             continue
+        if not found.measured:  # a line of an expert's tokens has no groups of 16 to rotate
+            continue
         fmt = block_format(how.format, block=how.block or None, rounding=how.rounding)
         generator = CounterGenerator(3, tensor=str(one.key)) if how.rounding != "nearest" else None
         real = measure_error(x, fmt, rotated=how.rotated, generator=generator).sqnr_db
@@ -477,6 +479,15 @@ def main() -> None:
         for target, ranks in found["ranks"].items():
             print("  ", target, {k: v for k, v in ranks.items() if k != "of_each"})
         print("  ", {k: v for k, v in found["head"].items() if k != "errors"}, flush=True)
+        keep(options, results)
+
+
+def keep(options: argparse.Namespace, results: dict[str, Any]) -> None:
+    """Write what was found so far beside what the file has of other models."""
+    if options.json is None:
+        return
+    if options.json.exists():
+        results = json.loads(options.json.read_text(encoding="utf-8"))["models"] | results
     document = {
         "made": date.today().isoformat(),
         "torch": torch.__version__,
@@ -484,8 +495,7 @@ def main() -> None:
         "steps": options.steps,
         "models": results,
     }
-    if options.json:
-        options.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    options.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -143,15 +143,17 @@ def analyze_blocks(
     whole = sum(e.flops for e in effects)
     harmless = HARMLESS if curve.losses else 0.0
     kept, wide_wgrad = choose(free, budget * whole, harmless)
-    chosen = [_layer(e, recipe, bound, kept, wide_wgrad) for e in effects]
+    left = left_of(free, kept)
+    rest = "its effect is small" if left <= harmless else "the budget is spent on other layers"
+    reasons = {e.key: rest for e in effects} | wide_wgrad | kept | bound
+    chosen = [_layer(e, recipe, reasons[e.key], {*bound, *kept}, wide_wgrad) for e in effects]
     recorded = {e.module for e in effects}
     missing = [name for name in linears if name not in recorded]
     chosen += [
         BlockLayer(name, "weight", "linear", WIDE, WIDE, WIDE, "no product of it was recorded")
         for name in missing
     ]
-    spent = sum(e.flops for e in free if e.key in kept)
-    left = left_of(free, kept)
+    spent = sum(e.flops * (e.key in kept or (e.key in wide_wgrad) / 3) for e in free)
     plan = BlockPlan(
         target=recipe.target,
         formats=recipe.formats(),
@@ -307,21 +309,19 @@ def _bound(e: LayerEffect, linears: Collection[str], recipe: BlockRecipe, shards
     return ""
 
 
+_FIGURES = ("rise", "output_error", "wgrad_error", "flops", "length", "outputs", "tokens")
+
+
 def _layer(
     e: LayerEffect,
     recipe: BlockRecipe,
-    bound: Mapping[Key, str],
-    kept: Mapping[Key, str],
-    wide_wgrad: Mapping[Key, str],
+    reason: str,
+    kept: Collection[Key],
+    wide_wgrad: Collection[Key],
 ) -> BlockLayer:
-    reason = bound.get(e.key) or kept.get(e.key) or wide_wgrad.get(e.key) or "its effect is small"
-    wide = (
-        OPERANDS if e.key in bound or e.key in kept else ("wgrad",) if e.key in wide_wgrad else ()
-    )
+    wide = OPERANDS if e.key in kept else ("wgrad",) if e.key in wide_wgrad else ()
     fprop, dgrad, wgrad = (WIDE if gemm in wide else recipe.target for gemm in OPERANDS)
-    figures = ("rise", "output_error", "wgrad_error", "flops")
-    sizes = ("length", "outputs", "tokens")
-    evidence = {name: getattr(e, name) for name in (*figures, *sizes)}
+    evidence = {name: getattr(e, name) for name in _FIGURES}
     ragged = e.tokens % recipe.multiple
     if e.kind == "grouped" and ragged:
         evidence["tokens_padded"] = e.tokens + recipe.multiple - ragged

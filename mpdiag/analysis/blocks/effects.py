@@ -18,16 +18,20 @@ follow from those of its operands in the same way.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from mpdiag.analysis.blocks.operands import tiles_of
 from mpdiag.analysis.operations.loss_change import LossCurve
-from mpdiag.numerics.block_recipes import OPERANDS, BlockRecipe
+from mpdiag.numerics.block_recipes import OPERANDS, BlockRecipe, OperandFormat
 from mpdiag.runs.block_operands import BlockOperand
 
 Key = tuple[str, str]
 """A layer: module and parameter."""
+_Operands = dict[tuple[str, str], BlockOperand]
+_Steps = dict[tuple[int, int], dict[tuple[int, int | None], _Operands]]
+"""Operands by product and operand; those of each call and expert, of each step and rank."""
 
 
 @dataclass(frozen=True)
@@ -66,16 +70,6 @@ class LayerEffect:
         return self.module, self.parameter
 
 
-@dataclass
-class _Step:
-    """A layer's operands in one step of one rank, by product and operand; of grouped ones by expert."""
-
-    operands: dict[tuple[int, int | None, str, str], BlockOperand]
-
-    def products(self) -> Iterable[tuple[int, int | None]]:
-        return dict.fromkeys((call, expert) for call, expert, *_ in self.operands)
-
-
 def layer_effects(
     rows: Sequence[BlockOperand],
     recipe: BlockRecipe,
@@ -91,16 +85,15 @@ def layer_effects(
         gradients: Mean Σg² of a step, by parameter.
     """
     terms = _loss_terms(rows)
-    layers: dict[tuple[Key, str], dict[tuple[int, int], _Step]] = {}
+    layers: dict[tuple[Key, str], _Steps] = {}
     names: dict[Key, str] = {}
     for row in rows:
         if row.module is None:
             continue
         key = row.module, local_name(row.module, row.parameter, row.product)
         names.setdefault(key, row.parameter)
-        steps = layers.setdefault((key, row.product), {})
-        step = steps.setdefault((row.steps[0], row.rank), _Step({}))
-        step.operands[row.call, row.expert, row.gemm, row.operand] = row
+        step = layers.setdefault((key, row.product), {}).setdefault((row.steps[0], row.rank), {})
+        step.setdefault((row.call, row.expert), {})[row.gemm, row.operand] = row
     return [
         _effect(key, kind, steps, recipe, curve, gradients.get(names[key], math.nan), terms)
         for (key, kind), steps in layers.items()
@@ -126,33 +119,30 @@ def local_name(module: str, parameter: str, kind: str) -> str:
 def _effect(
     key: Key,
     kind: str,
-    steps: Mapping[tuple[int, int], _Step],
+    steps: _Steps,
     recipe: BlockRecipe,
     curve: LossCurve,
     gradient: float,
     terms: int,
 ) -> LayerEffect:
     rises: dict[int, list[float]] = {}
-    noises: list[float] = []
-    wgrads, flops, sizes = [], 0.0, (0, 0, 0)
-    for (number, _), step in steps.items():
-        found = [_Product(step, call, expert, recipe) for call, expert in step.products()]
+    wgrads, found = [], []
+    for (number, _), products in steps.items():
+        few = [_products(operands, recipe) for operands in products.values()]
         size = curve.size(number) or (1.0 if not curve.losses else math.nan)
-        rise = terms / 2 * sum(product.squared_change() for product in found) / size
-        rises.setdefault(number, []).append(rise)
-        wgrads.append(sum(product.wgrad_error() for product in found))
-        for product in found:
-            flops += product.flops()
-            sizes = product.sizes(sizes)
-            noises += product.noise()
-    by_step = {number: _mean(few) for number, few in rises.items()}
+        rises.setdefault(number, []).append(terms / 2 * sum(p.change for p in few) / size)
+        wgrads.append(sum(p.wgrad for p in few))
+        found += few
+    by_step = {number: _mean(rise) for number, rise in rises.items()}
     return LayerEffect(
         *key,
         kind,
-        flops / max(1, len(steps)),
-        *sizes,
+        sum(p.flops for p in found) / len(steps),
+        found[-1].length,
+        found[-1].outputs,
+        min(p.tokens for p in found),
         rise=_mean([rise for rise in by_step.values() if not math.isnan(rise)]),
-        output_error=math.sqrt(_mean(noises)),
+        output_error=math.sqrt(_mean([p.noise for p in found if not math.isnan(p.noise)])),
         wgrad_error=math.sqrt(_mean(wgrads) / gradient) if gradient else math.nan,
         by_step=by_step,
     )
@@ -162,65 +152,59 @@ def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else math.nan
 
 
-class _Product:
-    """The three products of one call of a layer, of one expert if it has some."""
+class _Products(NamedTuple):
+    """The three products of one call of a layer, of one expert if it has some; NaN is not known.
 
-    def __init__(self, step: _Step, call: int, expert: int | None, recipe: BlockRecipe) -> None:
-        self._found = {
-            gemm: {name: step.operands.get((call, expert, gemm, name)) for name in names}
-            for gemm, names in OPERANDS.items()
-        }
-        self._recipe = recipe
+    Attributes:
+        change: S, the mean square of the change of the loss.
+        wgrad: Σ of the squared error of the weight's gradient.
+        noise: The squared relative error of the output.
+        flops: Of all three.
+        length, outputs, tokens: Their sizes; 0 where the forward product was not recorded.
+    """
 
-    def _of(self, gemm: str, name: str) -> BlockOperand | None:
-        return self._found[gemm][name]
+    change: float
+    wgrad: float
+    noise: float
+    flops: float
+    length: int
+    outputs: int
+    tokens: int
 
-    def flops(self) -> float:
-        """Of all three."""
-        return sum(
-            max((o.flops for o in few.values() if o), default=0) for few in self._found.values()
+
+def _products(operands: _Operands, recipe: BlockRecipe) -> _Products:
+    known = {place: _squares(one, recipe.operand(*place)) for place, one in operands.items()}
+    (x, dx), (w, dw), (g, dg), (across, d_across), (a, _) = (
+        known.get(place, (math.nan, math.nan))
+        for place in (
+            *(("fprop", "input"), ("fprop", "weight")),
+            *(("wgrad", "grad_output"), ("wgrad", "input"), ("dgrad", "grad_output")),
         )
+    )
+    a = g if math.isnan(a) else a  # of a layer with an input that needs no gradient
+    inputs, weights = operands.get(("fprop", "input")), operands.get(("fprop", "weight"))
+    length = inputs.length if inputs else 0
+    outputs, tokens = weights.lines if weights else 0, inputs.lines if inputs else 0
+    return _Products(
+        change=a * tokens * outputs * length * (dx * w + x * dw),
+        wgrad=outputs * length * tokens * (dg * across + g * d_across),
+        noise=dx / x + dw / w if x and w else math.nan,
+        flops=sum(
+            max((one.flops for (of, _), one in operands.items() if of == gemm), default=0)
+            for gemm in OPERANDS
+        ),
+        length=length,
+        outputs=outputs,
+        tokens=tokens,
+    )
 
-    def sizes(self, known: tuple[int, int, int]) -> tuple[int, int, int]:
-        """Length, outputs and tokens; the fewest tokens where several are known."""
-        x, w = self._of("fprop", "input"), self._of("fprop", "weight")
-        if x is None or w is None:
-            return known
-        return x.length, w.lines, min(x.lines, known[2] or x.lines)
 
-    def _squares(self, gemm: str, name: str) -> tuple[float, float]:
-        """Mean square of an operand's values and of their errors, NaN where they are not known."""
-        one = self._of(gemm, name)
-        tiles = [] if one is None else tiles_of([one], self._recipe.operand(gemm, name))[0]
-        values = sum(t.values for t in tiles[0]) if tiles else 0
-        if not values:
-            return math.nan, math.nan
-        return sum(t.signal for t in tiles[0]) / values, sum(t.error for t in tiles[0]) / values
-
-    def _error(self, gemm: str) -> float:
-        """Mean square of the error of a product's results."""
-        one, other = OPERANDS[gemm]
-        (a, da), (b, db) = self._squares(gemm, one), self._squares(gemm, other)
-        length = next((o.length for o in self._found[gemm].values() if o), 0)
-        return length * (da * b + a * db)
-
-    def squared_change(self) -> float:
-        """S, the mean square of the change of the loss; NaN without a gradient."""
-        x, w = self._of("fprop", "input"), self._of("fprop", "weight")
-        if x is None or w is None:
-            return math.nan
-        gradient, _ = self._squares("dgrad", "grad_output")
-        if math.isnan(gradient):  # the layer's input needs no gradient
-            gradient, _ = self._squares("wgrad", "grad_output")
-        return gradient * x.lines * w.lines * self._error("fprop")
-
-    def wgrad_error(self) -> float:
-        """Σ of the squared error of the weight's gradient."""
-        g, x = self._of("wgrad", "grad_output"), self._of("wgrad", "input")
-        return math.nan if g is None or x is None else g.lines * x.lines * self._error("wgrad")
-
-    def noise(self) -> list[float]:
-        """The squared relative error of the layer's output, if it is known."""
-        squares = [self._squares("fprop", name) for name in OPERANDS["fprop"]]
-        found = sum(error / value if value else math.nan for value, error in squares)
-        return [] if math.isnan(found) else [found]
+def _squares(one: BlockOperand, fmt: OperandFormat) -> tuple[float, float]:
+    """Mean square of an operand's values and of their errors, NaN where they were not measured."""
+    tiles, like = tiles_of([one], fmt)
+    values = sum(tile.values for tile in tiles[0]) if tiles else 0
+    if not values:
+        return math.nan, math.nan
+    beside = 10 ** ((like.par_db - fmt.par_db) / 10)
+    error = sum(tile.error for tile in tiles[0]) * beside
+    return sum(tile.signal for tile in tiles[0]) / values, error / values
