@@ -70,6 +70,7 @@ def check_plan(plan: PrecisionPlan, now: PrecisionPlan, unanswered: str = "") ->
         *_unanswered(now, unanswered),
         *_scale(plan.loss_scale, now.loss_scale),
         *_operations(plan, now),
+        *_products(plan, now),
         *_masters(plan, now),
         *_model(plan, now),
         *_conditions(plan, now),
@@ -194,6 +195,25 @@ def _operations(plan: PrecisionPlan, now: PrecisionPlan) -> Iterator[Finding]:
                 f"{choice.reason}",
                 evidence=dict(evidence),
                 fix=str(evidence.get("fix") or "keep it in FP32"),
+            )
+
+
+def _products(plan: PrecisionPlan, now: PrecisionPlan) -> Iterator[Finding]:
+    """Products that the plan quantises to a block format and that should now stay in BF16."""
+    stored = {(c.module, c.parameter): c for c in plan.blocks.layers} if plan.blocks else {}
+    for layer in now.blocks.layers if now.blocks else ():
+        planned = stored.get((layer.module, layer.parameter))
+        wide = (
+            [gemm for gemm in planned.quantised if gemm not in layer.quantised] if planned else []
+        )
+        if wide:
+            yield Finding(
+                severity="warning",
+                code="plan-lacks-operation",
+                message=f"{', '.join(wide)} of {layer.module or 'the model'} should stay in BF16, but "
+                f"the plan quantises them: {layer.reason}",
+                evidence=dict(layer.evidence),
+                fix="write the plan again",
             )
 
 

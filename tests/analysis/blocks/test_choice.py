@@ -1,6 +1,7 @@
 """What stays in BF16: by effect for its FLOPs, within a budget, and beside rules of thumb."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -116,6 +117,14 @@ def test_a_plan_with_blocks_is_another_training_than_one_without(run):
     with pytest.raises(UsageError, match="--target mxfp8"):
         check_plan(plan, without, "")
     assert plan.next_call("plan") == ""
+    odd = [
+        replace(c, dgrad="mxfp8", wgrad="mxfp8") if c.module == "1" else c
+        for c in plan.blocks.layers
+    ]
+    bolder = replace(plan, blocks=replace(plan.blocks, layers=tuple(odd)))
+    check = check_plan(bolder, plan, "")
+    assert [f.message[:14] for f in check.findings if f.severity == "warning"] == ["dgrad, wgrad o"]
+    assert not any(f.severity == "warning" for f in check_plan(plan, plan, "").findings)
 
 
 def test_a_diverging_training_gets_no_recipe(run):
