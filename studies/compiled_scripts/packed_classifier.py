@@ -52,12 +52,11 @@ class Classifier(nn.Module):
 model = Classifier()
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
 compiled = torch.compile(model, dynamic=True)
-correct, data = [], torch.Generator().manual_seed(args.seed)
+correct = []
 for step in range(60):
-    longest = int(torch.randint(12, 40, (), generator=data))
-    lengths = torch.randint(8, longest + 1, (16,), generator=data)
-    input_ids = torch.randint(1, 50, (16, longest), generator=data)
-    input_ids = input_ids * (torch.arange(longest) < lengths[:, None])
+    longest = int(torch.randint(12, 40, ()))
+    lengths = torch.randint(8, longest + 1, (16,))
+    input_ids = torch.randint(1, 50, (16, longest)) * (torch.arange(longest) < lengths[:, None])
     labels = ((input_ids > 0) & (input_ids < 25)).sum(1).gt(lengths / 2).long()
     with torch.autocast("cpu", torch.bfloat16):
         outputs = compiled(input_ids, labels)
