@@ -101,9 +101,10 @@ def options_table(name: str) -> str:
 
 def _row(parameter: Any, context: Any) -> str:
     words = parameter.get_help_record(context)
-    if words is None:  # an option that a help of 24 lines has no room for; old click's arguments
-        option = f"{parameter.opts[0]} " if getattr(parameter, "hidden", False) else ""
-        words = (option + parameter.make_metavar(context), parameter.help or "")
+    if words is None and getattr(parameter, "hidden", False):  # no room in a help of 24 lines
+        words = (f"{parameter.opts[0]} {parameter.metavar}", parameter.help)
+    if words is None:  # an argument of older versions of click
+        words = (parameter.make_metavar(context), parameter.help or "")
     name, text = words
     text = re.sub(r"\s*\[(default|required|\w+[<>=]|x[<>]).*?\]", "", text).strip()
     default = "" if callable(parameter.default) else parameter.default
