@@ -1,6 +1,6 @@
 """What a recording says of block formats, held against what quantising the same tensors does.
 
-    python studies/block_decisions.py --json FILE
+    python studies/block_decisions.py --json studies/results/block-decisions.json
     python studies/block_decisions.py --models gpt llama                            # those tuned on
 
 Four small models are trained in FP32 on bytes of the documentation, then a step is recorded with
