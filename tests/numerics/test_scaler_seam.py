@@ -258,7 +258,7 @@ def test_the_dashboard_offers_it(root, run, monkeypatch):
     assert shown["Scale at the end"] == f"{replay_run(run, 'peakhold').final_scale:g}"
 
 
-@pytest.mark.parametrize("framework", set(EXPORTERS) - set(BLOCK_ENGINES))
+@pytest.mark.parametrize("framework", sorted(set(EXPORTERS) - set(BLOCK_ENGINES)))
 def test_an_export_says_that_its_framework_has_no_such_scaler(framework):
     export = export_plan(plan(64.0, margin=3), framework)
     assert any("loss scaler is PeakHold" in n and "has none like it" in n for n in export.notes)

@@ -10,7 +10,7 @@ values, the square of the change is on average::
 with K values summed over for each output. Its sign differs from step to step. What stays is the second
 order: for a mean over N losses, each a negative log-likelihood, the squares of their gradients are on
 average their curvature (Fisher), and the loss rises by N/2 · S. N is the number of lines of the last
-layer. Squares of (gradient · error) are also the score of ModelOpt's AutoQuantize, which takes them on
+layer that have a gradient. Squares of (gradient · error) are also the score of ModelOpt's AutoQuantize, which takes them on
 tensors. ``studies/block_decisions.py`` holds the estimate against measured changes. The errors of wgrad
 follow from those of its operands in the same way.
 """
@@ -100,11 +100,25 @@ def layer_effects(
     ]
 
 
-def _loss_terms(rows: Sequence[BlockOperand]) -> int:
-    """How many losses a step averages: the lines of the last linear layer; 1 without one."""
+def _loss_terms(rows: Sequence[BlockOperand]) -> float:
+    """How many losses a step averages: the lines of the last linear layer that have a gradient.
+
+    A position without a loss (padding, or one that a masked model is not asked for) has a gradient of
+    zeros. 1 without a linear layer.
+    """
     inputs = [row for row in rows if (row.product, row.gemm, row.operand) == _LAST]
+    if not inputs:
+        return 1.0
     first = [row for row in inputs if (row.steps, row.rank) == (inputs[0].steps, inputs[0].rank)]
-    return first[-1].lines if first else 1
+    last = first[-1]
+    shares = [
+        1 - row.depths.zeros / row.counted
+        for row in rows
+        if (row.steps, row.rank, row.key[:4]) == (last.steps, last.rank, last.key[:4])
+        and (row.gemm, row.operand) == ("dgrad", "grad_output")
+        and row.counted
+    ]
+    return last.lines * min(shares, default=1.0)
 
 
 _LAST = ("linear", "fprop", "input")
@@ -123,7 +137,7 @@ def _effect(
     recipe: BlockRecipe,
     curve: LossCurve,
     gradient: float,
-    terms: int,
+    terms: float,
 ) -> LayerEffect:
     rises: dict[int, list[float]] = {}
     wgrads, found = [], []
