@@ -1,11 +1,10 @@
-"""Layers: all of them with their course over the steps, one of them in full, and one step."""
+"""Layers: all of them with their course over the steps, or one of them in full."""
 
 from __future__ import annotations
 
 from math import isnan
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import layer_links
 import numpy as np
 import run_cache
 import run_folder
@@ -29,14 +28,12 @@ from mpdiag.reports.views import layers as pictures
 from mpdiag.reports.views import operations
 from mpdiag.reports.views.gradients.frame import SCALES, layers_named, one_layer
 from mpdiag.reports.views.gradients.pictures import Gradients
-from mpdiag.runs.training_log import FILE
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from mpdiag.numerics.formats import FloatFormat
     from mpdiag.runs.schema import Kind
-    from mpdiag.runs.training_log import TrainingLog
 
 chosen = run_folder.current()
 widgets.heading("Layers", chosen)
@@ -45,7 +42,7 @@ run = str(chosen.folder)
 
 
 def view() -> None:
-    """The page of one layer if one is chosen, else all of them and one step."""
+    """The page of one layer if one is chosen, else all of them."""
     kinds = [k for k in KIND_NAMES if k in set(analysis.layers.kinds) and k != "update"]
     if not kinds:
         st.info("This run recorded no layers.")
@@ -67,11 +64,7 @@ def view() -> None:
     if label is not None:
         show_layer(known[label], kind)
         return
-    everything, one_step = st.tabs(["All layers", "One step"], key="tab", bind="query-params")
-    with everything:
-        all_layers(kind)
-    with one_step:
-        show_step(kind)
+    all_layers(kind)
 
 
 def all_layers(kind: Kind) -> None:
@@ -268,73 +261,6 @@ def _operations(name: str) -> None:
         st.markdown(
             "mpdiag neither recorded an operation of this layer nor measured its sensitivity."
         )
-
-
-# -- one step --------------------------------------------------------------------------------------
-
-
-def show_step(kind: Kind) -> None:
-    """The loss curve, and what moved at the step that is selected on it."""
-    records = analysis.run.records
-    steps = tables.recorded_steps(records, kind)
-    if len(steps) < 2:
-        st.info("There is no earlier recorded step to compare with.")
-        return
-    log = _log()
-
-    @st.fragment
-    def step_view() -> None:
-        asked = _clicked()
-        if asked is not None:
-            st.session_state["step"] = str(tables.nearest_step(steps, asked))
-        words = [str(s) for s in steps]
-        step = int(
-            st.select_slider(
-                "Recorded step",
-                words,
-                **unless_set("step", value=str(_first(steps, log))),
-                key="step",
-                bind="query-params",
-                help="Steps with recorded gradients. You can also click the loss curve.",
-            )
-        )
-        if asked is not None and step != asked:
-            st.caption(
-                f"mpdiag did not record the gradients of step {asked:,}. Step {step:,} is the nearest."
-            )
-        if log is not None:
-            widgets.show(pictures.loss_curve(run, log, steps, step), selectable=True)
-        picture = pictures.movement(run, records, kind, step, analysis.target)
-        points = widgets.show(picture, selectable=True)
-        if points:
-            layer_links.open_layer(str(points[0]["customdata"]), kind)
-
-    step_view()
-
-
-def _clicked() -> int | None:
-    """The step of the loss curve that was clicked just now; None if none was."""
-    event = st.session_state.get("figure-loss-of-recording")
-    points = event["selection"]["points"] if event else []
-    if not points or st.session_state.get("clicked_step") == points[0]["x"]:
-        return None
-    st.session_state["clicked_step"] = points[0]["x"]
-    return int(points[0]["x"])
-
-
-def _log() -> TrainingLog | None:
-    """The run's own log, if it has a loss."""
-    if not (chosen.folder / FILE).is_file():
-        return None
-    log = run_cache.log(chosen)
-    return log if any(s.loss is not None for s in log.steps) else None
-
-
-def _first(steps: Any, log: TrainingLog | None) -> int:
-    """The step shown first: the recorded one nearest to the largest rise of the loss."""
-    rises = tables.loss_rises(log) if log is not None else ()
-    wanted = int(rises["step"].iloc[0]) if len(rises) else int(steps[-1])
-    return tables.nearest_step(steps[1:], wanted) or int(steps[-1])
 
 
 view()

@@ -13,7 +13,6 @@ import widgets
 from mpdiag.display.wording import in_markdown, layer_name, percent, sentence
 from mpdiag.errors import RunNotFound
 from mpdiag.tensorcores.views import tensor_cores
-from mpdiag.tensorcores.views.roofline import roofline
 from mpdiag.tensorcores.views.tensor_core_use import (
     cause_frame,
     cause_words,
@@ -95,7 +94,6 @@ if not fixable.empty:
     else:
         st.caption("Tick fixes to see the largest possible speed-up of everything (Amdahl's law).")
 
-widgets.show(roofline(run, profile, tensor_cores.unit_names(profile)))
 widgets.show(tensor_cores.kernels(run, profile))
 kernels = tensor_cores.kernel_frame(profile)
 kernels = kernels.drop(columns="verdict").dropna(axis=1, how="all")  # in words, as ``unit``

@@ -48,14 +48,5 @@ widgets.show(
         *(chosen, "ratios", parameter, log), make=lambda: shown.ratios(parameter, log=log)
     )
 )
-one, two = st.columns(2, gap="large")
-with one:
-    widgets.show(run_cache.once(chosen, "swallowed", make=shown.swallowed))
-with two:
-    widgets.show(
-        run_cache.once(
-            *(chosen, "swallowed over time", parameter),
-            make=lambda: shown.swallowed_over_time(parameter),
-        )
-    )
+widgets.show(run_cache.once(chosen, "swallowed", make=shown.swallowed))
 widgets.table(shown.by_parameter, LABELS)

@@ -23,7 +23,6 @@ COLUMNS = {
     "whole": 'added(bins, "sum") + small * 2.0**-126 / 2',
     "gone": 'added(below, "sum") + small * 2.0 ** min(-126, zero) / 2',
     "sum_share": '(frame["gone"] / frame["whole"]).fillna(0)',
-    "mean": '(bins["exponent"] * bins["counts"]).groupby(bins[key]).sum() / added(bins, "counts")',
 }
 """Of a group of rows: how each column is computed. What is lost becomes 0, at the scale 2^k."""
 _SHARES = ("nonzero", "lost", "lost_share", "whole", "gone", "sum_share")
@@ -97,16 +96,9 @@ class Rows:
         columns = _at_scale(fmt, "step", ("absmax", *_SHARES))
         return f"{self.read}{_lines('sum_bins')}{columns}frame = {join}.reset_index()\n"
 
-    def movement(self, fmt: FloatFormat, step: int, before: int) -> str:
-        """Receipt of ``movement_frame``."""
-        columns = ("absmax", "nonzero", "lost", "lost_share", "mean")
-        table = _lines("movement", step=step, before=before)
-        return self.read + _lines("bins") + _at_scale(fmt, "name", columns) + table
-
-    def updates(self, key: str) -> str:
-        """Receipt of the updates that 16-bit weights would round away, by ``name`` or by ``step``."""
-        more = _lines("beyond") if key == "name" else ""
-        return self.read + _lines("fact") + _lines("updates", key=repr(key), more=more)
+    def updates(self) -> str:
+        """Receipt of the updates that 16-bit weights would round away, by parameter."""
+        return self.read + _lines("fact") + _lines("updates")
 
     def ratios(self) -> str:
         """Receipt of ``ratio_frame``."""
@@ -175,11 +167,6 @@ def training_logs(
     return _lines(
         "training_logs", types=types, runs=list(runs), folder=repr(folder), end=".dropna()" * known
     )
-
-
-def loss_of_recording(run: str) -> str:
-    """Receipt of the loss of a recording's own log."""
-    return _lines("loss_of_recording", run=repr(run))
 
 
 def compared_losses(paths: Mapping[str, str]) -> str:

@@ -116,22 +116,6 @@ def test_clicks_lead_from_a_picture_to_a_layer_and_a_step(page, address, runs):
     page.wait_for_timeout(500)
     table.click(position={"x": 60, "y": 36 * (names.index("trunk.0") + 1.5)})
     page.get_by_role("heading", name="trunk.0 · Conv2d").wait_for()
-    page.get_by_role("button", name="All layers").click()
-    page.get_by_role("tab", name="One step").click()
-    curve = page.locator(".st-key-figure-loss-of-recording")
-    points = curve.locator(".scatterlayer .trace").first.locator(".point")
-    points.nth(300).wait_for()
-    page.wait_for_timeout(500)
-    click_in(page, points.nth(300), 0.5, 0.5)
-    page.get_by_text("The gradients of step").wait_for()
-    moved = page.get_by_role("heading", name="Layers that moved most at step 300")
-    moved.wait_for()
-    bars = page.locator(".st-key-figure-movement")
-    bars.scroll_into_view_if_needed()
-    at_rest(page)
-    page.wait_for_timeout(500)
-    click_in(page, bars.locator(".barlayer .point path").first, 0.5, 0.5)
-    over_time.locator(".main-svg").first.wait_for()
 
 
 @pytest.mark.parametrize(

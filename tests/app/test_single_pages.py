@@ -1,7 +1,6 @@
 """What single pages show, against the library."""
 
 import json
-import re
 import shutil
 
 import made_runs as hand
@@ -105,19 +104,6 @@ def test_a_button_closes_a_layer(opened):
     assert test.session_state["layer"] is None
 
 
-def test_a_rise_of_the_loss_leads_to_the_layers_of_its_step(opened):
-    test = opened(view="layers", run="ssd", tab="One step")
-    assert not test.exception
-    rise = re.search(r"The largest rise is at step (\d+)", words(test)).group(1)
-    step = int(test.select_slider(key="step").value)
-    assert abs(step - int(rise)) <= 20  # the recording's own distance
-    assert f"Layers that moved most at step {step}" in words(test)
-    test.select_slider(key="step").set_value("300").run()
-    assert "Layers that moved most at step 300" in words(test)
-    linked = opened(view="layers", run="ssd", tab="One step", step="220")
-    assert "Layers that moved most at step 220" in words(linked)
-
-
 def test_numbers_are_written_as_people_write_them(opened):
     import widgets
 
@@ -177,7 +163,7 @@ def test_only_related_runs_are_compared_unasked(opened, root, tmp_path):
         shutil.copytree(root / "sample_runs" / name, tmp_path / name)
     test = opened(tmp_path, view="compare", run="ssd")
     assert pair(test) == ["ssd", "ssd-2"]  # of one model
-    assert len(test.get("plotly_chart")) == 3  # losses, intervals, layers
+    assert len(test.get("plotly_chart")) == 2  # losses, intervals, layers
     alone = opened(tmp_path, view="compare", run="digits")
     assert "No other run here has the plan or the model of digits" in words(alone)
     chosen = test.selectbox(key="b").set_value("digits").run()

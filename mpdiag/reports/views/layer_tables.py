@@ -1,4 +1,4 @@
-"""Layers over the steps, as tidy tables: all of them, one, and one step against those before it."""
+"""Layers over the steps, as tidy tables: all of them, and one."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -15,20 +15,9 @@ from mpdiag.numerics.histograms import ExponentHistogram
 from mpdiag.reports.views.gradients.frame import SCALES
 from mpdiag.runs.records import Records
 from mpdiag.runs.schema import Kind
-from mpdiag.runs.training_log import TrainingLog
 
 POINTS = 60
 """Points of a small curve in a table, at most: each merges neighbouring recorded steps."""
-BEFORE = 10
-"""Recorded steps before a step that it is compared with, at most."""
-RISES = 5
-"""Steps of the largest rises of the loss, at most."""
-
-
-def recorded_steps(records: Records, kind: Kind) -> NDArray[np.int64]:
-    """The recorded steps of one kind of tensors, ascending."""
-    rows = records.of_kind(kind) & countable_rows(records)
-    return np.unique(records.step[rows].astype(np.int64))
 
 
 def course_frame(
@@ -192,70 +181,6 @@ def _parameters_of(records: Records, layer: str) -> Records:
     words = records.words["name"]
     codes = [i for i, word in enumerate(words) if str(word).rpartition(".")[0] == layer]
     return records.select(np.isin(records.name, codes) & records.of_kind("update"))
-
-
-def movement_frame(
-    records: Records, kind: Kind, step: int, fmt: FloatFormat, before: int = BEFORE
-) -> pd.DataFrame:
-    """How far each layer's values moved at a recorded step, against the recorded steps before it.
-
-    Args:
-        records: The rows.
-        kind: Of which tensors.
-        step: A recorded step.
-        fmt: The format.
-        before: How many recorded steps before it are taken together, at most.
-
-    Returns:
-        ``layer``; ``shift``: of the mean exponent, in powers of two; ``absmax``, ``lost_share``: at the
-        step; ``absmax_before``, ``lost_share_before``. The largest shift first; layers without values
-        in either are left out.
-    """
-    steps = recorded_steps(records, kind)
-    earlier = steps[steps < step][-before:]
-    rows = records.of_kind(kind) & countable_rows(records)
-    codes = np.unique(records.name[rows])
-    place = np.full(len(records.words["name"]) + 1, -1)
-    place[codes] = np.arange(len(codes))
-    found = []
-    for some in (np.array([step]), earlier):
-        group = np.where(rows & np.isin(records.step, some), place[records.name], -1)
-        h = records.merged(group, len(codes))
-        losses = _losses(h, fmt, 0).drop(columns="sum_share")
-        found.append(losses.assign(mean=_mean_exponent(h)))
-    frame = found[0].join(found[1].add_suffix("_before"))
-    frame.insert(0, "layer", np.array(records.words["name"], dtype=object)[codes])
-    frame["shift"] = frame.pop("mean") - frame.pop("mean_before")
-    frame = frame.dropna(subset=["shift"])
-    order = frame["shift"].abs().sort_values(ascending=False, kind="stable").index
-    return frame.loc[order].reset_index(drop=True)
-
-
-def nearest_step(steps: NDArray[np.int64], step: int) -> int | None:
-    """The recorded step nearest to a step, the earlier of two; None if none was recorded."""
-    return int(steps[np.argmin(np.abs(steps - step))]) if steps.size else None
-
-
-def loss_rises(log: TrainingLog) -> pd.DataFrame:
-    """The steps at which the loss rose most over the median of the steps before, the largest first.
-
-    Returns:
-        ``step``, ``loss``, ``median`` of up to ``BEFORE`` steps before, ``rise``: loss - median; only
-        steps above their median. Neighbours of a larger rise are left out.
-    """
-    known = [(s.step, s.loss) for s in log.steps if s.loss is not None and np.isfinite(s.loss)]
-    losses = pd.Series([loss for _, loss in known], dtype=float)
-    median = losses.rolling(BEFORE, min_periods=3).median().shift(1)
-    frame = pd.DataFrame({"step": [step for step, _ in known], "loss": losses, "median": median})
-    frame["rise"] = frame["loss"] - frame["median"]
-    frame = frame[frame["rise"] > 0].sort_values("rise", ascending=False, kind="stable")
-    kept: list[int] = []
-    for step in frame["step"]:
-        if len(kept) == RISES:
-            break
-        if all(abs(step - other) >= BEFORE for other in kept):
-            kept.append(int(step))
-    return frame[frame["step"].isin(kept)].reset_index(drop=True)
 
 
 def scale_exponent(scale: float) -> int:

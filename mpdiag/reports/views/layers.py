@@ -1,4 +1,4 @@
-"""Layers: one layer over the steps, and what moved at one step."""
+"""Layers: one layer over the steps."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,7 +11,6 @@ import plotly.graph_objects as go
 from mpdiag.analysis.figures import at_scale
 from mpdiag.display.colors import (
     BLUE,
-    FATE_COLORS,
     GREEN,
     GREY,
     ORANGE,
@@ -19,26 +18,21 @@ from mpdiag.display.colors import (
     VERMILION,
 )
 from mpdiag.display.wording import (
-    KIND_NAMES,
-    counted,
-    in_figure,
     layer_name,
     magnitude,
     percent,
     sentence,
-    spoken_layer,
 )
 from mpdiag.numerics.formats import FloatFormat
 from mpdiag.reports import plotting
 from mpdiag.reports.picture import Picture, View
-from mpdiag.reports.receipts import Rows, loss_of_recording
+from mpdiag.reports.receipts import Rows
 from mpdiag.reports.views import layer_tables as tables
 from mpdiag.reports.views.gradients import figure
 from mpdiag.reports.views.gradients.figure import Range
 from mpdiag.reports.views.gradients.frame import time_frame
 from mpdiag.runs.records import Records
 from mpdiag.runs.schema import Kind
-from mpdiag.runs.training_log import TrainingLog
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,68 +148,6 @@ def _moved(frame: pd.DataFrame) -> str:
     )
 
 
-def loss_curve(run: str, log: TrainingLog, recorded: np.ndarray, step: int | None) -> Picture:
-    """The loss of a recording, to select a step of it.
-
-    Args:
-        run: The run folder.
-        log: Its training log.
-        recorded: The recorded steps.
-        step: The selected one.
-    """
-    known = [(s.step, s.loss) for s in log.steps if s.loss is not None and np.isfinite(s.loss)]
-    frame = pd.DataFrame(known, columns=["step", "loss"]).astype({"step": int, "loss": float})
-    rises = tables.loss_rises(log)
-    here = np.isin(frame["step"], recorded)
-    caption = f"Large points: the {counted(int(here.sum()), 'step')} with recorded gradients."
-    if len(rises):
-        top = rises.iloc[0]
-        caption += (
-            f" The largest rise is at step {int(top['step']):,}: {top['rise']:.3g} above the median of "
-            f"up to {tables.BEFORE} steps before."
-        )
-    return Picture(
-        "loss-of-recording",
-        "Loss of the recorded training",
-        caption,
-        loss_figure(frame["step"], frame["loss"], here, step, rises),
-        frame,
-        loss_of_recording(run),
-    )
-
-
-def movement(
-    run: str,
-    records: Records,
-    kind: Kind,
-    step: int,
-    fmt: FloatFormat,
-    frame: pd.DataFrame | None = None,
-) -> Picture:
-    """The layers that moved most at a recorded step, against the recorded steps before it."""
-    if frame is None:
-        frame = tables.movement_frame(records, kind, step, fmt)
-    steps = tables.recorded_steps(records, kind)
-    earlier = steps[steps < step][-tables.BEFORE :]
-    caption = ""
-    if len(frame) and len(earlier):
-        most, middle = frame.iloc[0], float(frame["shift"].median())
-        caption = (
-            f"Compared with the {counted(len(earlier), 'recorded step')} before it ({earlier[0]:,} to "
-            f"{earlier[-1]:,}), the {KIND_NAMES[kind]} of {spoken_layer(str(most['layer']))} moved "
-            f"most, by {most['shift']:+.2f} powers of two. The median of "
-            f"{counted(len(frame), 'layer')} is {middle:+.2f}."
-        )
-    return Picture(
-        "movement",
-        f"Layers that moved most at step {step:,}",
-        caption,
-        movement_figure(frame),
-        frame,
-        Rows(run, kind).movement(fmt, step, tables.BEFORE),
-    )
-
-
 WORDS_GROUND = "rgba(255, 255, 255, 0.75)"
 """Behind words that lie on cells, in dark as in light; their ink is ``WORDS_INK``."""
 WORDS_INK = "#1c2430"
@@ -278,87 +210,6 @@ def _line(
     hover = "%{y:.2%}" if axis == "y" else "2^%{y:.1f}"
     dots = {"marker": {"size": 4}, "yaxis": axis}
     fig.dotted_line(x, y, name, colour, hover, width=2, dash=dash, **dots)
-
-
-def movement_figure(frame: pd.DataFrame, most: int = 20) -> go.Figure:
-    """The layers that moved most at a step (``movement_frame``), a bar each."""
-    worst = frame.head(most)
-    if worst.empty:
-        return plotting.empty("nothing was recorded before this step to compare with")
-    names = [str(name) for name in worst["layer"]]
-    fig = plotting.figure(plotting.row_height(len(names)), hovermode="closest")
-    shift = worst["shift"].to_numpy(float)
-    said = [
-        f"{in_figure(name)}<br>largest |x|: {magnitude(before)} → {magnitude(now)}"
-        for name, before, now in zip(names, worst["absmax_before"], worst["absmax"], strict=True)
-    ]
-    for mask, words, colour in (
-        (shift >= 0, "larger than before", VERMILION),
-        (shift < 0, "smaller than before", BLUE),
-    ):
-        if mask.any():
-            fig.add_bar(
-                x=shift[mask],
-                y=np.flatnonzero(mask),
-                orientation="h",
-                name=words,
-                marker={"color": colour},
-                unselected={"marker": {"opacity": 1}},
-                customdata=[name for name, one in zip(names, mask, strict=True) if one],
-                hovertext=[text for text, one in zip(said, mask, strict=True) if one],
-                hovertemplate="%{hovertext}<br>moved by %{x:+.2f} powers of two"
-                "<br><i>click: the page of this layer</i><extra></extra>",
-            )
-    plotting.layer_axis(fig, names)
-    fig.add_vline(0, line={"color": plotting.GRID, "width": 2})
-    fig.update_xaxes(title="shift of the mean exponent, in powers of two", fixedrange=True)
-    fig.update_yaxes(fixedrange=True)
-    return fig.update_layout(dragmode=False, clickmode="event+select")
-
-
-def loss_figure(
-    steps: Any, losses: Any, recorded: Any, step: int | None, rises: pd.DataFrame
-) -> go.Figure:
-    """The loss of the recording, a point each, to be clicked.
-
-    Args:
-        steps: Of the log.
-        losses: At each of them.
-        recorded: Which of the steps have recorded gradients, a mask.
-        step: The selected step.
-        rises: ``loss_rises``.
-    """
-    fig = plotting.figure(260, hovermode="closest")
-    hover = "step %{x}: %{y:.5g}<br><i>click: what moved at this step</i><extra></extra>"
-    fig.add_scatter(
-        x=steps,
-        y=losses,
-        name="loss",
-        mode="lines+markers",
-        line={"color": BLUE, "width": 1.5},
-        marker={"size": np.where(recorded, 7, 4), "color": BLUE},
-        unselected={"marker": {"opacity": 1}},
-        hovertemplate=hover,
-    )
-    if len(rises):
-        fig.add_scatter(
-            x=rises["step"],
-            y=rises["loss"],
-            name="largest rises",
-            mode="markers",
-            marker={"color": VERMILION, "symbol": "triangle-up", "size": 12},
-            unselected={"marker": {"opacity": 1}},
-            hovertemplate=hover,
-        )
-    if step is not None:
-        fig.add_vline(step, line={"color": FATE_COLORS["overflow"], "width": 2, "dash": "dash"})
-    fig.update_xaxes(title="step", fixedrange=True)
-    fig.update_yaxes(title="loss", fixedrange=True)
-    known = np.asarray(losses, float)
-    if known.size and np.nanmin(known) > 0 and np.nanmax(known) > 20 * np.nanmin(known):
-        fig.update_yaxes(type="log")
-        plotting.log10_axis(fig, known)
-    return fig.update_layout(dragmode=False, clickmode="event+select")
 
 
 _NOTHING = "no non-zero values in any recorded step"

@@ -62,18 +62,6 @@ def ratio_frame(records: Records, parameter: str | None = None) -> pd.DataFrame:
     return pd.DataFrame({"exponent": h.exponents[columns], "count": h.counts[0, columns]})
 
 
-def swallowed_frame(records: Records, parameter: str | None = None) -> pd.DataFrame:
-    """Shares swallowed at each recorded step: ``step``, ``changed``, ``fp16_share``, ``bf16_share``."""
-    rows = _rows(records, parameter)
-    steps, group = np.unique(records.step[rows].astype(np.int64), return_inverse=True)
-    changed = _added(records.changed[rows], group, len(steps))
-    frame = pd.DataFrame({"step": steps, "changed": changed})
-    for fmt in HALVES:
-        swallowed = _added(records.fact("swallowed", fmt.name)[rows], group, len(steps))
-        frame[f"{fmt.name}_share"] = share(swallowed, changed)
-    return frame
-
-
 def _rows(records: Records, parameter: str | None = None) -> Any:
     mask = records.of_kind("update") & countable_rows(records)
     if parameter is not None:
@@ -145,22 +133,6 @@ def parameters_figure(frame: pd.DataFrame, most: int = 30) -> go.Figure:
     return fig
 
 
-def over_time_figure(frame: pd.DataFrame) -> go.Figure:
-    """Swallowed share at each recorded step (``swallowed_frame``)."""
-    if frame.empty:
-        return empty(_NONE)
-    fig = figure(320)
-    for column, name, colour, dash in (
-        ("fp16_share", "FP16 weights", VERMILION, "solid"),
-        ("bf16_share", "BF16 weights", BLUE, "dash"),
-    ):
-        hover = "step %{x}: %{y:.2%}<extra>" + name + "</extra>"
-        fig.dotted_line(frame["step"], frame[column], name, colour, hover, dash=dash)
-    fig.update_xaxes(title="step")
-    fig.update_yaxes(tickformat=".0%", rangemode="tozero", title="rounded away")
-    return fig
-
-
 @dataclass(frozen=True, eq=False)
 class Updates:
     """The weight updates of a recording: their tables and pictures.
@@ -201,19 +173,7 @@ class Updates:
             f"not have changed in 16 bits{_most(self.by_parameter)}.",
             parameters_figure(self.by_parameter),
             self.by_parameter,
-            Rows(self.run, "update").updates("name"),
-        )
-
-    def swallowed_over_time(self, parameter: str | None = None) -> Picture:
-        """Share rounded away at each recorded step, of one parameter or of all."""
-        frame = swallowed_frame(self.records, parameter)
-        return Picture(
-            "swallowed-over-time",
-            "Updates rounded away over time",
-            f"Share of the changed elements at each recorded step{_peak(frame)}.",
-            over_time_figure(frame),
-            frame,
-            Rows(self.run, "update", parameter).updates("step"),
+            Rows(self.run, "update").updates(),
         )
 
 
@@ -232,15 +192,6 @@ def _most(frame: pd.DataFrame) -> str:
         return ""
     worst = layer_name(str(frame["parameter"].iloc[0]))
     return f"; most in {worst}, {percent(float(frame['fp16_share'].iloc[0]))} in FP16"
-
-
-def _peak(frame: pd.DataFrame) -> str:
-    """The step of a ``swallowed_frame`` at which FP16 weights round most away."""
-    if frame.empty or not frame["fp16_share"].max():
-        return ""
-    at = int(frame["fp16_share"].to_numpy().argmax())
-    most = percent(float(frame["fp16_share"].iloc[at]))
-    return f"; in FP16 at most {most}, at step {int(frame['step'].iloc[at]):,}"
 
 
 def reported(contents: RunContents) -> Iterator[Picture]:

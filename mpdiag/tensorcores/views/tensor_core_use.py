@@ -43,21 +43,16 @@ def receipt(run: str, lines: str) -> str:
     return TEXTS["profile"].substitute(path=path, lines=lines.removesuffix("\n"))
 
 
-def table_receipt(
-    run: str, rows: str, columns: Collection[str], where: str = "", **derived: str
-) -> str:
+def table_receipt(run: str, rows: str, columns: Collection[str], **derived: str) -> str:
     """The receipt of a table of one list of a profile, the rows of the most time first.
 
     Args:
         run: The run's folder.
         rows: The list: ``kernels`` or ``operations``.
         columns: To show.
-        where: Which rows, in terms of ``frame``; "" for all.
         derived: Columns that the list lacks, in terms of ``frame``.
     """
     lines = [f"frame = pd.DataFrame(profile[{rows!r}])"]
-    if where:
-        lines.append(f"frame = frame[{where}]")
     lines += [f"frame[{name!r}] = {words}" for name, words in derived.items()]
     lines.append(f"frame = frame[{list(columns)!r}]")
     order = '"time_us", ascending=False, kind="stable", ignore_index=True'

@@ -13,7 +13,6 @@ from mpdiag.reports.picture import Picture, View
 from mpdiag.reports.plotting import empty, figure, layer_axis, row_height
 from mpdiag.tensorcores.summary import is_of_amd, milliseconds
 from mpdiag.tensorcores.views import tensor_core_use
-from mpdiag.tensorcores.views.roofline import roofline
 
 LABEL = 44
 """Characters of a kernel's name beside an axis."""
@@ -294,7 +293,6 @@ def pictures(run: str, profile: Mapping[str, Any]) -> Iterator[Picture]:
         yield tensor_core_use.causes(run, profile)
     yield from tensor_core_use.steps(run, profile)
     yield kernels(run, profile)
-    yield roofline(run, profile, unit_names(profile))
 
 
 def reported(contents: RunContents) -> Iterator[Picture]:

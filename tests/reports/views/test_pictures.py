@@ -13,10 +13,9 @@ from mpdiag.display.wording import percent
 from mpdiag.numerics.formats import FP8_E4M3, FP16
 from mpdiag.reports.contents import read_contents
 from mpdiag.reports.views import compare, operations, training
-from mpdiag.reports.views import layer_tables as tables
 from mpdiag.reports.views.gradients.frame import in_model_order
 from mpdiag.reports.views.gradients.pictures import Gradients
-from mpdiag.reports.views.layers import Layer, movement
+from mpdiag.reports.views.layers import Layer
 from mpdiag.reports.views.updates import Updates
 
 GRAD = "activation_grad"
@@ -40,12 +39,6 @@ def updates(analysis):
     return Updates(str(analysis.run.folder), analysis.run.records)
 
 
-def moved(analysis, at):
-    records = analysis.run.records
-    step = int(tables.recorded_steps(records, GRAD)[at])
-    return movement(str(analysis.run.folder), records, GRAD, step, FP16)
-
-
 def sensitive(analysis):
     run = str(analysis.run.folder)
     return operations.sensitivity(run, operations.ranking(read_contents(analysis)))
@@ -58,7 +51,6 @@ def worst(analysis):
 CELLS = ["layer", "exponent", "count"]
 OVER_STEPS, BINS = ["step", "exponent", "count"], ["exponent", "count"]
 COURSE = ["step", "lost_share", "sum_share", "lost_share_scaled", "sum_share_scaled", "absmax"]
-SWALLOWED = ["step", "changed", "fp16_share", "bf16_share"]
 BY_SCALE = ["layer", "scale_exponent", "lost_share", "sum_share", "overflows"]
 PICTURES = {
     "heat map": (lambda a: gradients(a).heat_map(3), CELLS),
@@ -70,16 +62,12 @@ PICTURES = {
     "over time": (lambda a: layer(a).over_time(), OVER_STEPS),
     "course": (lambda a: layer(a).course(), COURSE),
     "course, E4M3": (lambda a: layer(a, FP8_E4M3, 0).course(), COURSE),
-    "moved early": (lambda a: moved(a, 1), ["layer", "shift", "absmax", "absmax_before"]),
-    "moved late": (lambda a: moved(a, -1), ["layer", "shift", "lost_share", "lost_share_before"]),
     "ratios": (lambda a: updates(a).ratios(), BINS),
     "ratios of one": (lambda a: updates(a).ratios(worst(a)), BINS),
     "swallowed": (
         lambda a: updates(a).swallowed(),
         ["parameter", "changed", "vanished_fp16", "fp16_share", "beyond_2048"],
     ),
-    "swallowed over time": (lambda a: updates(a).swallowed_over_time(), SWALLOWED),
-    "of one over time": (lambda a: updates(a).swallowed_over_time(worst(a)), SWALLOWED),
     "sensitivity": (sensitive, ["module"]),
 }
 """How each is made of an analysis, and the columns that its receipt has to give."""
@@ -117,7 +105,6 @@ def test_a_receipt_gives_the_numbers_of_its_picture(analysis, name):
         lambda a: nothing(a).histogram(0),
         lambda a: layer(a, name="no such layer").over_time(),
         lambda a: layer(a, name="no such layer").course(),
-        lambda a: moved(a, 0),
         lambda a: updates(a).ratios("no such parameter"),
     ],
 )
@@ -145,7 +132,7 @@ def test_the_same_run_beside_itself_has_not_moved(analysis):
 
 def test_updates_are_the_plan_s_and_their_captions_say_them(analysis):
     shown = updates(analysis)
-    table, ratios, course = shown.swallowed(), shown.ratios(), shown.swallowed_over_time()
+    table, ratios = shown.swallowed(), shown.ratios()
     share = table.frame["swallowed_fp16"].sum() / table.frame["changed"].sum()
     assert share == pytest.approx(analysis.plan.master_weights.swallowed_fraction)
     beyond = ratios.frame.loc[ratios.frame["exponent"] >= 11, "count"].sum()
@@ -156,8 +143,6 @@ def test_updates_are_the_plan_s_and_their_captions_say_them(analysis):
     assert all(words in ratios.caption for words in said)
     if table.frame["fp16_share"].max() > 0:
         assert percent(table.frame["fp16_share"].max()) in table.caption
-        top = course.frame.loc[course.frame["fp16_share"].idxmax()]
-        assert f"{percent(top['fp16_share'])}, at step {int(top['step']):,}" in course.caption
     assert shown.ratios("no such parameter").caption.startswith("Over all recorded steps. ")
 
 

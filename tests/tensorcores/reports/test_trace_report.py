@@ -34,7 +34,7 @@ def test_one_file_that_opens_offline(trace, tmp_path):
     head, _, body = page.partition("<body>")
     assert "<link" not in head
     assert profile_trace(trace).verdict[1:] in body
-    shown = ("Findings", "Biggest potential speedups", "Kernels by time", "Roofline", "Provenance")
+    shown = ("Findings", "Biggest potential speedups", "Kernels by time", "Provenance")
     for title in shown:
         assert title in body
     assert HOSTILE not in page
