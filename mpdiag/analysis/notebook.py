@@ -37,7 +37,13 @@ def comparison_html(
 ) -> str:
     """The verdict, the differences and their margins, the means, what to say, the next step."""
     rows = [
-        (m.metric, *(f"{mean_of_finite(side):.4g}" for side in (m.a, m.b)), m.answer)
+        (
+            m.metric,
+            *(f"{mean_of_finite(side):.4g}" for side in (m.a, m.b)),
+            _difference(m.result),
+            f"{m.result.margin:.4g}",
+            m.answer,
+        )
         for m in metrics
     ]
     moods = {
@@ -47,29 +53,19 @@ def comparison_html(
         "different": "error",
         "worse (one seed)": "error",
     }
-    drawn = [
-        (m.metric, *_interval(m.result), m.result.margin)
-        for m in metrics
-        if math.isfinite(m.result.difference) and m.result.margin > 0
-    ]
-    words = (
-        f"Difference of {names[1]} from {names[0]}: dot, and its interval as a line where seeds give "
-        "one; shaded: the margin"
-    )
     return notebook.card(
         f"{names[1]} against {names[0]}: {verdict}",
-        notebook.figure(notebook.differences(drawn, words), words),
-        notebook.table(("metric", names[0], names[1], "verdict"), rows),
+        notebook.table(("metric", *names, "difference", "margin", "verdict"), rows),
         notebook.items([(f.severity, f"{f.message}. {_sentence(f.fix)}") for f in findings]),
         notebook.next_step("", _after_comparison(verdict, metrics, findings)),
         mood=moods.get(verdict, "warning"),
     )
 
 
-def _interval(r: Equivalence) -> tuple[float, float, float]:
-    """Low end, difference, high end; the difference alone where one seed gives no interval."""
+def _difference(r: Equivalence) -> str:
+    """The difference, with its interval where seeds give one."""
     known = math.isfinite(r.low) and math.isfinite(r.high)
-    return (r.low, r.difference, r.high) if known else (r.difference,) * 3
+    return f"{r.difference:+.3g}" + (f" ({r.low:+.3g} to {r.high:+.3g})" if known else "")
 
 
 def _after_comparison(

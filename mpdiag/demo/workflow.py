@@ -7,17 +7,12 @@ by the plan. Every training leaves a run, so the figures can be looked at afterw
 from __future__ import annotations
 
 import math
-import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from multiprocessing import get_context
-from multiprocessing.queues import SimpleQueue
 from pathlib import Path
-from threading import Thread
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from rich.console import Console, Group, RenderableType
@@ -33,7 +28,6 @@ from mpdiag.plan import PrecisionPlan
 from mpdiag.recording.counting.host import prepare
 from mpdiag.recording.recorder import record
 from mpdiag.reports import next_commands, terminal
-from mpdiag.reports.machine import processor_cores
 from mpdiag.reports.text.analysis import after_analysis, gradients_picture, summary_text
 from mpdiag.reports.text.tables import Fitted
 from mpdiag.runs.results import add_to_meta
@@ -42,9 +36,6 @@ from mpdiag.runs.training_log import FINAL_LOSS, LogWriter, Metric, TrainingStep
 from mpdiag.training.options import PrecisionOverrides
 from mpdiag.training.trainer import MixedPrecision
 from mpdiag.workloads.protocol import Session, Workload, mixed_step, start
-
-_WORTH_PROCESSES = 10.0
-"""Seconds of a training from which starting a process, some seconds itself, pays."""
 
 
 @dataclass(frozen=True)
@@ -134,15 +125,10 @@ def run_demo(
         analysis = analyze(run)
         analysis.plan.save(run / "plan.json")
         variants = [] if record_only else [NO_SCALE, BY_PLAN, *([NO_MASTERS] if no_masters else [])]
-        trainings = [
-            (setting, free_name(folder, f"{run.name}-{variant.suffix}"), analysis.plan, variant)
-            for variant in variants
-        ]
-        if len(trainings) > 1 and fp32.seconds >= _WORTH_PROCESSES and _is_free(device):
-            trained = train_at_once(train_variant, trainings, progress)
-        else:
-            trained = [train_variant(*training, progress) for training in trainings]
-        outcomes = [fp32, *trained]
+        outcomes = [fp32]
+        for variant in variants:
+            place = free_name(folder, f"{run.name}-{variant.suffix}")
+            outcomes.append(train_variant(setting, place, analysis.plan, variant, progress))
     terminal.show(*summary_text(analysis), "", *gradients_picture(analysis))
     if variants:
         terminal.show("", demo_text(workload.metric, workload.higher_is_better, outcomes, analysis))
@@ -151,11 +137,6 @@ def run_demo(
     else:
         terminal.name_next(*after_analysis(analysis, run))
     return run
-
-
-def _is_free(device: str) -> bool:
-    """Whether several trainings can run at the same time without waiting for one another."""
-    return device == "cpu" and processor_cores() > 1
 
 
 def require_device(device: str) -> None:
@@ -172,7 +153,7 @@ def require_device(device: str) -> None:
 
 
 def record_fp32(
-    setting: Setting, run: Path, progress: Bars, title: str = "FP32, recording"
+    setting: Setting, run: Path, progress: Progress, title: str = "FP32, recording"
 ) -> Outcome:
     """The FP32 training, with a recorder attached."""
     session, workload = setting.start(), setting.workload
@@ -202,7 +183,7 @@ def train_variant(
     run: Path,
     plan: PrecisionPlan,
     variant: Variant,
-    progress: Bars,
+    progress: Progress,
     *,
     observed: bool = False,
 ) -> Outcome:
@@ -357,101 +338,3 @@ def _answer(
 
 def _figure(value: float | None) -> str:
     return "–" if value is None else f"{value:.4g}"
-
-
-class Bars(Protocol):
-    """What of ``rich.progress.Progress`` a training uses."""
-
-    def add_task(self, description: str, *, total: float | None, loss: float) -> Any:
-        """A new bar; returns what names it."""
-
-    def update(self, task_id: Any, *, completed: float, loss: float) -> None:
-        """Move a bar."""
-
-
-@dataclass(frozen=True)
-class _SentBars:
-    """Bars that another process shows."""
-
-    queue: SimpleQueue[Any]
-    parent: int
-
-    def add_task(self, description: str, *, total: float | None, loss: float) -> str:
-        """See ``Bars``; the bar is named by its description."""
-        self.queue.put(("add_task", description, {"total": total, "loss": loss}))
-        return description
-
-    def update(self, task_id: str, *, completed: float, loss: float) -> None:
-        """See ``Bars``. A training whose parent has gone ends: nobody waits for it."""
-        if os.getppid() != self.parent:
-            os._exit(1)
-        self.queue.put(("update", task_id, {"completed": completed, "loss": loss}))
-
-
-def train_at_once(
-    train: Callable[..., Any], trainings: Sequence[tuple[Any, ...]], bars: Bars
-) -> list[Any]:
-    """Run several trainings at the same time, each in a process of its own on one thread.
-
-    The demo's models are small: two threads share one of their convolutions worse than two trainings
-    share two cores. A process starts afresh (``spawn``), since a fork of one that has computed with
-    threads may hang.
-
-    Args:
-        train: A function of a module, called with a training's words and, last, its ``Bars``.
-        trainings: The words of each; they travel to its process.
-        bars: Where progress is shown.
-
-    Returns:
-        What ``train`` returned, in the same order.
-
-    Raises:
-        Exception: What the first failing training raised; the others are not waited for.
-    """
-    context = get_context("spawn")
-    queue = context.SimpleQueue()
-    with _shown(queue, bars), ExitStack() as pools:
-        # A pool for each: in a pool of several, a process that is done early would take a second one.
-        futures = [
-            pools.enter_context(
-                ProcessPoolExecutor(1, context, _begin, (queue, os.getpid()))
-            ).submit(_train, train, words)
-            for words in trainings
-        ]
-        return [future.result() for future in futures]
-
-
-_bars: _SentBars | None = None
-
-
-def _begin(queue: SimpleQueue[Any], parent: int) -> None:
-    """What a new process does first."""
-    global _bars  # noqa: PLW0603
-    _bars = _SentBars(queue, parent)
-    torch.set_num_threads(1)
-
-
-def _train(train: Callable[..., Any], words: tuple[Any, ...]) -> Any:
-    return train(*words, _bars)
-
-
-@contextmanager
-def _shown(queue: SimpleQueue[Any], bars: Bars) -> Iterator[None]:
-    """Show what arrives in the queue until the end of the context."""
-
-    def show() -> None:
-        names: dict[str, Any] = {}
-        while (message := queue.get()) is not None:
-            what, name, values = message
-            if what == "add_task":
-                names[name] = bars.add_task(name, **values)
-            else:
-                bars.update(names[name], **values)
-
-    thread = Thread(target=show, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        queue.put(None)
-        thread.join()

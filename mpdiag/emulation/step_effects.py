@@ -213,9 +213,8 @@ def _effects(tape: StepTape, sites: Mapping[int, Site]) -> dict[str, dict[Site, 
         products = sum(not _is_no_product(site) for site in order)
         for number, name in enumerate(DTYPES):
             before = replay.spent
-            until = before + left // (
-                len(DTYPES) - number
-            )  # what one format leaves, the next may use
+            # What one format leaves, the next may use.
+            until = before + left // (len(DTYPES) - number)
             found[name] = by_groups(
                 order,
                 partial(replay.effect, name=name),

@@ -309,9 +309,8 @@ class ScriptTraining:
         if calls is None or calls.casts_off or in_transform():
             return function(*args, **kwargs)
         if in_backward() and (
-            torch.is_autocast_enabled(
-                trainer.context.ranks.device.type
-            )  # checkpointing has restored it
+            # Checkpointing has restored it.
+            torch.is_autocast_enabled(trainer.context.ranks.device.type)
             or not torch.is_grad_enabled()  # a hook computes with true gradients
             or calls.in_script_code  # as it does where the pass itself is differentiated
         ):

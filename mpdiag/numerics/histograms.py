@@ -134,9 +134,8 @@ class ExponentHistogram:
         nans, infs, zeros = np.isnan(x), np.isinf(x), x == 0
         finite = x[~(nans | infs | zeros)]
         normal = finite[finite >= 2.0**-126]
-        mantissa, exponent = np.frexp(
-            normal
-        )  # normal = mantissa * 2^exponent, mantissa in [0.5, 1)
+        # normal = mantissa * 2^exponent, mantissa in [0.5, 1)
+        mantissa, exponent = np.frexp(normal)
         bin_exponent = np.where(mantissa == 0.5, exponent - 2, exponent - 1)
         index = np.clip(bin_exponent, MIN_EXPONENT, MAX_EXPONENT) - MIN_EXPONENT
         return cls(

@@ -187,9 +187,8 @@ def _stuck_states(
         seen = next((s for s in facts.shadows if (s.optimizer, s.state) == (holder, state)), None)
         kind = "still-state", (holder, state)
         stayed = next((one for one in facts.observed if (one.kind, one.names) == kind), None)
-        told: list[
-            tuple[str, float, Mapping[str, Any]]
-        ] = []  # from which step on, and the evidence
+        # From which step on, and the evidence.
+        told: list[tuple[str, float, Mapping[str, Any]]] = []
         for factor in sorted(factors.get(state, ())):
             found = decay(dtype, factor)
             whole = found.stuck == found.values

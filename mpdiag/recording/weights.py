@@ -425,9 +425,8 @@ class WeightObserver(StepListener):
             update = self._update(kept)
             if update is None:
                 continue
-            if (
-                update.sampled_from
-            ):  # its blocks are copies, which need not all be in memory together
+            # Its blocks are copies, which need not all be in memory together.
+            if update.sampled_from:
                 self._ledger.note_updates([update])
             else:
                 whole.append(update)

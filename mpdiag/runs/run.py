@@ -54,8 +54,8 @@ if TYPE_CHECKING:
 
 SCHEMA_VERSION = 2
 META = "meta.json"
-MOST_DRAWN = 2 << 20
-"""Bytes of a log above which a notebook draws no curve: a picture may not keep anybody waiting."""
+MOST_READ = 2 << 20
+"""Bytes of a log above which a notebook names no loss: a card may not keep anybody waiting."""
 _PART = re.compile(r"rank(\d{5})-(\d{6})\.parquet")
 
 
@@ -122,6 +122,7 @@ class Run:
                 "Steps recorded",
                 f"{meta['steps_recorded']} of {seen}" if "steps_recorded" in meta else None,
             ),
+            ("Loss", self._loss_words()),
             ("Ranks", meta.get("world_size")),
             ("Created", meta.get("created")),
             ("Last written", meta.get("updated")),
@@ -131,32 +132,26 @@ class Run:
         call = f"mpdiag.analyze({str(self.folder)!r})" if self.parts() else ""
         return notebook.card(
             self.name,
-            self._loss_figure(),
             notebook.facts(rows),
             notebook.note(str(self.folder)),
             notebook.next_step(call),
             mood=mood,
         )
 
-    def _loss_figure(self) -> str:
-        """The loss over the steps of its log; "" without one, or where it cannot be read."""
-        from mpdiag.display import notebook
+    def _loss_words(self) -> str:
+        """The first and the last loss of its log; "" without one, or where it cannot be read."""
         from mpdiag.runs.training_log import FILE, read_log
 
         path = self.folder / FILE
         try:
-            if is_remote(self.folder) or not path.is_file() or path.stat().st_size > MOST_DRAWN:
+            if is_remote(self.folder) or not path.is_file() or path.stat().st_size > MOST_READ:
                 return ""
             losses = [s.loss for s in read_log(self.folder).steps if s.loss is not None]
         except (MpdiagError, OSError):
             return ""
         if len(losses) < 2:
             return ""
-        every = -(-len(losses) // 400)
-        words = (
-            f"Loss: {losses[0]:.4g} at first, {losses[-1]:.4g} at the last of {len(losses):,} steps"
-        )
-        return notebook.figure(notebook.curve(losses[::every], words), words)
+        return f"{losses[0]:.4g} at first, {losses[-1]:.4g} at the last of {len(losses):,} steps"
 
     @property
     def script_words(self) -> tuple[str, ...]:

@@ -111,9 +111,8 @@ class Estimator(Sites):
     def run_both(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, list[Tensor]]:
         """An operation's result, and the error of each FP32 tensor of it in the narrow format."""
         narrow = None
-        if (
-            torch.Tag.nondeterministic_seeded not in func.tags
-        ):  # random operations must run only once
+        # Random operations must run only once.
+        if torch.Tag.nondeterministic_seeded not in func.tags:
             narrow = floats(func(*tree_map(self._round, args), **tree_map(self._round, kwargs)))
         result = func(*args, **kwargs)
         exact = floats(result)

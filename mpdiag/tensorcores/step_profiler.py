@@ -105,9 +105,8 @@ class StepProfiler:
         if not self._counts_itself:
             return
         self._optimizer = self._optimizer or id(optimizer)
-        if (
-            id(optimizer) == self._optimizer
-        ):  # of several optimizers, only the first one's steps count
+        # Of several optimizers, only the first one's steps count.
+        if id(optimizer) == self._optimizer:
             self._advance()
 
     def _advance(self) -> None:

@@ -125,9 +125,8 @@ def count_graph(graph: fx.GraphModule, args: Iterable[Any]) -> tuple[ProductCoun
         around = (
             tracing(TracingContext(shapes)),
             torch._C._PreserveDispatchKeyGuard(),
-            torch.autograd.graph.saved_tensors_hooks(
-                lambda t: t, lambda t: t
-            ),  # not checkpointing's
+            # Not checkpointing's.
+            torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t),
             shapes,
         )
         with ExitStack() as stack:

@@ -68,9 +68,8 @@ class Conversions:
         self._tap = FunctionTap(self)
         self._listener = listener
         self._asked: dict[int, tuple[CodeType, int, int]] = {}
-        self._stored: dict[
-            str, int
-        ] = {}  # by the name of the attribute that keeps a tensor's dtype
+        # By the name of the attribute that keeps a tensor's dtype.
+        self._stored: dict[str, int] = {}
 
     def attach(self) -> None:
         """Look at this thread's functions.

@@ -89,16 +89,10 @@ class UncompiledContext(ContextDecorator):
 
 _SETTINGS = (
     ("torch._dynamo.config", "skip_nnmodule_hook_guards", False),  # hooks tell graphs apart
-    (
-        "torch._functorch.config",
-        "backward_pass_autocast",
-        "off",
-    ),  # as it is where nothing is compiled
-    (
-        "torch._functorch.config",
-        "enable_autograd_cache",
-        False,
-    ),  # its keys know no operation policy
+    # As it is where nothing is compiled.
+    ("torch._functorch.config", "backward_pass_autocast", "off"),
+    # Its keys know no operation policy.
+    ("torch._functorch.config", "enable_autograd_cache", False),
 )
 _WITH_REGIONS = ("torch._dynamo.config", "optimize_ddp", False)  # DDP's buckets would cut them
 _changed: list[tuple[Any, str, Any]] = []  # as it was, the oldest first

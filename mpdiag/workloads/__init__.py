@@ -13,7 +13,6 @@ scikit-learn; loading a workload does.
 
 from __future__ import annotations
 
-import copyreg
 import dataclasses
 import hashlib
 import inspect
@@ -81,18 +80,7 @@ def load(name: str, **options: Any) -> Workload:
         EXTRAS["demo"].need(f"the data of {name}")
     kind = _class_in(_module_of(name), name)
     _check(name, kind, options)
-    if name not in _BUILT_IN:  # another process finds it by its file
-        copyreg.pickle(kind, _to_pickle)
     return kind(**options)
-
-
-def _to_pickle(workload: Workload) -> tuple[Any, ...]:
-    options = {f.name: getattr(workload, f.name) for f in dataclasses.fields(workload)}  # type: ignore[arg-type]
-    return _unpickled, (str(sys.modules[type(workload).__module__].__file__), options)
-
-
-def _unpickled(path: str, options: dict[str, Any]) -> Workload:
-    return load(path, **options)
 
 
 def _module_of(name: str) -> ModuleType:

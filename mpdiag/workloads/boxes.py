@@ -136,6 +136,5 @@ def average_precision(
     right = right[scores.argsort(descending=True, stable=True)]
     precision = right.cumsum(0) / torch.arange(1, len(right) + 1)
     envelope = precision.flip(0).cummax(0).values.flip(0) if len(right) else precision
-    return float(
-        (envelope * right).sum() / len(truth_boxes)
-    )  # recall rises by 1 / T at each right one
+    # Recall rises by 1 / T at each right one.
+    return float((envelope * right).sum() / len(truth_boxes))

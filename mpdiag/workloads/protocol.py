@@ -226,9 +226,8 @@ def start(
     random.seed(seed)
     np.random.seed(seed)  # noqa: NPY002 - for code that draws from the global state
     torch.manual_seed(seed)
-    model = workload.model().to(
-        device
-    )  # built on the CPU first: every device starts from the same weights
+    # Built on the CPU first: every device starts from the same weights.
+    model = workload.model().to(device)
     optimizers = workload.optimizers(model)
     steps = workload.default_steps if steps is None else steps
     found = [workload.scheduler(optimizer, steps) for optimizer in optimizers]

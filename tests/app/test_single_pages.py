@@ -163,7 +163,7 @@ def test_only_related_runs_are_compared_unasked(opened, root, tmp_path):
         shutil.copytree(root / "sample_runs" / name, tmp_path / name)
     test = opened(tmp_path, view="compare", run="ssd")
     assert pair(test) == ["ssd", "ssd-2"]  # of one model
-    assert len(test.get("plotly_chart")) == 2  # losses, intervals, layers
+    assert len(test.get("plotly_chart")) == 2  # losses, intervals
     alone = opened(tmp_path, view="compare", run="digits")
     assert "No other run here has the plan or the model of digits" in words(alone)
     chosen = test.selectbox(key="b").set_value("digits").run()

@@ -1,12 +1,8 @@
 """What notebooks show: the facts, and nothing that a name could smuggle in."""
 
-import math
 from dataclasses import replace
-from pathlib import Path
-from xml.etree import ElementTree as ET
 
 import pytest
-from goldens import assert_as_kept
 from html_reader import Page
 from support import backoff, record_and_train
 
@@ -64,14 +60,15 @@ def test_a_run(run):
     text = shown(run)
     assert "complete" in text
     assert "3 of 3" in text
+    assert "at the last of 3 steps" in text
     assert "mine" in repr(run)
     assert EVIL in shown(replace(run, meta={"state": EVIL}))
 
 
-def test_a_log_that_cannot_be_read_draws_nothing(run, tmp_path):
+def test_a_log_that_cannot_be_read_says_nothing(run, tmp_path):
     broken = replace(run, folder=tmp_path)
     (tmp_path / "training.jsonl").write_text('{"step": 0, "loss": 1}\n[]\n{"step": 1}\n')
-    assert "svg" not in Page(broken._repr_html_()).tags
+    assert "Loss" not in shown(broken)
 
 
 def test_a_module_that_stays_in_fp32_as_a_whole_is_listed_once():
@@ -79,26 +76,3 @@ def test_a_module_that_stays_in_fp32_as_a_whole_is_listed_once():
     plan = PrecisionPlan(fp32_modules=(whole,), fp32_operations=(whole, single))
     assert plan._repr_html_().count("too large") == 1
     assert plan._repr_html_().count("overflows") == 1
-
-
-def test_pictures_are_kept():
-    """An interval, a part of a curve, differences; whatever their words are, they are text."""
-    foreign = f"{EVIL}\x00\x1b\ud800"
-    drawn = [
-        notebook.interval(-0.5, 2.0, 6, words="an interval"),
-        notebook.interval(0, math.inf, 6, words=foreign),
-        notebook.curve([1.0, 2.0, math.nan, 3.0, 1.0], "loss"),
-        notebook.curve([1.0, 2.0], foreign),
-        notebook.differences([("accuracy", -1.0, 0.0, 1.0, 0.5)], "differences"),
-        notebook.differences([(foreign, -1.0, 0.0, 1.0, 0.5)], foreign),
-    ]
-    for picture in drawn:
-        elements = ET.fromstring(picture.encode("utf-8")).iter()
-        assert not any("script" in element.tag for element in elements)
-    assert_as_kept(Path(__file__).with_name("notebook.txt"), "\n".join(drawn))
-
-
-def test_nothing_to_draw_is_no_picture():
-    assert notebook.curve([math.nan, 1.0], "loss") == ""
-    assert "nan" not in notebook.curve([-1.7e308, 0.0, 1.7e308], "loss")  # further than a float
-    assert notebook.differences([], "nothing") == ""

@@ -109,9 +109,8 @@ def _is_cancelled(step: StoredStep, op: Operation) -> bool:
     if not op.outputs or not op.outputs[0].counted:
         return False
     coarse = rounding_step(op.outputs[0].histogram, step.target)
-    reached: dict[int, tuple[int, bool]] = {
-        op.index: (1, False)
-    }  # its power, and whether it is summed
+    # Its power, and whether it is summed.
+    reached: dict[int, tuple[int, bool]] = {op.index: (1, False)}
     for reader in step.forward:
         if reader.index <= op.index:
             continue

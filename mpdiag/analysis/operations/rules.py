@@ -548,9 +548,8 @@ def complements(step: StoredStep) -> Iterator[IndexedFinding]:
         if reader is None or (felt is not None and min(felt) < FELT):
             continue
         told = f"loses {percent(share, 0)} of values of about {rms(small):.2g} next to 1"
-        if (
-            share < COARSE
-        ):  # what is lost is small beside the rest, but in some rows it is all there is
+        # What is lost is small beside the rest, but in some rows it is all there is.
+        if share < COARSE:
             if reader.op not in _PRODUCTS:
                 continue
             told = (

@@ -175,9 +175,8 @@ def _harm(case: Case) -> str:
     if pooled is not None:
         return f"all weights together lose {pooled.said} of their gradient"
     lost = figures.find("layer-sum", layer)
-    if (
-        lost is not None and lost.value < NEEDED
-    ):  # many small values decide, see ``describe_necessity``
+    # Many small values decide, see ``describe_necessity``.
+    if lost is not None and lost.value < NEEDED:
         values = figures.said("layer-values", layer)
         return f"{spoken_layer(layer)} loses {values} of its gradient's values"
     return f"{spoken_layer(layer)} loses {figures.said('layer-sum', layer)} of its gradient"
