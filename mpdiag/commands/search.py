@@ -1,7 +1,5 @@
 """``mpdiag search``: the smallest set of operations that must stay in FP32."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

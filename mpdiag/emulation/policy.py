@@ -14,8 +14,6 @@ Sources: PyTorch's documentation of automatic mixed precision (op reference, CUD
 (section 3.3, reductions in FP32).
 """
 
-from __future__ import annotations
-
 import ctypes
 import difflib
 import sys

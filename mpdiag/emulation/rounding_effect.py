@@ -15,8 +15,6 @@ Figures, for each argument and format (``error_of_self_fp16`` …):
   spread within a row, whichever is worse. 1 means that rounding moves values as far as they differ.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

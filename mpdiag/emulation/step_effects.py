@@ -15,8 +15,6 @@ Runs are counted in the step's own work and not in seconds, so that a slow minut
 no recording.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial

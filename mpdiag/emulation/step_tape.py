@@ -13,8 +13,6 @@ Range is left out: a value that leaves the format's range stays as it is, and gr
 if their exponent had no end. Overflow and loss scales are judged by the histograms.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Hashable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager

@@ -6,8 +6,6 @@ moves by √K / 4 ulps of FP32 of its root mean square besides, for kernels add 
 further from the step than a few times its twins is no rounding.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from functools import cache

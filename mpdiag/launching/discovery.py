@@ -6,8 +6,6 @@ a *root* is a module that holds parameters of an optimizer and is no other modul
 (DDP, ``torch.compile``) are looked through, so that names are those of the plain model.
 """
 
-from __future__ import annotations
-
 import functools
 import gc
 import sys

@@ -1,7 +1,5 @@
 """Several processes: ranks that a launcher starts, and processes that a script starts itself."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import gc

@@ -6,8 +6,6 @@ processes can still be found there. ``sys.argv``, ``sys.path[0]``, the working f
 and the traceback are the same as without mpdiag.
 """
 
-from __future__ import annotations
-
 import builtins
 import importlib.util
 import os

@@ -9,8 +9,6 @@ weights); *Four Over Six*, arXiv 2512.02010; *DeepSeek-V3*, arXiv 2412.19437, se
 128 × 128). ``Chain`` says which library's arithmetic each format follows.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 

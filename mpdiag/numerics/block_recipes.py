@@ -7,8 +7,6 @@ Sources: TransformerEngine 2.20, ``common/recipe/__init__.py``; torchao 0.18, ``
 16 × 16 weights, stochastic rounding of output gradients, rotation of wgrad's operands).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

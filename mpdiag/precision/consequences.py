@@ -1,7 +1,5 @@
 """What the precision of a training does: proved by arithmetic, or counted in the recording."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any

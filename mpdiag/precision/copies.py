@@ -1,7 +1,5 @@
 """Copies of weights that are not copies any more: over ranks, and averages in half precision."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 

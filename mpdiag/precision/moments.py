@@ -4,8 +4,6 @@ Sources: ``torch/optim`` 2.13 (adam, adamw, nadam, radam, adamax, rmsprop, adade
 muon, adagrad), Chen et al. 2023 for Lion, Gupta et al. 2018 for Shampoo.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from functools import lru_cache

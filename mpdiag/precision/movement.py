@@ -6,8 +6,6 @@ each is: of n elements, if u did not change and z have a gradient of zero, at le
 with a gradient.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass

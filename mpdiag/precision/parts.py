@@ -5,8 +5,6 @@ angle by radians, and makes different positions or probabilities the same. What 
 format's spacing at the recorded values, or was counted when the operation ran.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby

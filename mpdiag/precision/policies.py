@@ -1,7 +1,5 @@
 """Precision that was asked for, by a policy of FSDP, and that the training does not have."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 

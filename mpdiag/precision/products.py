@@ -5,8 +5,6 @@ of the backward pass belong to the forward operation whose autograd node they ru
 reads the parameter again gives the gradient of the input, the other that of the weight.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

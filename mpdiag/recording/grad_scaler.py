@@ -5,8 +5,6 @@ optimizer, so no optimizer hook fires. GradScaler has no hooks; its ``step`` is 
 *instance*, never on the class.
 """
 
-from __future__ import annotations
-
 import functools
 import gc
 from collections.abc import Callable, Sequence

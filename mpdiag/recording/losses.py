@@ -9,8 +9,6 @@ program, writes the log. ``mpdiag.log_metric`` writes here, too. A log hears the
 training only.
 """
 
-from __future__ import annotations
-
 import functools
 import sys
 import threading

@@ -5,8 +5,6 @@ compiler traces the hooks with each module that it inlines, and compiles again w
 changed. So a script's recording has the pair placed before anything trains; see ``compiled``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, Protocol
 

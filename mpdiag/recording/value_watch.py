@@ -9,8 +9,6 @@ that are nearly a parameter. Torch counts the writes to each tensor. An element 
 was, though the parameter's is another, has lost its update.
 """
 
-from __future__ import annotations
-
 import gc
 import re
 import weakref

@@ -9,8 +9,6 @@ do not, the same blocks are copied in every step: they lie at equal distances, s
 parameter has its share.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import weakref

@@ -1,7 +1,5 @@
 """What all figures share. The ground is transparent, so that light and dark pages show through."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType

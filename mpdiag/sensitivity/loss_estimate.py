@@ -9,8 +9,6 @@ The backward pass is judged separately, by the relative rounding error of the gr
 operation passes on. ``RankingTrainer`` ranks operations so while it trains in FP32.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence

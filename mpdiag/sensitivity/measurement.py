@@ -10,8 +10,6 @@ as on a Tensor Core. Forward and backward passes are measured separately or toge
 pass of an operation is what autograd runs for it.
 """
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence

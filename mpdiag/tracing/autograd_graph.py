@@ -1,7 +1,5 @@
 """What a backward pass begins with, and what it will reach: a loss, leaf tensors, operations."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import AbstractContextManager

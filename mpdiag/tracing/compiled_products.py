@@ -5,8 +5,6 @@ alone, with the casts in force; that computes nothing. From then on, each of its
 Each product counts once, though a compiler may compute it again in the backward pass to save memory.
 """
 
-from __future__ import annotations
-
 import copy
 import functools
 from collections.abc import Callable, Iterable, Iterator

@@ -4,8 +4,6 @@ A module's ``to``, ``half``, ``bfloat16`` … cast parameters, and a parameter m
 precision: by ``dtype=``, by torch's default dtype, or by ``from_pretrained`` (a checkpoint's).
 """
 
-from __future__ import annotations
-
 import functools
 import sys
 import weakref

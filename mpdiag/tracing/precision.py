@@ -5,8 +5,6 @@ script that uses it: its regions are entered with ``enabled=False``, so that the
 were not there. Its ``GradScaler`` may stay, for it multiplies and divides by powers of two.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterable
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Methods that no compiler looks into: steps and casts hold state that a graph cannot."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ContextDecorator

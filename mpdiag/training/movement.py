@@ -10,8 +10,6 @@ was read, for fused kernels and ``.data`` go round version counters. An optimize
 weight is not watched any more.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass

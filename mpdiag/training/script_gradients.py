@@ -6,8 +6,6 @@ FSDP), they keep it until the pass is over, for the reduction may be in half pre
 finite is remembered: a script that clips by value would hide it.
 """
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager

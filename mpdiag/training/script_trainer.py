@@ -6,8 +6,6 @@ steps are those of ``MixedPrecision``; gradients are unscaled right after each b
 (``script_gradients``).
 """
 
-from __future__ import annotations
-
 import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence

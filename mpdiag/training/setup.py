@@ -1,7 +1,5 @@
 """What a trainer is made of, put together; and the models that trainers hold."""
 
-from __future__ import annotations
-
 import logging
 import os
 import warnings

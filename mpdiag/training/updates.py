@@ -1,7 +1,5 @@
 """How optimizers are stepped: once, or with a closure; what can be undone; steps past the trainer."""
 
-from __future__ import annotations
-
 import copy
 import math
 import threading

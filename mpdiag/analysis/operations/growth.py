@@ -6,8 +6,6 @@ Growth is estimated from one layer to the next: what a layer puts out was measur
 largest values. That of a square of one tensor is exact, that of a sum or a product is an upper bound.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace

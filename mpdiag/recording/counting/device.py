@@ -4,8 +4,6 @@ Triton counts on CUDA; plain torch operations do everywhere else. Both count int
 atomics or sorts of indices, so results do not depend on the order of execution.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 import logging

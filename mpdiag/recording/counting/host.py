@@ -5,8 +5,6 @@ tensor filled by Triton, or by plain torch operations, without waiting for the d
 Counts are integers, so every way of splitting the work gives the same result.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import os

@@ -1,7 +1,5 @@
 """Trainings side by side: losses, each metric's difference in its margins, how far layers moved."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

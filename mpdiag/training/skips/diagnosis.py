@@ -1,7 +1,5 @@
 """Why a step was skipped: what was not finite first, and what was at fault."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack

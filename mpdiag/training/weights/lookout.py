@@ -1,7 +1,5 @@
 """What scripts do with models in half precision: add layers, load states, copy and average them."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
