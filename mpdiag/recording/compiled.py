@@ -33,6 +33,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils.checkpoint import CheckpointPolicy
 
 from mpdiag.recording.counting.tensors import local_part
+from mpdiag.tracing.compiled_products import ForwardFlops, watch_graphs
 from mpdiag.tracing.uncompiled import constant_when_traced
 
 if TYPE_CHECKING:
@@ -118,6 +119,9 @@ class Point:
         return type(None), ()
 
 
+graph_flops = ForwardFlops()
+"""Of the graphs that were made while something was last recorded."""
+_watches: list[Callable[[], None]] = []
 _receivers: dict[int, list[weakref.ref[Receiver]]] = {}
 """Who hears of each point, by its number; a graph that outlives a recording finds none."""
 
@@ -143,6 +147,8 @@ def forget(receivers: Iterable[Receiver]) -> None:
     gone = set(map(id, receivers))
     for heard in _receivers.values():
         heard[:] = [ref for ref in heard if id(ref()) not in gone and ref() is not None]
+    while _watches and not any(_receivers.values()):
+        _watches.pop()()
 
 
 def compile_again() -> None:
@@ -156,17 +162,26 @@ def compile_again() -> None:
 
 
 def _takes_operators() -> bool:
-    """Whether what is traced may hold our operators, as no export, branch, loop or transform may."""
-    if _is_exporting() or torch._C._functorch.peek_interpreter_stack() is not None:
+    """Whether what is traced may hold our operators, as no export, branch, loop or transform may.
+
+    What it hides is noted, and its FLOPs are counted.
+    """
+    if _is_exporting():
         return False
+    if not _watches:
+        graph_flops.all = graph_flops.hidden = graph_flops.unknown = 0
+        _watches.append(watch_graphs(graph_flops.add))
     from torch._dynamo.symbolic_convert import InstructionTranslator
 
-    tracer: Any = InstructionTranslator.current_tx().output.current_tracer
-    while tracer.parent is not None:
-        if "checkpoint" not in str(tracer.source_fn_stack[-1]):
-            return False
+    output: Any = InstructionTranslator.current_tx().output
+    tracer = output.current_tracer
+    able = torch._C._functorch.peek_interpreter_stack() is None
+    while able and tracer.parent is not None:
+        able = "checkpoint" in str(tracer.source_fn_stack[-1])
         tracer = tracer.parent
-    return True
+    if not able and (stack := output.current_tx.nn_module_stack):
+        graph_flops.modules.add(list(stack.values())[-1][0])
+    return able
 
 
 constant_when_traced(_takes_operators)

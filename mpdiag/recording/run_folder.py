@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 
 from mpdiag.errors import RunExists
 from mpdiag.files.paths import AnyPath, is_remote
+from mpdiag.recording.compiled import graph_flops
 from mpdiag.recording.failures import WRITING, Failures
 from mpdiag.recording.step_clock import Step, StepClock, StepListener
 from mpdiag.runs import provenance
@@ -320,7 +321,7 @@ class RunFolder(StepListener):
             "blocks": about.operations.blocks_to_json(),
             **({"trace": about.trace.to_json()} if asked.trace else {}),
             "precision": about.precision.to_json(about.subjects.roots),
-            "coverage": about.subjects.coverage(rows),
+            "coverage": about.subjects.coverage(rows, graph_flops),
             "failures": self._failures.found,
             "verdict": None,
         }

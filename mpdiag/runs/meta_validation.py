@@ -40,7 +40,11 @@ _META: dict[str, Any] = {
         "not_recorded": [{}],
         "seen": dict.fromkeys(_SEEN, COUNT),
         "compiled": dict.fromkeys(
-            ("modules", "parameters_hidden", "inductor", "gradients_due", "gradients"), COUNT
+            (
+                *("modules", "parameters_hidden", "flops_hidden", "flops", "inductor"),
+                *("gradients_due", "gradients"),
+            ),
+            COUNT,
         ),
     },
     "precision": {

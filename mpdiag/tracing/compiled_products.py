@@ -9,6 +9,7 @@ import copy
 import functools
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -19,34 +20,110 @@ from mpdiag.tracing.autograd_graph import nodes_behind
 from mpdiag.tracing.precision_share import PrecisionShare, ProductCount
 from mpdiag.tracing.tap import OperationTap
 
-_plain: list[Callable[..., Any]] = []  # what is replaced, once for each who watches
+_Watch = Callable[[fx.GraphModule, Callable[..., Any]], Callable[..., Any]]
+_watches: list[_Watch] = []
+_plain: list[Callable[..., Any]] = []  # what is replaced while somebody watches
 
 
-def watch_graphs() -> Callable[[], None]:
+def watch_graphs(watch: _Watch | None = None) -> Callable[[], None]:
     """Count products in graphs made from now on; what is compiled already must be compiled again.
+
+    Args:
+        watch: Takes a graph as Dynamo made it, and what was compiled, and returns what is to be called;
+            by default, it counts the products of each call for the shares that count.
 
     Returns:
         What ends it.
     """
     from torch._dynamo.output_graph import OutputGraph
 
-    compile_graph: Callable[..., Any] = _plain[0] if _plain else OutputGraph.call_user_compiler
+    watch = watch or _counted
+    _watches.append(watch)
+    if not _plain:
+        compile_graph: Callable[..., Any] = OutputGraph.call_user_compiler
 
-    @functools.wraps(compile_graph)
-    def compiled(self: Any, graph: fx.GraphModule, *args: Any) -> Any:
-        kept = fx.GraphModule(graph, copy.deepcopy(graph.graph))  # a backend may change it
-        with _paused(_counting()):  # it may try kernels out
-            return _counted(kept, compile_graph(self, graph, *args))
+        @functools.wraps(compile_graph)
+        def compiled(self: Any, graph: fx.GraphModule, *args: Any) -> Any:
+            kept = fx.GraphModule(graph, copy.deepcopy(graph.graph))  # a backend may change it
+            with _paused(_counting()):  # it may try kernels out
+                result = compile_graph(self, graph, *args)
+                for one in _watches:
+                    result = one(kept, result)
+            return result
 
-    _plain.append(compile_graph)
-    OutputGraph.call_user_compiler = compiled  # type: ignore[assignment, method-assign]
+        _plain.append(compile_graph)
+        OutputGraph.call_user_compiler = compiled  # type: ignore[assignment, method-assign]
 
     def release() -> None:
-        plain = _plain.pop()
-        if not _plain:
-            OutputGraph.call_user_compiler = plain  # type: ignore[method-assign]
+        _watches.remove(watch)
+        if not _watches:
+            OutputGraph.call_user_compiler = _plain.pop()  # type: ignore[method-assign]
 
     return release
+
+
+@dataclass
+class ForwardFlops:
+    """FLOPs of the products in the forward passes of graphs, each graph once.
+
+    Attributes:
+        all: Of all products.
+        hidden: Of those in ``modules``.
+        unknown: Products whose FLOPs could not be counted.
+        modules: Names of modules that the next graph hides, as the graph has them.
+    """
+
+    all: int = 0
+    hidden: int = 0
+    unknown: int = 0
+    modules: set[str] = field(default_factory=set)
+
+    def add(self, graph: fx.GraphModule, compiled: Callable[..., Any]) -> Callable[..., Any]:
+        """Take a graph as Dynamo made it, which is not run; a ``watch`` of ``watch_graphs``."""
+        parts = [part for part in graph.modules() if isinstance(part, fx.GraphModule)]
+        for node in (node for part in parts for node in part.graph.nodes):
+            if getattr(node.target, "__name__", node.target) in _PRODUCTS:
+                flops = _flops_of(node)
+                stack = list((node.meta.get("nn_module_stack") or {"": ("", None)}).values())
+                self.all += flops
+                self.hidden += flops if stack[-1][0] in self.modules else 0
+                self.unknown += not flops
+        self.modules.clear()
+        return compiled
+
+
+_PRODUCTS = {
+    *("linear", "matmul", "bmm", "mm", "addmm", "baddbmm", "einsum"),
+    *(f"conv{kind}{axes}d" for kind in ("", "_transpose") for axes in (1, 2, 3)),
+    "scaled_dot_product_attention",
+}
+"""Functions as a graph of Dynamo has them, before they are taken apart."""
+
+
+def _flops_of(node: fx.Node) -> int:
+    """FLOPs of one product, from the shapes that its graph has; 0 where they are not known."""
+    count = ProductCount()
+    try:
+        args, kwargs = (fx.map_arg(part, _shape_of) for part in (node.args, node.kwargs))
+        call: Any = node.target
+        if node.op == "call_method":
+            call, args = getattr(args[0], str(node.target)), args[1:]
+        with torch.no_grad(), OperationTap(count):
+            call(*args, **kwargs)
+    except Exception:  # noqa: BLE001 - what it is counted for goes on without it
+        return 0
+    return count.flops
+
+
+def _shape_of(node: fx.Node) -> Any:
+    """A node's example as a tensor without values; its sizes are read so that nothing guards them."""
+    example = node.meta.get("example_value")
+    if not isinstance(example, Tensor):
+        return example
+    while torch._C._functorch.is_functorch_wrapped_tensor(example):
+        example = torch._C._functorch.get_unwrapped(example)
+    sizes = [size if isinstance(size, int) else size.node.hint for size in example.shape]
+    return torch.empty(sizes, dtype=example.dtype, device="meta")
 
 
 def _counting() -> list[PrecisionShare]:

@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from mpdiag.errors import UsageError
+from mpdiag.tracing.compiled_products import ForwardFlops
 from mpdiag.tracing.fingerprint import joined
 
 Models = nn.Module | Sequence[nn.Module] | Mapping[str, nn.Module]
@@ -257,7 +258,7 @@ class Subjects:
         for parameter in self.parameters.values():
             yield parameter.row()
 
-    def coverage(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    def coverage(self, rows: Sequence[Mapping[str, Any]], graphs: ForwardFlops) -> dict[str, Any]:
         """What of the table's rows was recorded and what was not, with the reason of each."""
         modules = [r for r in rows if r["what"] == "module"]
         parameters = [r for r in rows if r["what"] == "parameter"]
@@ -277,15 +278,16 @@ class Subjects:
             "parameters": len(parameters),
             "parameters_recorded": sum(r["recorded"] for r in parameters),
             "seen": self._seen(),
-            "compiled": self._inside(),
+            "compiled": self._inside(graphs),
             "not_recorded": not_recorded,
         }
 
-    def _inside(self) -> dict[str, int]:
+    def _inside(self, graphs: ForwardFlops) -> dict[str, int]:
         """Modules seen in compiled regions, and how many of their gradients were due and came.
 
         Also whether inductor compiled anything here, and elements of parameters in modules that graphs
-        may hide; none where they show no module, as ``not_recorded`` then names all.
+        may hide; none where they show no module, as ``not_recorded`` then names all. FLOPs are of the
+        graphs' forward passes; ``flops`` is 0 where they are not known.
         """
         seen = [m for m in self.modules.values() if m.inside]
         hidden = [m.module for m in self.modules.values() if seen and m.may_hide]
@@ -295,6 +297,8 @@ class Subjects:
             "parameters_hidden": sum(
                 p.numel() for m in hidden for p in m.parameters(recurse=False)
             ),
+            "flops_hidden": graphs.hidden,
+            "flops": 0 if graphs.unknown else graphs.all,
             "inductor": int(bool(counters.get("inductor"))),
             "gradients_due": sum(m.due for m in seen),
             "gradients": sum(m.came for m in seen),

@@ -246,9 +246,9 @@ def test_where_no_operator_may_stand_none_does(tmp_path, make):
     compiled = recorded.run.meta["coverage"]["compiled"]
     hidden = {"Branched": ("yes", "no"), "Mapped": ("no",)}[make.__name__]
     assert compiled["parameters_hidden"] == len(hidden) * (WIDTH + 1) * WIDTH
-    said = (
-        f"modules that compiled graphs may hide ({100 * len(hidden) / 3:.2f} % of the parameters)"
-    )
+    share = f"{100 * len(hidden) / 3:.2f} %"
+    said = f"({share} of the parameters, {share} of the forward FLOPs)"
+    said = f"modules that compiled graphs may hide {said}"
     assert said in mpdiag.analyze(recorded.run).verdict.not_examined
     assert not any(row["name"] == "first" and row["reason"] for row in recorded.run.modules())
 

@@ -10,9 +10,9 @@ values, the square of the change is on average::
 with K values summed over for each output. Its sign differs from step to step. What stays is the second
 order: for a mean over N losses, each a negative log-likelihood, the squares of their gradients are on
 average their curvature (Fisher), and the loss rises by N/2 · S. N is the number of lines of the last
-layer that have a gradient. Squares of (gradient · error) are also the score of ModelOpt's AutoQuantize, which takes them on
-tensors. ``studies/block_decisions.py`` holds the estimate against measured changes. The errors of wgrad
-follow from those of its operands in the same way.
+layer that have a gradient. Squares of (gradient · error) are also the score of ModelOpt's AutoQuantize,
+which takes them on tensors. ``studies/block_decisions.py`` holds the estimate against measured changes.
+The errors of wgrad follow from those of its operands in the same way.
 """
 
 from __future__ import annotations

@@ -143,7 +143,12 @@ def not_examined_in(case: Case) -> Iterator[str]:
         yield "whether inductor computes the same bits without a recorder"
     if hidden := compiled.get("parameters_hidden"):
         total = int((run.meta.get("model") or {}).get("parameters") or hidden)
-        yield f"modules that compiled graphs may hide ({percent(hidden / total)} of the parameters)"
+        flops = int(compiled.get("flops") or 0)
+        work = (
+            f", {percent(compiled['flops_hidden'] / flops)} of the forward FLOPs" if flops else ""
+        )
+        share = f"{percent(hidden / total)} of the parameters{work}"
+        yield f"modules that compiled graphs may hide ({share})"
 
 
 def _not_seen_in_operations(case: Case) -> Iterator[str]:
