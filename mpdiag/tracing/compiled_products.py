@@ -104,7 +104,8 @@ def _flops_of(node: fx.Node) -> int:
     """FLOPs of one product, from the shapes that its graph has; 0 where they are not known."""
     count = ProductCount()
     try:
-        args, kwargs = (fx.map_arg(part, _shape_of) for part in (node.args, node.kwargs))
+        args: Any = fx.map_arg(node.args, _shape_of)
+        kwargs: Any = fx.map_arg(node.kwargs, _shape_of)
         call: Any = node.target
         if node.op == "call_method":
             call, args = getattr(args[0], str(node.target)), args[1:]
@@ -122,7 +123,8 @@ def _shape_of(node: fx.Node) -> Any:
         return example
     while torch._C._functorch.is_functorch_wrapped_tensor(example):
         example = torch._C._functorch.get_unwrapped(example)
-    sizes = [size if isinstance(size, int) else size.node.hint for size in example.shape]
+    sizes: list[Any] = list(example.shape)
+    sizes = [size.node.hint if isinstance(size, torch.SymInt) else size for size in sizes]
     return torch.empty(sizes, dtype=example.dtype, device="meta")
 
 
