@@ -53,7 +53,7 @@ def record(
         Option(metavar="N,N,…", help="Record them in these steps, counted from 0.", hidden=True),
     ] = None,
     live: Annotated[
-        bool, Option("--live", help="Show loss, worst layers and verdict while the script runs.")
+        bool, Option("--live", help="Show steps and loss while the script runs.")
     ] = False,
     blocks: Annotated[
         bool,

@@ -271,11 +271,7 @@ class ScriptRecording:
             self._precision_as_it_was()
             return
         with self._termination.after_this():
-            try:
-                carry_through(lambda _again: self._finish(state))
-            finally:
-                if self._live is not None:
-                    self._live.close()
+            carry_through(lambda _again: self._finish(state))
 
     def _finish(self, state: str) -> None:
         self._state = state
