@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
-import layer_links
 import run_cache
 import run_folder
 import streamlit as st
@@ -28,7 +26,6 @@ if TYPE_CHECKING:
     from mpdiag.analysis.analyzer import Analysis
     from mpdiag.reports.picture import Picture
     from mpdiag.runs.run import Listing
-    from mpdiag.runs.schema import Kind
     from mpdiag.runs.training_log import TrainingLog
 
 MOST_CURVES = 4
@@ -40,17 +37,10 @@ def recording(listing: Listing) -> None:
     widgets.verdict_box(analysis, listing)
     logs = logs_of_family(listing)
     tiles(listing, logs)
-    worst, maps = run_cache.once(listing, "before and after", make=lambda: pictures_of(analysis))
-    if not maps:
+    worst = run_cache.once(listing, "before and after", make=lambda: pictures_of(analysis))
+    if not worst:
         st.info("No gradients were recorded, so there is nothing to draw.")
     side_by_side(worst)
-    point = side_by_side(maps, clickable=[picture.key for picture in maps])
-    if point is not None:
-        place, name = point
-        kinds: tuple[Kind, ...] = ("activation_grad", "weight_grad")
-        kind = next(kind for kind in kinds if len(analysis.layers.of_kind(kind)))
-        scale = analysis.plan.loss_scale.recommended if place else 1.0
-        layer_links.open_layer(name, kind, FP16, round(math.log2(scale)))
     left, right = st.columns(2, gap="medium")
     with left:
         for picture in curves_of(listing, logs, overview.CURVES):
@@ -100,8 +90,8 @@ def coverage(analysis: Analysis) -> None:
             st.markdown(in_markdown(words))
 
 
-def pictures_of(analysis: Analysis) -> tuple[tuple[Picture, ...], tuple[Picture, ...]]:
-    """The worst layer's gradients and all layers', before and after the scale.
+def pictures_of(analysis: Analysis) -> tuple[Picture, ...]:
+    """The worst layer's gradients before and after the scale.
 
     They are weight gradients where those are all there is.
     """
@@ -113,33 +103,17 @@ def pictures_of(analysis: Analysis) -> tuple[tuple[Picture, ...], tuple[Picture,
     if not len(late):
         own = in_model_order(analysis.layers.of_kind("weight_grad"), modules)
         shown = Gradients(run, "weight_grad", own)
-    plan = analysis.plan.loss_scale
-    maps = overview.before_and_after(shown, plan.recommended, clickable=True)
-    return overview.worst_layer(shown, plan), maps
+    return overview.worst_layer(shown, analysis.plan.loss_scale)
 
 
-def side_by_side(
-    pictures: Sequence[Picture], clickable: Sequence[str] = ()
-) -> tuple[int, str] | None:
-    """Pictures beside each other; on a phone one below the other.
-
-    Args:
-        pictures: From left to right.
-        clickable: The keys of those whose rows are layers to click.
-
-    Returns:
-        The place of the clickable picture that was clicked, and the layer of the row.
-    """
+def side_by_side(pictures: Sequence[Picture]) -> None:
+    """Pictures beside each other, from left to right; on a phone one below the other."""
     if not pictures:
-        return None
-    found = None
+        return
     columns = st.columns(len(pictures), gap="medium")
-    for place, (column, picture) in enumerate(zip(columns, pictures, strict=True)):
+    for column, picture in zip(columns, pictures, strict=True):
         with column:
-            points = widgets.show(picture, selectable=picture.key in clickable)
-        if points:
-            found = place, str(points[0]["customdata"])
-    return found
+            widgets.show(picture)
 
 
 def logs_of_family(listing: Listing) -> dict[str, TrainingLog]:

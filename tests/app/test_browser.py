@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import time
-from urllib.parse import parse_qs, urlsplit
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -116,29 +115,6 @@ def test_clicks_lead_from_a_picture_to_a_layer_and_a_step(page, address, runs):
     page.wait_for_timeout(500)
     table.click(position={"x": 60, "y": 36 * (names.index("trunk.0") + 1.5)})
     page.get_by_role("heading", name="trunk.0 · Conv2d").wait_for()
-
-
-@pytest.mark.parametrize(
-    ("run", "place", "scale", "address_says"),
-    [
-        ("ssd-2", "before", "without a loss scale", {"run": ["ssd-2"], "scale": ["0"]}),
-        ("ssd", "after", "at a loss scale of 64", {}),  # what the page shows by itself
-    ],
-)
-def test_a_click_on_the_overview_opens_the_layer_at_the_scale_of_the_picture(
-    page, address, run, place, scale, address_says
-):
-    open_view(page, address, "overview", run=run)
-    heat = page.locator(f".st-key-figure-{place}-the-scale")
-    heat.locator(".main-svg").first.wait_for()
-    at_rest(page)
-    page.wait_for_timeout(500)
-    click_in(page, heat.locator(".barlayer .point path").nth(3), 0.4, 0.5)
-    page.get_by_role("heading", name="trunk.1 · ReLU").wait_for()
-    page.get_by_text(f"The lines mark FP16's range {scale}").first.wait_for()
-    at_rest(page)
-    asked = parse_qs(urlsplit(page.url).query)  # whoever is sent this address sees the same
-    assert asked == {"layer": ["trunk.1"], **address_says}
 
 
 def late_layers_of(folder):

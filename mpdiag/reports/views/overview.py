@@ -1,7 +1,7 @@
 """One run on one screen.
 
-How its trainings ended, what FP16 makes of its gradients before and after the loss scale, its loss
-beside those of its trainings, what to run next, and what was not recorded.
+How its trainings ended, what FP16 makes of its worst layer's gradients before and after the loss scale,
+its loss beside those of its trainings, what to run next, and what was not recorded.
 """
 
 import math
@@ -12,12 +12,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
-import numpy as np
-
 from mpdiag.analysis.analyzer import Analysis
 from mpdiag.analysis.comparison.comparison_findings import Tone, tone_of
 from mpdiag.analysis.findings import Finding
-from mpdiag.analysis.layers import Layers
 from mpdiag.display.wording import (
     counted,
     layer_name,
@@ -26,7 +23,7 @@ from mpdiag.display.wording import (
     sentence,
     spoken_layer,
 )
-from mpdiag.numerics.formats import FP16, FP32
+from mpdiag.numerics.formats import FP32
 from mpdiag.plan import FILE as PLAN
 from mpdiag.plan import LossScalePlan
 from mpdiag.reports import next_commands
@@ -35,21 +32,17 @@ from mpdiag.reports.picture import Picture, View
 from mpdiag.reports.plotting import MARK
 from mpdiag.reports.text.analysis import after_analysis, can_be_settled, settling_command
 from mpdiag.reports.views import training
-from mpdiag.reports.views.gradients.frame import one_layer, scale_frame, some_layers, summary
+from mpdiag.reports.views.gradients.frame import one_layer, scale_frame, summary
 from mpdiag.reports.views.gradients.pictures import Gradients, share_axis
 from mpdiag.reports.views.gradients.scales import room_words
 from mpdiag.runs.coverage import coverage_of
 from mpdiag.runs.run import Run
 from mpdiag.runs.training_log import FINAL_LOSS, FINAL_WORDS, TrainingLog
 
-MOST_LAYERS = 28
-"""Rows of a small heat map."""
 HEIGHT = 228
 """Pixels of a small figure."""
 WORST_HEIGHT = 330
 """Pixels of a figure of the worst layer."""
-LABEL_HEIGHT = 13
-"""Pixels of a row of a small heat map: each has its name."""
 ABOVE, BELOW = 12 + 3 * MARK, 92
 """Pixels above a figure's plot, for a line of words and two of marks, and below, for its legend."""
 CURVES = 170
@@ -189,72 +182,6 @@ def _exponents(scale: float) -> dict[str, int]:
     """log2 of no scale and of the recommended one, each with its name; of one alone where it is 1."""
     exponent = round(math.log2(scale))
     return {"before": 0} if exponent == 0 else {"before": 0, "after": exponent}
-
-
-def before_and_after(
-    gradients: Gradients, scale: float, *, clickable: bool = False
-) -> tuple[Picture, ...]:
-    """What FP16 makes of the gradients without a loss scale and with the recommended one.
-
-    Args:
-        gradients: In the model's order, in the steps that decide.
-        scale: The recommended scale; if it is 1 there is one picture, not two.
-        clickable: Whether a click on a row selects its layer.
-
-    Returns:
-        Small heat maps of at most ``MOST_LAYERS`` layers, those that lose or exceed most.
-    """
-    if not len(gradients.layers):
-        return ()
-    exponents = _exponents(scale)
-    made = tuple(_heat_map(gradients, key, e, clickable) for key, e in exponents.items())
-    share_axis(made, title=None)
-    return made
-
-
-def _heat_map(gradients: Gradients, key: str, exponent: int, clickable: bool) -> Picture:
-    few = notable(gradients.layers, MOST_LAYERS)
-    height = ABOVE + LABEL_HEIGHT * len(few) + BELOW
-    drawn = replace(gradients, layers=few)
-    picture = drawn.heat_map(exponent, height=height, clickable=clickable)
-    # The words of a mark stand beside: the plots of both have the same width.
-    picture.figure.update_layout(margin={"r": 24, "b": BELOW}).update_yaxes(tickfont={"size": 10})
-    return replace(
-        picture,
-        key=f"{key}-the-scale",
-        title=f"All layers {_at(exponent)}",
-        caption=lost_words(gradients, exponent, few=len(few)),
-        frame=gradients.exponents,
-    )
-
-
-def lost_words(gradients: Gradients, exponent: int, *, few: int) -> str:
-    """What FP16 makes of the gradients at a loss scale, as a caption of a heat map of so many layers."""
-    lost = summary(scale_frame(gradients.layers, FP16, exponent))
-    over = int((gradients.in_every_step.histograms.overflow(FP16, exponent).lower > 0).sum())
-    words = f"{percent(lost.lost_share)} of the values become 0"
-    if lost.worst_sum_share > 0:
-        share, worst = percent(lost.worst_sum_share), spoken_layer(lost.worst_layer)
-        words += f"; {worst} loses most, {share} of its gradient"
-    elif lost.lost_share == 0:
-        words = "no value becomes 0"
-    words += (
-        f"; {counted(over, 'layer overflows', 'layers overflow')}" if over else "; none overflows"
-    )
-    number = len(gradients.layers)
-    shown = "" if few == number else f" {few} of {number} layers are drawn."
-    return f"{sentence(f'{gradients.when}, {words}')}{shown}"
-
-
-def notable(layers: Layers, most: int) -> Layers:
-    """At most so many layers in their order: those that lose most without a scale, or are largest."""
-    if len(layers) <= most:
-        return layers
-    frame = scale_frame(layers, FP16, 0)
-    by_loss = list(np.argsort(-frame["sum_share"].to_numpy(), kind="stable"))
-    by_size = list(np.argsort(-frame["absmax"].to_numpy(), kind="stable"))
-    chosen = list(dict.fromkeys([*by_size[: most // 4], *by_loss]))[:most]
-    return some_layers(layers, np.sort(np.array(chosen, np.int64)))
 
 
 def losses(

@@ -39,17 +39,6 @@ def log(losses, metrics=(), **facts):
     return TrainingLog(tuple(steps), tuple(metrics))
 
 
-def test_before_and_after_say_what_is_lost(gradients):
-    before, after = overview.before_and_after(gradients, 64.0)
-    assert before.figure.layout.xaxis.range == after.figure.layout.xaxis.range
-    assert before.figure.layout.height == after.figure.layout.height
-    assert before.figure.layout.margin == after.figure.layout.margin  # rows stand level
-    labels = before.figure.layout.yaxis.ticktext
-    assert [name or "(the model)" for name in gradients.names] == list(labels)  # all of them
-    assert len(overview.before_and_after(gradients, 1.0)) == 1
-    assert "layers overflow" in overview.lost_words(gradients, 34, few=26)
-
-
 def test_the_worst_layer_before_and_after(gradients, ssd):
     before, after = overview.worst_layer(gradients, ssd.plan.loss_scale)
     worst = ssd.figures.find("layer-sum")
@@ -107,16 +96,6 @@ def test_how_a_training_was_trained():
     assert said("FP16", scaled, by_the_plan=False) == "FP16 at a scale of 128"
     backoff = TrainingLog((TrainingStep(0, 1.0, 128.0), TrainingStep(1, 1.0, 64.0)), ())
     assert said("FP16", backoff, by_the_plan=False) == "FP16"
-
-
-def test_a_small_map_draws_the_layers_that_lose_or_exceed_most(gradients):
-    few = overview.notable(gradients.layers, 6)
-    frame = scale_frame(gradients.layers, FP16, 0)
-    assert frame["layer"][frame["sum_share"].idxmax()] in few.names
-    assert frame["layer"][frame["absmax"].idxmax()] in few.names
-    order = list(gradients.layers.names)
-    assert list(few.names) == sorted(few.names, key=order.index)
-    assert "6 of 26 layers are drawn." in overview.lost_words(gradients, 0, few=6)
 
 
 def test_losses_beside_each_other(gradients):
