@@ -231,6 +231,12 @@ class BlockLayer:
         """The products that the recipe quantises."""
         return tuple(name for name in OPERANDS if getattr(self, name) != WIDE)
 
+    @property
+    def name(self) -> str:
+        """The weight's name; a layer with one ``weight`` goes by its module's."""
+        name = f"{self.module}.{self.parameter}"
+        return (name if self.kind == "grouped" else name.removesuffix(".weight")).strip(".")
+
 
 @dataclass(frozen=True)
 class BlockPlan:
@@ -263,6 +269,11 @@ class BlockPlan:
                 "choose one of these, or upgrade mpdiag"
             )
         return BLOCK_RECIPES[self.target]
+
+    @property
+    def ragged(self) -> list[str]:
+        """Quantised layers with a number of tokens that is not a multiple of the recipe's."""
+        return [c.name for c in self.layers if c.quantised and "tokens_padded" in c.evidence]
 
 
 VerdictLevel = Literal["shown", "expected", "cannot"]

@@ -292,7 +292,7 @@ def _in_blocks(analysis: Analysis, recipe: BlockRecipe, budget: float, shards: i
         budget=budget,
         shards=shards,
     )
-    seen = int(run.meta.get("steps_seen") or 0)
+    seen = max(int(run.meta.get("steps_seen") or 0), *(step + 1 for step in found.steps))
     verdict = judge_blocks(found, {f.code for f in analysis.findings}, seen)
     return replace(
         analysis, plan=replace(analysis.plan, blocks=found.plan, verdict=verdict), blocks=found

@@ -10,7 +10,7 @@ from typer import Option
 from mpdiag.commands.shared import options
 from mpdiag.errors import UsageError
 from mpdiag.files.atomic import writing
-from mpdiag.numerics.block_recipes import BUDGET
+from mpdiag.numerics.block_recipes import BLOCK_RECIPES, BUDGET
 
 if TYPE_CHECKING:
     from mpdiag.analysis.analyzer import Analysis
@@ -38,9 +38,15 @@ def analyze(
         int, Option(min=1, metavar="N", help="Advise shapes for N tensor-parallel parts.")
     ] = 1,
     budget: Annotated[
-        float,
-        Option(min=0, max=1, metavar="SHARE", help="Block formats: FLOPs that may stay in BF16."),
-    ] = BUDGET,
+        float | None,
+        Option(
+            min=0,
+            max=1,
+            metavar="SHARE",
+            help="Block formats: FLOPs that may stay in BF16.",
+            show_default=str(BUDGET),
+        ),
+    ] = None,
     probe: Annotated[
         bool, Option("--probe", help="Also train the script's first steps by the plan.")
     ] = False,
@@ -59,8 +65,12 @@ def analyze(
     if output is not None:
         options.refuse_suffix(output, "a plan", (".json",))
         refuse_trained(output)
+    if budget is not None and target not in BLOCK_RECIPES:
+        raise UsageError(f"--budget is for block formats, and {target} is none: leave it out")
     stored = None if against is None else PrecisionPlan.load(against)
-    analysis = analyze_run(run, target=target, shards=shards, budget=budget)
+    analysis = analyze_run(
+        run, target=target, shards=shards, budget=BUDGET if budget is None else budget
+    )
     if probe or script:
         analysis = _probed(analysis, script, probe=probe)
     check = None if stored is None else check_plan(stored, analysis.plan, analysis.unconfirming)
@@ -93,7 +103,9 @@ def analyze(
         else:
             terminal.name_next(*after_analysis(analysis, run, output))
     judged = analysis if check is None else check
-    options.exit_on_findings(strict, (finding.severity for finding in judged.findings))
+    refused = analysis.blocks is not None and analysis.verdict.level == "cannot"
+    severities = ["error"] if refused and check is None else []
+    options.exit_on_findings(strict, severities + [f.severity for f in judged.findings])
 
 
 def _probed(analysis: Analysis, script: list[str] | None, *, probe: bool) -> Analysis:
@@ -103,6 +115,9 @@ def _probed(analysis: Analysis, script: list[str] | None, *, probe: bool) -> Ana
     from mpdiag.launching.probe import run_probe
     from mpdiag.reports import terminal
 
+    if analysis.blocks is not None:
+        label = analysis.blocks.recipe.label
+        raise UsageError(f"--probe trains by the plan, and mpdiag does not train in {label}")
     words = script or analysis.run.script_words
     if not probe:
         raise UsageError("a script after -- is for the probe: add --probe")

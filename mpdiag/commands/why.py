@@ -44,8 +44,8 @@ def why(
         else:
             _explain_blocks(run, layer, target, as_json)
         return
-    if layer is not None:
-        raise UsageError(f"{run} is a skip capsule, which has no layers to name: leave {layer} out")
+    if given := layer or (target and "--target"):
+        raise UsageError(f"{run} is a skip capsule, which has no layers to name: leave {given} out")
     _explain_skip(run, model, as_json)
 
 

@@ -11,6 +11,7 @@ import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
+from mpdiag.numerics.block_recipes import OPERANDS
 from mpdiag.plan import BlockPlan
 
 
@@ -92,18 +93,16 @@ def layers_of(blocks: BlockPlan) -> BlockLayers:
     found: dict[str, list[str]] = {
         name: [] for name in ("whole", "wide_wgrad", "experts", "kept", "others")
     }
+    whole = tuple(OPERANDS)
+    places = {
+        ("linear", whole): "whole",
+        ("linear", whole[:2]): "wide_wgrad",
+        ("grouped", whole): "experts",
+    }
     for layer in blocks.layers:
-        products = layer.quantised
-        if layer.kind == "grouped":
-            name = f"{layer.module}.{layer.parameter}".lstrip(".")
-            found["experts" if len(products) == 3 else "others"].append(name)
-        elif layer.kind != "linear":
-            found["others"] += [layer.module] if products else []
-        elif products == ("fprop", "dgrad", "wgrad"):
-            found["whole"].append(layer.module)
-        elif products == ("fprop", "dgrad"):
-            found["wide_wgrad"].append(layer.module)
-        else:
+        place = places.get((layer.kind, layer.quantised), "others")
+        if place != "others" or layer.quantised:
+            found[place].append(layer.name)
+        if place == "others" and layer.kind == "linear":
             found["kept"].append(layer.module)
-            found["others"] += [layer.module] if products else []
     return BlockLayers(**{name: tuple(dict.fromkeys(names)) for name, names in found.items()})

@@ -510,17 +510,16 @@ def _of_modules(plan: PrecisionPlan, support: Support) -> Iterator[str]:
 
 
 def _of_the_rest(plan: PrecisionPlan, support: Support) -> Iterator[str]:
-    if plan.blocks is not None and (others := layers_of(plan.blocks).others):
-        yield (
-            f"the plan quantises some products of {listed(list(others))}; {support.name} cannot split "
-            "them so, and they stay in BF16."
-        )
+    if plan.blocks is not None:
+        yield from _of_blocks(plan.blocks, support)
     reduction = plan.reduction
     if reduction is not None and not support.reduction:
         how = " after division by the number of ranks" if reduction.pre_divide else ""
         yield f"the plan reduces gradients over ranks in {reduction.dtype.upper()}{how}; not set here."
+    if plan.blocks is not None:
+        return  # the other sizes and formats are FP16's
     for shape in plan.shapes:
-        what = f"{shape.dimension} of {shape.module}"
+        what = f"{shape.dimension} of {listed([shape.module])}"
         care = "".join(f"; {clause}" for clause in shape.evidence.get("care") or ())
         yield f"pad {what} from {shape.size} to {shape.padded} in the model{care}."
     narrow = sorted(
@@ -529,3 +528,16 @@ def _of_the_rest(plan: PrecisionPlan, support: Support) -> Iterator[str]:
     if narrow:
         count = sum(layer.format in narrow for layer in plan.layer_formats)
         yield f"tensors that would fit FP8 by the plan's layer_formats: {count}; advice, not set here."
+
+
+def _of_blocks(blocks: BlockPlan, support: Support) -> Iterator[str]:
+    if others := layers_of(blocks).others:
+        yield (
+            f"the plan quantises some products of {listed(list(others))}; {support.name} cannot split "
+            "them so, and they stay in BF16."
+        )
+    if blocks.ragged:
+        yield (
+            f"kernels need tokens in multiples of {blocks.recipe.multiple}, for experts those of each: "
+            f"pad the tokens of {listed(blocks.ragged)}."
+        )

@@ -64,7 +64,10 @@ def in_blocks(target: str) -> PrecisionPlan:
         BlockLayer("layers.1.experts", "w1", "grouped", target, target, target),
         BlockLayer("layers.1.router", "weight", "linear", "bf16", "bf16", "bf16"),
         BlockLayer("out", "weight", "linear", "bf16", "bf16", "bf16"),
-        BlockLayer("layers.1.out", "weight", "linear", target, target, target),
+        BlockLayer(
+            *("layers.1.out", "weight", "linear", target, target, target),
+            evidence={"tokens_padded": 64},
+        ),
     )
     formats = BLOCK_RECIPES[target].formats()
     return replace(FULL, target="bf16", blocks=BlockPlan(target, formats, layers))

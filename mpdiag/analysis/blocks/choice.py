@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mpdiag.analysis.blocks.effects import Key, LayerEffect, layer_effects
+from mpdiag.analysis.blocks.effects import Key, LayerEffect, layer_effects, local_name
 from mpdiag.analysis.blocks.operands import OperandError, operand_errors
 from mpdiag.analysis.layers import Layers
 from mpdiag.analysis.operations.loss_change import LossCurve
@@ -100,10 +100,12 @@ class BlockAnalysis:
 
     def to_json(self) -> list[dict[str, Any]]:
         """The ``blocks`` of ``mpdiag analyze --json``."""
-        chosen = {(layer.module, layer.kind): layer for layer in self.plan.layers}
+        chosen = {(c.module, c.parameter, c.kind): c for c in self.plan.layers}
         rows = []
         for found in self.operands:
-            layer = chosen.get((found.operand.module or "", found.operand.product))
+            one = found.operand
+            name = one.module or ""
+            layer = chosen.get((name, local_name(name, one.parameter, one.product), one.product))
             keep = getattr(layer, found.operand.gemm) if layer else WIDE
             reason = layer.reason if layer else "it is outside the model's modules"
             rows.append(found.to_json(WIDE if keep == WIDE else found.format.format, reason))
@@ -147,7 +149,7 @@ def analyze_blocks(
     rest = "its effect is small" if left <= harmless else "the budget is spent on other layers"
     reasons = {e.key: rest for e in effects} | wide_wgrad | kept | bound
     chosen = [_layer(e, recipe, reasons[e.key], {*bound, *kept}, wide_wgrad) for e in effects]
-    recorded = {e.module for e in effects}
+    recorded = {e.module for e in effects} | {r.parameter.removesuffix(".weight") for r in rows}
     missing = [name for name in linears if name not in recorded]
     chosen += [
         BlockLayer(name, "weight", "linear", WIDE, WIDE, WIDE, "no product of it was recorded")
@@ -323,7 +325,7 @@ def _layer(
     fprop, dgrad, wgrad = (WIDE if gemm in wide else recipe.target for gemm in OPERANDS)
     evidence = {name: getattr(e, name) for name in _FIGURES}
     ragged = e.tokens % recipe.multiple
-    if e.kind == "grouped" and ragged:
+    if ragged:
         evidence["tokens_padded"] = e.tokens + recipe.multiple - ragged
     return BlockLayer(
         e.module, e.parameter, e.kind, fprop, dgrad, wgrad, reason, dict(finite(evidence))

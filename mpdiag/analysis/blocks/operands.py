@@ -27,7 +27,14 @@ LOST = 0.01
 CLUSTERED = 0.5
 """Share of all values in one eighth of the top octave from which they are said to cluster there."""
 
-Shape = Literal["at par", "outliers", "scale underflows", "clusters in the top bucket", "no values"]
+Shape = Literal[
+    "at par",
+    "outliers",
+    "scale underflows",
+    "clusters in the top bucket",
+    "no values",
+    "not measured",
+]
 
 
 @dataclass(frozen=True)
@@ -144,9 +151,9 @@ def operand_error(rows: Sequence[BlockOperand], fmt: OperandFormat) -> OperandEr
         clipped=clipped,
         rotation_db=turned,
         shape="at par",
-        measured=like == fmt,
+        measured=bool(tiles) and like == fmt,
     )
-    return replace(found, shape=_shape(found))
+    return replace(found, shape=_shape(found) if tiles else "not measured")
 
 
 _NOTHING = BlockError(0, 0, 0.0, 0.0, 0.0, 0.0)

@@ -57,11 +57,14 @@ def explain_blocks(run: str | os.PathLike[str], layer: str | None, target: str) 
     analysis = analyze(run, target)
     found = analysis.blocks
     assert found is not None
-    names = list(dict.fromkeys(one.operand.module or "" for one in found.operands))
+    owners = {one.operand.parameter: one.operand.module or "" for one in found.operands}
+    owners |= {choice.name: choice.module for choice in found.plan.layers}
+    names = list(dict.fromkeys(owners.values()))
     if layer is None:
         layer = next(iter(found.worst()), None)
     if layer is None:
         raise LayerNotFound("no layer's effect on the loss is known: name one")
+    layer = layer if layer in names else owners.get(layer, layer)
     if layer not in names:
         near = difflib.get_close_matches(layer, names, n=3, cutoff=0.3)
         hint = f"did you mean {', '.join(near)}?" if near else "analyze --target lists the names"

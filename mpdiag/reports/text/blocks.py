@@ -2,18 +2,20 @@
 
 import math
 from collections.abc import Iterator
+from itertools import product
 
 from rich.console import RenderableType
 from rich.text import Text
 
 from mpdiag.analysis.analyzer import Analysis
 from mpdiag.analysis.blocks.choice import HARMLESS, BlockAnalysis
-from mpdiag.analysis.blocks.effects import LayerEffect
+from mpdiag.analysis.blocks.effects import LayerEffect, local_name
 from mpdiag.analysis.blocks.operands import OperandError
-from mpdiag.display.wording import counted, layer_name, percent
-from mpdiag.numerics.block_recipes import WIDE
+from mpdiag.display.wording import layer_name, percent
+from mpdiag.numerics.block_recipes import OPERANDS, WIDE
 from mpdiag.plan import BlockLayer
 from mpdiag.reports.text.tables import Fitted, titled_rows
+from mpdiag.runs.block_operands import BlockOperand
 
 TOP = 8
 """Layers that are shown without ``-v``, which shows all."""
@@ -36,6 +38,9 @@ def blocks_text(analysis: Analysis, *, verbose: bool = False) -> Iterator[Render
     rows = titled_rows()
     for title, words in _summary(found):
         rows.add_row(title, Text(words))
+    for finding in analysis.findings:
+        if finding.severity != "info":
+            rows.add_row("In BF16", Text(finding.message))
     rows.add_row("Not checked", Text("; ".join(analysis.verdict.not_examined)))
     yield rows
 
@@ -54,12 +59,9 @@ def _layers(found: BlockAnalysis, count: int) -> RenderableType:
     )
     whole = sum(e.flops for e in found.effects)
     for e in ranked[:count]:
-        table.add_row(_name(e), *_figures(e, whole), _formats(found, found.layer(e)))
+        layer = found.layer(e)
+        table.add_row(layer_name(layer.name), *_figures(e, whole), _formats(found, layer))
     return table
-
-
-def _name(e: LayerEffect) -> str:
-    return layer_name(e.module if e.kind == "linear" else f"{e.module}.{e.parameter}")
 
 
 def _figures(e: LayerEffect, whole: float) -> tuple[str, str, str, str]:
@@ -92,14 +94,17 @@ def _summary(found: BlockAnalysis) -> Iterator[tuple[str, str]]:
     reasons: dict[str, list[str]] = {}
     for layer in found.plan.layers:
         if not layer.quantised:
-            reasons.setdefault(layer.reason, []).append(layer_name(layer.module))
+            reasons.setdefault(layer.reason, []).append(layer_name(layer.name))
     for reason, names in reasons.items():
-        shown = ", ".join(dict.fromkeys(names[:4])) + (" …" if len(names) > 4 else "")
-        yield "Stay in BF16", f"{shown}: {reason}"
-    ragged = sum("tokens_padded" in layer.evidence for layer in found.plan.layers)
-    if ragged:
-        words = f"pad each expert's tokens to multiples of {found.recipe.multiple}"
-        yield "Padding", f"{words}: {counted(ragged, 'expert weight')} get others"
+        yield "Stay in BF16", f"{_listed(names)}: {reason}"
+    if ragged := found.plan.ragged:
+        words = f"pad the tokens (of experts: of each) to multiples of {found.recipe.multiple}"
+        yield "Padding", f"{words}: {_listed(ragged)}"
+
+
+def _listed(names: list[str]) -> str:
+    """The first names of some."""
+    return ", ".join(dict.fromkeys(names[:4])) + (" …" if len(names) > 4 else "")
 
 
 def block_layer_text(found: BlockAnalysis, module: str) -> Iterator[RenderableType]:
@@ -110,37 +115,58 @@ def block_layer_text(found: BlockAnalysis, module: str) -> Iterator[RenderableTy
         ("product", "operand", "format", *figures, "finding"),
         right=frozenset(figures),
         sentences=frozenset({"finding"}),
-        caption=f"SQNR in dB of {found.recipe.label}; par: of Gaussian values; an interval of 90 % "
-        "where tiles were sampled",
         lead=3,
         boxed=False,
     )
+    alike: dict[tuple[str, str, str], list[OperandError]] = {}
     for one in found.of(module):
-        expert = "" if one.operand.expert is None else f" {one.operand.expert}"
-        table.add_row(
-            f"{one.operand.gemm}{expert}",
-            one.operand.operand,
-            str(one.format),
-            _decibels(one),
-            f"{one.format.par_db:.1f}",
-            percent(one.zeros),
-            one.finding,
-        )
-    yield table
-    for e in (e for e in found.effects if e.module == module):
-        ranked = sorted((o.rise for o in found.effects if not math.isnan(o.rise)), reverse=True)
-        if not math.isnan(e.rise):
-            yield Text(
-                f"quantised alone, {_name(e)} raises the loss by an estimated {percent(e.rise)} "
-                f"(number {ranked.index(e.rise) + 1} of {len(ranked)})"
+        key = _place(one.operand), one.operand.gemm, one.operand.operand
+        alike.setdefault(key, []).append(one)
+    places = dict.fromkeys(place for place, _, _ in alike)
+    for place, (gemm, roles) in product(places, OPERANDS.items()):
+        for some in filter(None, (alike.get((place, gemm, role)) for role in roles)):
+            one = min(some, key=lambda o: (math.isnan(o.sqnr_db), o.sqnr_db))
+            table.add_row(
+                f"{place} {gemm}" if len(places) > 1 else gemm,
+                one.operand.operand,
+                str(one.format),
+                _decibels(one),
+                f"{one.format.par_db:.1f}",
+                "-" if math.isnan(one.sqnr_db) else percent(one.zeros),
+                one.finding,
             )
+    worst = "; of the experts, the lowest SQNR" if any(len(o) > 1 for o in alike.values()) else ""
+    table.caption = (
+        f"SQNR in dB of {found.recipe.label}: an interval of 90 % where tiles were sampled, ≈ of a "
+        f"single tile{worst}; par: of Gaussian values"
+    )
+    if table.rows:
+        yield table
+    ranked = sorted((o.rise for o in found.effects if not math.isnan(o.rise)), reverse=True)
     for layer in found.choices(module):
-        yield Text(f"→ {_formats(found, layer)}: {layer.reason}", "green")
+        name = f"{layer_name(layer.name)} in " if len(places) > 1 else ""
+        yield Text(f"→ {name}{_formats(found, layer)}: {layer.reason}", "green")
+        rise = layer.evidence.get("rise")
+        if rise is not None:
+            yield Text(
+                f"  quantised alone, it raises the loss by an estimated {percent(rise)} "
+                f"(number {ranked.index(rise) + 1} of {len(ranked)})"
+            )
+
+
+def _place(one: BlockOperand) -> str:
+    """Which product of its module an operand is of."""
+    if one.product == "attention":
+        return ("Q·K", "P·V")[one.call]
+    name = local_name(one.module or "", one.parameter, one.product).removesuffix("_weight")
+    return name or f"{one.product} {one.call}"
 
 
 def _decibels(one: OperandError) -> str:
     if math.isnan(one.sqnr_db):
         return "-"
-    if one.low_db == one.high_db or math.isnan(one.low_db):
+    if one.low_db == one.high_db:
         return f"{one.sqnr_db:.1f}"
+    if math.isnan(one.low_db):
+        return f"≈{one.sqnr_db:.1f}"
     return f"{one.low_db:.1f}–{one.high_db:.1f}"

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from calls import printed
 from schemas import assert_described
 from torch import nn
 
@@ -17,6 +18,7 @@ from mpdiag.analysis.blocks.verdict import judge_blocks
 from mpdiag.analysis.plan_check import check_plan
 from mpdiag.errors import DamagedRun, LayerNotFound, UsageError
 from mpdiag.plan import PrecisionPlan
+from mpdiag.reports.text.blocks import block_layer_text
 
 
 def effect(name, rise, flops=1.0, *, output=0.1, wgrad=0.1, steps=(1.0, 1.0)):
@@ -143,6 +145,39 @@ def test_one_layer_is_explained(run):
     assert {row["gemm"] for row in first} == {"fprop", "wgrad"}  # its input needs no gradient
     with pytest.raises(LayerNotFound, match="did you mean 0"):
         explain_blocks(run, "0.", "mxfp8")
+
+
+class Several(nn.Module):
+    """Weights of one module, which a recipe of multiples of 32 treats differently."""
+
+    def __init__(self):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(32, 2)
+        self.w1, self.w2 = (nn.Parameter(torch.randn(2, *size)) for size in ((32, 40), (32, 32)))
+
+    def forward(self, x):
+        x = self.attention(x, x, x)[0].flatten(0, 1).expand(2, -1, -1)
+        return torch.bmm(x, self.w1).sum() + torch.bmm(x, self.w2).square().sum()
+
+
+def test_each_weight_of_a_module_is_told_apart(tmp_path):
+    torch.manual_seed(0)
+    model = Several()
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    with mpdiag.record(model, optimizer, tmp_path / "run", every=1, operations=1, blocks=True):
+        model(torch.randn(5, 3, 32)).backward()
+        optimizer.step()
+    story = explain_blocks(tmp_path / "run", "w2", "mxfp8")
+    found = story.blocks.plan
+    kept = {c.name: c.quantised for c in found.layers if c.kind == "grouped"}
+    assert kept == {"w1": (), "w2": ("fprop", "dgrad", "wgrad")}
+    assert found.ragged == ["w2"]
+    assert "attention.out_proj" not in {c.module for c in found.layers}  # its product is the module's
+    keep = [row["keep"] for row in story.to_json()["blocks"] if row["product"] == "grouped"]
+    assert sorted(keep) == ["bf16"] * 12 + ["mxfp8_e4m3"] * 12
+    text = printed(*block_layer_text(story.blocks, story.module))
+    assert all(text.count(f"{weight} wgrad  input") == 1 for weight in ("w1", "w2"))
+    assert "w2 in MXFP8: " in text
 
 
 def test_a_recording_without_operands_says_how_to_get_them(tmp_path):
