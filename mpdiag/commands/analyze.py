@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, get_args
 
 from typer import Option
 
@@ -33,19 +33,16 @@ def analyze(
             help="Check whether this plan still holds. --strict then checks only that.",
         ),
     ] = None,
-    target: Annotated[options.Target, Option(help="The format to train in.")] = "fp16",
+    target: Annotated[
+        options.Target,
+        Option(metavar="FORMAT", help=f"To train in: {', '.join(get_args(options.Target))}."),
+    ] = "fp16",
     shards: Annotated[
         int, Option(min=1, metavar="N", help="Advise shapes for N tensor-parallel parts.")
     ] = 1,
     budget: Annotated[
         float | None,
-        Option(
-            min=0,
-            max=1,
-            metavar="SHARE",
-            help="Block formats: FLOPs that may stay in BF16.",
-            show_default=str(BUDGET),
-        ),
+        Option(min=0, max=1, metavar="SHARE", help=f"FLOPs in BF16 of block formats ({BUDGET})."),
     ] = None,
     probe: Annotated[
         bool, Option("--probe", help="Also train the script's first steps by the plan.")

@@ -172,7 +172,8 @@ def test_each_weight_of_a_module_is_told_apart(tmp_path):
     kept = {c.name: c.quantised for c in found.layers if c.kind == "grouped"}
     assert kept == {"w1": (), "w2": ("fprop", "dgrad", "wgrad")}
     assert found.ragged == ["w2"]
-    assert "attention.out_proj" not in {c.module for c in found.layers}  # its product is the module's
+    # The product of out_proj is its module's.
+    assert "attention.out_proj" not in {c.module for c in found.layers}
     keep = [row["keep"] for row in story.to_json()["blocks"] if row["product"] == "grouped"]
     assert sorted(keep) == ["bf16"] * 12 + ["mxfp8_e4m3"] * 12
     text = printed(*block_layer_text(story.blocks, story.module))
