@@ -5,7 +5,7 @@ import torch
 from audited_trainings import BF16, model, train
 from torch import nn
 
-from mpdiag.recording.moving_rates import half_distances, moving_rates
+from mpdiag.recording.value_watch import half_distances, moving_rates
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 

@@ -1,10 +1,13 @@
 """``compare``: FP32 against mixed precision, over seeds: metrics, curves, layers."""
 
+import ast
 import math
 import os
+import re
 import statistics
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from mpdiag.analysis.comparison.comparison_findings import (
@@ -26,15 +29,20 @@ from mpdiag.analysis.comparison.equivalence import (
     judge_family,
 )
 from mpdiag.analysis.comparison.groups import SeedGroup, SeedTraining, read_group
-from mpdiag.analysis.comparison.logged_metrics import printed_metric
-from mpdiag.analysis.comparison.margins import Margin, default_margin, given_margin, known_margin
+from mpdiag.analysis.comparison.margins import (
+    Margin,
+    default_margin,
+    given_margin,
+    known_margin,
+    metric_kind,
+)
 from mpdiag.analysis.comparison.models import ModelRelation, relate_models
 from mpdiag.analysis.comparison.rates import RateComparison, compare_rates
 from mpdiag.analysis.findings import Finding
 from mpdiag.analysis.notebook import comparison_html
 from mpdiag.errors import InputError, UsageError
 from mpdiag.files.documents import finite
-from mpdiag.files.paths import place
+from mpdiag.files.paths import is_remote, place
 from mpdiag.runs.run import META, list_runs, open_run
 from mpdiag.runs.training_log import FINAL_LOSS
 
@@ -399,3 +407,60 @@ def unused_precision(meta: Mapping[str, Any]) -> str:
     if not claimed or meta.get("half_precision_flops") != 0:
         return ""
     return f"claims {claimed}, and none of its matrix products ran in it"
+
+
+_MOST_BYTES = 1_000_000
+_NAME = r"[A-Za-z][\w@.]*"
+
+
+def printed_metric(path: str | os.PathLike[str]) -> str:
+    """The metric that a run's script prints; "" where none is found or the script is not here.
+
+    Args:
+        path: A run folder; any other place gives "".
+    """
+    where = place(path)
+    if is_remote(where) or not (where / META).is_file():
+        return ""
+    try:
+        words = open_run(where).script_words
+        script = Path(words[0]) if words and words[0] != "-m" else None
+        if script is None or script.stat().st_size > _MOST_BYTES:
+            return ""
+        return _metric_in(script.read_text(encoding="utf-8"))
+    except (InputError, OSError, ValueError, SyntaxError, RecursionError, MemoryError):
+        return ""  # it cannot be read, is no Python, or is nested deeper than Python's parser goes
+
+
+def _metric_in(source: str) -> str:
+    """The first score or error rate that a source text prints; "" for none."""
+    for call in ast.walk(ast.parse(source)):
+        if (
+            isinstance(call, ast.Call)
+            and isinstance(call.func, ast.Name)
+            and call.func.id == "print"
+        ):
+            shown = " ".join(_shown(argument) for argument in call.args)
+            # A name and then its value: "acc {…}", "accuracy: %.3f". Words alone are prose.
+            for name in re.findall(rf"({_NAME})[^\w{{%]*[{{%]", shown):
+                if _is_metric(name):
+                    return str(name)
+    return ""
+
+
+def _is_metric(name: str) -> bool:
+    kinds = {metric_kind(name, (), higher_is_better=higher) for higher in (True, False)}
+    return bool(kinds & {"score", "error rate", "decibel"})
+
+
+def _shown(node: ast.expr) -> str:
+    """The text that an argument prints, ``{}`` in place of each value."""
+    if isinstance(node, ast.Constant):
+        return str(node.value)
+    if isinstance(node, ast.JoinedStr):
+        return "".join(_shown(part) for part in node.values)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod):
+        return _shown(node.left)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        return _shown(node.func.value) if node.func.attr == "format" else "{}"
+    return "{}"
