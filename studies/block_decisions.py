@@ -39,7 +39,7 @@ import mpdiag
 from mpdiag.analysis.blocks.effects import layer_effects
 from mpdiag.analysis.blocks.operands import operand_errors
 from mpdiag.analysis.operations.loss_change import loss_curve
-from mpdiag.emulation.block_errors import measure_error
+from mpdiag.emulation.block_errors import block_errors, rotate, tile_errors
 from mpdiag.emulation.block_rounding import quantize_blocks
 from mpdiag.emulation.random_bits import CounterGenerator
 from mpdiag.numerics.block_formats import block_format
@@ -422,8 +422,12 @@ def intervals(rows: Any, truth: Any, target: str) -> dict[str, float]:
         if not found.measured:  # a line of an expert's tokens has no groups of 16 to rotate
             continue
         fmt = block_format(how.format, block=how.block or None, rounding=how.rounding)
-        generator = CounterGenerator(3, tensor=str(one.key)) if how.rounding != "nearest" else None
-        real = measure_error(x, fmt, rotated=how.rotated, generator=generator).sqnr_db
+        bits = None
+        if how.rounding != "nearest":
+            bits = CounterGenerator(3, tensor=str(one.key)).bits(x.shape, x.device)[None]
+        tiles = rotate(x.float()[None]) if how.rotated else x.float()[None]
+        sums = tile_errors(tiles, fmt, rotated=how.rotated, bits=bits)
+        real = block_errors(sums, x.numel())[0].sqnr_db
         whole += 1
         inside += found.low_db <= real <= found.high_db
         widths.append(found.high_db - found.low_db)

@@ -18,39 +18,6 @@ _SIGNS = (1, 1, 1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, 1, -1, -1)
 """Of the rotation, as in TransformerEngine's weight gradients."""
 
 
-def measure_error(
-    x: Tensor,
-    fmt: BlockFormat,
-    axis: int = -1,
-    *,
-    rotated: bool = False,
-    generator: CounterGenerator | None = None,
-    tensor_amax: Tensor | None = None,
-) -> BlockError:
-    """What rounding to a format does to values.
-
-    Args:
-        x: Floating point.
-        fmt: The format.
-        axis: Along which blocks lie.
-        rotated: Whether 16 neighbours along the axis are rotated before rounding, and back after it.
-        generator: For stochastic rounding; tiles that differ in its tensor have bits of their own.
-        tensor_amax: The largest magnitude of the tensor that x is a tile of, for formats with a scale
-            a tensor; of the rotated tensor, if tiles are. None: of x.
-
-    Raises:
-        ValueError: If the format rounds stochastically and there is no generator.
-    """
-    if (fmt.rounding == "stochastic") != (generator is not None):
-        raise ValueError("a generator is for stochastic rounding, which needs one")
-    bits = None if generator is None else generator.bits(x.shape, x.device).movedim(axis, -1)[None]
-    tiles = x.detach().float().movedim(axis, -1)[None]
-    if rotated:
-        tiles = rotate(tiles)
-    sums = tile_errors(tiles, fmt, rotated=rotated, bits=bits, tensor_amax=tensor_amax)
-    return block_errors(sums, x.numel())[0]
-
-
 def tile_errors(
     tiles: Tensor,
     fmt: BlockFormat,
@@ -68,7 +35,8 @@ def tile_errors(
         rotated: Whether these are values after ``rotate``. A rotation changes no sum of products: only
             Σ(q - x) is that of values rotated back.
         bits: For stochastic rounding: random integers in [0, 2^32) of the tiles' shape.
-        tensor_amax: As for ``measure_error``.
+        tensor_amax: The largest magnitude of the tensor that tiles are of, for formats with a scale a
+            tensor; of the rotated tensor, if tiles are. None: of all tiles.
         line_amax: (tiles, …): the largest magnitudes of the lines that tiles are cut from, for formats
             with a scale a row. None: of the tiles' lines.
 
@@ -95,34 +63,25 @@ def block_errors(sums: Tensor, values: int) -> list[BlockError]:
     return [BlockError(values, int(zeros), *rest) for zeros, *rest in sums.tolist()]
 
 
-def rotate(x: Tensor, axis: int = -1, *, back: bool = False) -> Tensor:
-    """Multiply groups of 16 along an axis by signs and by the Hadamard matrix / 4, or undo that.
+def rotate(x: Tensor) -> Tensor:
+    """Multiply groups of 16 along the last axis by signs and by the Hadamard matrix / 4.
 
     By additions alone, so that no matrix product rounds its operands to TF32.
 
     Args:
-        x: FP32; its axis has a multiple of 16 elements.
-        axis: Of the groups.
-        back: Whether to undo it.
+        x: FP32; its last axis has a multiple of 16 elements.
 
     Raises:
         ValueError: If the axis has another size.
     """
-    size, length = len(_SIGNS), x.shape[axis]
+    size, length = len(_SIGNS), x.shape[-1]
     if length % size:
         raise ValueError(f"a rotation takes multiples of {size} values, not {length}")
-    moved = x.movedim(axis, -1)
-    groups = moved.reshape(-1, size)
-    signs = torch.tensor(_SIGNS, dtype=x.dtype, device=x.device)
-    if not back:
-        groups = groups * signs
+    groups = x.reshape(-1, size) * torch.tensor(_SIGNS, dtype=x.dtype, device=x.device)
     for half in (8, 4, 2, 1):
         left, right = groups.reshape(-1, size // (2 * half), 2, half).unbind(2)
         groups = torch.stack([left + right, left - right], 2)
-    groups = groups.reshape(-1, size) / 4
-    if back:
-        groups = groups * signs
-    return groups.reshape(moved.shape).movedim(-1, axis)
+    return (groups / 4).reshape(x.shape)
 
 
 def sample_positions(tiles: int, generator: CounterGenerator, count: int) -> list[int]:

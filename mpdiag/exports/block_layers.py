@@ -36,7 +36,7 @@ def include(chosen: Collection[str], others: Collection[str]) -> Substrings:
     patterns: list[str] = []
     wrong = [name for name in chosen if _meets(name, others)]
     for name in chosen:
-        if name in wrong or _meets_any(patterns, name):
+        if name in wrong or any(part in name for part in patterns):
             continue
         above = [name[: dot.end()] for dot in re.finditer(r"\.", name)]
         patterns.append(next((part for part in above if not _meets(part, others)), name))
@@ -47,7 +47,8 @@ def exclude(kept: Collection[str], others: Collection[str]) -> Substrings:
     """Parts of names that are contained in every kept name; others that contain one are ``wrong``."""
     found = include(kept, others)
     patterns = (*found.patterns, *found.wrong)
-    return Substrings(patterns, tuple(name for name in others if _meets_any(patterns, name)))
+    wrong = tuple(name for name in others if any(part in name for part in patterns))
+    return Substrings(patterns, wrong)
 
 
 def exactly(names: Iterable[str]) -> str:
@@ -57,10 +58,6 @@ def exactly(names: Iterable[str]) -> str:
 
 def _meets(part: str, names: Iterable[str]) -> bool:
     return any(part in name for name in names)
-
-
-def _meets_any(parts: Iterable[str], name: str) -> bool:
-    return any(part in name for part in parts)
 
 
 @dataclass(frozen=True)

@@ -372,7 +372,6 @@ class Support:
         methods: The scalers it has, by their names in ``SCALERS``.
         settings: Of a backoff scale: ``growth_factor``, ``backoff_factor``, ``growth_interval``,
             ``hysteresis``, ``min_scale``, ``max_scale``.
-        growth_factor, backoff_factor, hysteresis: What it does where it has no such setting.
         fp32_modules: Whether the text itself keeps the plan's modules in FP32.
         levels: The opt levels it has: O0, the nearest to O1, and others.
         reduction: Whether the text sets the format in which gradients are reduced.
@@ -383,9 +382,6 @@ class Support:
     formats: tuple[str, ...] = ("fp16", "bf16")
     methods: tuple[str, ...] = ("constant", "backoff")
     settings: tuple[str, ...] = ()
-    growth_factor: float = 2.0
-    backoff_factor: float = 0.5
-    hysteresis: int = 1
     fp32_modules: bool = False
     levels: tuple[str, ...] = ("O0", "O1")
     reduction: bool = False
@@ -477,8 +473,8 @@ def _of_another_scaler(scale: LossScalePlan, support: Support) -> str:
 
 def _of_settings(scale: LossScalePlan, support: Support) -> Iterator[str]:
     """Fields of a backoff scale that are fixed, or that are not there."""
-    for name in ("growth_factor", "backoff_factor", "hysteresis"):
-        wanted, fixed = getattr(scale, name), getattr(support, name)
+    for name, fixed in (("growth_factor", 2.0), ("backoff_factor", 0.5), ("hysteresis", 1)):
+        wanted = getattr(scale, name)
         if name not in support.settings and wanted != fixed:
             yield f"{name} is {wanted:g} in the plan and {fixed:g} here: it cannot be set."
     if "growth_interval" not in support.settings:

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
+from block_measure import measure_error
 
-from mpdiag.emulation.block_errors import measure_error
 from mpdiag.emulation.random_bits import CounterGenerator
 from mpdiag.numerics.block_formats import BLOCK_FORMATS, block_format
 from mpdiag.numerics.block_recipes import BLOCK_RECIPES, OPERANDS, PAR

@@ -196,7 +196,11 @@ def test_each_operand_is_the_tensor_that_the_product_reads(name, tmp_path):
         assert (one.maxima_first, one.maxima) == (first, maxima), key
         assert (one.lines, one.length) == (matrix.shape[:-1].numel(), matrix.shape[-1]), key
         assert one.dtype == str(matrix.dtype).removeprefix("torch.")
-        assert (one.elements, one.counted, one.sampled) == (matrix.numel(), matrix.numel(), False)
+        assert (one.elements, one.depths.values, one.sampled) == (
+            matrix.numel(),
+            matrix.numel(),
+            False,
+        )
         assert one.steps == (0,)
     for gemm in ("fprop", "dgrad", "wgrad"):  # all three multiply as often
         assert len({o.flops for k, o in found.items() if k[3] == gemm and k[2] is None}) <= 1

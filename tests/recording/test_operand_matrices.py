@@ -6,8 +6,9 @@ from operator import add
 
 import pytest
 import torch
+from block_measure import measure_error
 
-from mpdiag.emulation.block_errors import measure_error, rotate
+from mpdiag.emulation.block_errors import rotate
 from mpdiag.numerics.block_statistics import BlockError
 from mpdiag.recording.counting.block_depths import count_depths, depths_of
 from mpdiag.recording.operand_matrices import MEASURED_LINES, Matrix, measure, variants

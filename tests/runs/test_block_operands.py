@@ -31,7 +31,7 @@ def test_steps_and_ranks_of_an_operand_are_added():
     rows = [row(), row(4), row(4, rank=1), row(4, gemm="wgrad")]
     whole, other = merged(rows)
     assert (whole.steps, whole.lines, whole.flops) == ((0, 4), 120, 3 * rows[0].flops)
-    assert whole.counted == whole.elements == 3 * 40 * 64
+    assert whole.depths.values == whole.elements == 3 * 40 * 64
     assert np.array_equal(whole.depths.counts, sum(one.depths.counts for one in rows[:3]))
     assert sum(whole.maxima) == 3 * 80
     assert whole.absmax == max(one.absmax for one in rows[:3])
