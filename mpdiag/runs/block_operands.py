@@ -138,6 +138,11 @@ class BlockOperand:
         """Values of the whole operand."""
         return self.lines * self.length
 
+    @property
+    def counted(self) -> int:
+        """Values whose depths were counted."""
+        return self.depths.values
+
     def __add__(self, other: BlockOperand) -> BlockOperand:
         """The same operand in other steps, or of other ranks."""
         first = min(self.maxima_first, other.maxima_first)
