@@ -29,7 +29,7 @@ def mismatch(
     as_json: JsonOption = False,
 ) -> None:
     """Compare two forward passes of a model. The script defines mismatch_inputs()."""
-    from mpdiag.launching.script import defined_in, parse
+    from mpdiag.launching.script import call_in, parse
     from mpdiag.reports import terminal
     from mpdiag.reports.text.mismatch import mismatch_text
     from mpdiag.sensitivity.forward_mismatch import mismatch as compare_passes
@@ -38,7 +38,7 @@ def mismatch(
         raise UsageError("write the script after --: mpdiag mismatch -- script.py ARGS")
     script = parse(context.meta["script"] or [])
     with contextlib.redirect_stdout(sys.stderr):  # the script may print
-        given = defined_in(script, FUNCTION)()
+        given = call_in(script, FUNCTION)
         if not isinstance(given, tuple) or len(given) != 3:
             raise UsageError(f"{FUNCTION}() must return (model_a, model_b, batch)")
         with terminal.waiting("comparing two forward passes"):

@@ -107,19 +107,24 @@ def _located(word: str) -> str:
     raise InputError(f"there is no script {word}: give its path, or -m and a module's name")
 
 
-def defined_in(script: Script, name: str) -> Any:
-    """What a script defines under a name; its part under ``if __name__ == "__main__"`` does not run.
+def call_in(script: Script, name: str) -> Any:
+    """Call a script's function; its part under ``if __name__ == "__main__"`` does not run.
 
     Raises:
-        UsageError: If it defines no such name.
+        UsageError: If it defines no such function.
+        SystemExit: With 1, after the script's exception was shown.
     """
     sys.argv = [script.target, *script.arguments]
     _put_first("" if script.module else str(Path(script.target).resolve().parent))
     start = runpy.run_module if script.module else runpy.run_path
-    names = start(script.target, run_name="mpdiag_script")
-    if name not in names:
-        raise UsageError(f"{script.target} defines no {name}(): write it outside of any function")
-    return names[name]
+    try:
+        names = start(script.target, run_name="mpdiag_script")
+        if name in names:
+            return names[name]()
+    except Exception as error:  # noqa: BLE001 - every exception is the script's
+        _show(error)
+        raise SystemExit(1) from None
+    raise UsageError(f"{script.target} defines no {name}(): write it outside of any function")
 
 
 def run(script: Script) -> Ending:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -159,7 +159,8 @@ class TraceWatch(StepListener):
         phase: str,
         about: Mapping[str, Any],
     ) -> None:
-        whole, partial = _whole(tensor)
+        whole = tuple(map(int, tensor.shape))
+        partial = any(p.is_partial() for p in getattr(tensor, "placements", ()))
         local = own_part(tensor).detach()
         if not _is_readable(local):
             return
@@ -191,9 +192,8 @@ class TraceWatch(StepListener):
         )
         self._calls[key] += 1
         held = local.resolve_neg()
-        self._taken.append(
-            (elements_of(held, numbers) if len(numbers) else _none(held), _norm(held))
-        )
+        taken = elements_of(held, numbers) if len(numbers) else held.new_empty(0)
+        self._taken.append((taken, _norm(held)))
         tape = self._tape()
         view = None if tape is None or not len(numbers) else tape.seen(local)
         if view is not None:
@@ -230,18 +230,23 @@ class TraceWatch(StepListener):
             ends = np.cumsum([len(e) for e, _ in some])
             for i, values, norm in zip(places, np.split(joined, ends[:-1]), norms, strict=True):
                 self._rows[i] = replace(self._rows[i], values=values, norm=norm)
-        backward = [row.order for row in self._rows if row.phase == "backward"]
-        last = max(backward, default=len(self._rows))
-        return [
-            replace(row, phase="update") if row.kind == "operation" and row.order > last else row
-            for row in self._rows
-        ]
+        return list(_in_order(self._rows))
 
     def _give_up(self, where: str, error: Exception) -> None:
         self.on, self._steps = False, frozenset()
         self.reason = f"{where} failed"
         self._forget()
         self._failed(where, error)
+
+
+def _in_order(rows: Sequence[TraceRow]) -> Iterator[TraceRow]:
+    """Rows with their phases: what runs after the backward pass, as clipping does, reads gradients."""
+    backward = [row for row in rows if row.phase == "backward"]
+    passed = max((r.order for r in backward if r.kind != "weight_grad"), default=len(rows))
+    stepped = max((r.order for r in backward), default=0)
+    for row in rows:
+        late = "update" if row.order > stepped else "backward"
+        yield replace(row, phase=late) if row.kind == "operation" and row.order > passed else row
 
 
 _LARGEST = 1e300
@@ -262,12 +267,7 @@ def _is_readable(local: torch.Tensor) -> bool:
     plain = type(local).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
     plain = plain and local.layout == torch.strided and not (local.is_nested or local.is_meta)
     wrapped = local.is_quantized or torch._C._functorch.is_functorch_wrapped_tensor(local)
-    plain = plain and not wrapped
-    return plain and local.numel() > 0 and has_memory(local)
-
-
-def _none(like: torch.Tensor) -> torch.Tensor:
-    return torch.empty(0, device=like.device)
+    return plain and not wrapped and local.numel() > 0 and has_memory(local)
 
 
 def _norm(x: torch.Tensor) -> torch.Tensor:
@@ -276,12 +276,6 @@ def _norm(x: torch.Tensor) -> torch.Tensor:
     wide = torch.float64 if x.dtype is torch.float64 else torch.float32
     found: torch.Tensor = torch.linalg.vector_norm(x, dtype=wide)
     return found
-
-
-def _whole(tensor: torch.Tensor) -> tuple[tuple[int, ...], bool]:
-    """The sizes of the whole tensor, and whether ranks hold summands of it."""
-    placements = getattr(tensor, "placements", ())
-    return tuple(map(int, tensor.shape)), any(p.is_partial() for p in placements)
 
 
 def _held(

@@ -77,12 +77,6 @@ class TraceRow:
     code: str = ""
     arguments: str = field(default="", repr=False)
 
-    @property
-    def size(self) -> float:
-        """Root mean square of its finite values at the positions."""
-        finite = self.values[np.isfinite(self.values)]
-        return float(np.sqrt(np.mean(np.square(finite)))) if finite.size else 0.0
-
 
 @lru_cache(maxsize=4096)
 def positions(shape: tuple[int, ...]) -> NDArray[np.int64]:

@@ -216,3 +216,7 @@ def test_the_command_takes_what_a_script_defines(tmp_path, monkeypatch):
     assert [layer["name"] for layer in document["layers"]] == ["", "0", "1", "2"]
     done = calls.run("mismatch", "--", "none.py")
     assert (done.exit_code, "mismatch_inputs" in done.output) == (2, True)
+    (tmp_path / "broken.py").write_text("raise RuntimeError('no weights')")
+    done = calls.run("mismatch", "--", "broken.py")
+    assert (done.exit_code, "RuntimeError: no weights" in done.stderr) == (1, True)
+    assert "mpdiag" not in done.stderr

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
@@ -66,6 +66,8 @@ def aligned(a: Sequence[Tensor], b: Sequence[Tensor]) -> tuple[list[Pair], list[
         a: All tensors of a step on one side.
         b: Those on the other.
     """
+    if in_parts(a, b):
+        a, b = ([t for t in side if "weight" in t.kind] for side in (a, b))
     named = {_name(t): t for t in b if t.kind != "operation"}
     pairs = [Pair(t, named[_name(t)]) for t in a if t.kind != "operation" and _name(t) in named]
     ours, theirs = _operations(a), _operations(b)
@@ -77,6 +79,13 @@ def aligned(a: Sequence[Tensor], b: Sequence[Tensor]) -> tuple[list[Pair], list[
             pairs += some
             edits += found
     return sorted(pairs, key=lambda pair: _place(pair.a)), edits
+
+
+def in_parts(a: Sequence[Tensor], b: Sequence[Tensor]) -> bool:
+    """Whether one side computes a batch in more parts, as gradient accumulation does."""
+    inputs = [[t for t in side if t.kind == "input"] for side in (a, b)]
+    elements = {sum(math.prod(p.shape) for t in ts for p in t.pieces) for ts in inputs}
+    return len({len(ts) for ts in inputs}) > len(elements) == 1
 
 
 def _without_gradient(a: Sequence[Tensor], b: Sequence[Tensor], *kinds: str) -> list[Pair]:
@@ -151,9 +160,9 @@ def _changed(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[Edit]:
     for x, y in pairs:
         ours, theirs = _arguments(x), _arguments(y)
         other = [
-            f"{name} {value} -> {theirs[name]}"
-            for name, value in ours.items()
-            if name in theirs and theirs[name] != value and not isinstance(value, list)
+            f"{name} {ours.get(name, 'default')} -> {theirs.get(name, 'default')}"
+            for name, value in (theirs | ours).items()
+            if ours.get(name) != theirs.get(name) and not isinstance(value, list)
         ]
         if other:
             op = f"{x.name}({', '.join(other)})"
@@ -161,7 +170,7 @@ def _changed(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[Edit]:
     return [Edit(some[0].module, some[0].phase, op, "both", some) for op, some in found.items()]
 
 
-def _arguments(t: Tensor) -> Mapping[str, Any]:
+def _arguments(t: Tensor) -> dict[str, Any]:
     with suppress(ValueError):  # it was cut short
         return dict(json.loads(t.arguments or "{}"))
     return {}

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from mpdiag.analysis.difference.alignment import in_parts
 from mpdiag.analysis.difference.diff import RunDifference, difference
-from mpdiag.analysis.difference.fingerprint import read_fingerprint
+from mpdiag.analysis.difference.fingerprint import read_fingerprint, traced
 from mpdiag.analysis.difference.sides import steps_of
 from mpdiag.errors import InputError
 from mpdiag.files.paths import place
@@ -35,8 +36,11 @@ def diff(a: str | os.PathLike[str], b: str | os.PathLike[str]) -> RunDifference:
         raise InputError(
             f"{a} and {b} have no traced step in common: record both with the same --trace-steps"
         )
-    found = difference(steps_of(ours), steps_of(theirs))
+    steps_a, steps_b = steps_of(ours), steps_of(theirs)
+    found = difference(steps_a, steps_b)
     missing = [*_missing(a, ours, meta_a), *_missing(b, theirs, meta_b)]
+    if any(in_parts(steps_a[step], steps_b[step]) for step in steps_a if step in steps_b):
+        missing.append("what the model computes: one run splits its batches into more parts")
     return replace(found, missing=missing, environment=_environment(meta_a, meta_b))
 
 
@@ -45,10 +49,7 @@ def _read(side: str | os.PathLike[str]) -> tuple[Sequence[TraceRow], Mapping[str
     if path.is_file():
         return read_fingerprint(path)
     run = open_run(path)
-    rows = run.trace()
-    if not rows:
-        raise InputError(f"{side} has no trace: record it with mpdiag record --trace")
-    return rows, run.meta
+    return traced(run), run.meta
 
 
 def _missing(name: object, rows: Sequence[TraceRow], meta: Mapping[str, Any]) -> list[str]:
@@ -71,11 +72,5 @@ def _environment(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
         for name in _TOLD
         if name in ours and name in theirs and ours[name] != theirs[name]
     ]
-    for name, words in (
-        ("device", "devices"),
-        ("seeds", "seeds"),
-        ("world_size", "numbers of ranks"),
-    ):
-        if a.get(name) != b.get(name):
-            found.append(f"different {words}")
-    return found
+    named = {"device": "devices", "seeds": "seeds", "world_size": "numbers of ranks"}
+    return found + [f"different {named[key]}" for key in named if a.get(key) != b.get(key)]

@@ -20,6 +20,7 @@ from mpdiag.analysis.difference.alignment import Edit, Pair, aligned
 from mpdiag.analysis.difference.pieces import Layout, layout_of, matched
 from mpdiag.analysis.difference.sides import Steps, Tensor
 from mpdiag.analysis.difference.tolerance import FACTOR, Apart, apart, roundoff, size_of, spread
+from mpdiag.files.documents import finite
 from mpdiag.numerics.trimmed import trimmed_rms
 
 SCHEMA_VERSION = 1
@@ -78,7 +79,8 @@ class Culprit:
 
     def to_json(self) -> dict[str, Any]:
         """All of it; an infinite figure is null."""
-        return {k: None if v in (math.inf, math.nan) else v for k, v in vars(self).items()}
+        document: dict[str, Any] = finite(vars(self))
+        return document
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,7 @@ class RunDifference:
         edits: Operations that one side has alone, of the first step.
         last_step: The last step about which something can be said; None where there is none.
         cut_off: The step from which on nothing can be said, though both traced it; None without one.
-        before: How many tensors were compared before ``first``, and agree.
+        before: How many tensors come before ``first``, and agree.
         missing: What was not compared, and why.
         environment: What differs of versions, devices and seeds.
     """
@@ -110,12 +112,13 @@ class RunDifference:
         """Whether the runs agree up to rounding; None where nothing could be compared."""
         if self.first is not None:
             return False
-        return True if self.judged else None
+        return True if any(j.pair.certain for j in self.judged) else None
 
     def to_json(self) -> dict[str, Any]:
         """The document of ``mpdiag diff --json``."""
-        ratios = [j.apart.ratio for j in self.judged]
-        different = [r for j, r in zip(self.judged, ratios, strict=True) if j.apart.difference]
+        certain = [j.apart for j in self.judged if j.pair.certain]
+        ratios = [apart.ratio for apart in certain]
+        different = [apart.ratio for apart in certain if apart.difference]
         return {
             "schema_version": SCHEMA_VERSION,
             "agree": self.agree,
@@ -126,8 +129,8 @@ class RunDifference:
                 "agreed_before": self.before,
                 "last_step": self.last_step,
                 "cannot_say_from": self.cut_off,
-                "largest_ratio": _finite(max(ratios, default=0.0)),
-                "median_ratio": _finite(float(np.median(different))) if different else 0.0,
+                "largest_ratio": finite(max(ratios, default=0.0)),
+                "median_ratio": finite(float(np.median(different or [0.0]))),
             },
             "edits": [
                 {
@@ -146,10 +149,6 @@ class RunDifference:
         }
 
 
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
-
-
 def difference(a: Steps, b: Steps) -> RunDifference:
     """Compare two runs, step by step.
 
@@ -162,16 +161,14 @@ def difference(a: Steps, b: Steps) -> RunDifference:
     shared = [step for step in a if step in b]
     history = _Gradients()
     last = cut_off = None
-    first: Culprit | None = None
     for number, step in enumerate(shared):
         pairs, found = aligned(a[step], b[step])
         edits = edits or found
         layout = layout_of([p for p in pairs if p.a.kind == "input"])
-        moved = _Moved(
-            _weights_apart(pairs, history.possible), _narrowest(a[step]), _narrowest(b[step])
-        )
-        some = list(_judged(pairs, step, layout, None if number == 0 else moved, history))
-        if number and _beyond_judgement(some):
+        later = bool(number or step)
+        moved = _Moved(_weights_apart(pairs, history.possible)) if later else None
+        some = list(_judged(pairs, step, layout, moved, history))
+        if later and _beyond_judgement(some):
             cut_off = step
             break
         judged += some
@@ -179,8 +176,13 @@ def difference(a: Steps, b: Steps) -> RunDifference:
         place = _first(some)
         if place is not None:
             first = _culprit(some, place, a[step], b[step], found)
-            return RunDifference(first, judged, edits, last, None, len(judged) - len(some) + place)
-    return RunDifference(first, judged, edits, last, cut_off, len(judged))
+            before = judged[: len(judged) - len(some) + place]
+            return RunDifference(first, judged, edits, last, None, _certain(before))
+    return RunDifference(None, judged, edits, last, cut_off, _certain(judged))
+
+
+def _certain(judged: Sequence[Judged]) -> int:
+    return sum(j.pair.certain for j in judged)
 
 
 def _judged(
@@ -190,12 +192,13 @@ def _judged(
     moved: _Moved | None,
     history: _Gradients,
 ) -> Iterable[Judged]:
-    """Every pair of a step, judged; ``moved`` is None in the first step compared."""
+    """Every pair of a step, judged; ``moved`` is None in the training's first step."""
     before: dict[str, tuple[NDArray[np.float64], NDArray[np.float64]]] = {}
     depth = 0
     for pair in pairs:
         a, b = pair.a, pair.b
         exact = a.kind in ("weight", "input")
+        drift = 0.0 if moved is None else moved.of(a, b)
         if a.kind == "weight" and moved is not None:
             before[a.name] = a.pieces[0].values, b.pieces[0].values
             continue  # what the steps before have left
@@ -213,8 +216,7 @@ def _judged(
                 other = a.dtype != b.dtype
                 room = size * max(roundoff(a.dtype), roundoff(b.dtype)) if other else 0.0
             else:
-                room = spread(a, b, size, depth)
-                room = room if moved is None else math.hypot(room, moved.of(a, b))
+                room = math.hypot(spread(a, b, size, depth), drift)
             if a.kind == "weight_grad":
                 history.note(a.name, ours[0], theirs[0], FACTOR * room)
             yield Judged(pair, step, rank, apart(ours, theirs, room, numel))
@@ -255,6 +257,7 @@ class _Gradients:
         with np.errstate(divide="ignore", invalid="ignore"):
             unclear = self._apart[a.name] / present
             doubt = _SEEN * self._seen[a.name] / present
+            room = np.abs(ours) * _FOLLOWS * unclear
         # An optimizer may follow the sign of a gradient alone, which then is any.
         doubt = np.where(np.isnan(doubt), 0.0, np.minimum(doubt, 1.0))
         moved = float(np.sqrt(np.mean(np.square(2.0 * doubt * ours))))
@@ -263,42 +266,39 @@ class _Gradients:
         if clear.sum() < min(_FEWEST, clear.size):
             return None
         epsilon = max(roundoff(a.dtype), roundoff(b.dtype))
-        room = np.abs(ours) * _FOLLOWS * unclear + FACTOR * epsilon * np.abs(after[0])
+        room += FACTOR * epsilon * np.abs(after[0])
         size = size_of(ours[clear], theirs[clear]) or 1.0
         tolerance = size_of(room[clear])
         return Apart(trimmed_rms((ours - theirs)[clear]) / size, tolerance / size)
 
 
-@dataclass(frozen=True)
 class _Moved:
-    """How far weights are apart before a step.
+    """How far weights that are apart move the tensors of a step, one after another.
 
-    Attributes:
-        ulps: In what a twin of the step moves them.
-        a: The roundoff of the narrowest format that one side computes in, beside that of the weights.
-        b: That of the other.
+    A twin moves each value by one ulp of its own format, which may be coarser than the weights'.
+
+    Args:
+        ulps: How far they are apart, in what a twin of the step moves them.
     """
 
-    ulps: float
-    a: float
-    b: float
+    def __init__(self, ulps: float) -> None:
+        self._ulps = ulps
+        self._roundoffs = {
+            kind: [0.0, 0.0] for kind in ("weight", "computed")
+        }  # the largest so far
 
     def of(self, a: Tensor, b: Tensor) -> float:
         """How far that may move a tensor: as far as in the twin, for each ulp of the weights."""
+        for side, t in enumerate((a, b)):
+            found = self._roundoffs["weight" if t.kind == "weight" else "computed"]
+            if t.kind in ("weight", "operation", "output"):
+                found[side] = max(found[side], roundoff(t.dtype))
         each = [
-            t.spread / side
-            for t, side in ((a, self.a), (b, self.b))
-            if t.spread is not None and side
+            t.spread / (max(1.0, computed / held) if held else 1.0)
+            for t, held, computed in zip((a, b), *self._roundoffs.values(), strict=True)
+            if t.spread is not None
         ]
-        return self.ulps * min(each, default=0.0)
-
-
-def _narrowest(step: Sequence[Tensor]) -> float:
-    """The largest roundoff of what a side computes, beside that of its weights; 1 at least."""
-    computed = [roundoff(t.dtype) for t in step if t.kind in ("operation", "output")]
-    weights = [roundoff(t.dtype) for t in step if t.kind == "weight"]
-    held = max(weights, default=0.0)
-    return max(1.0, max(computed, default=0.0) / held) if held else 1.0
+        return self._ulps * min(each, default=0.0)
 
 
 def _weights_apart(pairs: Sequence[Pair], possible: Mapping[str, float]) -> float:
@@ -356,7 +356,8 @@ def _culprit(
         module = agreed.a.module  # which comes after it in the model, and let no gradient through
     if t.kind in ("output", "gradient") or not one.pair.certain:
         found = _made(one.pair, agreed, a, b, edits)
-        if found is not None and (t.kind != "operation" or _is_alone(found, edits)):
+        alone = [id(one) for edit in edits if edit.side != "both" for one in edit.tensors]
+        if found is not None and (t.kind != "operation" or id(found) in alone):
             made, module, op = found, found.module, found.name
     return Culprit(
         module,
@@ -372,11 +373,6 @@ def _culprit(
         one.apart.difference,
         one.apart.tolerance,
     )
-
-
-def _is_alone(t: Tensor, edits: Sequence[Edit]) -> bool:
-    """Whether only one side has an operation."""
-    return any(t is one for edit in edits if edit.side != "both" for one in edit.tensors)
 
 
 _KINDS = {

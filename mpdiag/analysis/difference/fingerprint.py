@@ -24,15 +24,27 @@ _KEY = b"mpdiag_fingerprint"
 _CARRIED = ("created", "argv", "versions", "device", "seeds", "model", "world_size", "script")
 
 
+def traced(run: Run) -> Sequence[TraceRow]:
+    """The rows of a run's trace.
+
+    Raises:
+        InputError: If it has none.
+    """
+    if rows := run.trace():
+        return rows
+    steps = (run.meta.get("trace") or {}).get("steps")
+    missed = f"{run.folder} recorded none of its steps {steps}: choose others with --trace-steps"
+    none = f"{run.folder} has no trace: record it with mpdiag record --trace"
+    raise InputError(missed if steps else none)
+
+
 def fingerprint_bytes(run: Run) -> bytes:
     """The fingerprint of a run, as the content of a file.
 
     Raises:
         InputError: If the run has no trace, or too large a one.
     """
-    rows = run.trace()
-    if not rows:
-        raise InputError(f"{run.folder} has no trace: record it with mpdiag record --trace")
+    rows = traced(run)
     made_by = {name: run.meta[name] for name in _CARRIED if name in run.meta}
     first = [row for row in rows if row.step == rows[0].step]
     without = [row for row in first if row.kind != "operation"]

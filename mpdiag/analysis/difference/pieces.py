@@ -60,6 +60,8 @@ def matched(a: Tensor, b: Tensor, layout: Layout) -> Iterator[Match]:
             if theirs is not None and mine.shape == theirs.shape:
                 rank = mine.rank if len(a.pieces) > 1 else None
                 yield rank, *_both(mine, theirs), math.prod(mine.shape)
+            elif len(a.pieces) == 1 and a.kind in ("weight", "input"):
+                yield None, (np.full(1, math.nan), math.nan), (np.zeros(1), math.nan), 1
         return
     one, many = _sides(a, b)
     if len(one.pieces) != 1:
@@ -72,7 +74,7 @@ def _matched(one: Tensor, many: Tensor, layout: Layout) -> Iterator[Match]:
     whole, parts = one.pieces[0], many.pieces
     if whole.shape == parts[0].shape:
         if layout.split and "weight" not in one.kind:
-            yield None, _of(whole), _combined(whole, parts), math.prod(whole.shape)
+            yield None, (whole.values, whole.norm), _combined(whole, parts), math.prod(whole.shape)
             return
         for part in parts:
             yield part.rank, *_both(whole, part), math.prod(whole.shape)
@@ -123,15 +125,9 @@ def _combined(whole: Piece, parts: Sequence[Piece]) -> Values:
 
 def _both(a: Piece, b: Piece) -> tuple[Values, Values]:
     """Two pieces at the positions that both know."""
-    if a.known is None and b.known is None:
-        return _of(a), _of(b)
     every = np.ones(a.values.size, np.bool_)
     both = (every if a.known is None else a.known) & (every if b.known is None else b.known)
     return (a.values[both], a.norm), (b.values[both], b.norm)
-
-
-def _of(piece: Piece) -> Values:
-    return piece.values, piece.norm
 
 
 def _sides(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:

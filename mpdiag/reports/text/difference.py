@@ -27,26 +27,23 @@ def difference_text(found: RunDifference, a: Path, b: Path) -> RenderableType:
         title = Text(f"{a} and {b} cannot be compared", "bold yellow")
         lines = ["They have no tensor in common."]
     if found.cut_off is not None:
+        lines = [] if found.agree is None else lines
         lines.append(
-            f"Cannot say after step {found.last_step}: by then rounding may have moved the values as "
-            "far as they are large."
+            f"Cannot say from step {found.cut_off} on: the weights are too far apart by then."
         )
-    lines += [f"Different: {', '.join(found.environment)}."] if found.environment else []
+    lines += [f"Environment: {', '.join(found.environment)}."] if found.environment else []
     lines += _edits(found)
     lines += [f"Not compared: {reason}." for reason in found.missing]
     return Group(title, *(Text(line) for line in lines))
 
 
 def _where(first: Culprit, before: int) -> Iterator[str]:
-    what = f"{first.op} in {_module(first.module)}, {first.phase} pass"
-    if first.kind == "input":
-        what = "the models are given different data"
-    elif first.kind == "weight":
-        what = f"the runs begin with different values of {spoken_layer(first.name)}"
-    elif first.kind == "weight_grad":
-        what = f"the gradient of {spoken_layer(first.name)}"
-    elif first.kind == "updated_weight":
-        what = f"the optimizer's update of {spoken_layer(first.name)}"
+    what = {
+        "input": "the models are given different data",
+        "weight": f"the runs begin with different values of {spoken_layer(first.name)}",
+        "weight_grad": f"the gradient of {spoken_layer(first.name)}",
+        "updated_weight": f"the optimizer's update of {spoken_layer(first.name)}",
+    }.get(first.kind, f"{first.op} in {_module(first.module)}, {first.phase} pass")
     place = f" ({first.file}:{first.line})" if first.file else ""
     rank = "" if first.rank is None else f", rank {first.rank}"
     yield f"First: {what}{rank}{place}"
@@ -56,7 +53,7 @@ def _where(first: Culprit, before: int) -> Iterator[str]:
         allowed = f"{first.tolerance:.2g}" if first.tolerance else "none"
         yield f"Difference {first.difference:.2g} of the values' size; rounding explains {allowed}."
     else:
-        yield "One side has no value there, or one that is not finite."
+        yield "One side has another shape there, no value, or one that is not finite."
     if before:
         yield f"Compared before it: {counted(before, 'tensor')}. Rounding explains their differences."
 

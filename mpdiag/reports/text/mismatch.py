@@ -59,8 +59,8 @@ def _advice(found: Mismatch, numel: int) -> Iterator[tuple[str, str]]:
     ]
     for layer in beyond[:1]:
         removed, held = percent(layer.removable or 0.0, 0), percent(layer.numel / numel, 0)
-        words = f"{layer_name(layer.name)} would remove {removed}, but holds {held}"
-        yield "", f"FP32 in {words} of the parameters (--budget {found.budget:g})."
+        words = f"would remove {removed}, but the layer holds {held} of the parameters"
+        yield "", f"FP32 in {layer_name(layer.name)} {words} (--budget {found.budget:g})."
     if found.fp16 is not None:
         scale = "Record a training to learn its loss scale."
         if found.loss_scale is not None:

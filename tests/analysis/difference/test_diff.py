@@ -28,21 +28,33 @@ class Block(nn.Module):
 
 
 def recorded(
-    folder, change=None, dtype=None, factor=1.0, optimizer=torch.optim.SGD, rate=0.01, **options
+    folder,
+    change=None,
+    dtype=None,
+    factor=1.0,
+    optimizer=torch.optim.SGD,
+    rate=0.01,
+    rows=(16,),
+    clip=False,
+    trace=True,
+    **options,
 ):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 16), Block(), Block(), nn.Linear(16, 4))
-    x, y = torch.randn(16, 8), torch.randint(0, 4, (16,))
+    x, y = torch.randn(16, 8)[: sum(rows)], torch.randint(0, 4, (16,))[: sum(rows)]
     if change is not None:
         change(model)
     held = [p for p in model.parameters() if not getattr(p, "stale", False)]
     step = optimizer(held, rate)
-    with mpdiag.record(model, step, folder, trace=True, **options) as recorder:
+    with mpdiag.record(model, step, folder, trace=trace, **options) as recorder:
         for _ in range(2):
-            with torch.autocast("cpu", dtype or torch.bfloat16, enabled=dtype is not None):
-                loss = F.cross_entropy(model(x), y) * factor
             step.zero_grad()
-            loss.backward()
+            for part, labels in zip(x.split(rows), y.split(rows), strict=True):
+                with torch.autocast("cpu", dtype or torch.bfloat16, enabled=dtype is not None):
+                    loss = F.cross_entropy(model(part), labels) * factor
+                (loss * (len(part) / 16)).backward()
+            if clip:
+                nn.utils.clip_grad_norm_(model.parameters(), 0.1)
             step.step()
     assert recorder.failures == []
     return folder
@@ -96,6 +108,44 @@ def test_a_planted_fault_is_named(name, sound, tmp_path):
 def test_a_loss_counted_twice_lies_outside_the_model(sound, tmp_path):
     first = mpdiag.diff(sound, recorded(tmp_path / "run", factor=2.0)).first
     assert (first.module, first.phase, first.line > 0) == (None, "forward", True)
+
+
+def test_a_fault_of_the_backward_pass_is_named_before_the_clipping_that_reads_it(tmp_path):
+    def change(model):
+        model[2].up.register_forward_hook(lambda _, __, out: out.register_hook(halved) and out)
+
+    a, b = (recorded(tmp_path / n, c, clip=True) for n, c in (("a", None), ("b", change)))
+    first = mpdiag.diff(a, b).first
+    assert (first.module, first.phase) == ("2.up", "backward")
+    clipped = [e.phase for e in mpdiag.diff(a, recorded(tmp_path / "c")).edits]
+    assert set(clipped) == {"backward"}
+
+
+@pytest.mark.parametrize(("rows", "agree"), [((8, 8), True), ((12, 4), True), ((8,), False)])
+def test_a_batch_in_parts_and_another_batch(rows, agree, sound, tmp_path):
+    found = mpdiag.diff(sound, recorded(tmp_path / "run", rows=rows))
+    assert (found.agree, bool(found.missing)) == (agree, agree)
+    assert agree or (found.first.kind, found.first.difference) == ("input", np.inf)
+
+
+def test_weights_that_rounding_moved_before_the_first_traced_step_are_no_fault(tmp_path):
+    options = {"trace": (1,), "max_steps": 2}
+    a = recorded(tmp_path / "a", **options)
+    assert mpdiag.diff(a, recorded(tmp_path / "b", dtype=torch.bfloat16, **options)).agree
+    far = mpdiag.diff(a, recorded(tmp_path / "c", rate=1.0, **options))
+    assert (far.agree, far.cut_off) == (None, 1)
+
+
+def test_models_without_a_tensor_in_common_do_not_agree():
+    """Operations outside of all modules may meet by chance."""
+    a, b = (
+        [
+            row(np.ones(4), kind="operation", name=name, order=i, module=None)
+            for i, name in enumerate(names)
+        ]
+        for names in (("relu", "mul", "sum"), ("mul", "exp"))
+    )
+    assert difference(steps_of(a), steps_of(b)).agree is None
 
 
 def test_rounding_to_bf16_is_explained_and_the_tolerance_could_fail(sound, tmp_path):
@@ -152,8 +202,7 @@ def row(values, rank=0, shape=None, at=None, kind="output", order=0, **more):
         order=order,
         kind=kind,
         phase="forward",
-        module="layer",
-        name="",
+        **{"module": "layer", "name": "", **more},
         call=0,
         shape=shape or values.shape,
         dtype="float32",
@@ -161,7 +210,6 @@ def row(values, rank=0, shape=None, at=None, kind="output", order=0, **more):
         norm=float(np.linalg.norm(values)),
         at=at,
         spread=1e-6,
-        **more,
     )
 
 
