@@ -64,7 +64,8 @@ def _advice(found: Mismatch, numel: int) -> Iterator[tuple[str, str]]:
     if found.fp16 is not None:
         scale = "Record a training to learn its loss scale."
         if found.loss_scale is not None:
-            scale = f"Train with a loss scale of {scale_text(found.loss_scale)}."
+            needed = f"Train with a loss scale of {scale_text(found.loss_scale)}."
+            scale = "It needs no loss scale." if found.loss_scale == 1 else needed
         yield "FP16", f"Use it in place of BF16. {_gain(found, found.fp16)} {scale}"
     else:
         yield "FP16", f"Not measured: {found.fp16_reason}."

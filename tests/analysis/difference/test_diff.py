@@ -187,6 +187,8 @@ def test_the_command_its_document_and_a_fingerprint(sound, tmp_path):
     untraced = tmp_path / "untraced"
     with mpdiag.record(nn.Linear(2, 2), None, untraced):
         pass
+    never = recorded(tmp_path / "never", trace=(7,))
+    assert "recorded none of its steps [7]" in run("diff", sound, never).stderr
     for words in (("diff", sound, untraced), ("fingerprint", untraced)):
         assert "record it with mpdiag record --trace" in run(*words).stderr
 
