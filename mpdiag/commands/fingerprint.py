@@ -19,7 +19,7 @@ def fingerprint(
     """Write a traced run as one small file. For mpdiag diff in CI, under 1 MB."""
     from mpdiag.analysis.difference.fingerprint import fingerprint_bytes
     from mpdiag.files.atomic import atomic_path, writing
-    from mpdiag.reports import terminal
+    from mpdiag.reports import next_commands, terminal
     from mpdiag.runs.run import open_run
 
     opened = open_run(run)
@@ -28,4 +28,4 @@ def fingerprint(
     with writing(path), atomic_path(path) as partial:
         partial.write_bytes(content)
     terminal.show(f"{path} written ({len(content) / 1e3:.0f} kB)")
-    terminal.name_next("mpdiag", "diff", path, "RUN", "--strict")
+    terminal.name_next(*next_commands.hold_against(path, run))

@@ -75,7 +75,7 @@ def _explain_layer(run: Path, layer: str | None, as_json: bool) -> None:
 
 def _explain_blocks(run: Path, layer: str | None, target: str, as_json: bool) -> None:
     from mpdiag.analysis.blocks.story import explain_blocks
-    from mpdiag.reports import terminal
+    from mpdiag.reports import next_commands, terminal
     from mpdiag.reports.text.blocks import block_layer_text
 
     story = explain_blocks(run, layer, target)
@@ -83,7 +83,7 @@ def _explain_blocks(run: Path, layer: str | None, target: str, as_json: bool) ->
         terminal.show_json(story.to_json())
         return
     terminal.show(*block_layer_text(story.blocks, story.module))
-    terminal.name_next("mpdiag", "analyze", run, "--target", target, "-o", "plan.json")
+    terminal.name_next(*next_commands.decide(run, target))
 
 
 def _explain_skip(capsule: Path, model: str | None, as_json: bool) -> None:

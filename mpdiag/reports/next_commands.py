@@ -51,6 +51,16 @@ def look_at(folder: AnyPath) -> Words:
     return ("mpdiag", "dashboard", folder) if folder.is_dir() else NOTHING
 
 
+def hold_against(fingerprint: AnyPath, run: AnyPath) -> Words:
+    """The run that a fingerprint was made of; later ones are compared with it in the same way."""
+    return "mpdiag", "diff", fingerprint, run, "--strict"
+
+
+def decide(run: AnyPath, target: str) -> Words:
+    """The plan for a block recipe, of all layers."""
+    return "mpdiag", "analyze", run, "--target", target, "-o", "plan.json"
+
+
 def look_beside(run: AnyPath) -> Words:
     """A run among those beside it, wherever it lies."""
     if not is_remote(run) and run.resolve() == Path.cwd().resolve():
