@@ -1,4 +1,4 @@
-"""FP32 against mixed precision: losses, and the scale with its skips."""
+"""FP32 against mixed precision: losses, the scale with its skips, predicted against observed."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from mpdiag.analysis.comparison.compare import unused_precision
 from mpdiag.analysis.scaling.replay import replay_run
 from mpdiag.display.wording import in_markdown, scale_text
 from mpdiag.numerics.loss_scalers import SCALERS, Backoff, scaler_class
+from mpdiag.reports.contents import read_plans
 from mpdiag.reports.views import training
 
 chosen = run_folder.current()
@@ -51,6 +52,14 @@ with curves:
             widgets.show(shown.drift())
         if len(shown.alarms):
             widgets.table(shown.alarms)
+        plans = read_plans({name: logged[name].folder for name in names})
+        plans, others = training.followed(plans, logs)
+        expected = training.predictions_frame(plans, logs)
+        if len(expected):
+            st.header("Predicted by the plan, observed in training", anchor=False)
+            widgets.table(training.spoken_predictions(expected))
+        for words in others:
+            st.caption(in_markdown(words))
         widgets.remarks(shown.remarks())
     else:
         st.info("Select trainings with a log. `MixedPrecision(…, run=…)` writes one.")

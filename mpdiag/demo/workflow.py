@@ -132,11 +132,10 @@ def run_demo(
     terminal.show(*summary_text(analysis), "", *gradients_picture(analysis))
     if variants:
         terminal.show("", demo_text(workload.metric, workload.higher_is_better, outcomes, analysis))
-    planned = outcomes[2].run if variants else None
-    if planned is None:
-        terminal.name_next(*after_analysis(analysis, run))
+    if variants:
+        terminal.name_next(*next_commands.compare_them(run, outcomes[2].run))
     else:
-        terminal.name_next(*next_commands.compare_them(run, planned))
+        terminal.name_next(*after_analysis(analysis, run))
     return run
 
 

@@ -5,6 +5,7 @@ Views draw what they are given: this is where the reports read files.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from mpdiag.analysis.analyzer import Analysis
@@ -16,7 +17,7 @@ from mpdiag.plan import PrecisionPlan
 from mpdiag.precision.audit import Audit, audit_of_run
 from mpdiag.runs import results
 from mpdiag.runs.operations import Operation
-from mpdiag.runs.run import Run
+from mpdiag.runs.run import Run, open_run
 from mpdiag.runs.training_log import FILE, TrainingLog, read_log
 
 
@@ -72,6 +73,22 @@ def read_contents(analysis: Analysis) -> RunContents:
         profile,
         audit_of_run(analysis.run),
     )
+
+
+def read_plans(folders: Mapping[str, Path]) -> dict[str, PrecisionPlan]:
+    """Read the plans that trainings followed, by name.
+
+    A recording keeps the plan that was made from it, but its own log is not a training by that
+    plan: its meta.json names no training.
+
+    Raises:
+        InputError: If a plan or a meta.json cannot be read.
+    """
+    return {
+        name: PrecisionPlan.load(folder / "plan.json")
+        for name, folder in folders.items()
+        if (folder / "plan.json").is_file() and open_run(folder).meta.get("training")
+    }
 
 
 def trained_by_plan(recording: AnyPath, runs: Mapping[str, Run]) -> list[str]:

@@ -12,6 +12,7 @@ from mpdiag.analysis.layers import Layers, countable_rows, share
 from mpdiag.analysis.scaling.windows import by_step
 from mpdiag.numerics.formats import FloatFormat
 from mpdiag.numerics.histograms import ExponentHistogram
+from mpdiag.reports.views.gradients.frame import SCALES
 from mpdiag.runs.records import Records
 from mpdiag.runs.schema import Kind
 
@@ -180,3 +181,8 @@ def _parameters_of(records: Records, layer: str) -> Records:
     words = records.words["name"]
     codes = [i for i, word in enumerate(words) if str(word).rpartition(".")[0] == layer]
     return records.select(np.isin(records.name, codes) & records.of_kind("update"))
+
+
+def scale_exponent(scale: float) -> int:
+    """log2 of a scale, within those that a slider shows."""
+    return int(np.clip(np.log2(scale), SCALES[0], SCALES[-1]))

@@ -1,4 +1,4 @@
-"""Trainings: losses, scales and skips, drift, and a scaler's replay."""
+"""Trainings: losses, scales and skips, drift, a scaler's replay, predicted against observed."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,8 +11,9 @@ import plotly.graph_objects as go
 
 from mpdiag.analysis.scaling.replay import Replay
 from mpdiag.display.colors import GREEN, PURPLE, VERMILION
-from mpdiag.display.wording import beginning, counted, in_figure, scale_text
+from mpdiag.display.wording import beginning, counted, in_figure, percent, scale_text
 from mpdiag.numerics.formats import FP16
+from mpdiag.plan import PrecisionPlan
 from mpdiag.reports import receipts
 from mpdiag.reports.contents import RunContents
 from mpdiag.reports.picture import Picture, View
@@ -271,6 +272,76 @@ def final_losses(logs: Mapping[str, TrainingLog]) -> str:
     ends = {name: log.final_loss for name, log in logs.items()}
     told = ", ".join(f"{name} {end:.4g}" for name, end in ends.items() if end is not None)
     return f"Final loss ({FINAL_WORDS}): {told}." if told else ""
+
+
+def predictions_frame(
+    plans: Mapping[str, PrecisionPlan], logs: Mapping[str, TrainingLog]
+) -> pd.DataFrame:
+    """What plans expected beside what happened: ``run``, ``what``, ``predicted``, ``observed``.
+
+    Args:
+        plans: The plans that trainings followed, by training.
+        logs: Their logs.
+    """
+    rows: list[tuple[object, ...]] = []
+    for name, log in logs.items():
+        if name in plans:
+            scale, steps = plans[name].loss_scale, len(log.steps)
+            rate = scale.evidence.get("predicted_overflow_rate", np.nan)
+            most = scale.max_scale if scale.adaptive else scale.init_scale
+            skipped = len(log.skipped) / steps if steps else np.nan
+            largest = max((s.scale for s in log.steps), default=np.nan)
+            first = log.steps[0].scale if steps else np.nan
+            rows += [
+                (name, "first loss scale", scale.init_scale, first),
+                (name, "share of steps skipped, at most (95 %)", rate, skipped),
+                (name, "largest loss scale", most, largest),
+            ]
+    return pd.DataFrame(rows, columns=["run", "what", "predicted", "observed"])
+
+
+def followed(
+    plans: Mapping[str, PrecisionPlan], logs: Mapping[str, TrainingLog]
+) -> tuple[dict[str, PrecisionPlan], list[str]]:
+    """The plans that trainings followed, and a sentence for each that began with another loss scale.
+
+    A plan may lie in a training's folder and the training be told to scale otherwise: to show what
+    goes wrong without a scale, or by a script of its own. The plan then predicts nothing of it.
+
+    Args:
+        plans: The plans that lie in the trainings' folders, by training.
+        logs: The logs.
+    """
+    found: dict[str, PrecisionPlan] = {}
+    others = []
+    for name, plan in plans.items():
+        steps = logs[name].steps if name in logs else ()
+        planned = plan.loss_scale.init_scale
+        if steps and steps[0].step == 0 and steps[0].scale != planned:
+            began, said = scale_text(steps[0].scale), scale_text(planned)
+            others.append(
+                f"{name} began at a loss scale of {began}, not at the plan's {said}, so there is no "
+                "prediction for it."
+            )
+        else:
+            found[name] = plan
+    return found, others
+
+
+def spoken_predictions(frame: pd.DataFrame) -> pd.DataFrame:
+    """A ``predictions_frame`` as people read its numbers: scales with all digits, shares in percent."""
+    shown = frame.copy()
+    for column in ("predicted", "observed"):
+        shown[column] = [
+            _spoken(what, value) for what, value in zip(frame["what"], frame[column], strict=True)
+        ]
+    return shown
+
+
+def _spoken(what: str, value: float) -> str:
+    if np.isnan(value):
+        return "–"
+    return percent(value) if what.startswith("share") else f"{value:,.9g}"
 
 
 def family(name: str, known: Iterable[str]) -> list[str]:
