@@ -132,10 +132,11 @@ def run_demo(
     terminal.show(*summary_text(analysis), "", *gradients_picture(analysis))
     if variants:
         terminal.show("", demo_text(workload.metric, workload.higher_is_better, outcomes, analysis))
-    if variants:
-        terminal.name_next(*next_commands.compare_them(run, outcomes[2].run))
-    else:
+    planned = outcomes[2].run if variants else None
+    if planned is None:
         terminal.name_next(*after_analysis(analysis, run))
+    else:
+        terminal.name_next(*next_commands.compare_them(run, planned))
     return run
 
 

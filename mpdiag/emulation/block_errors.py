@@ -85,7 +85,7 @@ def rotate(x: Tensor) -> Tensor:
 
 
 def sample_positions(tiles: int, generator: CounterGenerator, count: int) -> list[int]:
-    """Numbers of some of so many tiles, the same ones at each step, in random order.
+    """Draw some of ``tiles`` tiles, the same ones at each step, in random order.
 
     Args:
         tiles: How many there are.

@@ -193,8 +193,8 @@ def choose(
 ) -> tuple[dict[Key, str], dict[Key, str]]:
     """The layers that stay in BF16, those with the most effect for their FLOPs first, and why.
 
-    It ends where what is left is harmless, or the budget is spent. Of layers whose gradient is noisier
-    than ``NOISY``, wgrad alone stays in BF16 where the budget allows that.
+    It ends where what is left is harmless, or the budget is spent. Where a gradient is noisier than
+    ``NOISY``, wgrad alone stays in BF16 if the budget allows that.
 
     Args:
         effects: Of the layers that could be quantised.

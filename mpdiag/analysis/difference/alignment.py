@@ -32,7 +32,7 @@ class Pair:
 
     Attributes:
         a, b: The tensor.
-        certain: Whether they are the same one: no operation of a module whose operations were edited.
+        certain: Whether they are surely the same one; not if operations of its module were edited.
     """
 
     a: Tensor

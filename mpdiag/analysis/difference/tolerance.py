@@ -40,7 +40,7 @@ class Apart:
 
     Attributes:
         difference: How far they are apart, beside the size of the larger one.
-        tolerance: How much of that rounding explains, likewise.
+        tolerance: How far apart rounding may take them, in the same unit.
     """
 
     difference: float
