@@ -7,7 +7,7 @@
 Each model is small, trained for some steps and cast to BF16. The ablation casts one layer of the BF16
 model to FP32 by hand and measures the mean square of the log-probabilities' differences again. It is
 done twice: from the whole BF16 model, and from one whose head is in FP32, where the head hides nothing.
-Other layers round differently when one layer changes, so the ablation itself has an error. It is repeated with
+Other layers round differently then, so the ablation itself has an error. It is repeated with
 the weights of later steps, which round otherwise. Two layers are told apart where their gains differ by
 more than three standard errors over these repetitions; ``same order`` is the share of the pairs that the
 ranking orders alike. ``llama`` and ``gpt2`` were used while the measurement was built, the others not.
