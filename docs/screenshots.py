@@ -37,8 +37,13 @@ PAGES = {
 """Of each picture: its page, how many figures must be drawn on it, the height of the window."""
 VIEWS = (
     *("runs", "overview", "verdict", "precision", "gradients", "layers", "updates", "operations"),
-    *("tensor_cores", "training", "training?tab=Loss-scale+replay", "layers?tab=One+step"),
-    *("layers?layer=trunk.1", "compare"),
+    *(
+        "tensor_cores",
+        "training",
+        "training?tab=Loss-scale+replay",
+        "layers?layer=trunk.1",
+        "compare",
+    ),
 )
 WIDTH, HEIGHT = 1400, 1560
 
