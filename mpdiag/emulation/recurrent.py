@@ -55,8 +55,8 @@ def in_one_piece() -> Library:
     """What holds a kernel that takes LSTMs here where no autocast is in force, as in an FP16 model.
 
     An LSTM is split above the level at which ``Emulation`` sees operations, so its kernel for tensors
-    with gradients is replaced. That one leaves every other call to torch. It is in force, in the whole
-    process, until nobody holds it.
+    with gradients is replaced. That one leaves every other call to torch. It is in force in the whole
+    process until the last holder lets go.
     """
     library = _held.get("lstm.input")
     if library is None:

@@ -202,7 +202,7 @@ def _format_of(plan: PrecisionPlan, support: Support) -> str:
 
 
 def _require_blocks(plan: PrecisionPlan, support: Support) -> None:
-    """Refuse a plan whose block recipe the framework does not hold, or one without where it needs one.
+    """Refuse a block recipe that the framework lacks, and a plan without one if it needs one.
 
     Raises:
         UsageError: With another framework or target.

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 _DROPPED = 16
-"""Of so many values one is left out."""
+"""One value in this many is left out."""
 
 
 def trimmed_rms(values: NDArray[np.float64]) -> float:

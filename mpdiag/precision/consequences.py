@@ -333,7 +333,7 @@ def _standing_still(
 
 
 def _from_rate(rates: Mapping[str, float]) -> str:
-    """At which learning rate weights begin to stand still."""
+    """Name the learning rates below which 1 % and half of the weights do not move."""
     if not {"0.5", "0.99"} <= rates.keys():
         return ""
     return (

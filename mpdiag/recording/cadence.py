@@ -108,11 +108,11 @@ class Cadence:
         return self.may_add(recorded) and 0 <= rounds <= DENSE_STEPS and rounds % thin == 0
 
     def may_add(self, recorded: int) -> bool:
-        """Whether steps may be recorded beside those of ``records``, after so many recorded ones."""
+        """Whether steps outside ``records`` may be recorded, after ``recorded`` steps."""
         return self.every is None and not self.is_over(recorded)
 
     def is_over(self, recorded: int) -> bool:
-        """Whether no step is recorded any more, after so many recorded ones."""
+        """Whether recording ends after ``recorded`` steps."""
         return self.max_steps is not None and recorded >= self.max_steps
 
     def records(self, step: int, recorded: int, thin: int = 1, *, dense: bool = False) -> bool:

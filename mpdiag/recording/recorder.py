@@ -123,7 +123,7 @@ def record(
         copy_budget: Bytes per device for copies of weights from before a step. Default: a quarter of
             the memory that is free at the first recorded step. If a parameter's copy does not fit,
             updates of the same blocks of it are recorded in each step, and its rows say so.
-        blocks: Record the operands of matrix products, too, in the steps whose operations are recorded:
+        blocks: Record the operands of matrix products, too, in steps with recorded operations:
             what MXFP8, MXFP4, NVFP4 and FP8 with block scales would make of them.
         trace: Record values at fixed positions for ``mpdiag diff`` in these steps; True means steps 0
             and 1. These steps are recorded with all operations, and run again three times at their

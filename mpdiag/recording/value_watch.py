@@ -178,7 +178,7 @@ class ValueWatch(StepListener):
                     self._note("moving-rate", (type(optimizer).__name__, share), step, rate)
 
     def _narrow(self, step: int) -> Iterator[tuple[str, str, float]]:
-        """FP32 states whose values are all BF16 numbers: their low 16 bits are 0.
+        """Find FP32 states that hold BF16 numbers alone: their low 16 bits are 0.
 
         After the dense beginning some take turns: all of a hundred parameters would take as long as
         counting them.

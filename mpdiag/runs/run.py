@@ -21,13 +21,13 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from mpdiag.errors import DamagedRun, MpdiagError, NewerSchema, RunNotFound
 from mpdiag.files.documents import read_document
@@ -51,6 +51,8 @@ if TYPE_CHECKING:
     from mpdiag.runs.schema import Kind
     from mpdiag.runs.trace import TraceRow
     from mpdiag.runs.training_log import TrainingStep
+
+_Row = TypeVar("_Row")
 
 SCHEMA_VERSION = 2
 META = "meta.json"
@@ -259,11 +261,7 @@ class Run:
     def _operations(self) -> list[Operation]:
         from mpdiag.runs.operations import decode
 
-        operations: list[Operation] = []
-        for path in self._parts_in("operations"):
-            with part_of(path, self._copies) as part:
-                operations += decode(part.read())
-        return operations
+        return self._rows_in("operations", decode)
 
     def block_operands(self) -> list[BlockOperand]:
         """What ``record --blocks`` counted: one for each step × product × operand; [] without.
@@ -275,11 +273,7 @@ class Run:
         """
         from mpdiag.runs.block_operands import decode
 
-        operands: list[BlockOperand] = []
-        for path in self._parts_in("blocks"):
-            with part_of(path, self._copies) as part:
-                operands += decode(part.read())
-        return operands
+        return self._rows_in("blocks", decode)
 
     def trace(self) -> list[TraceRow]:
         """What was traced, by rank and step in its order; [] if nothing was.
@@ -289,8 +283,12 @@ class Run:
         """
         from mpdiag.runs.trace import decode
 
-        rows: list[TraceRow] = []
-        for path in self._parts_in("trace"):
+        return self._rows_in("trace", decode)
+
+    def _rows_in(self, name: str, decode: Callable[[pa.Table], Iterable[_Row]]) -> list[_Row]:
+        """The rows of all parts in one of the run's folders, in the order of ``_parts_in``."""
+        rows: list[_Row] = []
+        for path in self._parts_in(name):
             with part_of(path, self._copies) as part:
                 rows += decode(part.read())
         return rows
