@@ -107,6 +107,7 @@ def analyze(
 
 def _probed(analysis: Analysis, script: list[str] | None, *, probe: bool) -> Analysis:
     """The analysis after a probe of the script, by default of the one that was recorded."""
+    from mpdiag.analysis.verdict.evidence import fp32_losses_of_inductor
     from mpdiag.analysis.verdict.probe import write_probe
     from mpdiag.analysis.verdict.trained import takes_results
     from mpdiag.launching.probe import run_probe
@@ -121,7 +122,7 @@ def _probed(analysis: Analysis, script: list[str] | None, *, probe: bool) -> Ana
     if not words:
         raise UsageError("--probe needs the script: mpdiag analyze RUN --probe -- script.py ARGS")
     with terminal.waiting("training the first steps in FP32 and by the plan"):
-        found = run_probe(analysis.plan, words)
+        found = run_probe(analysis.plan, words, recorded=fp32_losses_of_inductor(analysis.run))
     run = analysis.run
     try:
         if takes_results(run):

@@ -8,9 +8,11 @@ writes itself, it writes twice.
 import math
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+import numpy as np
 
 from mpdiag.analysis.verdict.probe import Probe
 from mpdiag.errors import InputError, MpdiagError
@@ -25,7 +27,12 @@ SECONDS = 600.0
 
 
 def run_probe(
-    plan: PrecisionPlan, words: Sequence[str], *, steps: int = STEPS, seconds: float = SECONDS
+    plan: PrecisionPlan,
+    words: Sequence[str],
+    *,
+    steps: int = STEPS,
+    seconds: float = SECONDS,
+    recorded: Mapping[int, float] | None = None,
 ) -> Probe:
     """Train a script's first steps twice, and put the losses side by side.
 
@@ -34,6 +41,8 @@ def run_probe(
         words: The script and its arguments, as after ``--``.
         steps: How many steps to train.
         seconds: How long a side may take.
+        recorded: The losses of an FP32 recording by step, to be compared with those that nothing
+            records. Where they differ, the script is trained in FP32 once more.
 
     Raises:
         InputError: If the script fails, or no losses were seen.
@@ -44,7 +53,12 @@ def run_probe(
             _train(side, words, Path(place) / name, steps, seconds)
             for name, side in (("fp32", in_fp32), ("plan", plan))
         )
-    losses = {s.step: s.loss for s in reference.steps}
+        losses = {s.step: s.loss for s in reference.steps}
+        changed = None if recorded is None else _ulps(losses, recorded)
+        again = 0
+        if changed:
+            other = _train(in_fp32, words, Path(place) / "again", steps, seconds)
+            again = _ulps(losses, {s.step: s.loss for s in other.steps}) or 0
     pairs = [(losses.get(s.step), s.loss) for s in by_plan.steps]
     known = [(a, b) for a, b in pairs if a is not None and b is not None]
     if not known:
@@ -56,7 +70,19 @@ def run_probe(
         skipped=sum(s.skipped for s in by_plan.steps),
         wanted=steps,
         failure=by_plan.failure if len(by_plan.steps) < len(reference.steps) else "",
+        recorder_ulps=None if changed is None else (changed, again),
     )
+
+
+def _ulps(a: Mapping[int, float | None], b: Mapping[int, float | None]) -> int | None:
+    """The largest difference of two trainings' losses, in FP32 ulps; None without a common one."""
+    pairs = [(x, b.get(step)) for step, x in a.items()]
+    common = [(x, y) for x, y in pairs if x is not None and y is not None and math.isfinite(x + y)]
+    if not common:
+        return None
+    bits = np.array(common, np.float32).view(np.int32).astype(np.int64)
+    ordered = np.where(bits < 0, -(bits & 0x7FFFFFFF), bits)
+    return int(np.abs(ordered[:, 0] - ordered[:, 1]).max())
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,7 @@ def test_a_plan_that_is_there_is_never_replaced(bare):
 def test_a_probe_is_remembered(bare, monkeypatch):
     """By a later analysis and by the report; the suggestion to make one is gone."""
     probe = Probe((2.0, 1.0), (2.0, 1.0), 0, 50)
-    monkeypatch.setattr("mpdiag.launching.probe.run_probe", lambda *_: probe)
+    monkeypatch.setattr("mpdiag.launching.probe.run_probe", lambda *_, **__: probe)
     told = run("analyze", bare, "--probe", "--", "train.py").stdout
     later = run("analyze", bare, "-v")
     assert run("report", bare, "-o", bare / "r.md").exit_code == 0

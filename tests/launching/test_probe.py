@@ -3,6 +3,7 @@
 import textwrap
 
 import pytest
+import torch
 
 from mpdiag.errors import InputError
 from mpdiag.launching.probe import run_probe
@@ -30,7 +31,12 @@ def script(tmp_path, monkeypatch):
 
 
 def test_an_endless_script_is_ended_after_so_many_steps(script):
-    probe = run_probe(PrecisionPlan(), [script, "1.0"], steps=12)
+    torch.manual_seed(0)
+    model, x = torch.nn.Linear(4, 1), torch.randn(32, 4)
+    first = (model(x) - x.sum(1, keepdim=True)).square().mean().detach()
+    recorded = float(torch.nextafter(first, torch.tensor(9.0)))  # by a recorder that changes bits
+    probe = run_probe(PrecisionPlan(), [script, "1.0"], steps=12, recorded={0: recorded})
+    assert probe.recorder_ulps == (1, 0)
     assert probe.steps == 12
     assert probe.outcome == "agrees"
     assert probe.fp32 != probe.by_plan  # one of them is rounded

@@ -230,7 +230,7 @@ def test_inductor_computes_the_same_with_a_recorder(tmp_path):
     check_same(plain, recorded)
     eager = Trained(small, layer_by_layer, None, tmp_path / "eager")
     assert recorded.rows().keys() == eager.rows().keys()
-    bits = "whether inductor computes the same bits without a recorder"
+    bits = "whether inductor computes the same bits without a recorder (--probe compares losses)"
     for trained, says in ((recorded, True), (eager, False)):
         assert (bits in mpdiag.analyze(trained.run).verdict.not_examined) == says
 

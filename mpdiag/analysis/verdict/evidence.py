@@ -19,6 +19,7 @@ from mpdiag.runs import coverage
 from mpdiag.runs.coverage import stepped_in
 from mpdiag.runs.results import StoredComparison
 from mpdiag.runs.run import Run
+from mpdiag.runs.training_log import read_recorded
 
 
 @dataclass(frozen=True)
@@ -139,8 +140,8 @@ def not_examined_in(case: Case) -> Iterator[str]:
     if unseen:
         yield unseen
     compiled = (run.meta.get("coverage") or {}).get("compiled") or {}
-    if compiled.get("modules") and compiled.get("inductor", 1):
-        yield "whether inductor computes the same bits without a recorder"
+    if compiled_by_inductor(run):
+        yield f"{SAME_BITS} (--probe compares losses)"
     if hidden := compiled.get("parameters_hidden"):
         total = int((run.meta.get("model") or {}).get("parameters") or hidden)
         flops = int(compiled.get("flops") or 0)
@@ -149,6 +150,23 @@ def not_examined_in(case: Case) -> Iterator[str]:
         )
         share = f"{percent(hidden / total)} of the parameters{work}"
         yield f"modules that compiled graphs may hide ({share})"
+
+
+def compiled_by_inductor(run: Run) -> bool:
+    """Whether inductor may have compiled modules of the run: what reads a value changes its fusion."""
+    compiled = (run.meta.get("coverage") or {}).get("compiled") or {}
+    return bool(compiled.get("modules") and compiled.get("inductor", 1))
+
+
+def fp32_losses_of_inductor(run: Run) -> dict[int, float] | None:
+    """The losses of an FP32 recording that inductor compiled, by step; None of another.
+
+    Raises:
+        InputError: If its log cannot be read.
+    """
+    if not compiled_by_inductor(run) or run.half_precision.computed:
+        return None
+    return {s.step: s.loss for s in read_recorded(run.folder) if s.loss is not None}
 
 
 def _not_seen_in_operations(case: Case) -> Iterator[str]:
@@ -212,6 +230,7 @@ def failure_of(run: Run) -> str:
     return f"The recording failed at step {first.get('step', 0)} ({error})."
 
 
+SAME_BITS = "whether inductor computes the same bits without a recorder"
 UNTRIED = "an actual"
 """How what only a training by the plan shows begins."""
 _SHOWN_REASONS = 2

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from mpdiag.analysis.findings import Finding
-from mpdiag.analysis.verdict.evidence import UNTRIED
+from mpdiag.analysis.verdict.evidence import SAME_BITS, UNTRIED
 from mpdiag.display.wording import counted
 from mpdiag.files.atomic import write_json
 from mpdiag.files.documents import finite, read_document
@@ -28,6 +28,9 @@ class Probe:
         skipped: How many of its steps the training by the plan skipped.
         wanted: How many steps were asked for.
         failure: How the training by the plan ended, if it failed before the one in FP32.
+        recorder_ulps: Of a compiled recording, how far its losses are from those in FP32, which nothing
+            records, and how far these are from another such training's: the largest difference of a
+            loss, in units in the last place. None if they were not compared.
     """
 
     fp32: tuple[float, ...]
@@ -35,6 +38,7 @@ class Probe:
     skipped: int
     wanted: int
     failure: str = ""
+    recorder_ulps: tuple[int, int] | None = None
 
     @property
     def steps(self) -> int:
@@ -78,6 +82,18 @@ class Probe:
             + (f"; then it failed: {self.failure}" if self.failure else "")
         )
 
+    def describe_recorder(self) -> str:
+        """What the recorder changed in a compiled training, in a sentence; "" if it was not compared."""
+        if self.recorder_ulps is None:
+            return ""
+        recorded, again = self.recorder_ulps
+        if not recorded:
+            return " Without a recorder these losses have the same bits."
+        return (
+            f" Without a recorder these losses differ by up to {counted(recorded, 'ulp')} (two such "
+            f"trainings: {counted(again, 'ulp')})."
+        )
+
     def to_json(self) -> dict[str, Any]:
         """The ``probe`` of ``mpdiag analyze --probe --json``."""
         fp32, by_plan = self.means
@@ -117,38 +133,42 @@ def read_probe(folder: AnyPath, decisions: str) -> Probe | None:
             for name in ("fp32", "by_plan")
         )
         counts = int(document["skipped"]), int(document["wanted"])
-        probe = Probe(fp32, by_plan, *counts, str(document["failure"]))
+        changed = document.get("recorder_ulps")
+        ulps = None if changed is None else (int(changed[0]), int(changed[1]))
+        probe = Probe(fp32, by_plan, *counts, str(document["failure"]), ulps)
         whole = document["decisions"] == decisions and len(fp32) == len(by_plan) > 0
         return probe if whole else None
-    except (OSError, ValueError, KeyError, TypeError, RecursionError, OverflowError):
+    except (OSError, ValueError, LookupError, TypeError, RecursionError, OverflowError):
         return None
 
 
 def with_probe(verdict: Verdict, probe: Probe) -> Verdict:
     """The verdict after a probe: a failure is one, a success widens what was looked at, no more."""
     beyond = f"beyond its first {counted(probe.steps, 'step')}"
+    compared = probe.describe_recorder()
     open_questions = tuple(
         f"{clause} {beyond}" if clause.startswith(UNTRIED) else clause
         for clause in verdict.not_examined
+        if not (compared and clause.startswith(SAME_BITS))
     )
     told = replace(
         verdict, evidence=(probe.describe(), *verdict.evidence), not_examined=open_questions
     )
     if verdict.level == "cannot":
-        return told
+        return replace(told, text=f"{verdict.text}{compared}")
     if probe.outcome == "diverges":
         text = (
             f"This plan does not work: a probe of {counted(probe.steps, 'step')} fails with it, and "
             "FP32 does not."
         )
-        return replace(told, level="cannot", text=text)
+        return replace(told, level="cannot", text=f"{text}{compared}")
     words = {
         "agrees": "A probe of {n} agrees with FP32.",
         "differs": "In a probe of {n} the losses differ from FP32's by more than FP32's vary.",
         "unknown": "A probe of {n} shows nothing: FP32 itself diverges in it.",
     }
     said = words[probe.outcome].format(n=counted(probe.steps, "step"))
-    return replace(told, text=f"{verdict.text} {said}")
+    return replace(told, text=f"{verdict.text} {said}{compared}")
 
 
 def probe_findings(probe: Probe) -> Iterator[Finding]:

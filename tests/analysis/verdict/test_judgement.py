@@ -16,6 +16,7 @@ from mpdiag.analysis.analyzer import analyze
 from mpdiag.analysis.comparison.compare import compare
 from mpdiag.analysis.operations.rules import OperationFinding
 from mpdiag.analysis.plan_check import check_plan
+from mpdiag.analysis.verdict.evidence import SAME_BITS
 from mpdiag.analysis.verdict.probe import Probe, probe_findings, with_probe
 from mpdiag.analysis.verdict.trained import keep_comparison
 from mpdiag.plan import LossScalePlan, PrecisionPlan, Verdict
@@ -187,7 +188,8 @@ def test_a_loss_that_was_not_finite_between_recorded_steps_is_a_divergence(tmp_p
 
 
 FP32 = tuple(1.0 - 0.01 * i + 0.02 * (i % 2) for i in range(40))
-EXPECTED = Verdict("expected", "Expected.", ("30 steps",), ("an actual FP16 training", "the rest"))
+UNSEEN = ("an actual FP16 training", f"{SAME_BITS} (--probe compares losses)", "the rest")
+EXPECTED = Verdict("expected", "Expected.", ("30 steps",), UNSEEN)
 
 
 PROBES = {
@@ -195,6 +197,8 @@ PROBES = {
     "another loss": Probe(FP32, tuple(x + 0.3 for x in FP32), 0, 40),
     "NaN": Probe(FP32, (*FP32[:30], *[math.nan] * 10), 0, 40),
     "skipped steps": Probe(FP32, FP32, 30, 40),
+    "compiled, with the same bits": Probe(FP32, FP32, 0, 40, recorder_ulps=(0, 0)),
+    "compiled, with other bits": Probe(FP32, FP32, 0, 40, recorder_ulps=(38, 1)),
     "NaN on both sides": Probe((1.0, math.nan), (1.0, math.nan), 0, 2),
 }
 
