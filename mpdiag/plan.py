@@ -7,8 +7,6 @@ Reading is done here, by the annotations of the dataclasses, and by no library: 
 and a machine that trains may have none beyond what the core needs.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json
@@ -117,7 +115,7 @@ class LossScalePlan:
         own = {name: getattr(self, name) for name in _SETTINGS}
         return kind.from_plan({**own, **self.settings})
 
-    def with_scaler(self, scaler: Scaler) -> LossScalePlan:
+    def with_scaler(self, scaler: Scaler) -> "LossScalePlan":
         """The same plan for another scaler, whose state is left out."""
         planned, defaults = scaler.to_plan(), type(scaler).defaults()
         own = {name: planned.pop(name) for name in ("method", *_SETTINGS) if name in planned}
@@ -301,7 +299,7 @@ class Verdict:
         return self.text
 
     @classmethod
-    def of_sentence(cls, text: str) -> Verdict:
+    def of_sentence(cls, text: str) -> "Verdict":
         """The verdict of a plan that an earlier version wrote: one sentence, without its evidence."""
         refused = ("This cannot", "This training already", "No gradients were recorded")
         return cls("cannot" if text.startswith(refused) else "expected", text)
@@ -425,7 +423,7 @@ class PrecisionPlan:
         return document
 
     @classmethod
-    def from_json(cls, document: Any) -> PrecisionPlan:
+    def from_json(cls, document: Any) -> "PrecisionPlan":
         """The inverse of ``to_json``.
 
         Raises:
@@ -465,7 +463,7 @@ class PrecisionPlan:
         Path(path).write_text(text + "\n", encoding="utf-8")
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> PrecisionPlan:
+    def load(cls, path: str | os.PathLike[str]) -> "PrecisionPlan":
         """Read a plan.
 
         Args:

@@ -1,7 +1,5 @@
 """``analyze``: from a run folder to findings and a plan, by histograms alone."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -86,7 +84,7 @@ class Analysis:
     probe: Probe | None = None
     figures: FigureTable = EMPTY
     unanswered: str = ""
-    unprobed: Analysis | None = field(default=None, compare=False)
+    unprobed: "Analysis | None" = field(default=None, compare=False)
     blocks: BlockAnalysis | None = None
 
     @property
@@ -120,7 +118,7 @@ class Analysis:
         """The plan's verdict."""
         return self.plan.verdict
 
-    def with_probe(self, probe: Probe) -> Analysis:
+    def with_probe(self, probe: Probe) -> "Analysis":
         """The same analysis, with what a short training by its plan showed."""
         bare = self.unprobed or self
         return replace(

@@ -5,24 +5,20 @@ its gradients' sum late in the training, and 6 % over all of it. So each figure 
 what is counted, where and at which scale, and sentences, reports and the dashboard take it from here.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from mpdiag.analysis.layers import Layers, share
+from mpdiag.analysis.scaling.windows import Window
 from mpdiag.display.wording import percent, scale_text
 from mpdiag.files.documents import finite
 from mpdiag.numerics.formats import FloatFormat
+from mpdiag.plan import MasterWeightsPlan
 from mpdiag.runs.schema import Kind
-
-if TYPE_CHECKING:
-    from mpdiag.analysis.scaling.windows import Window
-    from mpdiag.plan import MasterWeightsPlan
 
 Key = Literal[
     "layer-sum",
@@ -123,7 +119,7 @@ class FigureTable:
     def __iter__(self) -> Iterator[Figure]:
         return iter(self.figures)
 
-    def __add__(self, other: FigureTable) -> FigureTable:
+    def __add__(self, other: "FigureTable") -> "FigureTable":
         deciding = other.deciding if self.deciding is None else self.deciding
         return FigureTable(self.figures + other.figures, deciding)
 

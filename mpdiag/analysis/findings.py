@@ -1,7 +1,5 @@
 """Findings: what the analysis found, each with its evidence and its fix."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast, get_args
@@ -41,7 +39,7 @@ class Finding:
         return {**vars(self), "evidence": dict(self.evidence), "explained": explained}
 
     @classmethod
-    def from_json(cls, entry: Mapping[str, Any]) -> Finding:
+    def from_json(cls, entry: Mapping[str, Any]) -> "Finding":
         """A finding from a stored document; what is missing is empty, an unknown severity a note."""
         known = entry.get("severity") in get_args(Severity)
         return cls(

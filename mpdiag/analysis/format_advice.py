@@ -1,7 +1,5 @@
 """What every format would lose, overall and per layer; and the dtype to sum gradients over ranks in."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -126,7 +124,7 @@ class _Side:
         finer = np.flatnonzero(self.held[:, i] & (errors < errors[self.chosen[i]]))
         return int(finer[0]) if finer.size else None
 
-    def advice(self, effects: _Effects) -> Iterator[LayerFormat]:
+    def advice(self, effects: "_Effects") -> Iterator[LayerFormat]:
         """What is advised, with reasons."""
         rows = np.arange(len(self.part))
         own = self.errors[self.chosen, rows]

@@ -1,7 +1,5 @@
 """One histogram for each kind and name: what the rest of the analysis reads."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -33,11 +31,11 @@ class Layers:
     def __len__(self) -> int:
         return len(self.names)
 
-    def of_kind(self, *kinds: Kind) -> Layers:
+    def of_kind(self, *kinds: Kind) -> "Layers":
         """Those of some kinds."""
         return self.select(np.isin(self.kinds, kinds))
 
-    def select(self, mask: NDArray[np.bool_]) -> Layers:
+    def select(self, mask: NDArray[np.bool_]) -> "Layers":
         """Those under a mask."""
         rows = np.flatnonzero(mask)
         return Layers(self.kinds[rows], self.names[rows], self.histograms[rows], self.steps[rows])

@@ -1,7 +1,5 @@
 """What differs between two forward passes of a model: per token, per layer, and what would help."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any

@@ -4,8 +4,6 @@ Record in FP32, analyze, then train again from the same seed in FP16 without a l
 by the plan. Every training leaves a run, so the figures can be looked at afterwards.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -155,7 +153,7 @@ def require_device(device: str) -> None:
 
 def record_fp32(
     setting: Setting, run: Path, progress: Progress, title: str = "FP32, recording"
-) -> Outcome:
+) -> "Outcome":
     """The FP32 training, with a recorder attached."""
     session, workload = setting.start(), setting.workload
     task = progress.add_task(title, total=session.steps, loss=0.0)
@@ -187,7 +185,7 @@ def train_variant(
     progress: Progress,
     *,
     observed: bool = False,
-) -> Outcome:
+) -> "Outcome":
     """One mixed-precision training from the same seed; ``observed``: recorded while it trains."""
     session, workload = setting.start(), setting.workload
     task = progress.add_task(variant.title, total=session.steps, loss=0.0)

@@ -13,8 +13,6 @@ What is not emulated: the order of a GPU's additions (FP32 results differ in the
 they are rounded), and what fused kernels keep in registers.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -76,7 +74,7 @@ class Emulation(TorchDispatchMode):
         self._results: dict[Any, Dtypes | None] = {}
         self._onednn: list[bool] = []
 
-    def __enter__(self) -> Emulation:  # noqa: PYI034 - typing.Self is Python 3.11's
+    def __enter__(self) -> "Emulation":  # noqa: PYI034 - typing.Self is Python 3.11's
         """Start emulating on this thread."""
         self._onednn.append(switch_onednn_off())
         super().__enter__()  # type: ignore[no-untyped-call]

@@ -5,8 +5,6 @@ them (and everything if there are none), ``filter_fqns`` of Float8 exclude it. S
 written with its dot, for ``layers.1`` is a part of ``layers.11``.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass

@@ -16,8 +16,6 @@ Precision Training*; Chainer's documentation of ``mixed16`` and of its optimizer
 ``torch.CudaHalfTensor``; NVCaffe's ``caffe.proto`` for ``global_grad_scale`` and the types of a layer.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import pprint
@@ -179,7 +177,7 @@ def _constant_scale(plan: PrecisionPlan) -> float:
     return plan.loss_scale.recommended if scaling.kind == "dynamic" else scaling.scale
 
 
-def _format_of(plan: PrecisionPlan, support: Support) -> str:
+def _format_of(plan: PrecisionPlan, support: "Support") -> str:
     """The format that the framework would compute in: ``fp16``, ``bf16``, an FP8 format or ``fp32``.
 
     For a plan in FP8, a framework without FP8 uses FP16, the format in which FP8 training keeps what
@@ -201,7 +199,7 @@ def _format_of(plan: PrecisionPlan, support: Support) -> str:
     )
 
 
-def _require_blocks(plan: PrecisionPlan, support: Support) -> None:
+def _require_blocks(plan: PrecisionPlan, support: "Support") -> None:
     """Refuse a block recipe that the framework lacks, and a plan without one if it needs one.
 
     Raises:
@@ -256,7 +254,7 @@ def _block_facts(blocks: BlockPlan) -> dict[str, Any]:
 
 
 def _heading(
-    plan: PrecisionPlan, support: Support, notes: tuple[str, ...], language: TextLanguage
+    plan: PrecisionPlan, support: "Support", notes: tuple[str, ...], language: TextLanguage
 ) -> str:
     """What an export is, and its notes, as comments of its language."""
     mark = _COMMENT[language]
@@ -301,7 +299,7 @@ _FILTERS: dict[str, Callable[..., Any]] = {
 }
 
 
-def _facts(plan: PrecisionPlan, support: Support) -> dict[str, Any]:
+def _facts(plan: PrecisionPlan, support: "Support") -> dict[str, Any]:
     """What the templates may use of a plan.
 
     ``format`` is what the framework computes in, ``half`` whether that is FP16; ``kind`` is that of the

@@ -9,8 +9,6 @@
 All models and optimizers of a training belong into one call of ``prepare``.
 """
 
-from __future__ import annotations
-
 from contextlib import contextmanager, nullcontext
 from typing import Any, cast
 
@@ -39,7 +37,7 @@ from mpdiag.training.results import StepResult
 
 def apply_plan(
     accelerator: Accelerator, plan: PrecisionPlan | str | os.PathLike[str], **options: Any
-) -> PlanAccelerator:
+) -> "PlanAccelerator":
     """Make an ``Accelerator`` train by a plan. It is changed in place and returned.
 
     Args:

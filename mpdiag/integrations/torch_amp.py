@@ -16,8 +16,6 @@ and hysteresis, or LogNormal. Modules in FP32, buffers and skips are handled as 
 them; ``mpdiag.MixedPrecision`` applies the plan to these, too.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -44,7 +42,7 @@ def autocast_arguments(plan: PrecisionPlan, device_type: str = "cuda") -> dict[s
     }
 
 
-def grad_scaler(plan: PrecisionPlan, device: str = "cuda") -> PlanScaler:
+def grad_scaler(plan: PrecisionPlan, device: str = "cuda") -> "PlanScaler":
     """A ``GradScaler`` with the plan's loss scale; disabled if the plan needs none."""
     return PlanScaler(plan, device)
 

@@ -11,8 +11,6 @@ could hide that it was not finite, so that is noted before.
 An ``autograd.Function`` of the script is code of the same kind: its ``backward`` may clip or normalise.
 """
 
-from __future__ import annotations
-
 import copy
 import functools
 import sys
@@ -279,7 +277,7 @@ class TrueGradients:
         """Pickled, a hook is what the script wrote."""
         return copy.copy, (self.hook,)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> TrueGradients:
+    def __deepcopy__(self, memo: dict[int, Any]) -> "TrueGradients":
         """A copied model's hook sees true gradients, too."""
         return type(self)(copy.deepcopy(self.hook, memo), self.state, self.replaces)
 

@@ -14,15 +14,13 @@ autograd there). Those of the backward pass may come in any order, and ``aot_eag
 long to call an effectful one.
 """
 
-from __future__ import annotations
-
 import itertools
 import logging
 import sys
 import weakref
 from collections.abc import Callable, Iterable
 from operator import getitem
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -33,11 +31,9 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils.checkpoint import CheckpointPolicy
 
 from mpdiag.recording.counting.tensors import local_part
+from mpdiag.runs.schema import Placement
 from mpdiag.tracing.compiled_products import ForwardFlops, watch_graphs
 from mpdiag.tracing.uncompiled import constant_when_traced
-
-if TYPE_CHECKING:
-    from mpdiag.runs.schema import Placement
 
 logger = logging.getLogger("mpdiag")
 

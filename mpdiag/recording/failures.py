@@ -1,24 +1,20 @@
 """What goes wrong while recording: noted, said once, and kept away from the training."""
 
-from __future__ import annotations
-
 import functools
 import sys
 import threading
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from mpdiag.files.paths import AnyPath
+from mpdiag.recording.operations import OperationWatch
+from mpdiag.recording.step_clock import StepClock
 from mpdiag.tracing.capture import is_captured
 from mpdiag.tracing.uncompiled import apart, hide
-
-if TYPE_CHECKING:
-    from mpdiag.files.paths import AnyPath
-    from mpdiag.recording.operations import OperationWatch
-    from mpdiag.recording.step_clock import StepClock
 
 _MOST = 20
 WRITING = "writing"

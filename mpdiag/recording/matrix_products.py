@@ -5,8 +5,6 @@ of these factors again, perhaps transposed, and the gradient of the output as th
 it is dgrad, with the input wgrad. Convolutions and fused attention name their arguments themselves.
 """
 
-from __future__ import annotations
-
 import math
 import zlib
 from collections import Counter

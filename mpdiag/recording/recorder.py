@@ -13,8 +13,6 @@ The recorder puts the parts together, starts them and ends them::
     run folder              closes the ledger's step, writes what is due
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import time
@@ -89,7 +87,7 @@ def record(
     copy_budget: int | None = None,
     blocks: bool = False,
     trace: bool | Sequence[int] = False,
-) -> Recorder:
+) -> "Recorder":
     """Record a training; use it as a context manager around the loop.
 
     Each recorded step holds the activations and activation gradients of every module, and the
@@ -261,7 +259,7 @@ class Recorder:
         watch: OperationWatch,
         ledger: Ledger,
         copies: WeightCopies,
-    ) -> _Parts:
+    ) -> "_Parts":
         governor, operations = described.governor, described.operations
         about, optimizers, clock = self._subjects, self._optimizers, self._clock
         guard = HookGuard(clock, governor, watch, self._failures)
@@ -343,7 +341,7 @@ class Recorder:
 
     # -- life --------------------------------------------------------------------------------------
 
-    def __enter__(self) -> Recorder:  # noqa: PYI034 - typing.Self is Python 3.11's
+    def __enter__(self) -> "Recorder":  # noqa: PYI034 - typing.Self is Python 3.11's
         """Start recording."""
         return self.start()
 
@@ -359,7 +357,7 @@ class Recorder:
         else:
             self.close("interrupted" if issubclass(kind, KeyboardInterrupt) else "failed")
 
-    def start(self, missed: int = 0) -> Recorder:
+    def start(self, missed: int = 0) -> "Recorder":
         """Place the hooks and write the first ``meta.json``.
 
         Args:
@@ -417,7 +415,7 @@ class Recorder:
         if parts is not None and self._clock.running:
             carry_through(lambda again: self._close(parts, state, again=again))
 
-    def _close(self, parts: _Parts, state: str, *, again: bool) -> None:
+    def _close(self, parts: "_Parts", state: str, *, again: bool) -> None:
         """Close; ``again`` if it was interrupted somewhere before."""
         clock, ledger = self._clock, parts.ledger
         # A step that has not ended counts if a backward ran in it (there may be no optimizer), unless

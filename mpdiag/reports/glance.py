@@ -4,8 +4,6 @@ An analysis takes half a second; a glance at a folder takes a few milliseconds. 
 the verdict of the plan that ``analyze`` kept there, and says "not analyzed" where none was kept.
 """
 
-from __future__ import annotations
-
 import math
 import stat
 from collections.abc import Iterable, Sequence
@@ -45,7 +43,7 @@ class PlanGlance:
     scale: float
 
     @classmethod
-    def of(cls, plan: PrecisionPlan) -> PlanGlance:
+    def of(cls, plan: PrecisionPlan) -> "PlanGlance":
         """What a list says of a plan."""
         scale = plan.loss_scale
         return cls(plan.verdict, plan.target, scale.need, scale.recommended)

@@ -15,8 +15,6 @@ captured as well, and ``result`` is a ``CpuProfile``; both have ``to_json``. The
 are not profiled, so that the measured ones are warm.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -136,7 +134,7 @@ class StepProfiler:
         if window is not None:
             window.close()
 
-    def __enter__(self) -> StepProfiler:  # noqa: PYI034 - typing.Self is Python 3.11's
+    def __enter__(self) -> "StepProfiler":  # noqa: PYI034 - typing.Self is Python 3.11's
         """Start counting steps."""
         self._hook = register_optimizer_step_post_hook(self._after_optimizer)
         self._names.attach()
@@ -194,7 +192,7 @@ def _check(value: Any, least: int, name: str) -> None:
 class _Window:
     """The profiled steps: writes trace.json, and on a CPU also onednn.log."""
 
-    def __init__(self, folder: Path, names: _Names) -> None:
+    def __init__(self, folder: Path, names: "_Names") -> None:
         self.folder = folder
         self._names = names
         self._gpu = names.on_gpu

@@ -1,7 +1,5 @@
 """The profile of a trace: its kernels, judged operations and findings."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -45,7 +43,7 @@ class Profile:
     source: str
     path: str
     device: DeviceFacts | None
-    kernel_times: KernelTimes
+    kernel_times: "KernelTimes"
     operations: tuple[JudgedOperation, ...]
     worth: tuple[Worth, ...]
     linked_fraction: float
@@ -92,7 +90,7 @@ class Profile:
         return [summary.in_words_of(words, amd=self.is_amd) for words in found]
 
     @property
-    def kernels(self) -> tuple[KernelTime, ...]:
+    def kernels(self) -> "tuple[KernelTime, ...]":
         """All kernels, longest first."""
         return self.kernel_times.kernels
 

@@ -4,8 +4,6 @@ A plan answers for the training that was recorded. Where a later training differ
 answers that it touches. The model is compared by its ``fingerprint``.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,7 +31,7 @@ class OptimizerSettings:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, described: Mapping[str, Any], rate: Any) -> OptimizerSettings:
+    def of(cls, described: Mapping[str, Any], rate: Any) -> "OptimizerSettings":
         """From an optimizer's plain settings, as ``meta.json`` has them, and its first rate."""
         return cls(
             str(described.get("type")),
@@ -59,7 +57,7 @@ class TrainingConditions:
     @classmethod
     def from_run(
         cls, meta: Mapping[str, Any], modules: Sequence[Mapping[str, Any]]
-    ) -> TrainingConditions:
+    ) -> "TrainingConditions":
         """From the ``meta.json`` of a run and its table of modules."""
         shapes = next((m["input_shapes"] for m in modules if not m["name"]), None)
         inputs = json.loads(shapes) if shapes else []

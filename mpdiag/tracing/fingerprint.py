@@ -12,8 +12,6 @@ prefix under which most layers meet is found, and named. Below a prefix numbered
 so there most of the layers that meet must have the same shapes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -55,7 +53,7 @@ class ModelFingerprint:
         return {"parameters": shapes, "complete": self.complete}
 
     @classmethod
-    def from_json(cls, document: Any) -> ModelFingerprint:
+    def from_json(cls, document: Any) -> "ModelFingerprint":
         """The inverse of ``to_json``.
 
         Raises:
@@ -126,7 +124,7 @@ def some_of(names: Sequence[str], shown: int = 3) -> str:
 
 
 def other_model(
-    difference: ModelDifference, plan: ModelFingerprint, model: ModelFingerprint, whose: str
+    difference: "ModelDifference", plan: ModelFingerprint, model: ModelFingerprint, whose: str
 ) -> str:
     """The sentence for a plan of another model.
 

@@ -1,7 +1,5 @@
 """Names of what can be recorded: the modules and parameters of the models."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys
@@ -177,7 +175,7 @@ class Subjects:
     roots: tuple[nn.Module, ...]
     modules: dict[int, NamedModule]
     parameters: dict[int, NamedParameter]
-    chosen: NameFilter
+    chosen: "NameFilter"
     names: dict[int, str] = field(default_factory=dict)
 
     def adopt(self, prefix: str, model: nn.Module, wrapper: nn.Module | None = None) -> None:

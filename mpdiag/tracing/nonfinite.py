@@ -16,8 +16,6 @@ In a distributed training each rank examines its own part: local shards of DTens
 What a collective brought from elsewhere is charged to the collective. ``culprit()`` asks all ranks.
 """
 
-from __future__ import annotations
-
 import math
 import re
 import sys
@@ -192,7 +190,7 @@ class NonfiniteTrace:
             found, key=lambda p: (p.received, p.step, p.phase == "backward", p.rank), default=None
         )
 
-    def __enter__(self) -> NonfiniteTrace:  # noqa: PYI034 - typing.Self is Python 3.11's
+    def __enter__(self) -> "NonfiniteTrace":  # noqa: PYI034 - typing.Self is Python 3.11's
         """Examine every operation from here on."""
         self._handles = watch_calls(self._enter, self._leave)
         self._tap.attach()
@@ -289,7 +287,7 @@ class NonfiniteTrace:
                 self._find(made, t, phase, received=True)
 
     def _judge(
-        self, call: _PendingOperation, line: SourceLine, node: str, wrong: torch.Tensor
+        self, call: "_PendingOperation", line: SourceLine, node: str, wrong: torch.Tensor
     ) -> None:
         """Note an operation whose result is not finite, if it is at fault for that."""
         nan = bool(torch.isnan(wrong).any())
@@ -310,7 +308,7 @@ class NonfiniteTrace:
 
     def _find(
         self,
-        made: _Made,
+        made: "_Made",
         wrong: torch.Tensor,
         phase: Literal["forward", "backward"],
         *,
@@ -338,7 +336,7 @@ class NonfiniteTrace:
             )
 
     def _remember(
-        self, call: _PendingOperation, line: SourceLine, node: str, outputs: list[torch.Tensor]
+        self, call: "_PendingOperation", line: SourceLine, node: str, outputs: list[torch.Tensor]
     ) -> None:
         """Note which operation made a tensor whose values a narrower format may not hold."""
         for t in outputs:

@@ -7,8 +7,6 @@ looks at every operation, which costs a few microseconds each, so it is at work 
 then in one step of each octave. Of compiled code, ``compiled_products`` counts the graphs.
 """
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -50,7 +48,7 @@ class ProductCount:
         self.flops = self.low_flops = self.products = self.low_products = 0
         self.unknown = ""
 
-    def add(self, other: ProductCount) -> None:
+    def add(self, other: "ProductCount") -> None:
         """Add what another has counted."""
         self.flops += other.flops
         self.low_flops += other.low_flops

@@ -1,7 +1,5 @@
 """Where an operation was called from: the line of the user's code, and the module."""
 
-from __future__ import annotations
-
 import linecache
 import os
 import sys
@@ -138,7 +136,7 @@ class SourceLines(ModuleCalls[SourceLine]):
         self.note(line)
         return line, ""
 
-    def take_over(self, earlier: SourceLines) -> None:
+    def take_over(self, earlier: "SourceLines") -> None:
         """Know the forward operations of an earlier step, but not by their numbers in it."""
         self._noted = {number: replace(line, index=-1) for number, line in earlier._noted.items()}
 

@@ -1,12 +1,10 @@
 """In which arithmetic the parts of a step run: forward passes, backward passes, updates."""
 
-from __future__ import annotations
-
 import copy
 import functools
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.utils._pytree import tree_map
@@ -17,10 +15,7 @@ from mpdiag.tracing.capture import refuse_capture
 from mpdiag.tracing.precision import HALF
 from mpdiag.tracing.precision_share import PrecisionShare
 from mpdiag.tracing.uncompiled import Eagerly
-
-if TYPE_CHECKING:
-    from mpdiag.training.weights.wrapping import Wrapped
-
+from mpdiag.training.weights.wrapping import Wrapped
 
 _NOTHING = nullcontext()
 

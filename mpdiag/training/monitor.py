@@ -7,8 +7,6 @@ A plan is as good as its recording. ``DriftWatch`` compares the skips that a tra
 and then its gradients, with the figures the plan was made from.
 """
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections import deque
@@ -139,7 +137,7 @@ class SkipCounts:
     at_scale: int = 0
     at_any_scale: int = 0
 
-    def after(self, result: StepResult) -> SkipCounts:
+    def after(self, result: StepResult) -> "SkipCounts":
         """The counts with one more step."""
         if not result.skipped:
             return _NONE

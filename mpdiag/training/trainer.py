@@ -12,8 +12,6 @@ Sources: NVIDIA, *Training with Mixed Precision User Guide* (loss scaling); *Mix
 Training* (sections 3.1 and 3.2); OpenSeq2Seq, *Mixed Precision Training* (regularisers).
 """
 
-from __future__ import annotations
-
 import functools
 import logging
 import os
@@ -400,7 +398,7 @@ class MixedPrecision:
             self.context.monitor.check.close()
         self._release()
 
-    def __enter__(self) -> MixedPrecision:  # noqa: PYI034 - typing.Self is Python 3.11's
+    def __enter__(self) -> "MixedPrecision":  # noqa: PYI034 - typing.Self is Python 3.11's
         """Return this trainer; the constructor has done the work."""
         return self
 

@@ -1,7 +1,5 @@
 """Whether the two sides of a comparison trained the same model."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,7 +24,7 @@ class KnownModel:
     parameters: int = 0
 
     @classmethod
-    def of_run(cls, run: Run) -> KnownModel:
+    def of_run(cls, run: Run) -> "KnownModel":
         """What a run knows of its model.
 
         Raises:

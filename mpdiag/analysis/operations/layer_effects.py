@@ -7,8 +7,6 @@ operation that makes it, or those of all that read it. What only moves values ha
 and is looked through.
 """
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -64,7 +62,7 @@ class LayerEffects:
     graph: StepGraph | None
 
     @classmethod
-    def of(cls, graphs: Sequence[StepGraph], target: FloatFormat) -> LayerEffects:
+    def of(cls, graphs: Sequence[StepGraph], target: FloatFormat) -> "LayerEffects":
         """From the last of some recorded steps in which roundings to a format were measured."""
         showing = (g for g in reversed(graphs) if any(effect(op, target) for op in g.operations))
         return cls(next(showing, None))

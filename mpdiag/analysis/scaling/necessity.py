@@ -3,8 +3,6 @@
 What "matters" is calibrated against trainings that were run both ways, see ``NEEDED``.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
@@ -80,7 +78,7 @@ class Losses:
         movements: Sequence[Movement],
         target: FloatFormat,
         first: int = 0,
-    ) -> Losses:
+    ) -> "Losses":
         """The losses of the activation gradients of late parts of a training."""
         names = [part.names for part in parts]
         sums = [lost_by_scale(part, target, first) for part in parts]
@@ -110,7 +108,7 @@ class Losses:
         lost = (unscaled >= NEEDED) & (scaled >= unscaled - MATTERS)
         return frozenset(map(str, self.names[lost]))
 
-    def without(self, layers: Collection[str]) -> Losses:
+    def without(self, layers: Collection[str]) -> "Losses":
         """The same without some layers."""
         parts = [part.select(~np.isin(part.names, [*layers])) for part in self.parts]
         return Losses.of(parts, self.movements, self.target, self.first)

@@ -1,7 +1,5 @@
 """A recorded model with its sizes in classes: from its operations, or from its modules alone."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections import defaultdict
@@ -29,7 +27,7 @@ class SizedModel:
     """
 
     sizes: Sizes
-    dimensions: tuple[Dimension, ...]
+    dimensions: "tuple[Dimension, ...]"
     products: tuple[Product, ...]
     proved: bool
 
@@ -75,7 +73,7 @@ def _one_number(products: Iterable[Product], sizes: Sizes) -> None:
             sizes.equate(entering, leaving)
 
 
-def _sequences(products: Iterable[Product], sizes: Sizes) -> list[Dimension]:
+def _sequences(products: Iterable[Product], sizes: Sizes) -> "list[Dimension]":
     """The lengths of sequences that attention multiplies by, where the data gives them."""
     found: dict[Size, Dimension] = {}
     for product in products:

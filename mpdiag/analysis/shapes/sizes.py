@@ -5,8 +5,6 @@ sizes: one class is written in others, as in a union-find. What cannot be writte
 then nothing is advised there.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterable
@@ -41,11 +39,11 @@ class Size:
 
     terms: tuple[tuple[Term, int], ...] = ()
 
-    def __add__(self, other: Size) -> Size:
+    def __add__(self, other: "Size") -> "Size":
         """The size of a concatenation."""
         return _size([*self.terms, *other.terms])
 
-    def __mul__(self, other: Size) -> Size:
+    def __mul__(self, other: "Size") -> "Size":
         """The size of two dimensions that were merged."""
         return _size((tuple(sorted(a + b)), x * y) for a, x in self.terms for b, y in other.terms)
 

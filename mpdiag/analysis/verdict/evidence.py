@@ -1,7 +1,5 @@
 """What a verdict rests on: the steps and shares that were recorded, and what was not looked at."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -44,7 +42,7 @@ class Case:
     target: FloatFormat
     scale: LossScaleAnalysis
     findings: tuple[Finding, ...]
-    extent: Extent
+    extent: "Extent"
     trained: StoredComparison | None = None
     superseded: bool = False
     fp32_modules: int = 0

@@ -4,8 +4,6 @@ Sources: NVIDIA, *Training with Mixed Precision User Guide* (dynamic scaling); O
 *Mixed Precision Training*; ``torch.amp.GradScaler`` for the names.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
@@ -92,7 +90,7 @@ class Backoff(Scaler):
         """``min_scale``."""
         return self.min_scale
 
-    def adjust(self, absmax: float) -> Backoff:
+    def adjust(self, absmax: float) -> "Backoff":
         """Count the step, and back off or grow where a count is full."""
         steps = self.steps_since + 1
         if absmax and overflows(absmax, self.scale):  # nothing is asked of the many steps with 0
@@ -113,11 +111,11 @@ class Backoff(Scaler):
             return self.moved(quiet=self.quiet + 1, tolerated=tolerated, steps_since=steps)
         return self._rescaled(min(self.max_scale, self.scale * self.growth_factor))
 
-    def _rescaled(self, scale: float) -> Backoff:
+    def _rescaled(self, scale: float) -> "Backoff":
         return self.moved(current=scale, quiet=0, tolerated=0, steps_since=0, overflows_since=0)
 
     @classmethod
-    def proposals(cls, found: ScaleRange) -> Iterator[Backoff]:
+    def proposals(cls, found: ScaleRange) -> "Iterator[Backoff]":
         """The same start with ever shorter growth intervals."""
         least = min(1.0, found.first)
         for interval in INTERVALS:

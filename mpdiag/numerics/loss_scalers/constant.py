@@ -1,7 +1,5 @@
 """The constant scale: chosen once, checked at every step, never changed."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -30,12 +28,12 @@ class ConstantScale(Scaler):
         """``init_scale``, at every step."""
         return self.init_scale
 
-    def adjust(self, absmax: float) -> ConstantScale:  # noqa: ARG002
+    def adjust(self, absmax: float) -> "ConstantScale":  # noqa: ARG002
         """Itself: an overflow changes nothing."""
         return self
 
     @classmethod
-    def proposals(cls, found: ScaleRange) -> Iterator[ConstantScale]:
+    def proposals(cls, found: ScaleRange) -> "Iterator[ConstantScale]":
         """Every power of two from the one that is wanted up to the largest that is safe."""
         start = min(found.wanted, found.safe)
         end = max(start, min(found.safe, int(math.log2(LARGEST_SCALE))))

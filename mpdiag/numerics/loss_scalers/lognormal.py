@@ -3,8 +3,6 @@
 Source: OpenSeq2Seq, *Mixed Precision Training* (LogMax, there).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -82,7 +80,7 @@ class LogNormal(Scaler):
         """``min_scale``."""
         return self.min_scale
 
-    def adjust(self, absmax: float) -> LogNormal:
+    def adjust(self, absmax: float) -> "LogNormal":
         """Add the step's maximum to the moving averages."""
         if overflows(absmax, self.scale):
             x = math.log2(FP16.overflow_threshold / self.scale)
@@ -101,6 +99,6 @@ class LogNormal(Scaler):
         )
 
     @classmethod
-    def proposals(cls, found: ScaleRange) -> Iterator[LogNormal]:
+    def proposals(cls, found: ScaleRange) -> "Iterator[LogNormal]":
         """One: it finds its scale by itself."""
         yield cls(found.first, min_scale=min(1.0, found.first), max_scale=LARGEST_SCALE)

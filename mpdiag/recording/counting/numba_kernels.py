@@ -13,8 +13,6 @@ Values are float32 bit patterns, counted as ``layout`` says. With the sign shift
 to the last entry, and infinities and NaNs fall into known ones, from which the rare path takes them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache

@@ -1,20 +1,16 @@
 """Raw rows of any device, and how they become histograms."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from mpdiag.numerics.histograms import BINS, MIN_EXPONENT, ExponentHistogram
 from mpdiag.recording.counting import layout
-
-if TYPE_CHECKING:
-    import torch
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,19 +1,15 @@
 """From what a module returns to flat values that a counter can read."""
 
-from __future__ import annotations
-
 import dataclasses
 import sys
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from mpdiag.recording.counting import layout
+from mpdiag.runs.schema import Placement
 from mpdiag.tracing.sharding import fsdp2_parameters
-
-if TYPE_CHECKING:
-    from mpdiag.runs.schema import Placement
 
 _MAX_DEPTH = 16
 _OWN_TYPES = (torch.Tensor, torch.nn.Parameter)

@@ -18,8 +18,6 @@ by Triton's histogram, which costs three times as much.
 What a value costs was counted in the code that ptxas emits; see ``docs/gpu.md``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 

@@ -5,8 +5,6 @@ counts as its own, time around it (dispatch, casts) does not. The times add up t
 operators. Such a trace is short and is read into memory.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -34,7 +32,7 @@ class _Span:
     module: str | None = None  # of a module's span: its name
     work: MatrixWork | None = None
     inner: float = 0.0  # time of the operations directly inside
-    parent: _Span | None = None
+    parent: "_Span | None" = None
 
     @property
     def own(self) -> float:

@@ -18,15 +18,13 @@ In a distributed training rank 0 writes the whole weights, and every rank its ow
 rank 1 into ``step000012-rank00001``, whose ``weights`` name the folder beside it that has them.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import re
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,11 +34,9 @@ from mpdiag.files.atomic import atomic_path, write_json
 from mpdiag.files.documents import read_document
 from mpdiag.files.paths import AnyPath, is_remote, place
 from mpdiag.training.callers import loop_stacklevel
-
-if TYPE_CHECKING:
-    from mpdiag.training.results import StepResult
-    from mpdiag.training.run_log import RunLog
-    from mpdiag.training.weights.wrapping import Wrapped
+from mpdiag.training.results import StepResult
+from mpdiag.training.run_log import RunLog
+from mpdiag.training.weights.wrapping import Wrapped
 
 SCHEMA_VERSION = 1
 DOCUMENT, TENSORS = "capsule.json", "tensors.safetensors"

@@ -11,8 +11,6 @@ batch norm, ``torch._foreach_*`` and writes through ``.data`` go round them, in 
 in code that people write. So every buffer is copied when a step begins, and compared by its values.
 """
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
@@ -42,7 +40,7 @@ class StepStart:
         random: Torch's random state before the step's first forward pass; empty where no hook saw one.
     """
 
-    def __init__(self, buffers: BufferGuard) -> None:
+    def __init__(self, buffers: "BufferGuard") -> None:
         self._buffers = buffers
         self._phase = _Phase.BETWEEN
         self._contexts = 0  # how many there were

@@ -5,8 +5,6 @@ that outlives its trainer, is pickled or sent to another process computes there 
 takes nothing else along. A deep copy of a model in half precision is of FP32 weights, without casts.
 """
 
-from __future__ import annotations
-
 import itertools
 import weakref
 from collections.abc import Callable
@@ -96,7 +94,7 @@ class Around:
             module.register_forward_hook(self._leave, always_call=self.always),
         ]
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Around:
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Around":
         return self
 
     def __reduce__(self) -> Any:
@@ -189,7 +187,7 @@ class Fp32Module(Region):
         leave_region(self.number)
         return None if self.back is None else cast_floats(output, self.back)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Fp32Module:
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Fp32Module":
         if id(IN_FULL) in memo:
             return Fp32Module(self.device_type, None, self.switch)
         return self
@@ -259,7 +257,7 @@ class Boundary(Around):
             return None
         return cast_floats(args, self.dtype), cast_floats(kwargs, self.dtype)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Boundary:
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Boundary":
         """A copy of the model is FP32: see ``lookout.copy_in_full``."""
         off = Switch()
         off.on = False
