@@ -22,7 +22,13 @@ from typing import Any, Literal
 from mpdiag.errors import DamagedPlan, NewerSchema, PlanNotFound, UsageError
 from mpdiag.files.documents import read_document
 from mpdiag.files.recognition import named_instead
-from mpdiag.numerics.block_recipes import BLOCK_RECIPES, OPERANDS, WIDE, BlockRecipe
+from mpdiag.numerics.block_recipes import (
+    BLOCK_RECIPES,
+    OPERANDS,
+    WIDE,
+    BlockRecipe,
+    OperandFormat,
+)
 from mpdiag.numerics.formats import FP16, FP32, TRAINABLE
 from mpdiag.numerics.loss_scalers import SCALERS, ConstantScale, Scaler
 from mpdiag.tracing.conditions import TrainingConditions
@@ -268,6 +274,28 @@ class BlockPlan:
             )
         return BLOCK_RECIPES[self.target]
 
+    def operands(self) -> dict[str, tuple[OperandFormat, OperandFormat]]:
+        """How both operands of each product are rounded, in the order of ``OPERANDS``.
+
+        Raises:
+            UsageError: If ``formats`` lacks an operand, or says what no version knows.
+        """
+        found = {}
+        for gemm, names in OPERANDS.items():
+            try:
+                first, second = (OperandFormat.read(self.formats[gemm][name]) for name in names)
+            except (AttributeError, KeyError, TypeError, ValueError) as error:
+                raise UsageError(
+                    f"the plan's blocks.formats has no {gemm} that can be read ({error}): write the "
+                    "plan again"
+                ) from error
+            if first.rotated != second.rotated:
+                raise UsageError(
+                    f"the plan's blocks.formats rotates one operand of {gemm}: rotate both, or none"
+                )
+            found[gemm] = first, second
+        return found
+
     @property
     def ragged(self) -> list[str]:
         """Quantised layers with a number of tokens that is not a multiple of the recipe's."""
@@ -405,7 +433,9 @@ class PrecisionPlan:
     @staticmethod
     def _block_decisions(blocks: BlockPlan) -> list[Any]:
         layers = sorted([c.module, c.parameter, c.fprop, c.dgrad, c.wgrad] for c in blocks.layers)
-        return [blocks.target, layers]
+        recipe = BLOCK_RECIPES.get(blocks.target)
+        own = recipe is None or blocks.formats != recipe.formats()
+        return [blocks.target, layers, *([blocks.formats] if own else [])]
 
     def digest(self) -> str:
         """A hash of ``decisions()`` in 16 hexadecimal digits."""

@@ -30,6 +30,7 @@ from torch._guards import TracingContext
 from torch.library import Library
 
 from mpdiag.emulation import recurrent
+from mpdiag.emulation.block_products import BlockProducts
 from mpdiag.emulation.mode import onednn_off
 from mpdiag.errors import UsageError
 from mpdiag.numerics.autocast_lists import BANNED, LISTS, RECURRENT, Rule
@@ -84,12 +85,14 @@ class Policy:
         outside: Operations that are FP32 while no submodule is being called: in a model's own code,
             and in the loop around it.
         running: For each module being called, what is FP32 in it, and the number of submodules around.
+        products: Computes products in block formats; None: there are none.
     """
 
     dtype: torch.dtype
     overrides: Mapping[str, Rule] = field(default_factory=dict)
     outside: frozenset[str] = frozenset()
     running: list[tuple[frozenset[str], int]] = field(default_factory=list)
+    products: BlockProducts | None = None
 
     @property
     def calls(self) -> list[tuple[frozenset[str], int]]:
@@ -274,6 +277,16 @@ def _kernel(op: Any, name: str, key: str, *, replaces: bool) -> Callable[..., An
         else:  # a plain autocast: do what torch would have done
             rule = LISTS.get(name) if replaces else None
             rule = "fp32" if rule == "banned" else rule
+        products = None if policy is None or rule == "fp32" else policy.products
+        if products is not None and products.opens(name):
+            return op.redispatch(keyset & below, *args, **kwargs)
+        if products is not None:
+            names = (argument.name for argument in op._schema.arguments)
+            named = {**dict(zip(names, args, strict=False)), **kwargs}
+            with torch._C._ExcludeDispatchKeyGuard(autocast):
+                found = products.run(name, named, torch.get_autocast_dtype(device_type))
+            if found is not None:
+                return found
         if rule is None:
             # Redispatching does not accept a number that is passed as a tensor (``x + 1``).
             if any(

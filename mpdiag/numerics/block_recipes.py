@@ -7,10 +7,12 @@ Sources: TransformerEngine 2.20, ``common/recipe/__init__.py``; torchao 0.18, ``
 16 × 16 weights, stochastic rounding of output gradients, rotation of wgrad's operands).
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from mpdiag.numerics.block_formats import Rounding
+from mpdiag.numerics.block_formats import Rounding, block_format
 
 PAR = {
     ("fp8_tensor", ""): (31.56, 28.52),
@@ -56,6 +58,19 @@ class OperandFormat:
     block: str = ""
     rounding: Rounding = "nearest"
     rotated: bool = False
+
+    @classmethod
+    def read(cls, words: str) -> OperandFormat:
+        """The inverse of ``str``.
+
+        Raises:
+            ValueError: If there is no such format, or a word is not known.
+        """
+        name, *rest = words.split()
+        rounding: Rounding = "stochastic" if "stochastic" in rest else "nearest"
+        block = " ".join(word for word in rest if word not in ("stochastic", "rotated"))
+        block_format(name, block=block or None)  # raises for what is not known
+        return cls(name, block, rounding, "rotated" in rest)
 
     @property
     def par_db(self) -> float:

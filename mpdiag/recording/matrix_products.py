@@ -14,21 +14,13 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from mpdiag.emulation.block_products import FACTORS, windows
 from mpdiag.recording.operand_matrices import Matrix, Measured, measure
 from mpdiag.runs.block_operands import BlockOperand, Gemm, OperandRole, ProductKind
 from mpdiag.tracing.precision_share import is_product
 
-_FACTORS = {
-    "mm": ("self", "mat2"),
-    "addmm": ("mat1", "mat2"),
-    "bmm": ("self", "mat2"),
-    "baddbmm": ("batch1", "batch2"),
-    "_grouped_mm": ("self", "mat2"),
-}
-"""Products of two matrices, or of batches of them: the arguments that are multiplied."""
 _CONVOLUTIONS = "convolution", "convolution_backward"
 _FUSED_ATTENTION = "_scaled_dot_product_"
 _ATTENTION: dict[bool, tuple[tuple[int, Gemm, OperandRole, str, int], ...]] = {
@@ -138,7 +130,7 @@ class MatrixProducts:
             parameters: Of its arguments that are parameters, views of them, or converted from them.
         """
         op = func.overloadpacket.__name__
-        if op in _FACTORS:
+        if op in FACTORS:
             self._see_factors(op, named, fields, parameters)
         elif op in _CONVOLUTIONS:
             self._see_convolution(named, fields, parameters)
@@ -160,7 +152,7 @@ class MatrixProducts:
         fields: Mapping[str, Any],
         parameters: Mapping[str, Parameter],
     ) -> None:
-        left, right = (named[name] for name in _FACTORS[op])
+        left, right = (named[name] for name in FACTORS[op])
         places = _place(left), _place(right)
         roles: tuple[OperandRole, OperandRole] | None = ("input", "weight")
         gemm: Gemm = "fprop"
@@ -171,7 +163,7 @@ class MatrixProducts:
             forward = known
             gemm, roles = _backward_roles(forward, *places)
         else:
-            first, second = (parameters.get(name) for name in _FACTORS[op])
+            first, second = (parameters.get(name) for name in FACTORS[op])
             if first is not None and second is None:
                 roles, places = ("weight", "input"), (places[1], places[0])
             weight = second or first
@@ -382,40 +374,16 @@ def _convolved(gemm: Gemm, named: Mapping[str, Any]) -> tuple[Role, ...]:
         split = narrow.unflatten(1, (groups, -1))  # images, groups, channels, places
         tokens = (0, *places)
     if wide is not None:
-        padded, windows = _windows(wide, weight, named)
+        padded, windowed = windows(wide, weight, named)
         seen = (0, *places)
         inside = (2, *range(weight.dim() + 1, 2 * weight.dim() - 1))
     if gemm == "wgrad":
         return (
             (of_narrow, Matrix(split, (1,), (2,), tokens, narrow)),
-            (of_wide, Matrix(windows, (1,), inside, seen, padded)),
+            (of_wide, Matrix(windowed, (1,), inside, seen, padded)),
         )
     if gemm == ("dgrad" if transposed else "fprop"):
-        lines = of_wide, Matrix(windows, (1,), seen, inside, padded)
+        lines = of_wide, Matrix(windowed, (1,), seen, inside, padded)
         return lines, ("weight", Matrix(factor, (0,), channels, window, weight))
     lines = of_narrow, Matrix(split, (1,), tokens, (2,), narrow)
     return lines, ("weight", Matrix(factor, (0,), window, channels, weight))
-
-
-def _windows(x: Tensor, weight: Tensor, named: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
-    """A convolution's input with its padding, and what each place of the output sees of it.
-
-    Returns:
-        The padded input; a view of it: images, groups, channels of a group, places of the output, places
-        of the window.
-    """
-    groups, step, dilation = named["groups"], named["stride"], named["dilation"]
-    around = [size for size in reversed(named["padding"]) for _ in range(2)]
-    padded = F.pad(x, around) if any(around) else x
-    sizes = weight.shape[2:]
-    outputs = [
-        (have - spread * (size - 1) - 1) // by + 1
-        for have, size, spread, by in zip(padded.shape[2:], sizes, dilation, step, strict=True)
-    ]
-    images, channels, *rest = padded.stride()
-    inside = padded.shape[1] // groups
-    shape = (x.shape[0], groups, inside, *outputs, *sizes)
-    strides = [images, inside * channels, channels]
-    strides += [by * stride for by, stride in zip(step, rest, strict=True)]
-    strides += [by * stride for by, stride in zip(dilation, rest, strict=True)]
-    return padded, padded.as_strided(shape, strides)

@@ -350,7 +350,9 @@ def _fitting(
 ) -> tuple[PrecisionPlan, tuple[str, ...]]:
     """The plan without what it says of modules that these models lack; and those modules."""
     known = names_in(list(models), list(models.values()))
+    layers = () if plan.blocks is None else plan.blocks.layers
     wanted = {c.module for c in (*plan.fp32_operations, *plan.fp32_modules)}
+    wanted.update(layer.module for layer in layers if layer.quantised)
     missing = tuple(sorted(name for name in wanted if uncompiled_name(name) not in known))
     if not missing:
         return plan, ()
@@ -358,5 +360,7 @@ def _fitting(
         plan,
         fp32_operations=tuple(c for c in plan.fp32_operations if c.module not in missing),
         fp32_modules=tuple(c for c in plan.fp32_modules if c.module not in missing),
+        blocks=plan.blocks
+        and replace(plan.blocks, layers=tuple(c for c in layers if c.module not in missing)),
     )
     return fitting, missing

@@ -153,7 +153,8 @@ def set_up(
         log = RunLog(request.run, plan, precision, chosen, wrapped, share)
     emulation = Emulation() if chosen == "emulated" else None
     check = None
-    if options.check_tensor_cores and precision.level != "O0":
+    blocks = wrapped.policy.products
+    if options.check_tensor_cores and precision.level != "O0" and blocks is None:
         check = check_for(models[0], device, native=chosen == "native", rank=rank())
     monitor = StepMonitor(
         DriftWatch(plan, around.say),
@@ -164,6 +165,8 @@ def set_up(
         advice=around.advice,
         first_step=around.first_step,
     )
+    if blocks is not None:
+        blocks.step = partial(getattr, monitor, "steps")
     context = StepContext(
         wrapped,
         wrapped.masters,

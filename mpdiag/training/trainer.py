@@ -449,6 +449,8 @@ class MixedPrecision:
         monitor = self.context.monitor
         monitor.steps, monitor.skipped = progress.steps, progress.skipped
         monitor.skips.restore(progress.skips)
+        if self.context.wrapped.policy.products is not None:
+            self.context.wrapped.policy.products.restart()
         self.context.scaling.scaler = progress.scaler
         if not stepping.gradients_wait(self.context.wrapped):  # else they have the scale of before
             self.context.scaling.forget_all()

@@ -1,5 +1,6 @@
 """What a state holds, what it refuses, and under which plan training goes on."""
 
+import copy
 import io
 import random
 from dataclasses import replace
@@ -12,7 +13,8 @@ from torch import nn
 
 import mpdiag
 from mpdiag.errors import StateMismatch, UsageError
-from mpdiag.plan import Fp32Choice
+from mpdiag.numerics.block_recipes import BLOCK_RECIPES
+from mpdiag.plan import BlockLayer, BlockPlan, Fp32Choice, PrecisionPlan
 from mpdiag.training.checkpoint import load_masters, masters_of
 
 
@@ -160,3 +162,28 @@ def test_a_damaged_state_is_refused_in_a_sentence():
             mp.load_state_dict({**state, **changed})
     with pytest.raises(StateMismatch, match="not a state"):
         mp.load_state_dict({"scale": 3})
+
+
+def test_a_training_in_block_formats_goes_on_with_the_same_random_bits():
+    recipe = BLOCK_RECIPES["nvfp4"]
+    kinds = {"0.0": "convolution", "0.4": "linear"}
+    layers = tuple(BlockLayer(n, "weight", k, *["nvfp4"] * 3) for n, k in kinds.items())
+    plan = PrecisionPlan(target="bf16", blocks=BlockPlan("nvfp4", recipe.formats(), layers))
+    model, mp = build("O1", plan)
+    advance(model, mp, 0, 4)
+    assert mp.context.wrapped.policy.products.seen == kinds.keys()
+    state = copy.deepcopy(mp.state_dict())
+    advance(model, mp, 4, 6)
+    mp.close()
+    again, mp = build("O1", plan)
+    for _ in range(2):
+        mp.load_state_dict(copy.deepcopy(state))
+        again.eval()
+        with torch.no_grad():  # draws nothing
+            loss_of_batch(again, mp)
+        again.train()
+        advance(again, mp, 4, 6)
+        assert all(map(torch.equal, again.parameters(), model.parameters()))
+        mp.load_state_dict(copy.deepcopy(state))
+        mp.backward(loss_of_batch(again, mp))  # draws in a step that is given up
+        mp.context.wrapped.optimizers[0].zero_grad()

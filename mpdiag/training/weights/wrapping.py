@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mpdiag.emulation import policy
+from mpdiag.emulation import block_products, policy
 from mpdiag.emulation.mode import unwatched
 from mpdiag.errors import UsageError
 from mpdiag.numerics.autocast_lists import CALLED_AS, LISTS, Rule
-from mpdiag.plan import Fp32Choice, PrecisionPlan
+from mpdiag.plan import BlockPlan, Fp32Choice, PrecisionPlan
 from mpdiag.tracing.capture import is_captured, refuse_capture, refuse_captured
 from mpdiag.tracing.compiled_products import watch_graphs
 from mpdiag.tracing.dispatch import in_backward
@@ -28,6 +28,7 @@ from mpdiag.tracing.uncompiled import (
     uncompiled,
 )
 from mpdiag.training import arguments
+from mpdiag.training.judgement import rank
 from mpdiag.training.levels import Precision
 from mpdiag.training.scaling import parameters_of
 from mpdiag.training.skips.step_start import BufferGuard, StepStart
@@ -35,6 +36,8 @@ from mpdiag.training.weights import fp32_regions, lookout, masters
 from mpdiag.training.weights.held import drop_own_gradient
 from mpdiag.training.weights.masters import Masters
 
+WITHOUT_WEIGHT = ("matmul", "attention")
+"""Kinds of layers that multiply two tensors, neither of which is a parameter."""
 NORMALISATIONS = ("BatchNorm", "SyncBatchNorm", "InstanceNorm")
 """Modules whose statistics are FP32 whatever their input: the operation itself computes them so."""
 
@@ -115,7 +118,8 @@ class Wrapped:
         if self.precision.low_precision_model:
             self._cast(frozenset(whole.values()))
         if self.precision.operation_casts:
-            kernels = policy.install(self.device_type, self._uncommon(inner, overrides))
+            named = self._uncommon(inner, overrides) | self._quantise(plan.blocks, names)
+            kernels = policy.install(self.device_type, named)
             self._add(kernels.clear)  # torch's own are in force again
             self._keep_outside(names, frozenset(inner.pop("", ())))
             hooks = {
@@ -210,6 +214,35 @@ class Wrapped:
             inner.setdefault(choice.module, set()).update(CALLED_AS.get(name, (name,)))
         elif choice.module:  # nothing casts by operation at this level
             whole[choice.module] = module
+
+    def _quantise(self, blocks: BlockPlan | None, names: dict[str, nn.Module]) -> frozenset[str]:
+        """Compute products in block formats where the plan says so; compiled code runs eagerly.
+
+        Returns:
+            The operations that the policy must register for it.
+
+        Raises:
+            UsageError: If the plan names a module that does not exist, or a format.
+        """
+        if blocks is None:
+            return frozenset()
+        operands = blocks.operands()
+        found: dict[nn.Module, list[block_products.QuantisedLayer]] = {}
+        for layer in blocks.layers:
+            if layer.quantised:
+                weight = "" if layer.kind in WITHOUT_WEIGHT else layer.parameter or "weight"
+                formats = {gemm: operands[gemm] for gemm in layer.quantised}
+                one = block_products.QuantisedLayer(
+                    layer.name, weight, layer.kind == "grouped", formats
+                )
+                found.setdefault(_find(names, layer.module), []).append(one)
+        self.compiles = False
+        self.policy.products = block_products.BlockProducts(rank())
+        inside = {inner: () for module in found for inner in module.modules()}
+        for module, layers in {**inside, **found}.items():
+            hook = fp32_regions.BlockModule(tuple(layers), self.policy, self.switch)
+            self._hooks(hook.place(module))
+        return block_products.INTERCEPTED
 
     def _keep_outside(self, names: dict[str, nn.Module], operations: frozenset[str]) -> None:
         """FP32 for operations in a model's own code and around it, but not in its submodules."""
@@ -417,7 +450,7 @@ def _find(names: dict[str, nn.Module], name: str) -> nn.Module:
     name = uncompiled_name(name)
     if name not in names:
         raise UsageError(
-            f"the plan keeps module {name!r} in FP32, and the model has no module of that name: was it "
+            f"the plan names module {name!r}, and the model has no module of that name: was it "
             "recorded from another model?"
         )
     return names[name]
