@@ -3,15 +3,12 @@
 Each function returns ``Markup``, a string that is HTML already; any other text is escaped.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from markupsafe import Markup
 
 from mpdiag.display.wording import scale_text
-
-if TYPE_CHECKING:
-    from markupsafe import Markup
 
 _TEMPLATE = "display/templates/notebook.html.j2"
 CHOICES = 12

@@ -8,13 +8,10 @@
     optimizer.step()                ranks agree: step, or skip; the scale is adjusted
 """
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from mpdiag.errors import InputError, RunExists
 from mpdiag.files.paths import AnyPath, place
@@ -27,9 +24,7 @@ from mpdiag.runs.provenance import announced_ranks
 from mpdiag.runs.run import META, open_run
 from mpdiag.runs.training_log import FILE
 from mpdiag.tracing.fingerprint import compare_models
-
-if TYPE_CHECKING:
-    from mpdiag.training.options import Backend
+from mpdiag.training.options import Backend
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,6 @@ A product's operand is rarely a matrix in memory: a batch of them, its transpose
 as ``unfold`` would lay it out. ``Matrix`` says by axes what is a line, and cuts tiles out of it.
 """
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence

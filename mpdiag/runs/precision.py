@@ -21,13 +21,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mpdiag.errors import DamagedRun, NewerSchema
 from mpdiag.files.documents import read_document
-
-if TYPE_CHECKING:
-    from mpdiag.files.paths import AnyPath
+from mpdiag.files.paths import AnyPath
 
 PRECISION = "precision.json"
 SCHEMA_VERSION = 1

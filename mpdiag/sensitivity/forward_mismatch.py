@@ -15,8 +15,6 @@ What FP32 would take away is measured apart. Each layer runs again in FP32 on it
 first model's weights, and its output is rounded as the model's own.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 import os

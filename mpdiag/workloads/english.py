@@ -9,21 +9,16 @@ document.
 The text depends on the version of Python, so figures are comparable within one version only.
 """
 
-from __future__ import annotations
-
 import re
 import sysconfig
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from mpdiag.workloads.protocol import DataSplit
-
+from mpdiag.workloads.protocol import DataSplit
 
 UNKNOWN = 0
 """The index of every unusual character, and of every word that a vocabulary lacks."""

@@ -1,8 +1,7 @@
 """Arguments and options that several commands share, how help shows them, and ``--strict``."""
 
-from __future__ import annotations
-
 import sys
+from collections.abc import Iterable
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,9 +16,6 @@ from mpdiag.errors import ExitCode, UsageError
 from mpdiag.files.paths import AnyPath, is_remote, place
 from mpdiag.numerics.block_recipes import BLOCK_RECIPES
 from mpdiag.numerics.formats import TARGETS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 RunArgument = Annotated[
     AnyPath, Argument(metavar="RUN", parser=place, help="The run's folder, or its URL.")
