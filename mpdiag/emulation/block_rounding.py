@@ -17,13 +17,7 @@ from torch import Tensor
 
 from mpdiag.emulation.random_bits import CounterGenerator
 from mpdiag.emulation.rounding import round_to, times_power_of_two
-from mpdiag.numerics.block_formats import (
-    BlockFormat,
-    Rounding,
-    ScaleRounding,
-    Shape,
-    block_format,
-)
+from mpdiag.numerics.block_formats import BlockFormat, Rounding, ScaleRounding, Shape, block_format
 from mpdiag.numerics.formats import FP4_E2M1, FP8_E4M3, FloatFormat
 
 _FP32_MAX = torch.finfo(torch.float32).max

@@ -12,14 +12,7 @@ weights); *Four Over Six*, arXiv 2512.02010; *DeepSeek-V3*, arXiv 2412.19437, se
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
-from mpdiag.numerics.formats import (
-    FP4_E2M1,
-    FP6_E2M3,
-    FP6_E3M2,
-    FP8_E4M3,
-    FP8_E5M2,
-    FloatFormat,
-)
+from mpdiag.numerics.formats import FP4_E2M1, FP6_E2M3, FP6_E3M2, FP8_E4M3, FP8_E5M2, FloatFormat
 
 Scale = Literal["e8m0", "e4m3", "fp32", "fp32_power_of_two"]
 """What a block's scale is stored in. ``e8m0`` and ``fp32_power_of_two`` are powers of two."""

@@ -10,12 +10,7 @@ from collections.abc import Iterator
 
 from mpdiag.analysis.recording_checks import FEW_STEPS, NOT_FP32, WIDER_THAN_FP32
 from mpdiag.analysis.scaling.necessity import NEEDED
-from mpdiag.analysis.verdict.evidence import (
-    Case,
-    evidence_of,
-    failure_of,
-    not_examined_in,
-)
+from mpdiag.analysis.verdict.evidence import Case, evidence_of, failure_of, not_examined_in
 from mpdiag.display.wording import counted, percent, scale_text, spoken_layer, spoken_layers
 from mpdiag.numerics.distributions import largest_share
 from mpdiag.numerics.formats import TRAINABLE

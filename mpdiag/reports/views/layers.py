@@ -9,20 +9,8 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from mpdiag.analysis.figures import at_scale
-from mpdiag.display.colors import (
-    BLUE,
-    GREEN,
-    GREY,
-    ORANGE,
-    PURPLE,
-    VERMILION,
-)
-from mpdiag.display.wording import (
-    layer_name,
-    magnitude,
-    percent,
-    sentence,
-)
+from mpdiag.display.colors import BLUE, GREEN, GREY, ORANGE, PURPLE, VERMILION
+from mpdiag.display.wording import layer_name, magnitude, percent, sentence
 from mpdiag.numerics.formats import FloatFormat
 from mpdiag.reports import plotting
 from mpdiag.reports.picture import Picture, View

@@ -15,14 +15,7 @@ from typing import Any, Literal
 from mpdiag.analysis.analyzer import Analysis
 from mpdiag.analysis.comparison.comparison_findings import Tone, tone_of
 from mpdiag.analysis.findings import Finding
-from mpdiag.display.wording import (
-    counted,
-    layer_name,
-    percent,
-    scale_text,
-    sentence,
-    spoken_layer,
-)
+from mpdiag.display.wording import counted, layer_name, percent, scale_text, sentence, spoken_layer
 from mpdiag.numerics.formats import FP32
 from mpdiag.plan import FILE as PLAN
 from mpdiag.plan import LossScalePlan
