@@ -14,9 +14,8 @@ from mpdiag.display.wording import in_markdown, layer_name, percent, sentence
 from mpdiag.errors import RunNotFound
 from mpdiag.tensorcores.views import tensor_cores
 from mpdiag.tensorcores.views.tensor_core_use import (
-    cause_frame,
+    cause_costs,
     cause_words,
-    causes,
     ranks,
     steps,
     summary_of,
@@ -62,11 +61,12 @@ if opened is not None and opened.ranks is not None:
     widgets.show(ranks(opened.ranks))
     st.caption(in_markdown(f"The rest of this page shows the slowest rank, {opened.name}."))
 widgets.show(tensor_cores.verdicts(run, profile))
-found = cause_frame(profile)
-if not found.empty:
-    widgets.show(causes(run, profile))
-    for row in found.to_dict("records"):
-        st.markdown(f"**{in_markdown(str(row['cause']))}**: {in_markdown(str(row['fix']))}")
+costs = cause_costs(profile)
+if costs:
+    st.header("What each cause costs", anchor=False)
+    for share, words, fix in costs:
+        st.progress(min(1.0, share))
+        st.markdown("  \n→ ".join(in_markdown(part) for part in (words, fix) if part))
 
 for picture in steps(run, profile):
     widgets.show(picture)
@@ -94,7 +94,10 @@ if not fixable.empty:
     else:
         st.caption("Tick fixes to see the largest possible speed-up of everything (Amdahl's law).")
 
-widgets.show(tensor_cores.kernels(run, profile))
+on_cpu = tensor_cores.is_cpu(profile)
+st.header("The longest primitives" if on_cpu else "The longest kernels", anchor=False)
+if on_cpu:
+    st.caption("From oneDNN's own log, which leaves out what oneDNN does not compute.")
 kernels = tensor_cores.kernel_frame(profile)
 kernels = kernels.drop(columns="verdict").dropna(axis=1, how="all")  # in words, as ``unit``
 widgets.table(

@@ -276,12 +276,12 @@ def _read_profile(folder: Path) -> Any:
 
 def _show_profile(folder: Path) -> object:
     from mpdiag.tensorcores.views import tensor_cores as frames
-    from mpdiag.tensorcores.views.tensor_cores import kernels, verdicts
+    from mpdiag.tensorcores.views.tensor_core_use import cause_costs
 
     document = _read_profile(folder)
     operations = frames.operation_frame(document)
     _ = frames.headline(document), frames.fixable(operations), frames.verdict_frame(document)
-    return verdicts("run", document), kernels("run", document)
+    return frames.verdicts("run", document), cause_costs(document)
 
 
 def _shown(renderable: object) -> str:

@@ -30,7 +30,7 @@ def test_each_picture_of_a_report_has_a_key_of_its_own(root):
     keys = [picture.key for picture in reported_pictures(contents)]
     assert keys == [
         *("heat-map", "layer-scales", "ratios", "swallowed", "sensitivity"),
-        *("verdicts", "causes", "kernels", "losses"),
+        *("verdicts", "losses"),
     ]
 
 

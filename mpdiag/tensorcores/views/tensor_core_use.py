@@ -1,7 +1,7 @@
-"""What each cause costs, the time of each step and of each rank: from ``mpdiag profile --json``."""
+"""The time of each step and of each rank, and what each cause costs: from ``mpdiag profile --json``."""
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +9,11 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from mpdiag.display.colors import GREY, PURPLE, SKY, VERDICT_COLORS, YELLOW
-from mpdiag.display.wording import counted, in_figure, percent
+from mpdiag.display.wording import counted, percent
 from mpdiag.reports.picture import Picture
 from mpdiag.reports.plotting import empty, figure, layer_axis
 from mpdiag.reports.receipts import texts_in
 from mpdiag.tensorcores.summary import CAUSES, IDLE, in_words_of, is_of_amd, milliseconds
-from mpdiag.tensorcores.summary import percent as one_decimal
 
 PARTS = {
     "tensor_core": ("Tensor Cores", VERDICT_COLORS["tensor_core"]),
@@ -43,22 +42,6 @@ def receipt(run: str, lines: str) -> str:
     return TEXTS["profile"].substitute(path=path, lines=lines.removesuffix("\n"))
 
 
-def table_receipt(run: str, rows: str, columns: Collection[str], **derived: str) -> str:
-    """The receipt of a table of one list of a profile, the rows of the most time first.
-
-    Args:
-        run: The run's folder.
-        rows: The list: ``kernels`` or ``operations``.
-        columns: To show.
-        derived: Columns that the list lacks, in terms of ``frame``.
-    """
-    lines = [f"frame = pd.DataFrame(profile[{rows!r}])"]
-    lines += [f"frame[{name!r}] = {words}" for name, words in derived.items()]
-    lines.append(f"frame = frame[{list(columns)!r}]")
-    order = '"time_us", ascending=False, kind="stable", ignore_index=True'
-    return receipt(run, "\n".join([*lines, f"frame = frame.sort_values({order})", ""]))
-
-
 def summary_of(profile: Mapping[str, Any]) -> list[str]:
     """The sentences on eligibility, steps and idle time; [] in an older document."""
     found = profile.get("summary")
@@ -70,108 +53,18 @@ def cause_words(cause: object) -> str:
     return CAUSES.get(str(cause), str(cause or "").replace("_", " "))
 
 
-def cause_frame(profile: Mapping[str, Any]) -> pd.DataFrame:
-    """Each cause: ``cause``, ``operations``, ``share`` of all time, ``bound``, ``fix``.
+def cause_costs(profile: Mapping[str, Any]) -> list[tuple[float, str, str]]:
+    """Each cause: the share of all time it affects, a sentence with its bound, and the fix.
 
-    Returns:
-        Those of the document; of an older one, and of a CPU's, the sums of its operations. ``bound``
-        is how many times as fast everything would be if that time vanished, at most.
+    None of a CPU's profile, nor of an older document: their operations have causes and fixes.
     """
-    columns = ["cause", "operations", "share", "bound", "fix"]
     groups = profile.get("causes")
     known = [g for g in (groups if isinstance(groups, list) else []) if isinstance(g, dict)]
-    rows: list[list[Any]] = []
-    for group in known:
-        if "label" in group:
-            numbers = [_number(group.get(name)) for name in ("operations", "fraction")]
-            bound = _number(group.get("amdahl_bound"))
-            rows.append([group["label"], *numbers, bound, str(group.get("fix") or "")])
-    if not known:
-        rows = _summed_causes(profile)
-    frame = pd.DataFrame(rows, columns=columns)
-    return frame.astype({"operations": "int64", "share": float, "bound": float})
-
-
-def _summed_causes(profile: Mapping[str, Any]) -> list[list[Any]]:
-    """The causes of operations that have a fix which makes anything faster."""
-    whole = _number(profile.get("kernel_time_us"))
-    members: dict[str, list[tuple[float, str]]] = {}
-    for row in profile.get("operations", []):
-        bound = row.get("amdahl_bound", 1.0)
-        spent, fix = _number(row.get("time_us")), str(row.get("fix") or "")
-        if fix and whole > 0 and spent > 0 and (bound is None or bound > 1.0):
-            members.setdefault(str(row.get("cause") or "unknown"), []).append((spent, fix))
-    rows = []
-    for cause, found in members.items():
-        share = min(1.0, sum(spent for spent, _ in found) / whole)
-        fix = max(found)[1]
-        others = sum(one != fix for _, one in found)
-        more = f" ({counted(others, 'operation needs', 'operations need')} another fix)"
-        rows.append(
-            [cause_words(cause), len(found), share, _speedup(share), fix + (more if others else "")]
-        )
-    return sorted(rows, key=lambda row: (row[0] == CAUSES["outside"], -row[2]))
-
-
-def _speedup(share: float) -> float:
-    return 1.0 / (1.0 - share) if share < 1.0 else math.nan
-
-
-def cause_figure(frame: pd.DataFrame) -> go.Figure:
-    """The share of each cause (``cause_frame``), its bound beside the bar."""
-    if frame.empty:
-        return empty("no operation has a known fix that would make anything faster")
-    fig = figure(90 + 72 * len(frame), bargap=0.62)
-    outside = frame["cause"] == CAUSES["outside"]
-    labels = [_cause_label(row) for row in frame.to_dict("records")]
-    fig.add_bar(
-        x=frame["share"],
-        y=list(range(len(frame))),
-        orientation="h",
-        marker={"color": [GREY if out else VERDICT_COLORS["cuda_core"] for out in outside]},
-        customdata=[
-            f"{label}<br>{in_figure(fix)}" for label, fix in zip(labels, frame["fix"], strict=True)
-        ],
-        hovertemplate="%{customdata}<extra></extra>",
-        showlegend=False,
-    )
-    for place, label in enumerate(labels):  # above its bar, where a phone has room, too
-        fig.add_annotation(
-            x=0,
-            y=place - 0.2,
-            text=label,
-            showarrow=False,
-            xanchor="left",
-            align="left",
-            yanchor="bottom",
-            font={"size": 13},
-        )
-    fig.update_yaxes(visible=False, range=[len(frame) - 0.7, -0.85])
-    top = max(0.02, 1.05 * float(frame["share"].max()))
-    return fig.update_xaxes(title="share of time", tickformat=".0%", range=[0, top])
-
-
-def _cause_label(row: Mapping[Any, Any]) -> str:
-    """``TF32 off``, and below it ``5 operations, 62.0 %, at most 2.63×``: a phone is narrow."""
-    bound = f"at most {row['bound']:.2f}×" if math.isfinite(row["bound"]) else "all there is"
-    many = counted(int(row["operations"]), "operation")
-    return f"<b>{in_figure(str(row['cause']))}</b><br>{many}, {one_decimal(row['share'])}, {bound}"
-
-
-def causes(run: str, profile: Mapping[str, Any]) -> Picture:
-    """What each cause costs, one bound for all its operations."""
-    frame = cause_frame(profile)
-    shares = frame["share"].sum()
-    together = f"; without all of it at most {1 / (1 - shares):.2f}×" if shares < 1 else ""
-    return Picture(
-        "causes",
-        "What each cause costs",
-        "Shares of the whole time. The bound is Amdahl's: how many times as fast everything would be if "
-        f"that time vanished. Together {one_decimal(shares)}{together}.",
-        cause_figure(frame),
-        frame,
-        receipt(run, TEXTS["causes"].template),
-    )
+    return [
+        (_number(group.get("fraction")), group["sentence"], str(group.get("fix") or ""))
+        for group in known
+        if isinstance(group.get("sentence"), str) and math.isfinite(_number(group.get("fraction")))
+    ]
 
 
 def _number(value: Any) -> float:

@@ -1,23 +1,20 @@
 """What ran on Tensor Cores: the document that ``mpdiag profile --json`` prints, kept as profile.json."""
 
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
 import plotly.graph_objects as go
 
 from mpdiag.display.colors import VERDICT_COLORS
-from mpdiag.display.wording import beginning, counted, in_figure, kernel_label, percent
+from mpdiag.display.wording import counted, percent
 from mpdiag.reports.contents import RunContents
 from mpdiag.reports.picture import Picture, View
-from mpdiag.reports.plotting import empty, figure, layer_axis, row_height
+from mpdiag.reports.plotting import empty, figure
 from mpdiag.tensorcores.summary import is_of_amd, milliseconds
 from mpdiag.tensorcores.views import tensor_core_use
 
-LABEL = 44
-"""Characters of a kernel's name beside an axis."""
-MOST_KERNELS = 15
-"""Kernels in the figure."""
 VERDICTS = ("tensor_core", "cuda_core", "helper", "layout", "other", "unknown")
 _KERNELS = [
     *("name", "calls", "time_us", "verdict", "instruction", "dtype", "alignment"),
@@ -143,12 +140,6 @@ def unit_names(profile: Mapping[str, Any]) -> dict[str, str]:
     return {"tensor_core": fast, "cuda_core": plain, **rest, "unknown": "unknown"}
 
 
-def by_kernel(kernels: pd.DataFrame) -> pd.DataFrame:
-    """A ``kernel_frame`` with one row for each name and verdict, wherever it ran; longest first."""
-    grouped = kernels.groupby(["name", "verdict"], sort=False, dropna=False)["time_us"].sum()
-    return grouped.sort_values(ascending=False, kind="stable").reset_index()
-
-
 def headline(profile: Mapping[str, Any]) -> tuple[tuple[str, float], ...]:
     """The four shares of kernel time that say most; one that the profile lacks is counted here."""
     shares = verdict_frame(profile).set_index("verdict")["share"]
@@ -214,34 +205,6 @@ def verdict_figure(frame: pd.DataFrame, words: Mapping[str, str]) -> go.Figure:
     return fig
 
 
-def kernel_figure(
-    frame: pd.DataFrame, words: Mapping[str, str], most: int = MOST_KERNELS
-) -> go.Figure:
-    """The longest kernels (``kernel_frame``), all places together, coloured by verdict."""
-    if frame.empty:
-        return empty("the profile holds no kernels")
-    top = by_kernel(frame).head(most)
-    names = [beginning(kernel_label(str(name)), LABEL) for name in top["name"]]
-    fig = figure(row_height(len(names)))
-    for verdict, colour in VERDICT_COLORS.items():
-        part = top[top["verdict"] == verdict]
-        if part.empty:
-            continue
-        fig.add_bar(
-            x=part["time_us"],
-            y=list(part.index),
-            orientation="h",
-            name=words[verdict],
-            showlegend=True,
-            marker={"color": colour},
-            customdata=[in_figure(str(n)[:120]) for n in part["name"]],
-            hovertemplate="%{customdata}<br>%{x:,.0f} µs<extra>" + words[verdict] + "</extra>",
-        )
-    layer_axis(fig, names, LABEL)
-    fig.update_xaxes(title="time (µs)", tickformat=",")
-    return fig
-
-
 def verdicts(run: str, profile: Mapping[str, Any]) -> Picture:
     """Time by verdict."""
     frame = verdict_frame(profile)
@@ -264,41 +227,19 @@ def _spent(frame: pd.DataFrame) -> str:
     return milliseconds(float(frame["time_us"].sum()))
 
 
-def kernels(run: str, profile: Mapping[str, Any]) -> Picture:
-    """The longest kernels; of a CPU, oneDNN's primitives."""
-    frame = kernel_frame(profile)
-    names = frame["name"].nunique()
-    shown = f"The {min(MOST_KERNELS, names)} longest of {names}"
-    title = "The longest kernels"
-    rest = "the table lists all, with the operation and the module that launched each."
-    if is_cpu(profile):
-        title = "The longest primitives"
-        rest = (
-            f"{_spent(frame)} in oneDNN's own log, which leaves out what oneDNN does not compute."
-        )
-    lines = tensor_core_use.table_receipt(
-        run,
-        "kernels",
-        ["name", "calls", "time_us", "verdict", "share"],
-        share='frame["time_us"] / frame["time_us"].sum()',
-    )
-    figure_ = kernel_figure(frame, unit_names(profile))
-    return Picture("kernels", title, f"{shown}; {rest}", figure_, frame, lines)
-
-
 def pictures(run: str, profile: Mapping[str, Any]) -> Iterator[Picture]:
     """What reports show of a profile."""
     yield verdicts(run, profile)
-    if not tensor_core_use.cause_frame(profile).empty:
-        yield tensor_core_use.causes(run, profile)
     yield from tensor_core_use.steps(run, profile)
-    yield kernels(run, profile)
 
 
 def reported(contents: RunContents) -> Iterator[Picture]:
     """What the HTML report shows of the run's own profile."""
     if contents.profile is not None:
-        yield from pictures(str(contents.folder), contents.profile)
+        first, *rest = pictures(str(contents.folder), contents.profile)
+        causes = (f"{words}." for _, words, _ in tensor_core_use.cause_costs(contents.profile))
+        yield replace(first, caption=" ".join((first.caption, *causes)))
+        yield from rest
 
 
 VIEW = View("tensor_cores", "Tensor Cores", "memory", reported)

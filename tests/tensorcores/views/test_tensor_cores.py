@@ -9,12 +9,7 @@ from receipt_checks import same_numbers
 
 from mpdiag.runs.results import read_profile
 from mpdiag.tensorcores.views import tensor_cores
-from mpdiag.tensorcores.views.tensor_core_use import (
-    causes,
-    step_frame,
-    steps,
-    summary_of,
-)
+from mpdiag.tensorcores.views.tensor_core_use import cause_costs, step_frame, steps, summary_of
 
 
 def test_time_by_verdict_adds_up(tmp_path):
@@ -97,11 +92,11 @@ def test_what_is_no_matrix_work_is_one_fix_and_no_choice_of_its_own():
 
 MADE = {"plain": profile, "with work": profile_with_work, "with use": profile_with_use}
 KEYS = {
-    "plain": ["verdicts", "causes", "kernels"],
-    "with work": ["verdicts", "causes", "kernels"],
-    "with use": ["verdicts", "causes", "steps", "kernels"],
-    "digits": ["verdicts", "causes", "kernels"],
-    "gpu-sample": ["verdicts", "causes", "steps", "kernels"],
+    "plain": ["verdicts"],
+    "with work": ["verdicts"],
+    "with use": ["verdicts", "steps"],
+    "digits": ["verdicts"],
+    "gpu-sample": ["verdicts", "steps"],
 }
 
 
@@ -136,17 +131,16 @@ def test_every_receipt_gives_the_numbers_and_names_are_text(root, tmp_path, name
 )
 def test_older_and_odd_documents_show_nothing(odd):
     given = profile() | odd
-    assert list(steps(".", given)) == []
+    assert list(steps(".", given)) == cause_costs(given | {"causes": [{"sentence": 3}]}) == []
     assert summary_of(given) == []
     assert step_frame(given).empty
 
 
-def test_causes_are_grouped_with_one_bound_each():
-    picture = causes(".", profile_with_use())
-    (label,) = [note.text for note in picture.figure.layout.annotations]
-    assert label == "<b>TF32 off</b><br>5 operations, 62.0 %, at most 2.63×"
-    assert "allow &lt;b&gt;" in picture.figure.data[0].customdata[0]
-    assert "Together 62.0 %; without all of it at most 2.63×" in picture.caption
+def test_each_cause_has_its_share_its_bound_and_its_fix():
+    (cost,) = cause_costs(profile_with_use())
+    assert cost[0] == pytest.approx(0.62)
+    assert cost[1] == "TF32 off: 5 operations, 62.0 % of kernel time, at most 2.63×"
+    assert cost[2].startswith("allow <b>")
 
 
 def test_idle_time_of_a_step_by_cause():
