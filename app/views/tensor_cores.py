@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import pandas as pd
 import run_cache
 import run_folder
 import streamlit as st
@@ -16,7 +17,6 @@ from mpdiag.tensorcores.views import tensor_cores
 from mpdiag.tensorcores.views.tensor_core_use import (
     cause_costs,
     cause_words,
-    ranks,
     steps,
     summary_of,
 )
@@ -58,7 +58,12 @@ for words in summary_of(profile):
     st.markdown(in_markdown(words))
 if opened is not None and opened.ranks is not None:
     st.markdown(f"**{in_markdown(str(opened.ranks['verdict']))}**")
-    widgets.show(ranks(opened.ranks))
+    by_rank = pd.DataFrame(opened.ranks["ranks"]).drop(columns="trace")
+    widgets.table(by_rank.rename(columns={"tensor_core_fraction": "Tensor Core share"}))
+    st.caption(
+        "Own: time outside exposed collectives. A collective is exposed while nothing is computed "
+        "at the same time."
+    )
     st.caption(in_markdown(f"The rest of this page shows the slowest rank, {opened.name}."))
 widgets.show(tensor_cores.verdicts(run, profile))
 costs = cause_costs(profile)

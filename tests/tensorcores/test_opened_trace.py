@@ -7,7 +7,6 @@ from tensorcores.timeline.test_ranks import trace
 
 from mpdiag.errors import InputError, UsageError
 from mpdiag.tensorcores.opened_trace import open_traces, traces_beside
-from mpdiag.tensorcores.views import tensor_core_use
 
 
 def test_the_slowest_of_several_ranks_is_shown(tmp_path):
@@ -15,12 +14,6 @@ def test_the_slowest_of_several_ranks_is_shown(tmp_path):
     opened = open_traces(paths)
     assert opened.name == "1.json"
     assert opened.ranks["slowest"] == 1
-    picture = tensor_core_use.ranks(opened.ranks)
-    assert list(picture.frame["rank"]) == ["0", "1"]
-    parts = picture.frame[list(tensor_core_use.RANK_PARTS)].sum(axis=1)
-    assert parts.tolist() == pytest.approx(picture.frame["wall_us"].tolist())
-    assert "for rank 1" in picture.caption
-    compile(picture.receipt, "receipt.py", "exec")
     assert open_traces(paths[:1]).ranks is None
 
 

@@ -6,7 +6,7 @@ Of several ranks: who is slowest, and what each rank did.
 """
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,6 @@ from mpdiag.tensorcores.trace_analysis import (
     traces_in,
 )
 from mpdiag.tensorcores.trace_profile import Profile
-from mpdiag.tensorcores.views.tensor_core_use import ranks
 from mpdiag.tensorcores.views.tensor_cores import headline, pictures
 from mpdiag.version import __version__
 
@@ -194,7 +193,7 @@ def rank_page(folder: Path, found: RankComparison) -> str:
     return page(
         "trace.html.j2",
         str(folder),
-        [ranks(found.to_json())],
+        [],
         tone="fine",
         verdict=sentence(found.verdict),
         facts=[],
@@ -215,14 +214,13 @@ def rank_markdown(folder: Path, found: RankComparison) -> str:
         f"## {markdown.escaped(folder.resolve().name)}",
         f"**{markdown.escaped(sentence(found.verdict))}**",
         markdown.page_table(_table(found)),
-        markdown.escaped(sentence(LEGEND)),
         markdown.escaped(f"{folder}: {len(found.ranks)} traces; mpdiag {__version__}."),
     ]
     return "\n\n".join(parts) + "\n"
 
 
 def _table(found: RankComparison) -> PageTable:
-    return text_table(RANKS, rank_rows(found))
+    return replace(text_table(RANKS, rank_rows(found)), note=sentence(LEGEND))
 
 
 def write_rank_report(folder: Path, output: Path | None = None) -> AnyPath:

@@ -1,4 +1,4 @@
-"""The time of each step and of each rank, and what each cause costs: from ``mpdiag profile --json``."""
+"""The time of each step, and what each cause costs: from ``mpdiag profile --json``."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 from mpdiag.display.colors import GREY, PURPLE, SKY, VERDICT_COLORS, YELLOW
 from mpdiag.display.wording import counted, percent
 from mpdiag.reports.picture import Picture
-from mpdiag.reports.plotting import empty, figure, layer_axis
+from mpdiag.reports.plotting import empty, figure
 from mpdiag.reports.receipts import texts_in
 from mpdiag.tensorcores.summary import CAUSES, IDLE, in_words_of, is_of_amd, milliseconds
 
@@ -154,57 +154,3 @@ def steps(run: str, profile: Mapping[str, Any]) -> Iterator[Picture]:
             found,
             receipt(run, TEXTS["steps"].template),
         )
-
-
-RANK_PARTS = {
-    "compute_us": ("computing", VERDICT_COLORS["tensor_core"]),
-    "exposed_collective_us": ("exposed collectives", YELLOW),
-    "idle_us": ("idle", GREY),
-    "rest_us": ("copies alone", SKY),
-}
-"""Words and colour of each part of a rank's step; they add up to its length."""
-
-
-def rank_frame(document: Mapping[str, Any]) -> pd.DataFrame:
-    """One step of each rank (``mpdiag profile --json`` of several traces): a row for each."""
-    rows = []
-    for rank in document["ranks"]:
-        parts = {name: float(rank[name]) for name in RANK_PARTS if name in rank}
-        rest = max(0.0, float(rank["wall_us"]) - sum(parts.values()))
-        rows.append(
-            {"rank": str(rank["rank"]), "wall_us": rank["wall_us"], **parts, "rest_us": rest}
-        )
-    return pd.DataFrame(rows)
-
-
-def rank_figure(frame: pd.DataFrame) -> go.Figure:
-    """A bar for each rank, in parts."""
-    fig = figure(130 + 34 * len(frame), barmode="stack", legend_traceorder="normal")
-    for part, (words, colour) in RANK_PARTS.items():
-        if not (frame[part] > 0).any():
-            continue
-        fig.add_bar(
-            x=frame[part] / 1000,
-            y=list(range(len(frame))),
-            orientation="h",
-            name=words,
-            marker={"color": colour},
-            hovertemplate=f"%{{x:.3g}} ms<extra>{words}</extra>",
-        )
-    layer_axis(fig, [f"rank {rank}" for rank in frame["rank"]])
-    return fig.update_xaxes(title="time (ms)")
-
-
-def ranks(document: Mapping[str, Any]) -> Picture:
-    """One step of several ranks."""
-    frame = rank_frame(document)
-    step = document.get("step")
-    return Picture(
-        "ranks",
-        f"Step {step} on each rank" if step else "The traces of each rank",
-        "Collectives may overlap with computing; a collective is exposed while nothing overlaps it. "
-        f"A rank that is ready early waits in it for rank {document['slowest']}.",
-        rank_figure(frame),
-        frame,
-        TEXTS["ranks"].template,  # it runs the command that prints the same
-    )

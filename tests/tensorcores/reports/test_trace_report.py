@@ -49,7 +49,7 @@ def test_the_page_of_a_folder_of_ranks(tmp_path, monkeypatch):
     assert report("traces").stdout == "traces.html\n"
     page = (tmp_path / "traces.html").read_text(encoding="utf-8")
     assert "2 of 2 ranks, step 6: rank 1 is the slowest" in page
-    assert "Step 6 on each rank" in page
+    assert "Own: time outside exposed collectives" in page
 
 
 def test_operations_stand_under_their_cause(root, tmp_path):
