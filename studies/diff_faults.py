@@ -1,12 +1,16 @@
 """Faults planted into trainings, and whether ``mpdiag diff`` names their module.
 
-    python studies/diff_faults.py [--seeds dev|held-out] [--kinds …] [--json FILE]
+    python studies/diff_faults.py [--seeds dev|held-out] [--kinds …] [--models …]
 
 Five small models train two steps, sound and with a fault in a module drawn by chance. The pairs are
-of four kinds: FP32 with BF16 (autocast), eager with a graph of torch's compiler (``aot_eager``), one
-device with DDP over two ranks (gloo), and two ways to write the same model. For each kind there are
-clean pairs, too: what differs there is rounding. The seeds ``dev`` were looked at while ``diff`` was
-built; ``held-out`` were not.
+of seven kinds: FP32 with BF16 and with FP16 (autocast, and a loss scale on both sides), eager with a
+graph of torch's compiler (``aot_eager`` and ``inductor``), one device with DDP and with FSDP2 over two
+ranks (gloo), and two ways to write the same model. For each kind there are clean pairs, too: what
+differs there is rounding. The seeds ``dev`` were looked at while ``diff`` was built; ``held-out`` were
+not, and their weights and data are others.
+
+Each pair is written to ``studies/results/diff-faults.json`` when it is judged; those there are not
+trained again. ``--table`` sums them up.
 """
 
 from __future__ import annotations
@@ -16,9 +20,10 @@ import json
 import math
 import os
 import random
+import shutil
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -31,7 +36,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import mpdiag
 
-KINDS = ("precision", "compiled", "ddp", "rewritten")
+KINDS = ("precision", "fp16", "compiled", "inductor", "ddp", "fsdp", "rewritten")
+RANKS, COMPILED = ("ddp", "fsdp"), ("compiled", "inductor")
+RESULTS = Path(__file__).parent / "results/diff-faults.json"
+CLEAN = 1
+"""Clean pairs for each model, kind and half."""
+SCALE = 1024.0
+"""Of the loss, on both sides of pairs with FP16."""
 BATCH, TIME, WIDTH, WORDS = 8, 12, 32, 40
 
 
@@ -191,9 +202,9 @@ MODELS: dict[str, Callable[[bool], nn.Module]] = {
 }
 
 
-def data(name: str, step: int) -> tuple[Tensor, Tensor]:
+def data(name: str, step: int, draw_of: int) -> tuple[Tensor, Tensor]:
     """A batch of a step."""
-    draw = torch.Generator().manual_seed(1000 + step)
+    draw = torch.Generator().manual_seed(1000 + step + draw_of)
     if name in ("gpt", "moe"):
         words = torch.randint(0, WORDS, (BATCH, TIME + 1), generator=draw)
         return words[:, :-1], words[:, 1:]
@@ -325,6 +336,7 @@ def drawn(seed: int, name: str, kind: str) -> Fault:
         for f, (kinds, _) in FAULTS.items()
         if (places := [n for n, m in model.named_modules() if isinstance(m, kinds) and n])
         if f != "gradient dropped" or (places := [n for n in places if n != "0"])  # data has none
+        if f != "missing reduction" or kind != "fsdp"  # hooks of parameters do not run there
     }
     chosen = draw.choice(list(fits))
     return Fault(chosen, draw.choice(fits[chosen]))
@@ -333,41 +345,68 @@ def drawn(seed: int, name: str, kind: str) -> Fault:
 # -- trainings ---------------------------------------------------------------------------------------
 
 
-def train(name: str, kind: str, second: bool, fault: Fault | None, folder: Path) -> None:
-    """Two steps, recorded with a trace.
+@dataclass(frozen=True)
+class Job:
+    """A training of a pair.
 
-    Args:
-        name: The model's.
-        kind: Of the pair.
+    Attributes:
+        model, kind: Of the pair.
+        seed: Of the weights and the data.
         second: Whether it is the pair's second side.
         fault: Planted into it.
-        folder: The run folder.
     """
-    torch.manual_seed(0)
+
+    model: str
+    kind: str
+    seed: int
+    second: bool = False
+    fault: Fault | None = None
+
+
+def laid_out(model: nn.Module, kind: str) -> Any:
+    """A model over ranks, or compiled."""
+    if kind == "ddp":
+        return nn.parallel.DistributedDataParallel(model, find_unused_parameters=True)
+    if kind == "fsdp":
+        for part in model.modules():
+            if isinstance(part, (Block, Residual, Cell)):
+                torch.distributed.fsdp.fully_shard(part)
+        torch.distributed.fsdp.fully_shard(model)
+    if kind in COMPILED:
+        return torch.compile(model, backend="inductor" if kind == "inductor" else "aot_eager")
+    return model
+
+
+def train(job: Job, folder: Path) -> None:
+    """Two steps, recorded with a trace."""
+    torch.manual_seed(job.seed)
     torch._dynamo.reset()
-    model = MODELS[name](kind == "rewritten" and second)
-    plant(model, fault)
-    held = [p for p in model.parameters() if not hasattr(p, "stale")]
-    optimizer = torch.optim.AdamW(held, 1e-3)
-    runs: Any = model
+    kind = job.kind if job.second else ""
+    model = MODELS[job.model](kind == "rewritten")
+    plant(model, job.fault)
+    stale = {n for n, p in model.named_parameters() if hasattr(p, "stale")}
+    runs = laid_out(model, kind)
     rank, ranks = 0, 1
-    if kind == "ddp" and second:
+    if kind in RANKS:
         rank, ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
-        runs = nn.parallel.DistributedDataParallel(model, find_unused_parameters=True)
-    if kind == "compiled" and second:
-        runs = torch.compile(model, backend="aot_eager")
-    low = kind == "precision" and second
+    held = [p for n, p in model.named_parameters() if n not in stale]
+    optimizer = torch.optim.AdamW(held, 1e-3)
+    low = {"precision": torch.bfloat16, "fp16": torch.float16}.get(kind)
+    scale = SCALE if job.kind == "fp16" else 1.0
     with mpdiag.record(model, optimizer, folder, trace=True, max_steps=2, operations=1):
         for step in range(2):
-            x, y = data(name, step)
+            x, y = data(job.model, step, job.seed)
             mine = slice(rank * BATCH // ranks, (rank + 1) * BATCH // ranks)
-            with torch.autocast("cpu", torch.bfloat16, enabled=low):
+            with torch.autocast("cpu", low or torch.bfloat16, enabled=low is not None):
                 out = runs(x[mine])
                 loss = F.cross_entropy(out.flatten(0, -2), y[mine].flatten())
-            if fault is not None and fault.module == "(loss)":
-                loss = loss * OUTSIDE[fault.name]
+            if job.fault is not None and job.fault.module == "(loss)":
+                loss = loss * OUTSIDE[job.fault.name]
             optimizer.zero_grad()
-            loss.backward()
+            (loss * scale).backward()
+            for p in model.parameters():
+                if p.grad is not None and scale != 1.0:
+                    p.grad /= scale
             optimizer.step()
 
 
@@ -381,55 +420,111 @@ def named(found: Any, fault: Fault, kind: str) -> bool:
         return module is None or module == ""
     if module == fault.module:
         return True
-    return kind == "compiled" and module is not None and fault.module.startswith(f"{module}.")
+    return kind in COMPILED and module is not None and fault.module.startswith(f"{module}.")
 
 
 @dataclass
 class Row:
-    """A pair, and what was found."""
+    """A pair, and what was found; ``seed`` is that of the fault, or of a clean pair's weights."""
 
+    seeds: str
+    seed: int
     model: str
     kind: str
     fault: str
     module: str
-    named: str
-    op: str
-    right: bool
-    agree: Any
-    median: float
-    largest: float
-    different: int
+    named: str = ""
+    op: str = ""
+    right: bool = False
+    agree: Any = None
+    median: float = 0.0
+    largest: float | None = None
+    different: int = 0
+    step: int | None = None
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """Which pair it is."""
+        return self.seeds, self.seed, self.model, self.kind, self.fault
 
 
-def judged(name: str, kind: str, fault: Fault | None, a: Path, b: Path) -> Row:
+def judged(row: Row, fault: Fault | None, a: Path, b: Path) -> Row:
     """Compare two runs."""
     found = mpdiag.diff(a, b).to_json()
     first, compared = found["first"] or {}, found["compared"]
-    return Row(
-        name,
-        kind,
-        fault.name if fault else "",
-        fault.module if fault else "",
-        str(first.get("module", "-")),
-        f"{first.get('phase', '')} {first.get('op', '')} {first.get('code', '')}",
-        named(found, fault, kind) if fault else found["agree"] is True,
-        found["agree"],
-        compared["median_ratio"] or 0.0,
-        compared["largest_ratio"] or math.inf,
-        compared["different"],
+    return replace(
+        row,
+        named=str(first.get("module", "-")),
+        op=f"{first.get('phase', '')} {first.get('op', '')} {first.get('code', '')}".strip(),
+        right=named(found, fault, row.kind) if fault else found["agree"] is True,
+        agree=found["agree"],
+        median=compared["median_ratio"] or 0.0,
+        largest=compared["largest_ratio"],
+        different=compared["different"],
+        step=compared["last_step"],
     )
 
 
-def work(rank: int, jobs: Sequence[tuple[str, str, Fault | None, str]], port: int) -> None:
-    """One rank of trainings under DDP."""
+def pairs_of(seeds: str, kind: str, name: str, each: int) -> list[tuple[Row, Fault | None, int]]:
+    """The pairs of a kind and a model, each with its fault and the seed of the weights."""
+    first = 0 if seeds == "dev" else 300_000
+    found: list[tuple[Row, Fault | None, int]] = [
+        (Row(seeds, first + i, name, kind, "", ""), None, first + i) for i in range(CLEAN)
+    ]
+    for i in range(each):
+        fault = drawn(first + i, name, kind)
+        found.append((Row(seeds, first + i, name, kind, fault.name, fault.module), fault, first))
+    return found
+
+
+def work(rank: int, jobs: Sequence[tuple[Job, str]], port: int) -> None:
+    """One rank of trainings under DDP or FSDP2."""
     torch.set_num_threads(1)
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     os.environ.update(RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK=str(rank))
     torch.distributed.init_process_group("gloo", rank=rank, world_size=2)
-    for name, kind, fault, folder in jobs:
-        train(name, kind, True, fault, Path(folder))
+    for job, folder in jobs:
+        train(job, Path(folder))
         torch.distributed.barrier()
     torch.distributed.destroy_process_group()
+
+
+def run(place: Path, waiting: Sequence[tuple[Row, Fault | None, int]]) -> Iterator[Row]:
+    """Train and judge pairs of one kind."""
+    kind = waiting[0][0].kind
+    jobs = [
+        (Job(row.model, kind, seed, True, fault), place / f"{kind}-{row.model}-{i}")
+        for i, (row, fault, seed) in enumerate(waiting)
+    ]
+    if kind in RANKS:
+        port = 20_000 + os.getpid() % 20_000
+        told = [(job, str(folder)) for job, folder in jobs]
+        torch.multiprocessing.spawn(work, (told, port), nprocs=2)
+    for (job, folder), (row, fault, seed) in zip(jobs, waiting, strict=True):
+        reference = place / f"{kind}-{job.model}-sound-{seed}"
+        if not reference.exists():
+            train(Job(job.model, kind, seed), reference)
+        if kind not in RANKS:
+            train(job, folder)
+        yield judged(row, fault, reference, folder)
+        shutil.rmtree(folder)
+
+
+def table(rows: Sequence[Row]) -> None:
+    """Print what was named, by kind."""
+    for seeds in ("dev", "held-out"):
+        for kind in (*KINDS, None):
+            some = [r for r in rows if r.seeds == seeds and kind in (r.kind, None)]
+            faults, clean = [r for r in some if r.fault], [r for r in some if not r.fault]
+            different = [r for r in clean if r.different]
+            print(
+                f"{seeds:8} {kind or 'all':10} named {sum(r.right for r in faults)} of {len(faults)}, "
+                f"clean pairs that agree {sum(r.right for r in clean)} of {len(clean)}, "
+                f"{len(different)} differ: largest ratio "
+                f"{max((r.largest or 0.0 for r in different), default=0.0):.2g}, medians "
+                f"{min((r.median for r in different), default=0.0):.2g} to "
+                f"{max((r.median for r in different), default=0.0):.2g}"
+            )
 
 
 def main() -> None:
@@ -438,39 +533,29 @@ def main() -> None:
     parser.add_argument("--seeds", choices=("dev", "held-out"), default="dev")
     parser.add_argument("--kinds", nargs="*", default=list(KINDS))
     parser.add_argument("--models", nargs="*", default=list(MODELS))
-    parser.add_argument("--each", type=int, default=3, help="faults for each model and kind")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--each", type=int, default=2, help="faults for each model and kind")
+    parser.add_argument("--json", type=Path, default=RESULTS)
+    parser.add_argument("--table", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    first = 0 if options.seeds == "dev" else 200_000
-    rows: list[Row] = []
-    with TemporaryDirectory() as place:
-        for kind in options.kinds:
-            pairs: list[tuple[str, Fault | None, str]] = []
-            for name in options.models:
-                train(name, kind, False, None, Path(place) / f"{kind}-{name}")
-                pairs.append((name, None, f"{kind}-{name}-clean"))
-                pairs += [
-                    (name, drawn(first + i, name, kind), f"{kind}-{name}-{i}")
-                    for i in range(options.each)
-                ]
-            jobs = [(n, kind, fault, str(Path(place) / folder)) for n, fault, folder in pairs]
-            if kind == "ddp":
-                port = 20_000 + os.getpid() % 20_000
-                torch.multiprocessing.spawn(work, (jobs, port), nprocs=2)
-            for name, fault, folder in pairs:
-                if kind != "ddp":
-                    train(name, kind, True, fault, Path(place) / folder)
-                row = judged(
-                    name, kind, fault, Path(place) / f"{kind}-{name}", Path(place) / folder
-                )
+    held = json.loads(options.json.read_text()) if options.json.exists() else []
+    rows = [Row(**row) for row in held]
+    if options.table:
+        table(rows)
+        return
+    known = {row.key for row in rows}
+    for kind in options.kinds:
+        every = [
+            p for name in options.models for p in pairs_of(options.seeds, kind, name, options.each)
+        ]
+        waiting = [pair for pair in every if pair[0].key not in known]
+        if not waiting:
+            continue
+        with TemporaryDirectory() as place:
+            for row in run(Path(place), waiting):
                 rows.append(row)
                 print("ok  " if row.right else "MISS", row, flush=True)
-    faults, clean = [r for r in rows if r.fault], [r for r in rows if not r.fault]
-    print(f"named: {sum(r.right for r in faults)} of {len(faults)}")
-    print(f"clean pairs that agree: {sum(r.right for r in clean)} of {len(clean)}")
-    if options.json:
-        options.json.write_text(json.dumps([asdict(r) for r in rows], indent=1) + "\n")
+                options.json.write_text(json.dumps([asdict(r) for r in rows], indent=1) + "\n")
 
 
 if __name__ == "__main__":

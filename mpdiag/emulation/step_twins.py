@@ -1,9 +1,9 @@
-"""Twins of a taped step: how far rounding alone moves each of its tensors.
+"""The twin of a taped step: how far rounding alone moves each of its tensors.
 
 A twin runs the step again on other memory. Every value from outside moves by an ulp of its own dtype,
 and so does the result of every operation that computes, up or down by chance; a result that adds K terms
 moves by √K / 4 ulps of FP32 of its root mean square besides, for kernels add in any order. What is
-further from the step than a few times its twins is no rounding.
+further from the step than a few times its twin is no rounding.
 """
 
 import math
@@ -21,7 +21,10 @@ from mpdiag.numerics.trimmed import trimmed_rms
 from mpdiag.tracing.dispatch import found_in
 from mpdiag.tracing.storages import elements_of
 
-TWINS = 3
+_FEW = 8
+"""Elements below which one twin may come near by chance."""
+_SAME = 0.5
+"""How far a twin's gradients may be from the training's own; of another computation they are further."""
 _SIGNS = 65_521
 """A prime, so that the signs stand in no column of a tensor more often than in another."""
 _SUMMED = 2.0**-24 / 4
@@ -29,63 +32,69 @@ _SUMMED = 2.0**-24 / 4
 
 
 class Mark(NamedTuple):
-    """A tensor of the step to look at, and which of its elements, int64 (k,)."""
+    """A tensor of the step to look at.
+
+    Attributes:
+        view: Where it lies.
+        numbers: Which of its elements, int64 (k,).
+        values: What these were in the step, (k,).
+    """
 
     view: View
     numbers: NDArray[np.int64]
+    values: torch.Tensor
 
 
 def spreads(tape: StepTape, marks: Sequence[Mark]) -> list[float] | None:
-    """How far twins come apart from the step, at each mark: a root mean square over its elements.
+    """How far a twin comes apart from the step, at each mark: a root mean square over its elements.
+
+    Where few elements are looked at, it is at least as far, beside their size, as at the mark before
+    that has more of them.
 
     Returns:
         One for each mark; None where the tape does not give the training's own gradients.
     """
     with StepReplay.alone():
         replay = _TwinReplay(tape)
-        if not replay.is_faithful():
+        if not replay.is_faithful(_SAME):
             return None
-        found = np.zeros(len(marks))
-        for seed in range(TWINS):
-            found += replay.squares(marks, seed)
-        return [math.sqrt(square / TWINS) for square in found]
+        found, before = [], 0.0
+        for mark in marks:
+            values = mark.values.double()
+            apart, size = replay.distance(mark, values), float(values.square().mean().sqrt())
+            if len(mark.numbers) < _FEW and math.isfinite(size):
+                apart = max(apart, before * size)
+            elif 0.0 < size < math.inf:
+                before = apart / size
+            found.append(apart)
+        return found
 
 
 class _TwinReplay(StepReplay):
     """Runs a tape with everything moved by rounding."""
 
-    _signs: torch.Tensor | None = None  # of the present twin; None while the step runs as it was
-
-    def squares(self, marks: Sequence[Mark], seed: int) -> NDArray[np.float64]:
-        """Mean square difference of one twin at each mark, (marks,)."""
+    def __init__(self, tape: StepTape) -> None:
+        super().__init__(tape)
         self._drawn = 0
-        self._signs = _signs(seed)
-        moved: Values = {}
-        for call in self._tape.calls:
-            for view in found_in((call.args, call.kwargs), View):
-                if view.value in self._tape.copies and view.value not in moved:
-                    moved[view.value] = self._tape.copies[view.value].clone()
-                    self._move(moved[view.value], view.dtype, 0.0)
-        self._run(moved)
-        return np.array([self._square(mark, moved) for mark in marks])
+        dtypes = {
+            view.value: view.dtype
+            for call in reversed(tape.calls)
+            for view in found_in((call.args, call.kwargs), View)
+        }
+        for value, storage in tape.copies.items():
+            if value in dtypes:
+                self._known[value] = storage.clone()
+                self._move(self._known[value], dtypes[value], 0.0)
 
-    def _square(self, mark: Mark, moved: Values) -> float:
-        value = mark.view.value
-        if value not in moved:
-            return 0.0
-        ours, theirs = (
-            elements_of(mark.view.of(values[value]), mark.numbers).double()
-            for values in (self._known, moved)
-        )
-        same = (ours == theirs) | (ours.isnan() & theirs.isnan())
-        apart = (ours - theirs).where(~same, torch.zeros((), dtype=ours.dtype, device=ours.device))
-        return trimmed_rms(apart.cpu().numpy()) ** 2
+    def distance(self, mark: Mark, values: torch.Tensor) -> float:
+        """How far a mark is from its values in the step, float64 (k,)."""
+        moved = elements_of(mark.view.of(self._known[mark.view.value]), mark.numbers).double()
+        same = (moved == values) | (moved.isnan() & values.isnan())
+        return trimmed_rms((moved - values).masked_fill(same, 0.0).cpu().numpy())
 
     def _again(self, call: Call, into: Values, name: str) -> None:
         """Run an operation, and move what it made."""
         super()._again(call, into, name)
-        if self._signs is None:
-            return
         op = call.func.overloadpacket.__name__
         views = {view.value: view.dtype for view in call.results.values()}
         for view in found_in((call.args, call.kwargs), View):
@@ -106,10 +115,9 @@ class _TwinReplay(StepReplay):
         flat = torch.empty(0, dtype=dtype, device=storage.device)
         flat = flat.set_(storage, 0, (storage.nbytes() // dtype.itemsize,), (1,))
         wide = torch.float64 if dtype is torch.float64 else torch.float32
-        assert self._signs is not None
         self._drawn += 1
         first = self._drawn * 7919 % _SIGNS
-        signs = self._signs[first : first + _SIGNS][: flat.numel()].to(flat.device, wide)
+        signs = _signs()[first : first + _SIGNS][: flat.numel()].to(flat.device, wide)
         # Half an ulp of a narrow format rounds to a whole one, or to none.
         eps = torch.finfo(dtype).eps
         factors = signs * (eps if dtype is wide else eps / 2) + 1
@@ -136,8 +144,8 @@ def _repeated(row: torch.Tensor, flat: torch.Tensor) -> torch.Tensor:
 
 
 @cache
-def _signs(seed: int) -> torch.Tensor:
-    generator = torch.Generator("cpu").manual_seed(seed)
+def _signs() -> torch.Tensor:
+    generator = torch.Generator("cpu").manual_seed(0)
     drawn = torch.randint(0, 2, (_SIGNS,), generator=generator, device="cpu")
     return drawn.float().mul_(2).sub_(1).repeat(2)
 

@@ -555,7 +555,9 @@ class OperationSteps(StepListener):
         self.with_effects = self._opening or (
             self._planned and (self._early or self._governor.affords_operations(effects=True))
         )
-        self._watch.begin(step.number, due, effects=self.with_effects)
+        self._watch.begin(
+            step.number, due, effects=self.with_effects, measured=not self._only_traced
+        )
         if self._tries == 0:
             self._missing = {id(o) for o in self._optimizers}
 
@@ -574,6 +576,8 @@ class OperationSteps(StepListener):
             return
         try:
             left_alone, found = self._watch.left_backward, self._watch.end()
+            if self._only_traced:
+                return
             if found and (left_alone or any(o.phase == "backward" for o in found)):
                 self._writer.append_operations(encode(found))
                 operands = self._watch.operands()
@@ -582,9 +586,8 @@ class OperationSteps(StepListener):
                     self.block_steps.append(step.number)
                 self.half_products.update(half_products(found).values())
                 self.steps.append(step.number)
-                if not self._only_traced:
-                    self._growth.operations_recorded(step.number)
-                    self._note_written(step.number)
+                self._growth.operations_recorded(step.number)
+                self._note_written(step.number)
         except Exception as error:  # noqa: BLE001 - training goes on, and so does the recording
             self._failed("writing operations", error)
             self._opening = False  # the next planned step tries again, and none before it

@@ -112,7 +112,7 @@ class OperationWatch:
         self._lines = SourceLines(self._modules)
         self._tensors.clear()
         self._effects.drop()
-        self._holds_nothing = True
+        self._holds_nothing = self._measured = True
 
     # -- the mode's life ---------------------------------------------------------------------------
 
@@ -126,13 +126,16 @@ class OperationWatch:
         """Whether a backward pass of the step was left alone."""
         return self._left_at is not None
 
-    def begin(self, step: int, wanted: bool, *, effects: bool = True) -> None:
+    def begin(
+        self, step: int, wanted: bool, *, effects: bool = True, measured: bool = True
+    ) -> None:
         """A new step begins; nothing is recorded before ``resume``.
 
         Args:
             step: Its number.
             wanted: Whether to record its operations.
             effects: Whether to run it again at its end, to see what rounding them does.
+            measured: Whether to count what they read and write; a trace needs only their results.
         """
         self.wanted = wanted and self.usable
         if not self.wanted and self._holds_nothing:
@@ -140,7 +143,7 @@ class OperationWatch:
         self.pause()
         earlier = self._lines
         self._forget()
-        self._step = step
+        self._step, self._measured = step, measured
         self._holds_nothing = not self.wanted
         if self.products is not None:
             self.products.begin(step)
@@ -313,10 +316,14 @@ class OperationWatch:
             self._on = False
             return None
         named = by_name(func, args, kwargs)
-        inputs = [(n, self._tensors.read(t)) for n, t in operation_facts.operands(named)]
         fields = self._fields(packet, func._overloadname, line, node)
         fields["phase"] = "backward" if in_backward() else "forward"
         fields["scalars"] = {n: v for n, v in named.items() if operation_facts.is_json(v)}
+        if not self._measured:
+            taped = self._effects.before(func, args, kwargs)
+            self._drafts.append(_Draft(fields, {}, [], [], taped))
+            return self._drafts[-1]
+        inputs = [(n, self._tensors.read(t)) for n, t in operation_facts.operands(named)]
         operands = [t for _, t in operation_facts.operands(named)]
         fields["scalars"]["views"] = operation_facts.views(operands)
         fields["scalars"] |= self._tensors.parts_of_parameters(operands)
@@ -378,7 +385,7 @@ class OperationWatch:
         own, found = written(func, args, kwargs), operation_facts.results(op, result)
         found += [t for t in own if all(t is not f for f in found)]
         same = draft.inputs[0][1].number if op in operation_facts.COPIES and draft.inputs else None
-        for tensor in found:
+        for tensor in found if self._measured else ():
             seen = self._tensors.wrote(tensor, index, same, in_place=any(tensor is t for t in own))
             draft.outputs.append(("out", seen))
         laid = operation_facts.views(found)

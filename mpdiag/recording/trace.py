@@ -197,10 +197,10 @@ class TraceWatch(StepListener):
         tape = self._tape()
         view = None if tape is None or not len(numbers) else tape.seen(local)
         if view is not None:
-            self._marks[len(self._rows) - 1] = Mark(view, numbers)
+            self._marks[len(self._rows) - 1] = Mark(view, numbers, taken)
 
     def spread(self) -> None:
-        """Run the step's twins, before its tape is let go."""
+        """Run the step's twin, before its tape is let go."""
         tape = self._tape()
         if not self.on or not self._marks:
             return

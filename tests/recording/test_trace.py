@@ -50,6 +50,7 @@ def test_a_trace_is_read_as_it_was_written_and_has_the_training_s_values(tmp_pat
     rows = run.trace()
     assert {r.step for r in rows} == {1, 3}
     assert run.meta["trace"] == {"steps": [1, 3], "reason": ""}
+    assert {o.step for o in run.operations()} == {0}
     again = list(decode(encode(rows)))
     for a, b in zip(rows, again, strict=True):
         assert np.array_equal(a.values, b.values)

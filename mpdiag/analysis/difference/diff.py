@@ -2,13 +2,15 @@
 
 Steps are judged one after another, each from its inputs over the forward and the backward pass to the
 gradients and updates. From the second traced step on the weights differ by what came before: the
-spreads of that step grow with how far the weights are apart, for as long as that is small beside the
-values. After that nothing can be said.
+spreads of that step grow with how far the weights are apart, and no further than ``_USUAL`` times what
+the tensors before it show, for as long as that is small beside the values. After that nothing can be
+said.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import insort
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +28,10 @@ from mpdiag.numerics.trimmed import trimmed_rms
 SCHEMA_VERSION = 1
 _TOO_FAR = 0.5
 """Tolerance beside the size of a tensor from which on nothing can be said of it."""
+_USUAL = 32.0
+"""How many times further apart than most tensors before it in its step weights may take a tensor."""
+_ENOUGH = 8
+"""Tensors before it from which that is known."""
 _CLEAR = 0.1
 """Relative uncertainty of a gradient from which on nothing is said of an element's update."""
 _FOLLOWS = 8.0
@@ -45,12 +51,14 @@ class Judged:
         step: The step.
         rank: Of the furthest apart; None where ranks hold it together, or there is one.
         apart: How far apart, and what rounding explains.
+        possible: How far rounding may have taken it at most, beside its size.
     """
 
     pair: Pair
     step: int
     rank: int | None
     apart: Apart
+    possible: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -198,7 +206,7 @@ def _judged(
     for pair in pairs:
         a, b = pair.a, pair.b
         exact = a.kind in ("weight", "input")
-        drift = 0.0 if moved is None else moved.of(a, b)
+        drift, furthest = (0.0, 0.0) if moved is None else moved.of(a, b)
         if a.kind == "weight" and moved is not None:
             before[a.name] = a.pieces[0].values, b.pieces[0].values
             continue  # what the steps before have left
@@ -212,15 +220,21 @@ def _judged(
                     if found is not None:
                         yield Judged(pair, step, rank, found)
                 continue
-            if exact:
-                other = a.dtype != b.dtype
-                room = size * max(roundoff(a.dtype), roundoff(b.dtype)) if other else 0.0
-            else:
-                room = math.hypot(spread(a, b, size, depth), drift)
+            room = (
+                _conversion(a, b) * size if exact else math.hypot(spread(a, b, size, depth), drift)
+            )
             if a.kind == "weight_grad":
                 history.note(a.name, ours[0], theirs[0], FACTOR * room)
-            yield Judged(pair, step, rank, apart(ours, theirs, room, numel))
+            found = apart(ours, theirs, room, numel)
+            if moved is not None and pair.certain and not exact:
+                moved.note(found.difference * size)
+            yield Judged(pair, step, rank, found, FACTOR * furthest / (size or 1.0))
         depth += a.kind == "operation"
+
+
+def _conversion(a: Tensor, b: Tensor) -> float:
+    """What a conversion explains of data and weights, beside their size."""
+    return max(roundoff(a.dtype), roundoff(b.dtype)) if a.dtype != b.dtype else 0.0
 
 
 class _Gradients:
@@ -283,12 +297,19 @@ class _Moved:
 
     def __init__(self, ulps: float) -> None:
         self._ulps = ulps
+        self._spread = 0.0  # of the tensor at hand
+        self._seen: list[float] = []  # how far tensors are apart beside their spread, sorted
         self._roundoffs = {
             kind: [0.0, 0.0] for kind in ("weight", "computed")
         }  # the largest so far
 
-    def of(self, a: Tensor, b: Tensor) -> float:
-        """How far that may move a tensor: as far as in the twin, for each ulp of the weights."""
+    def note(self, difference: float) -> None:
+        """How far the tensor at hand is apart."""
+        if 0.0 < difference < math.inf and self._spread:
+            insort(self._seen, difference / self._spread)
+
+    def of(self, a: Tensor, b: Tensor) -> tuple[float, float]:
+        """How far that moves a tensor, and at most: as in the twin, for each ulp of the weights."""
         for side, t in enumerate((a, b)):
             found = self._roundoffs["weight" if t.kind == "weight" else "computed"]
             if t.kind in ("weight", "operation", "output"):
@@ -298,7 +319,9 @@ class _Moved:
             for t, held, computed in zip((a, b), *self._roundoffs.values(), strict=True)
             if t.spread is not None
         ]
-        return self._ulps * min(each, default=0.0)
+        self._spread = min(each, default=0.0)
+        usual = self._seen[len(self._seen) // 2] if len(self._seen) >= _ENOUGH else math.inf
+        return min(self._ulps, _USUAL * usual) * self._spread, self._ulps * self._spread
 
 
 def _weights_apart(pairs: Sequence[Pair], possible: Mapping[str, float]) -> float:
@@ -318,7 +341,7 @@ def _weights_apart(pairs: Sequence[Pair], possible: Mapping[str, float]) -> floa
 def _beyond_judgement(judged: Sequence[Judged]) -> bool:
     """Whether rounding may by now have moved most tensors of a step as far as they are large."""
     found = [j for j in judged if j.pair.a.kind not in ("weight", "input", "updated_weight")]
-    lost = sum(j.apart.tolerance > _TOO_FAR for j in found)
+    lost = sum(max(j.apart.tolerance, j.possible) > _TOO_FAR for j in found)
     return bool(found) and 2 * lost > len(found)
 
 
