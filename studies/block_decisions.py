@@ -3,14 +3,15 @@
     python studies/block_decisions.py --json studies/results/block-decisions.json
     python studies/block_decisions.py --models gpt llama                            # those tuned on
 
-Four small models are trained in FP32 on bytes of the documentation, then a step is recorded with
-``--blocks``. ``gpt`` and ``llama`` were seen while the estimate was written; ``moe`` and ``encoder``
-were run once, afterwards. Seeds stand in ``MODELS`` and were fixed before the first run.
+Six small models are trained in FP32 on bytes of the documentation, then a step is recorded with
+``--blocks``. ``gpt`` and ``llama`` were seen while the estimate was written, ``moe`` and ``encoder``
+while the samples of operands were; ``padded`` and ``answers`` were run once, afterwards. Seeds stand in
+``MODELS`` and were fixed before the first run.
 
 - ``shares``: zeros and clipped values that depths predict for MX formats, and those that quantising the
   operands gives: equal numbers.
-- ``intervals``: how many of the 90 % intervals of SQNR, from at most four sample tiles, hold the SQNR
-  of the whole operand. Operands that were measured whole are left out.
+- ``intervals``: how many of the 90 % intervals of SQNR, from samples, hold the SQNR of the whole
+  operand. Operands that were measured whole are left out.
 - ``ranks``: Spearman's correlation of each rule's order of layers with the measured change of the loss,
   one layer's forward product quantised at a time, on held-out batches.
 - ``head``: an FP8 head with a gradient scale of its own (modded-nanogpt#77): which scales the recording
@@ -39,7 +40,7 @@ import mpdiag
 from mpdiag.analysis.blocks.effects import layer_effects
 from mpdiag.analysis.blocks.operands import operand_errors
 from mpdiag.analysis.operations.loss_change import loss_curve
-from mpdiag.emulation.block_errors import block_errors, rotate, tile_errors
+from mpdiag.emulation.block_errors import rotate, tile_errors
 from mpdiag.emulation.block_rounding import quantize_blocks
 from mpdiag.emulation.random_bits import CounterGenerator
 from mpdiag.numerics.block_formats import block_format
@@ -163,19 +164,32 @@ class Decoder(nn.Module):
 
 @dataclass(frozen=True)
 class Subject:
-    """A model and its seed; ``tuned``: seen while the estimate was written."""
+    """A model and its seed.
+
+    Attributes:
+        make: Makes it.
+        seed: Of its weights and batches.
+        tuned: Whether it was seen while the estimate or the samples were written.
+        losses: Which positions of a line have a loss: ``first``, as with padding; ``last``, as with
+            prompts; ``all``.
+    """
 
     make: Callable[[], Decoder]
     seed: int
     tuned: bool
+    losses: str = "all"
 
 
 MODELS = {
     "gpt": Subject(lambda: Decoder(Mlp, nn.LayerNorm), 0, tuned=True),
     "llama": Subject(lambda: Decoder(SwiGlu, nn.RMSNorm, outliers=2), 1, tuned=True),
-    "moe": Subject(lambda: Decoder(Experts, nn.RMSNorm, 4), 101, tuned=False),
+    "moe": Subject(lambda: Decoder(Experts, nn.RMSNorm, 4), 101, tuned=True),
     "encoder": Subject(
-        lambda: Decoder(Mlp, nn.LayerNorm, 5, causal=False, outliers=1), 102, tuned=False
+        lambda: Decoder(Mlp, nn.LayerNorm, 5, causal=False, outliers=1), 102, tuned=True
+    ),
+    "padded": Subject(lambda: Decoder(SwiGlu, nn.LayerNorm, 5), 203, tuned=False, losses="first"),
+    "answers": Subject(
+        lambda: Decoder(Mlp, nn.RMSNorm, 4, outliers=3), 204, tuned=False, losses="last"
     ),
 }
 
@@ -207,7 +221,15 @@ class Training:
         starts = torch.randint(len(self.data) - LENGTH - 1, (BATCH,), generator=self.generator)
         rows = torch.stack([self.data[i : i + LENGTH + 1] for i in starts.tolist()])
         if self.model.causal:
-            return rows[:, :-1], rows[:, 1:]
+            places = torch.arange(LENGTH)
+            shares = torch.rand((BATCH, 1), generator=self.generator) * (
+                self.subject.losses != "all"
+            )
+            hidden = (
+                places.flip(0) < shares * LENGTH
+            )  # the last ones; nothing where all have a loss
+            hidden = hidden.flip(1) if self.subject.losses == "last" else hidden
+            return rows[:, :-1], torch.where(hidden, -100, rows[:, 1:])
         words = rows[:, :-1].clone()
         hidden = torch.rand(words.shape, generator=self.generator) < 0.15
         return torch.where(hidden, 0, words), torch.where(hidden, words, -100)
@@ -426,8 +448,8 @@ def intervals(rows: Any, truth: Any, target: str) -> dict[str, float]:
         if how.rounding != "nearest":
             bits = CounterGenerator(3, tensor=str(one.key)).bits(x.shape, x.device)[None]
         tiles = rotate(x.float()[None]) if how.rotated else x.float()[None]
-        sums = tile_errors(tiles, fmt, rotated=how.rotated, bits=bits)
-        real = block_errors(sums, x.numel())[0].sqnr_db
+        (_, signal, error, *_) = tile_errors(tiles, fmt, rotated=how.rotated, bits=bits)[0].tolist()
+        real = 10 * math.log10(signal / error) if error else math.inf
         whole += 1
         inside += found.low_db <= real <= found.high_db
         widths.append(found.high_db - found.low_db)

@@ -1,6 +1,7 @@
 """What a block format does to one matrix, by the sums that a recording has of each tile."""
 
-from mpdiag.emulation.block_errors import block_errors, rotate, tile_errors
+from mpdiag.emulation.block_errors import rotate, tile_errors
+from mpdiag.numerics.block_statistics import BlockError
 
 
 def measure_error(x, fmt, axis=-1, *, rotated=False, generator=None, tensor_amax=None):
@@ -10,4 +11,5 @@ def measure_error(x, fmt, axis=-1, *, rotated=False, generator=None, tensor_amax
     tiles = x.detach().float().movedim(axis, -1)[None]
     tiles = rotate(tiles) if rotated else tiles
     sums = tile_errors(tiles, fmt, rotated=rotated, bits=bits, tensor_amax=tensor_amax)
-    return block_errors(sums, x.numel())[0]
+    zeros, *rest = sums[0].tolist()
+    return BlockError(x.numel(), int(zeros), *rest)

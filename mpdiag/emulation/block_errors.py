@@ -10,7 +10,6 @@ from torch import Tensor
 from mpdiag.emulation.block_rounding import quantize_blocks
 from mpdiag.emulation.random_bits import CounterGenerator
 from mpdiag.numerics.block_formats import BlockFormat
-from mpdiag.numerics.block_statistics import BlockError
 
 TILE = 128
 """Rows and columns of a tile: every block of a named format but a row lies whole in one."""
@@ -58,11 +57,6 @@ def tile_errors(
     return torch.stack([zeros, *(one.sum(1) for one in sums)]).T
 
 
-def block_errors(sums: Tensor, values: int) -> list[BlockError]:
-    """What ``tile_errors`` returned, read to the host; ``values`` of each tile."""
-    return [BlockError(values, int(zeros), *rest) for zeros, *rest in sums.tolist()]
-
-
 def rotate(x: Tensor) -> Tensor:
     """Multiply groups of 16 along the last axis by signs and by the Hadamard matrix / 4.
 
@@ -85,7 +79,7 @@ def rotate(x: Tensor) -> Tensor:
 
 
 def sample_positions(tiles: int, generator: CounterGenerator, count: int) -> list[int]:
-    """Draw some of ``tiles`` tiles, the same ones at each step, in random order.
+    """Draw some of ``tiles`` tiles, the same ones at each step, in random order, none twice.
 
     Args:
         tiles: How many there are.
@@ -93,4 +87,6 @@ def sample_positions(tiles: int, generator: CounterGenerator, count: int) -> lis
         count: The most that are returned.
     """
     fixed = CounterGenerator(generator.seed, 0, generator.tensor)
+    if tiles > 16 * count:
+        return list(dict.fromkeys((fixed.bits((2 * count,)) % tiles).tolist()))[:count]
     return fixed.bits((tiles,)).topk(min(count, tiles)).indices.tolist()

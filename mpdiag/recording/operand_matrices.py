@@ -8,26 +8,25 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from mpdiag.emulation.block_errors import (
-    TILE,
-    block_errors,
-    rotate,
-    sample_positions,
-    tile_errors,
-)
+from mpdiag.emulation.block_errors import TILE, rotate, sample_positions, tile_errors
 from mpdiag.emulation.random_bits import CounterGenerator
 from mpdiag.numerics.block_formats import Rounding, block_format
+from mpdiag.numerics.block_statistics import BlockError
 from mpdiag.recording.counting.block_depths import count_depths, depths_of
 from mpdiag.runs.block_operands import FormatError, Gemm, OperandRole
 
-COUNTED_TILES, MEASURED_TILES, MEASURED_LINES = 16, 4, 32
-"""Tiles of which depths are counted; those of them that are quantised, and how many of their lines."""
+COUNTED_TILES, MEASURED_TILES = 16, 4
+"""Tiles of which depths are counted; those of them that are quantised in blocks of 128 × 128."""
+MEASURED_LINES, GROUPS, SQUARE = 128, 8, 16
+"""Pieces of lines that are quantised, into how many random groups they fall, and how many lie together
+of a weight, which has square blocks. The groups' spread is that of the sample."""
 _GROUP = 16
 """Neighbours that a rotation takes together."""
 _FORMATS = (
@@ -70,63 +69,131 @@ class Matrix:
         batch, lines, length = self.shape
         return batch * -(-lines // TILE) * -(-length // TILE)
 
-    def _offsets(self, axes: Sequence[int]) -> Tensor:
-        """Where in memory each index into some axes lies, the last one fastest."""
-        found = torch.zeros(1, dtype=torch.int64)
-        for axis in axes:
-            steps = torch.arange(self.values.shape[axis]) * self.values.stride(axis)
-            found = (found[:, None] + steps).flatten()
+    def _offset(self, axes: Sequence[int], index: Tensor) -> Tensor:
+        """How far in memory indices into some axes lie, the last one fastest."""
+        found = torch.zeros_like(index)
+        for axis in reversed(axes):
+            size = self.values.shape[axis]
+            found += index % size * self.values.stride(axis)
+            index = index // size
         return found
 
-    def tiles(self, tensor: str) -> Iterator[tuple[Tensor, Tensor | None, bool]]:
-        """Sample tiles of 128 × 128, or smaller at the edges; blocks lie along the last axis.
-
-        Args:
-            tensor: What decides which tiles.
-
-        Yields:
-            Some tiles of one shape, (n, lines, values); (n, lines), the largest magnitudes of their
-            whole lines, unless there is a ``source``; whether they are among those to be quantised.
-        """
-        _, lines, length = self.shape
-        across = -(-length // TILE)
+    def _cut(self, matrices: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+        """Pieces (n, lines, values) of some matrices (n,): lines (n, lines), places (n, values)."""
         x = self.values
         span = sum((n - 1) * step for n, step in zip(x.shape, x.stride(), strict=True)) + 1
         memory = x.as_strided((span,), (1,), x.storage_offset())
-        at = [self._offsets(axes) for axes in (self.batch, self.lines, self.along)]
-        highest = self._line_maxima()
-        positions = _positions(self.tile_count, tensor)
-        for first in range(0, len(positions), MEASURED_TILES):  # few at a time stay in a cache
-            shapes: dict[tuple[int, int], list[tuple[int, int, int]]] = defaultdict(list)
-            for position in positions[first : first + MEASURED_TILES]:
-                place, j = divmod(position, across)
-                matrix, i = divmod(place, -(-lines // TILE))
-                top, left = i * TILE, j * TILE
-                shape = min(TILE, lines - top), min(TILE, length - left)
-                shapes[shape].append((matrix, top, left))
-            for (tall, wide), places in shapes.items():
-                matrices, tops, lefts = (
-                    torch.tensor(n)[:, None] for n in zip(*places, strict=True)
-                )
-                rows, columns = tops + torch.arange(tall), lefts + torch.arange(wide)
-                starts = at[0][matrices] + at[1][rows]
-                index = starts[:, :, None] + at[2][columns][:, None]
-                number = (matrices * lines + rows).to(x.device)
-                maxima = None if highest is None else highest[number]
-                yield memory[index.to(x.device)], maxima, first == 0
+        starts = self._offset(self.batch, matrices)[:, None] + self._offset(self.lines, rows)
+        index = starts[:, :, None] + self._offset(self.along, columns)[:, None]
+        return memory[index.to(x.device)]
 
-    def _line_maxima(self) -> Tensor | None:
-        """Of each line of each matrix."""
+    def tiles(self, positions: Sequence[int]) -> Iterator[Tensor]:
+        """Tiles of 128 × 128, or smaller at the edges; blocks lie along the last axis.
+
+        Args:
+            positions: Which of ``tile_count``.
+
+        Yields:
+            Some of one shape: (n, lines, values).
+        """
+        _, lines, length = self.shape
+        shapes: dict[tuple[int, int], list[tuple[int, int, int]]] = defaultdict(list)
+        for position in positions:
+            place, j = divmod(position, -(-length // TILE))
+            matrix, i = divmod(place, -(-lines // TILE))
+            top, left = i * TILE, j * TILE
+            shapes[min(TILE, lines - top), min(TILE, length - left)].append((matrix, top, left))
+        for (tall, wide), places in shapes.items():
+            matrices, tops, lefts = torch.tensor(places).unbind(1)
+            rows, columns = tops[:, None] + torch.arange(tall), lefts[:, None] + torch.arange(wide)
+            yield self._cut(matrices, rows, columns)
+
+    def sample(self, tall: int, tensor: str) -> Sample:
+        """Draw pieces of lines from all of it; waits for no device.
+
+        A piece is drawn with a chance that grows with its largest magnitude squared, and weighs the
+        inverse of it: where few lines hold most of Σx², as outliers and gradients of masked positions
+        do, an equal chance for all often misses them. Half of the chance is the same for all that
+        are not zero, for counts of what becomes 0. (Sampling with probability proportional to size; Cochran, *Sampling
+        Techniques*, chapter 9A.)
+
+        Args:
+            tall: Lines of a piece.
+            tensor: Decides the random numbers.
+        """
+        batch, lines, length = self.shape
+        across, down = -(-length // TILE), -(-lines // tall)
+        pieces, device = batch * across * down, self.values.device
+        count = min(pieces, MEASURED_LINES // tall)
+        chosen = torch.arange(count, device=device)
+        weights = torch.ones(count, dtype=torch.float64, device=device)
+        maxima = self._maxima
+        if count < pieces:  # integers add up to the same on each device, in any order
+            sizes = torch.ones(pieces, dtype=torch.int64, device=device)
+            if maxima is not None:
+                whole = F.pad(maxima, (0, 0, 0, -lines % tall)).unflatten(1, (down, tall)).amax(2)
+                shares = (whole / whole.amax()).nan_to_num(1.0).flatten()
+                sizes = (shares.square() * 2.0**24).long()
+                sizes = torch.where(shares > 0, sizes + sizes.sum() // pieces + 1, 0)
+            ends = sizes.cumsum(0)
+            bits = CounterGenerator(0, tensor=tensor).bits((count,), device) >> 12
+            inside = (ends[-1] // count * bits) >> 20
+            chosen = torch.searchsorted(ends, ends[-1] * chosen // count + inside, right=True)
+            chosen.clamp_(max=pieces - 1)  # of a matrix of zeros
+            weights = ends[-1].double() / (sizes[chosen].clamp(min=1) * pieces)
+        place, j = chosen // across, chosen % across
+        matrices = place // down
+        rows = (place % down * tall)[:, None] + torch.arange(tall, device=device)
+        columns = (j * TILE)[:, None] + torch.arange(TILE, device=device)
+        inside = (rows < lines)[:, :, None] & (columns < length)[:, None]
+        rows, columns = rows.clamp(max=lines - 1), columns.clamp(max=length - 1)
+        found = self._cut(matrices, rows, columns).float()
+        longest = None if maxima is None else maxima.amax(2)[matrices[:, None], rows]
+        return Sample(torch.where(inside, found, 0.0), longest, inside.sum((1, 2)), weights)
+
+    def absmax(self) -> Tensor:
+        """The largest magnitude, FP32 without axes."""
+        if self._maxima is not None:
+            return self._maxima.amax()
+        assert self.source is not None
+        low, high = self.source.aminmax()
+        return torch.maximum(high, -low).float()
+
+    @cached_property
+    def _maxima(self) -> Tensor | None:
+        """Largest magnitudes of 128 values along a line: (matrices, lines, tiles)."""
         if self.source is not None:
             return None
+        _, lines, length = self.shape
         matrix = self.values.permute(*self.batch, *self.lines, *self.along)
-        inner = tuple(range(-len(self.along), 0))
-        return torch.maximum(matrix.amax(inner), -matrix.amin(inner)).flatten()
+        matrix = matrix.flatten(-len(self.along))
+        is_line = matrix.stride(-1) <= matrix.stride(
+            -2
+        )  # a reduction across memory's order is slow
+        x, axis = (matrix, -1) if is_line else (matrix.mT, -2)
+        whole = length - length % TILE
+        parts = [x.narrow(axis, 0, whole).unflatten(axis, (-1, TILE))] if whole else []
+        if whole < length:
+            parts.append(x.narrow(axis, whole, length - whole).unsqueeze(axis - 1))
+        found = torch.cat([torch.maximum(p.amax(axis), -p.amin(axis)) for p in parts], axis).float()
+        return (found if is_line else found.mT).reshape(-1, lines, -(-length // TILE))
 
 
-@lru_cache(maxsize=4096)
-def _positions(tiles: int, tensor: str) -> list[int]:
-    return sample_positions(tiles, CounterGenerator(0, tensor=tensor), COUNTED_TILES)
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """Pieces of lines of a matrix.
+
+    Attributes:
+        values: FP32 (n, lines, 128), zeros beyond the matrix.
+        maxima: (n, lines), the largest magnitudes of the whole lines, unless there is a ``source``.
+        counts: (n,): values of each.
+        weights: FP64 (n,), 1 on average: what a piece counts for.
+    """
+
+    values: Tensor
+    maxima: Tensor | None
+    counts: Tensor
+    weights: Tensor
 
 
 Variant = tuple[str, str, Rounding, bool]
@@ -134,14 +201,14 @@ Variant = tuple[str, str, Rounding, bool]
 
 
 def variants(role: OperandRole, gemm: Gemm, length: int, *, plain: bool) -> Iterator[Variant]:
-    """What sample tiles are quantised to: what a recipe for this operand may take.
+    """What samples are quantised to: what a recipe for this operand may take.
 
     Args:
         role: Of the operand. Weights have square blocks, too. The gradient of an output alone is also
             rounded stochastically, as in arXiv 2509.25149.
         gemm: Of the product.
         length: Of a line; a rotation takes multiples of 16.
-        plain: Whether the largest magnitudes of lines are at hand, see ``Matrix.tiles``.
+        plain: Whether the largest magnitudes of lines are at hand, see ``Sample``.
     """
     for name in _FORMATS:
         if plain or name != "fp8_row":
@@ -169,21 +236,24 @@ class Measured:
         sampled: Whether some tiles were left out.
         absmax: Largest magnitude, without axes.
         depths: What ``count_depths`` returns.
-        errors: For each variant: values of a tile, and what ``tile_errors`` returns.
+        errors: For each variant (n, 6): of each piece its values, and what ``tile_errors`` returns,
+            weighted.
     """
 
     sampled: bool
     absmax: Tensor
     depths: Tensor
-    errors: dict[Variant, list[tuple[int, Tensor]]]
+    errors: dict[Variant, Tensor]
 
     def fields(self) -> dict[str, Any]:
         """Fields of ``BlockOperand``; waits for the device."""
         histogram, first, maxima = depths_of(self.depths.cpu().numpy())
         absmax = float(self.absmax)
         errors = []
-        for variant, groups in self.errors.items():
-            tiles = [tile for values, sums in groups for tile in block_errors(sums, values)]
+        for variant, pieces in self.errors.items():
+            sums = torch.zeros(min(len(pieces), GROUPS), 6, dtype=torch.float64)
+            sums.index_add_(0, torch.arange(len(pieces)) % GROUPS, pieces.cpu())
+            tiles = [BlockError(int(n), round(z), *rest) for n, z, *rest in sums.tolist()]
             errors.append(FormatError(*variant, tiles=tuple(tiles)))
         return {
             "sampled": self.sampled,
@@ -196,48 +266,52 @@ class Measured:
 
 
 def measure(matrix: Matrix, role: OperandRole, gemm: Gemm, tensor: str, step: int) -> Measured:
-    """Count an operand's depths and quantise its sample tiles; waits for no device.
+    """Count an operand's depths and quantise samples of it; waits for no device.
 
     Args:
         matrix: The operand; holds values.
         role: Which operand it is.
         gemm: Of which product.
-        tensor: Decides which tiles, and with the step the bits of stochastic rounding.
+        tensor: Decides which samples, and with the step the bits of stochastic rounding.
         step: The present step.
     """
-    measured: list[tuple[Tensor, Tensor | None]] = []
-    depths = None
-    for tiles, maxima, is_measured in matrix.tiles(tensor):
-        counts = count_depths(tiles)
-        depths = counts if depths is None else depths + counts
-        if is_measured:
-            measured.append((tiles.float(), maxima))
+    positions = sample_positions(
+        matrix.tile_count, CounterGenerator(0, tensor=tensor), COUNTED_TILES
+    )
+    depths: Tensor | None = None
+    for first in range(0, len(positions), MEASURED_TILES):  # few at a time stay in a cache
+        for tiles in matrix.tiles(positions[first : first + MEASURED_TILES]):
+            counts = count_depths(tiles)
+            depths = counts if depths is None else depths + counts
     assert depths is not None  # it holds values
-    low, high = (matrix.values if matrix.source is None else matrix.source).aminmax()
-    absmax = torch.maximum(high, -low).float()
-    length = matrix.shape[2]
-    kinds = list(variants(role, gemm, length, plain=matrix.source is None))
-    turns = any(rotated for *_, rotated in kinds)
-    few = [tiles[:, :MEASURED_LINES] for tiles, _ in measured]
-    turned = [rotate(tiles) if turns else tiles for tiles in few]
-    largest = torch.stack([tiles.abs().amax() for tiles in turned]).amax()  # of what is rotated
-    errors: dict[Variant, list[tuple[int, Tensor]]] = {kind: [] for kind in kinds}
-    for (whole, maxima), cut, rotated_cut in zip(measured, few, turned, strict=True):
-        bits = None
-        if role == "grad_output":
-            bits = CounterGenerator(0, step, tensor).bits(cut.shape, cut.device)
-        for kind in kinds:
-            name, block, rounding, rotated = kind
-            tiles = rotated_cut if rotated else cut
-            if name == "fp8_128x128":
-                tiles = whole
-            sums = tile_errors(
-                tiles,
-                _format(name, block=block or None, rounding=rounding),
-                rotated=rotated,
-                bits=bits if rounding == "stochastic" else None,
-                tensor_amax=largest if rotated else absmax,
-                line_amax=None if maxima is None else maxima[:, :MEASURED_LINES],
-            )
-            errors[kind].append((tiles[0].numel(), sums))
+    absmax = matrix.absmax()
+    sample = matrix.sample(SQUARE if role == "weight" else 1, tensor)
+    counts, weights = sample.counts[:, None], sample.weights[:, None]
+    bits = None
+    if role == "grad_output":
+        bits = CounterGenerator(0, step, tensor).bits(sample.values.shape, absmax.device)
+    turned: Tensor | None = None
+    errors = {}
+    for kind in variants(role, gemm, matrix.shape[2], plain=matrix.source is None):
+        name, block, rounding, rotated = kind
+        fmt = _format(name, block=block or None, rounding=rounding)
+        if name == "fp8_128x128":
+            found = [
+                F.pad(tile_errors(tiles.float(), fmt), (1, 0), value=tiles[0].numel())
+                for tiles in matrix.tiles(positions[:MEASURED_TILES])
+            ]
+            errors[kind] = torch.cat(found)
+            continue
+        if rotated and turned is None:
+            turned = rotate(sample.values)
+        x = turned if rotated and turned is not None else sample.values
+        sums = tile_errors(
+            x,
+            fmt,
+            rotated=rotated,
+            bits=bits if rounding == "stochastic" else None,
+            tensor_amax=x.abs().amax() if rotated else absmax,
+            line_amax=sample.maxima,
+        )
+        errors[kind] = torch.cat([counts, sums * weights], 1)
     return Measured(matrix.tile_count > COUNTED_TILES, absmax, depths, errors)

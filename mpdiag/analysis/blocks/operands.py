@@ -138,7 +138,7 @@ def operand_error(rows: Sequence[BlockOperand], fmt: OperandFormat) -> OperandEr
     (one,) = merged(rows)
     tiles, like = tiles_of(rows, fmt)
     off = fmt.par_db - like.par_db
-    low, middle, high = (db + off for db in sqnr_interval(tiles, _whole(rows, tiles)))
+    low, middle, high = (db + off for db in sqnr_interval(tiles, _measured_share(rows, tiles)))
     zeros, clipped = _shares(one, fmt, reduce(add, (t for row in tiles for t in row), _NOTHING))
     turned = None if fmt.rotated else _rotation_gain(rows, like)
     found = OperandError(
@@ -179,7 +179,7 @@ def tiles_of(rows: Sequence[BlockOperand], fmt: OperandFormat) -> tuple[_Tiles, 
     return [], fmt
 
 
-def sqnr_interval(tiles: _Tiles, whole: bool) -> tuple[float, float, float]:
+def sqnr_interval(tiles: _Tiles, share: float) -> tuple[float, float, float]:
     """SQNR of an operand by its sample tiles: the lower end, the estimate, the upper end, in dB.
 
     The tiles of a step are the same places in each, so that a place counts once. The error of the
@@ -187,11 +187,11 @@ def sqnr_interval(tiles: _Tiles, whole: bool) -> tuple[float, float, float]:
 
     Args:
         tiles: Of each step.
-        whole: Whether they are all of the operand.
+        share: Of the operand's values in them; from 1 on the SQNR is exact.
     """
     total = reduce(add, (tile for row in tiles for tile in row), _NOTHING)
     middle = total.sqnr_db
-    if whole or not math.isfinite(middle):
+    if share >= 1 or not math.isfinite(middle):
         return middle, middle, middle
     count = min(len(row) for row in tiles)
     places = [reduce(add, (row[i] for row in tiles), _NOTHING) for i in range(count)]
@@ -199,13 +199,13 @@ def sqnr_interval(tiles: _Tiles, whole: bool) -> tuple[float, float, float]:
         return math.nan, middle, math.nan
     ratio, signal = total.error / total.signal, sum(p.signal for p in places) / count
     spread = sum((p.error - ratio * p.signal) ** 2 for p in places) / (count - 1)
-    error = math.sqrt(spread / count) / signal
+    error = math.sqrt((1 - share) * spread / count) / signal  # of places drawn without replacement
     reach = t_quantile((1 + CONFIDENCE) / 2, count - 1) * error / ratio * 10 / math.log(10)
     return middle - reach, middle, middle + reach
 
 
-def _whole(rows: Sequence[BlockOperand], tiles: _Tiles) -> bool:
-    return sum(t.values for row in tiles for t in row) >= sum(row.elements for row in rows)
+def _measured_share(rows: Sequence[BlockOperand], tiles: _Tiles) -> float:
+    return sum(t.values for row in tiles for t in row) / sum(row.elements for row in rows)
 
 
 def _shares(one: BlockOperand, fmt: OperandFormat, total: BlockError) -> tuple[float, float | None]:
@@ -231,7 +231,7 @@ def _rotation_gain(rows: Sequence[BlockOperand], like: OperandFormat) -> float |
     plain, beside = tiles_of(rows, replace(like, block=""))
     if not (turned and found.rotated and plain) or found.rounding != beside.rounding:
         return None
-    gain = sqnr_interval(turned, True)[1] - sqnr_interval(plain, True)[1]
+    gain = sqnr_interval(turned, 1.0)[1] - sqnr_interval(plain, 1.0)[1]
     return gain if math.isfinite(gain) else None
 
 

@@ -53,7 +53,7 @@ def test_a_finding_says_what_the_values_are_like(values, format, finding):  # no
 
 @pytest.mark.parametrize("format", ["mxfp8_e4m3", "mxfp6_e3m2", "mxfp4", "nvfp4"])
 def test_zeros_and_sqnr_of_a_whole_operand_are_those_of_quantising_it(format):  # noqa: A002
-    x = with_outliers()[:32]  # as many lines as are quantised
+    x = with_outliers()
     q = fake_quantize(x, format)
     found = operand_error([operand_row(x)], OperandFormat(format))
     assert found.low_db == found.sqnr_db == found.high_db
@@ -67,15 +67,17 @@ def test_zeros_and_sqnr_of_a_whole_operand_are_those_of_quantising_it(format):  
 def test_an_interval_is_that_of_a_ratio_of_sums():
     errors, signals = np.array([1.0, 1.2, 0.9, 1.1]), np.full(4, 100.0)
     tiles = [BlockError(1, 0, s, e, 0.0, 0.0) for s, e in zip(signals, errors, strict=True)]
-    low, middle, high = sqnr_interval([tuple(tiles)], whole=False)
+    low, middle, high = sqnr_interval([tuple(tiles)], share=0.0)
     reach = 2.3534 * errors.std(ddof=1) / 2 / errors.mean() * 10 / math.log(10)  # t of 3 degrees
     assert middle == pytest.approx(10 * math.log10(400 / errors.sum()))
     assert (middle - low, high - middle) == pytest.approx((reach, reach), rel=1e-4)
-    assert sqnr_interval([tuple(tiles)] * 3, whole=False) == pytest.approx((low, middle, high))
-    alone = sqnr_interval([tuple(tiles[:1])], whole=False)
+    assert sqnr_interval([tuple(tiles)] * 3, share=0.0) == pytest.approx((low, middle, high))
+    narrow = sqnr_interval([tuple(tiles)], share=0.75)  # of places drawn without replacement
+    assert narrow[2] - middle == pytest.approx(reach / 2, rel=1e-4)
+    alone = sqnr_interval([tuple(tiles[:1])], share=0.0)
     assert math.isnan(alone[0])
     assert math.isnan(alone[2])
-    assert len({*sqnr_interval([tuple(tiles)], whole=True)}) == 1
+    assert len({*sqnr_interval([tuple(tiles)], share=1.0)}) == 1
 
 
 def test_a_large_operand_is_sampled_and_one_that_was_not_measured_so_is_estimated():
