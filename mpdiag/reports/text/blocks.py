@@ -137,7 +137,7 @@ def block_layer_text(found: BlockAnalysis, module: str) -> Iterator[RenderableTy
             )
     worst = "; of the experts, the lowest SQNR" if any(len(o) > 1 for o in alike.values()) else ""
     table.caption = (
-        f"SQNR in dB of {found.recipe.label}: an interval of 90 % where tiles were sampled, ≈ of a "
+        f"SQNR in dB of {found.recipe.label}: an interval of 90 % where it was sampled, ≈ of a "
         f"single tile{worst}; par: of Gaussian values"
     )
     if table.rows:
