@@ -39,6 +39,24 @@ _format = lru_cache(block_format)
 
 
 @dataclass(frozen=True, eq=False)
+class Sample:
+    """Pieces of lines of a matrix.
+
+    Attributes:
+        values: FP32 (n, lines, 128), zeros beyond the matrix.
+        maxima: (n, lines), the largest magnitudes of the whole lines, unless there is a ``source``.
+        counts: (n,): values of each.
+        weights: FP64 (n,): a sum over all of the matrix is about that of the weighted pieces, times
+            its values for one of theirs.
+    """
+
+    values: Tensor
+    maxima: Tensor | None
+    counts: Tensor
+    weights: Tensor
+
+
+@dataclass(frozen=True, eq=False)
 class Matrix:
     """Matrices of one shape, each line of which is what a product sums over.
 
@@ -178,24 +196,6 @@ class Matrix:
             parts.append(x.narrow(axis, whole, length - whole).unsqueeze(axis - 1))
         found = torch.cat([torch.maximum(p.amax(axis), -p.amin(axis)) for p in parts], axis).float()
         return (found if is_line else found.mT).reshape(-1, lines, -(-length // TILE))
-
-
-@dataclass(frozen=True, eq=False)
-class Sample:
-    """Pieces of lines of a matrix.
-
-    Attributes:
-        values: FP32 (n, lines, 128), zeros beyond the matrix.
-        maxima: (n, lines), the largest magnitudes of the whole lines, unless there is a ``source``.
-        counts: (n,): values of each.
-        weights: FP64 (n,): a sum over all of the matrix is about that of the weighted pieces, times
-            its values for one of theirs.
-    """
-
-    values: Tensor
-    maxima: Tensor | None
-    counts: Tensor
-    weights: Tensor
 
 
 Variant = tuple[str, str, Rounding, bool]
