@@ -48,5 +48,5 @@ widgets.show(
         *(chosen, "ratios", parameter, log), make=lambda: shown.ratios(parameter, log=log)
     )
 )
-widgets.show(run_cache.once(chosen, "swallowed", make=shown.swallowed))
+st.header("Updates that 16-bit weights round away", anchor=False)
 widgets.table(shown.by_parameter, LABELS)

@@ -96,10 +96,6 @@ class Rows:
         columns = _at_scale(fmt, "step", ("absmax", *_SHARES))
         return f"{self.read}{_lines('sum_bins')}{columns}frame = {join}.reset_index()\n"
 
-    def updates(self) -> str:
-        """Receipt of the updates that 16-bit weights would round away, by parameter."""
-        return self.read + _lines("fact") + _lines("updates")
-
     def ratios(self) -> str:
         """Receipt of ``ratio_frame``."""
         return self.read + _lines("ratios")

@@ -29,7 +29,7 @@ def test_each_picture_of_a_report_has_a_key_of_its_own(root):
     contents = read_contents(analyze(root / "sample_runs" / "digits"))
     keys = [picture.key for picture in reported_pictures(contents)]
     assert keys == [
-        *("heat-map", "layer-scales", "ratios", "swallowed", "sensitivity"),
+        *("heat-map", "layer-scales", "ratios", "sensitivity"),
         *("verdicts", "losses"),
     ]
 

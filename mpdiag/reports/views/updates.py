@@ -14,11 +14,11 @@ import plotly.graph_objects as go
 
 from mpdiag.analysis.layers import countable_rows, share
 from mpdiag.display.colors import BLUE, ORANGE, VERMILION
-from mpdiag.display.wording import in_figure, layer_name, percent
+from mpdiag.display.wording import layer_name, percent
 from mpdiag.numerics.formats import FP16, HALVES, FloatFormat
 from mpdiag.reports.contents import RunContents
 from mpdiag.reports.picture import Picture, View
-from mpdiag.reports.plotting import empty, exponent_axis, figure, layer_axis, row_height
+from mpdiag.reports.plotting import empty, exponent_axis, figure
 from mpdiag.reports.receipts import Rows
 from mpdiag.runs.records import Records
 from mpdiag.runs.schema import FormatFact
@@ -107,32 +107,6 @@ def ratio_figure(frame: pd.DataFrame, *, log: bool = True) -> go.Figure:
     return fig
 
 
-def parameters_figure(frame: pd.DataFrame, most: int = 30) -> go.Figure:
-    """Swallowed share of each parameter's updates (``update_frame``), the worst first."""
-    if frame.empty:
-        return empty(_NONE)
-    worst = frame.head(most)
-    names = [str(name) for name in worst["parameter"]]
-    fig = figure(row_height(len(names)), barmode="overlay")
-    labels = [in_figure(name) for name in names]
-    places = list(range(len(names)))
-    hover = "%{customdata}: %{x:.2%}<extra>%{fullData.name}</extra>"
-    fig.add_bar(
-        x=worst["fp16_share"],
-        y=places,
-        orientation="h",
-        name="by FP16 weights",
-        marker={"color": VERMILION, "opacity": 0.8},
-        customdata=labels,
-        hovertemplate=hover,
-    )
-    mark, shares = ("diamond", 8), worst["bf16_share"]
-    fig.marks(shares, places, "by BF16 weights", BLUE, hover, mark=mark, customdata=labels)
-    layer_axis(fig, names)
-    fig.update_xaxes(tickformat=".0%", rangemode="tozero", title="share of changed elements")
-    return fig
-
-
 @dataclass(frozen=True, eq=False)
 class Updates:
     """The weight updates of a recording: their tables and pictures.
@@ -154,26 +128,15 @@ class Updates:
         """Updates by |w|/|Δw|, of one parameter or of all."""
         frame = ratio_frame(self.records, parameter)
         whose = "all parameters" if parameter is None else layer_name(parameter)
+        worst = _most(self.by_parameter) if parameter is None else ""
         return Picture(
             "ratios",
             f"Size of the updates relative to the weights: {whose}",
             f"Over all recorded steps{_beyond(frame)}. FP16 weights round some updates away from a "
-            "ratio of 2048 on, and all of them above 4096 (for normal weights).",
+            f"ratio of 2048 on, and all of them above 4096 (for normal weights).{worst}",
             ratio_figure(frame, log=log),
             frame,
             Rows(self.run, "update", parameter).ratios(),
-        )
-
-    def swallowed(self) -> Picture:
-        """Share rounded away by parameter."""
-        return Picture(
-            "swallowed",
-            "Updates that 16-bit weights round away",
-            "Measured in the FP32 training over all recorded steps: elements that changed, but would "
-            f"not have changed in 16 bits{_most(self.by_parameter)}.",
-            parameters_figure(self.by_parameter),
-            self.by_parameter,
-            Rows(self.run, "update").updates(),
         )
 
 
@@ -191,7 +154,8 @@ def _most(frame: pd.DataFrame) -> str:
     if frame.empty or not frame["fp16_share"].iloc[0]:
         return ""
     worst = layer_name(str(frame["parameter"].iloc[0]))
-    return f"; most in {worst}, {percent(float(frame['fp16_share'].iloc[0]))} in FP16"
+    share = percent(float(frame["fp16_share"].iloc[0]))
+    return f" They would round {share} of the updates of {worst} away, more than of any other."
 
 
 def reported(contents: RunContents) -> Iterator[Picture]:
@@ -199,7 +163,6 @@ def reported(contents: RunContents) -> Iterator[Picture]:
     shown = Updates(str(contents.folder), contents.analysis.run.records)
     if shown.records.of_kind("update").any():
         yield shown.ratios(log=False)
-        yield shown.swallowed()
 
 
 VIEW = View("updates", "Updates", "moving", reported)

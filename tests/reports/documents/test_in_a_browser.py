@@ -109,7 +109,7 @@ def test_on_paper_everything_is_open_and_no_figure_is_wider_than_it(page, pages)
     opened(page, pages["run"])
     figures = page.locator(".figure").count()
     page.evaluate("dispatchEvent(new Event('beforeprint'))")
-    assert page.locator(".figure.js-plotly-plot").count() == figures >= 7
+    assert page.locator(".figure.js-plotly-plot").count() == figures == 6
     assert page.locator("details.fold:not([open])").count() == 0
     widths = page.evaluate(
         "[...document.querySelectorAll('.figure .main-svg')].map((s) => s.clientWidth)"

@@ -64,10 +64,6 @@ PICTURES = {
     "course, E4M3": (lambda a: layer(a, FP8_E4M3, 0).course(), COURSE),
     "ratios": (lambda a: updates(a).ratios(), BINS),
     "ratios of one": (lambda a: updates(a).ratios(worst(a)), BINS),
-    "swallowed": (
-        lambda a: updates(a).swallowed(),
-        ["parameter", "changed", "vanished_fp16", "fp16_share", "beyond_2048"],
-    ),
     "sensitivity": (sensitive, ["module"]),
 }
 """How each is made of an analysis, and the columns that its receipt has to give."""
@@ -132,17 +128,17 @@ def test_the_same_run_beside_itself_has_not_moved(analysis):
 
 def test_updates_are_the_plan_s_and_their_captions_say_them(analysis):
     shown = updates(analysis)
-    table, ratios = shown.swallowed(), shown.ratios()
-    share = table.frame["swallowed_fp16"].sum() / table.frame["changed"].sum()
+    table, ratios = shown.by_parameter, shown.ratios()
+    share = table["swallowed_fp16"].sum() / table["changed"].sum()
     assert share == pytest.approx(analysis.plan.master_weights.swallowed_fraction)
     beyond = ratios.frame.loc[ratios.frame["exponent"] >= 11, "count"].sum()
-    expected = (table.frame["beyond_2048"] * table.frame["changed"]).sum()
+    expected = (table["beyond_2048"] * table["changed"]).sum()
     assert beyond == pytest.approx(expected)
     counts = [ratios.frame.loc[ratios.frame["exponent"] >= k, "count"].sum() for k in (11, 12)]
     said = [percent(count / ratios.frame["count"].sum()) for count in counts]
     assert all(words in ratios.caption for words in said)
-    if table.frame["fp16_share"].max() > 0:
-        assert percent(table.frame["fp16_share"].max()) in table.caption
+    if table["fp16_share"].max() > 0:
+        assert percent(table["fp16_share"].max()) in ratios.caption
     assert shown.ratios("no such parameter").caption.startswith("Over all recorded steps. ")
 
 
