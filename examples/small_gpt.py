@@ -18,6 +18,8 @@ SIGNS = "0123456789+="
 
 
 class Block(nn.Module):
+    """Attention, then an MLP, each beside a residual stream."""
+
     def __init__(self, scale=None):
         super().__init__()
         self.scale = scale
@@ -33,6 +35,8 @@ class Block(nn.Module):
 
 
 class SmallGPT(nn.Module):
+    """Tokens of shape (batch, 8) to logits of shape (batch, 8, signs)."""
+
     def __init__(self, scale=None):
         super().__init__()
         self.token, self.position = nn.Embedding(len(SIGNS), WIDTH), nn.Embedding(8, WIDTH)
