@@ -22,7 +22,13 @@ RUNS = {
 NEEDS = {"lightning_module": "lightning"}
 NOTEBOOK = "recommend_then_train"
 WORKLOAD = "radiation"  # tests/demo searches it
-SHOWN = {"bf16_weights", "nan_in_fp16", "pipeline_stages", "rotary", "small_gpt"}  # tests/docs runs them
+SHOWN = {
+    "bf16_weights",
+    "nan_in_fp16",
+    "pipeline_stages",
+    "rotary",
+    "small_gpt",
+}  # tests/docs runs them
 
 
 def test_every_example_is_run(root):
