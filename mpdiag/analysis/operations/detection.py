@@ -5,12 +5,10 @@ operation policy (O1). An operation found only in the first case is *covered*: b
 or only because its inputs, such as a batch of data, are FP32 at O1.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mpdiag.analysis.findings import Finding
 from mpdiag.analysis.layers import UNKNOWN, LargestValues
@@ -44,12 +42,11 @@ from mpdiag.analysis.operations.rules import (
 )
 from mpdiag.analysis.operations.sources import without_followers, written_in_place
 from mpdiag.display.wording import counted
-from mpdiag.numerics.autocast_lists import BANNED, COMPOSITES, LISTS, policy_name
+from mpdiag.numerics.autocast_lists import BANNED, LISTS, policy_name
 from mpdiag.numerics.formats import BF16, FloatFormat
 from mpdiag.runs.operations import Operation
 
-if TYPE_CHECKING:
-    ForwardRule = Callable[[StoredStep], Iterator[tuple[int, OperationFinding]]]
+ForwardRule = Callable[[StoredStep], Iterator[OperationFinding]]
 
 _WARNINGS = SUSPICIONS | {"gradient-error"}
 """Rules about precision alone: the numbers stay finite."""
@@ -144,9 +141,9 @@ def _by_gradients(
         fp32 = frozenset(o.index for o in graph.operations if not o.node and site(o) in kept)
         step = store(graph, target, fp32=fp32)
         new = {
-            index: finding
-            for index, finding in gradient_errors(step)
-            if index not in fp32 and number in steps[site(graph.operations[index])]
+            finding.index: finding
+            for finding in gradient_errors(step)
+            if finding.index not in fp32 and number in steps[site(graph.operations[finding.index])]
         }
         for index, finding in _at_the_source(step, _not_in_place(step, new), {}).items():
             flops, moved = _shares(graph, graph.operations[index])
@@ -302,11 +299,6 @@ def refused_findings(operations: Iterable[Operation]) -> Iterator[Finding]:
         )
 
 
-def is_low(op: str) -> bool:
-    """Whether the policy computes an operation, as a plan names it, in the low format."""
-    return LISTS.get(policy_name(op)) == "low" or op in COMPOSITES
-
-
 def _size(found: OperationFinding) -> float:
     return float(found.evidence.get("absmax") or 0.0)
 
@@ -345,14 +337,14 @@ def _new(
 ) -> dict[int, OperationFinding]:
     """What some rules find that was not found before, moved to where it can be mended."""
     new = {
-        index: finding
+        finding.index: finding
         for rule in rules
-        for index, finding in rule(step)
-        if index not in found
+        for finding in rule(step)
+        if finding.index not in found
         and (
             not (finding.code in SUSPICIONS or finding.evidence.get("suspected"))
             or "running" in finding.evidence  # what the next step reads shows in none by itself
-            or site(step.graph.operations[index]) not in spared
+            or site(step.graph.operations[finding.index]) not in spared
         )
     }
     return _at_the_source(step, _not_in_place(step, new), found)
@@ -374,8 +366,8 @@ def _needed(
                 new = _new(step, rules, found, spared)
         if not new:
             known = len(found)
-            for index, finding in gradients(step, scale):
-                found.setdefault(index, finding)
+            for finding in gradients(step, scale):
+                found.setdefault(finding.index, finding)
             if not policy:
                 return found
             if len(found) > known:  # a gradient that leaves FP32 may be too large for what it is of

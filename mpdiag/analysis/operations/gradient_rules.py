@@ -58,7 +58,7 @@ SUSPICIONS = frozenset({"imprecise", "indistinct", "cancellation", "swallowed"})
 """Rules about precision that go by an operation alone, and not by what follows from it."""
 
 
-def gradient_errors(step: StoredStep) -> Iterator[rules.IndexedFinding]:
+def gradient_errors(step: StoredStep) -> Iterator[rules.OperationFinding]:
     """Find operations whose rounding changes gradients and loss by more than a training bears."""
     target, curve = step.target, step.graph.loss_change.curve
     for op in step.forward:
@@ -68,7 +68,7 @@ def gradient_errors(step: StoredStep) -> Iterator[rules.IndexedFinding]:
         error, change = measured
         if error == math.inf:
             if is_product(op):  # of others the rules of range and of division tell more
-                yield op.index, _breaking(op, target)
+                yield _breaking(op, target)
             continue
         moves, start = curve.movement(op.step), curve.start
         if moves is None or start is None:
@@ -77,7 +77,7 @@ def gradient_errors(step: StoredStep) -> Iterator[rules.IndexedFinding]:
         felt = error >= GRADIENT and beside >= MOVES
         if not (matters(error, beside, of_start) or (felt and _is_cancelled(step, op))):
             continue
-        yield rules.indexed(
+        yield rules.finding_of(
             op,
             "gradient-error",
             f"its rounding to {target.label} changes the gradients by {_times(error)}, and the loss "

@@ -89,7 +89,7 @@ class StepGraph:
     @cached_property
     def loss_change(self) -> LossChange:
         """What errors of this step's results do to its loss."""
-        return LossChange(self, self.curve)
+        return LossChange(self.operations, self.readers, self.backward, self.curve)
 
     @cached_property
     def gradients(self) -> frozenset[int]:

@@ -18,7 +18,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from statistics import median
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -109,39 +108,27 @@ def loss_curve(run: Run) -> LossCurve:
     )
 
 
-class Step(Protocol):
-    """The operations of a step, as ``StepGraph`` has them."""
-
-    @property
-    def operations(self) -> Sequence[Operation]:
-        """In order."""
-
-    @property
-    def readers(self) -> Mapping[int, Sequence[Operation]]:
-        """The forward operations that read each operation's results, by its index."""
-
-    @property
-    def backward(self) -> Mapping[int, Sequence[Operation]]:
-        """The backward operations of each forward one, by its index."""
-
-
 @dataclass(frozen=True, eq=False)
 class LossChange:
     """What errors of a step's results do to its loss.
 
     Attributes:
-        graph: The step.
+        operations: Of the step, in order.
+        readers: The forward operations that read each operation's results, by its index.
+        backward: The backward operations of each forward one, by its index.
         curve: The losses around it.
     """
 
-    graph: Step
+    operations: Sequence[Operation]
+    readers: Mapping[int, Sequence[Operation]]
+    backward: Mapping[int, Sequence[Operation]]
     curve: LossCurve
     _found: dict[int, TensorRecord | None] = field(default_factory=dict, repr=False)
 
     @cached_property
     def _carriers(self) -> frozenset[int]:
         """Operations whose results carry the gradient of the step's last loss, its seed among them."""
-        operations = self.graph.operations
+        operations = self.operations
         seeds = [
             i
             for i, op in enumerate(operations[:-1])
@@ -157,7 +144,7 @@ class LossChange:
     def among_others(self) -> bool:
         """Whether the step has backward passes beside that of its last loss."""
         first = min(self._carriers, default=0)
-        return any(op.node for op in self.graph.operations[:first])
+        return any(op.node for op in self.operations[:first])
 
     def gradient(self, op: Operation, depth: int = _DEPTH) -> TensorRecord | None:
         """The loss's gradient with respect to a result; None where it was not recorded."""
@@ -166,7 +153,7 @@ class LossChange:
         return self._found[op.index]
 
     def _gradient(self, op: Operation, depth: int) -> TensorRecord | None:
-        numel, own = op.outputs[0].numel, self.graph.backward.get(op.index, [])
+        numel, own = op.outputs[0].numel, self.backward.get(op.index, [])
         inside = {b.index for b in own}
         for b in own:
             for t in b.inputs:
@@ -174,8 +161,8 @@ class LossChange:
                 if fits and t.producer in self._carriers:
                     return t
         found: list[TensorRecord] = []
-        for reader in self.graph.readers.get(op.index, []):
-            behind = self.graph.backward.get(reader.index, [])
+        for reader in self.readers.get(op.index, []):
+            behind = self.backward.get(reader.index, [])
             back = [t for b in behind if b.index in self._carriers for t in b.outputs]
             known = [t for t in back if t.counted]
             found += [t for t in known if t.numel == numel and t.shape == op.outputs[0].shape]

@@ -55,7 +55,7 @@ _DIFFERENCES = frozenset({"sub", "rsub", "sub_"})
 _COMPARISONS = frozenset({"gt", "lt", "ge", "le", "eq", "ne", "argmax", "argmin"})
 
 
-def imprecise(step: StoredStep) -> Iterator[rules.IndexedFinding]:
+def imprecise(step: StoredStep) -> Iterator[rules.OperationFinding]:
     """Find operations whose result the rounding of an input makes wrong."""
     low, target = step.low, step.target
     for op in step.forward:
@@ -83,7 +83,7 @@ def imprecise(step: StoredStep) -> Iterator[rules.IndexedFinding]:
             )
 
 
-def indistinct(step: StoredStep) -> Iterator[rules.IndexedFinding]:
+def indistinct(step: StoredStep) -> Iterator[rules.OperationFinding]:
     """Find data whose differences are no larger than their rounding, into a product or a loss."""
     low, target = step.low, step.target
     for op in step.forward:
@@ -99,7 +99,7 @@ def indistinct(step: StoredStep) -> Iterator[rules.IndexedFinding]:
             )
             without = "samples become equal"
             if product and (step.policy or low[t.tensor]):
-                yield rules.indexed(
+                yield rules.finding_of(
                     op,
                     "indistinct",
                     f"it reads {told}",
@@ -121,7 +121,7 @@ def indistinct(step: StoredStep) -> Iterator[rules.IndexedFinding]:
                         )
 
 
-def diverging(step: StoredStep) -> Iterator[rules.IndexedFinding]:
+def diverging(step: StoredStep) -> Iterator[rules.OperationFinding]:
     """Find inputs that rounding moves to where a function, or its slope, is infinite."""
     graph, low, target = step.graph, step.low, step.target
     for op in step.forward:
@@ -152,7 +152,7 @@ def diverging(step: StoredStep) -> Iterator[rules.IndexedFinding]:
             )
 
 
-def hollow(step: StoredStep) -> Iterator[rules.IndexedFinding]:
+def hollow(step: StoredStep) -> Iterator[rules.OperationFinding]:
     """Find results that are 0 because their inputs were rounded, and that something divides by."""
     low, target = step.low, step.target
     for op in step.forward:
@@ -188,7 +188,7 @@ def hollow(step: StoredStep) -> Iterator[rules.IndexedFinding]:
             )
 
 
-def underflow(step: StoredStep) -> Iterator[rules.IndexedFinding]:
+def underflow(step: StoredStep) -> Iterator[rules.OperationFinding]:
     """Find products of factors that the format makes 0."""
     low, target = step.low, step.target
     for op in step.forward:
@@ -207,7 +207,7 @@ def underflow(step: StoredStep) -> Iterator[rules.IndexedFinding]:
             evidence = {"lost_sum": lost, "absmax": t.absmax}
             without = "the model loses their contribution in every step"
             instead = "change the unit of these values"
-            yield op.index, rules.finding_of(op, "underflow", told, instead, without, evidence)
+            yield rules.finding_of(op, "underflow", told, instead, without, evidence)
             if low[t.tensor]:
                 yield from _blamed(step, t, op, "underflow", made, without, evidence)
 
@@ -218,7 +218,7 @@ def _share_lost(t: TensorRecord, target: FloatFormat) -> float:
     return float(t.histogram.abs_sum(target.zero_exponent).value) / whole if whole else 0.0
 
 
-def without_kernel(step: StoredStep) -> Iterator[rules.IndexedFinding]:
+def without_kernel(step: StoredStep) -> Iterator[rules.OperationFinding]:
     """Find operations that raise on a GPU because there is no kernel for what they read."""
     low, target = step.low, step.target
     for op in step.forward:
@@ -227,7 +227,7 @@ def without_kernel(step: StoredStep) -> Iterator[rules.IndexedFinding]:
         missing = _missing_kernel(op, target) or _other_dtype(op, low)
         if not missing:
             continue
-        yield rules.indexed(
+        yield rules.finding_of(
             op,
             "no-half-kernel",
             missing,
@@ -344,7 +344,7 @@ def _blamed(
     evidence: Mapping[str, object],
     itself: Operation | None = None,
     own: str = "",
-) -> Iterator[rules.IndexedFinding]:
+) -> Iterator[rules.OperationFinding]:
     """A finding for each operation that stores a tensor's values in the format, back to a product.
 
     A function that saturates ends the way back: what it reads may be rounded. ``itself`` is kept, too,
@@ -362,7 +362,7 @@ def _blamed(
         if not ends and policy_name(made.op) not in _SATURATING:
             waiting += [i for i in made.inputs if i.counted]
     for op in found.values() or [reader]:
-        yield rules.indexed(
+        yield rules.finding_of(
             op,
             code,
             own if op is itself else reason,

@@ -99,6 +99,7 @@ class OperationFinding:
             empty where it is not covered.
         flops_share, bytes_share: Its share of the step's operations, backward included.
         evidence: The numbers.
+        index: The operation's place in its step.
     """
 
     code: Code
@@ -116,6 +117,7 @@ class OperationFinding:
     flops_share: float = 0.0
     bytes_share: float = 0.0
     evidence: Mapping[str, Any] = field(default_factory=dict)
+    index: int = -1
 
     @property
     def place(self) -> str:
@@ -170,16 +172,13 @@ def fix_of(findings: Sequence[OperationFinding]) -> str:
     return f"{told}, or {first.instead}" if first.instead else told
 
 
-IndexedFinding = tuple[int, OperationFinding]
-
-
-def overflows(step: StoredStep) -> Iterator[IndexedFinding]:
+def overflows(step: StoredStep) -> Iterator[OperationFinding]:
     """Find results and fill values that leave the format's range."""
     graph, low, target = step.graph, step.low, step.target
     for op in step.forward:
         fill = _fill(op, target)
         if fill is not None and any(low[t.tensor] for t in op.outputs):
-            yield indexed(
+            yield finding_of(
                 op,
                 "mask-fill",
                 f"it writes {fill:g}, which {target.label} cannot hold (±{target.max:g})",
@@ -197,7 +196,7 @@ def overflows(step: StoredStep) -> Iterator[IndexedFinding]:
             leads_to = fate(step, op, read=not wrote)
             if not wrote or leads_to.reaches != "alike":
                 t = (wrote or read)[0]
-                yield op.index, _overflow(graph, op, t, target, leads_to, read_only=not wrote)
+                yield _overflow(graph, op, t, target, leads_to, read_only=not wrote)
 
 
 def _fill(op: Operation, target: FloatFormat) -> float | None:
@@ -266,7 +265,7 @@ def _overflow(
     )
 
 
-def vanishing(step: StoredStep) -> Iterator[IndexedFinding]:
+def vanishing(step: StoredStep) -> Iterator[OperationFinding]:
     """Find values that become 0 and are divided by, or whose logarithm or root is taken."""
     graph, low, target = step.graph, step.low, step.target
     for op in graph.operations:
@@ -296,7 +295,7 @@ def vanishing(step: StoredStep) -> Iterator[IndexedFinding]:
             evidence["eps"] = epsilon
         smallest = target.smallest_normal
         for one in _low_sources(step, origin):
-            yield indexed(
+            yield finding_of(
                 one,
                 "vanishing",
                 f"{told}, and {op.op} follows",
@@ -345,7 +344,7 @@ def _low_sources(step: StoredStep, op: Operation) -> list[Operation]:
     return list(found.values())
 
 
-def differences(step: StoredStep) -> Iterator[IndexedFinding]:
+def differences(step: StoredStep) -> Iterator[OperationFinding]:
     """Find differences of nearly equal numbers, which are mostly rounding error that the loss feels."""
     graph, low, target = step.graph, step.low, step.target
     wrong = [op for op in graph.operations if _mostly_error(step, op)]
@@ -369,7 +368,7 @@ def differences(step: StoredStep) -> Iterator[IndexedFinding]:
         if not makers and all(graph.producer(t) for t in operands):
             continue  # no operation's own rounding is felt
         for one in (op, *makers):
-            yield indexed(
+            yield finding_of(
                 one,
                 "cancellation",
                 reason,
@@ -415,7 +414,7 @@ def _felt(
     return found
 
 
-def running_sums(step: StoredStep) -> Iterator[IndexedFinding]:
+def running_sums(step: StoredStep) -> Iterator[OperationFinding]:
     """Find running sums, and sums before a logarithm, that small addends do not change."""
     graph, low, target = step.graph, step.low, step.target
     length: dict[int, int] = {}
@@ -448,7 +447,7 @@ def running_sums(step: StoredStep) -> Iterator[IndexedFinding]:
         else:
             continue
         large, small = op.outputs[0].absmax, min(t.absmax for t in op.inputs)
-        yield indexed(
+        yield finding_of(
             op,
             "swallowed",
             f"{told}; the sum reaches {large:.3g}, and {target.label} has "
@@ -465,7 +464,7 @@ def running_sums(step: StoredStep) -> Iterator[IndexedFinding]:
         )
 
 
-def carried(step: StoredStep) -> Iterator[IndexedFinding]:
+def carried(step: StoredStep) -> Iterator[OperationFinding]:
     """Find running values that a step moves by less than half of the spacing, so that they stand still.
 
     Such a value was there before the step, has no gradient and the shape of what it becomes: a running
@@ -490,7 +489,7 @@ def carried(step: StoredStep) -> Iterator[IndexedFinding]:
         moved = abs(op.outputs[0].absmax - before[0][0].absmax)
         spacing = 2.0 ** (math.floor(math.log2(large)) - target.mantissa_bits)
         if moved < spacing / 2:
-            yield indexed(
+            yield finding_of(
                 stored[-1],
                 "imprecise",
                 f"it stores a running value of {large:.3g} in {target.label}; a step changes it by "
@@ -526,7 +525,7 @@ def _before_the_step(
     return None
 
 
-def complements(step: StoredStep) -> Iterator[IndexedFinding]:
+def complements(step: StoredStep) -> Iterator[OperationFinding]:
     """Find ``1 - p`` of a p that the format's spacing at 1 rounds away, where all that counts is p.
 
     The product of many and a logarithm go by how far a factor is from 1: a chance of 2e-4 a day. What is
@@ -555,7 +554,7 @@ def complements(step: StoredStep) -> Iterator[IndexedFinding]:
             told = (
                 f"rounds {percent(gone, 0)} of its results to 1 (values up to {half:.2g} next to 1)"
             )
-        yield indexed(
+        yield finding_of(
             op,
             "swallowed",
             f"{target.label} {told}, and {reader.op} follows",
@@ -621,7 +620,7 @@ def _same_line(graph: StepGraph, t: TensorRecord, op: Operation) -> bool:
     return before is not None and (before.file, before.line) == (op.file, op.line)
 
 
-def gradients(step: StoredStep, scale: float) -> Iterator[IndexedFinding]:
+def gradients(step: StoredStep, scale: float) -> Iterator[OperationFinding]:
     """Find backward intermediates beyond the range; the loss scale considers only final gradients."""
     graph, low, target = step.graph, step.low, step.target
     for op in graph.operations:
@@ -649,8 +648,7 @@ def gradients(step: StoredStep, scale: float) -> Iterator[IndexedFinding]:
                 blamed = [g for g in given if any(low[o.tensor] for o in g.outputs)]
                 reason = f"the gradient from {forward.op} {reaches}"
             for one in blamed:
-                found = finding_of(one, "gradient-overflow", reason, "", without, evidence)
-                yield one.index, found
+                yield finding_of(one, "gradient-overflow", reason, "", without, evidence)
             if blamed:
                 break
 
@@ -688,20 +686,8 @@ def finding_of(
         about=None if about is op else about,
         instead=instead,
         evidence={"step": op.step, **evidence},
+        index=op.index,
     )
-
-
-def indexed(
-    op: Operation,
-    code: Code,
-    reason: str,
-    instead: str,
-    without: str,
-    evidence: Mapping[str, Any],
-    about: Operation | None = None,
-) -> IndexedFinding:
-    """A finding about an operation, with the operation's index."""
-    return op.index, finding_of(op, code, reason, instead, without, evidence, about)
 
 
 RULES = (overflows, vanishing, differences, running_sums, complements, carried)
