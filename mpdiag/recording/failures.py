@@ -86,7 +86,7 @@ class HookGuard:
         self.governor = governor
         self.failures = failures
         self.lock = threading.RLock()
-        self._operations = operations
+        self.operations = operations
 
     def call(self, method: Callable[..., None], *args: Any, **kwargs: Any) -> None:
         """Call a hook's method: alone, measured, and as no part of the training.
@@ -94,7 +94,7 @@ class HookGuard:
         Gradients are switched off by torch's own switch: a ``no_grad`` takes longer than a small
         tensor takes to be counted.
         """
-        watch = self._operations
+        watch = self.operations
         with self.lock, self.governor, torch._C.DisableTorchFunctionSubclass():
             enabled = torch.is_grad_enabled()
             torch._C._set_grad_enabled(False)

@@ -23,8 +23,7 @@ from mpdiag.recording import compiled, module_calls
 from mpdiag.recording.counting.tensors import countable, tensors_in
 from mpdiag.recording.failures import HookGuard, guarded
 from mpdiag.recording.ledger import Ledger
-from mpdiag.recording.operations import OperationWatch
-from mpdiag.recording.step_clock import Step, StepClock, StepListener
+from mpdiag.recording.step_clock import Step, StepListener
 from mpdiag.recording.trace import TraceWatch
 from mpdiag.recording.weights import CopiedParameters
 from mpdiag.runs.schema import Kind, Placement
@@ -41,10 +40,8 @@ class Observer(StepListener):
         subjects: The modules to record.
         copied: Is given the wrappers that are called around the models.
         ledger: Where counts go.
-        clock: Is notified of forward passes and gradients.
-        operations: Told which module is called.
         precision: Told of what is not FP32.
-        guard: Around every hook.
+        guard: Around every hook; has the clock, and the watch of operations.
         forgo: Told why no operations can be recorded, as soon as that is seen.
         trace: Is shown what passes, in a traced step.
     """
@@ -54,8 +51,6 @@ class Observer(StepListener):
         subjects: Subjects,
         copied: CopiedParameters,
         ledger: Ledger,
-        clock: StepClock,
-        operations: OperationWatch,
         precision: PrecisionWatch,
         guard: HookGuard,
         forgo: Callable[[str], None],
@@ -68,8 +63,6 @@ class Observer(StepListener):
         self._subjects = subjects
         self._copied = copied
         self._ledger = ledger
-        self._clock = clock
-        self._operations = operations
         self._roots = {id(root) for root in subjects.roots}
         self._depth = 0  # of calls of these
         self._in_training_forward = False
@@ -129,7 +122,7 @@ class Observer(StepListener):
         self._begin_call(module)
 
     def _begin_call(self, module: torch.nn.Module) -> None:
-        clock = self._clock
+        clock = self.guard.clock
         if is_captured() or not clock.active or not self._hears(module):
             return
         if isinstance(module, DistributedDataParallel):
@@ -143,30 +136,30 @@ class Observer(StepListener):
                 if self._in_training_forward:
                     clock.forward_began(id(module))
         elif self._depth == 0 and self._operations_wait() and id(module) in self._subjects.modules:
-            self._operations.resume()  # a part that the loop calls alone
-        if self._operations.recording:
-            self._operations.enter(module)
+            self.guard.operations.resume()  # a part that the loop calls alone
+        if self.guard.operations.recording:
+            self.guard.operations.enter(module)
         if clock.recording and self.in_training_pass():
             self._precision.look()
 
     def _hears(self, module: torch.nn.Module) -> bool:
         """Whether a call is this training's: in its threads, in a backward pass, or of its models."""
-        if self._clock.hears or in_backward():
+        if self.guard.clock.hears or in_backward():
             return True
         own = id(module) in self._roots or id(module) in self._subjects.modules
         if own:
-            self._clock.join()
+            self.guard.clock.join()
         return own
 
     def in_training_pass(self) -> bool:
         """Whether a forward pass of a recorded step is under way, or a part is called alone."""
-        if not self._clock.recording or in_backward():
+        if not self.guard.clock.recording or in_backward():
             return False
         return self._in_training_forward if self._depth > 0 else torch.is_grad_enabled()
 
     def _operations_wait(self) -> bool:
         """Whether operations of this step are wanted, and nothing has begun to record them."""
-        watch = self._operations
+        watch = self.guard.operations
         waits = watch.wanted and not watch.recording
         return waits and torch.is_grad_enabled() and not in_backward()
 
@@ -176,11 +169,11 @@ class Observer(StepListener):
             if id(module) in self._subjects.modules:
                 self._subjects.modules[id(module)].captured = True
             return
-        if not self._clock.active or not (self._clock.hears or in_backward()):
+        if not self.guard.clock.active or not (self.guard.clock.hears or in_backward()):
             return
-        if self._operations.recording:
-            self._operations.leave(module)
-        if self._clock.recording:
+        if self.guard.operations.recording:
+            self.guard.operations.leave(module)
+        if self.guard.clock.recording:
             named = self._subjects.modules.get(id(module))
             if named is not None and output is not None:
                 # Inside a model's forward the model's own call decides: reentrant checkpointing and
@@ -198,26 +191,31 @@ class Observer(StepListener):
 
     def model_called(self, module: torch.nn.Module, *, training: bool, ends: bool) -> None:
         """A whole model is called inside a graph, or returns."""
-        if self._clock.active and not is_captured() and not in_backward() and self._hears(module):
+        if (
+            self.guard.clock.active
+            and not is_captured()
+            and not in_backward()
+            and self._hears(module)
+        ):
             self._in_training_forward = training and not ends
             self._forgo(compiled.NO_OPERATIONS)
             if self._in_training_forward:
-                self._clock.pass_began()
-                self._clock.forward_began(id(module))
+                self.guard.clock.pass_began()
+                self.guard.clock.forward_began(id(module))
 
     @property
     def is_idle(self) -> bool:
         """Whether nothing is recorded, and no forward pass can end a step."""
-        return not (self._clock.recording or self._clock.due)
+        return not (self.guard.clock.recording or self.guard.clock.due)
 
     @property
     def pass_number(self) -> tuple[int, int]:
         """Numbers of the present step, and of the forward pass within it."""
-        return self._clock.number, self._clock.micro
+        return self.guard.clock.number, self.guard.clock.micro
 
     def passes_inside(self, named: NamedModule, *, training: bool) -> bool:
         """Whether what passes a module inside a graph is recorded; a pass may begin with it."""
-        clock = self._clock
+        clock = self.guard.clock
         # Recomputed for the backward pass, it was counted before.
         if not clock.active or is_captured() or in_backward() or not self._hears(named.module):
             return False
@@ -242,7 +240,7 @@ class Observer(StepListener):
         named.inside = True
         named.due += grad
         named.differentiated |= grad
-        self._note_tensor("activation", [named], self._clock.micro, output, placement)
+        self._note_tensor("activation", [named], self.guard.clock.micro, output, placement)
 
     def differentiated_inside(
         self,
@@ -253,7 +251,7 @@ class Observer(StepListener):
         micro: int,
     ) -> None:
         """The gradient of such a tensor arrived, of a forward pass of that step."""
-        named.came += step == self._clock.number and self._clock.recording
+        named.came += step == self.guard.clock.number and self.guard.clock.recording
         self._gradient([named], step, micro, True, gradient, placement)
 
     @guarded("a forward hook")
@@ -274,7 +272,7 @@ class Observer(StepListener):
         for tensor in (output,) if plain else tensors_in(output):
             # Checkpointing runs the forward again inside backward: the activation was counted then.
             if not recomputing:
-                self._note_tensor("activation", [named], self._clock.micro, tensor)
+                self._note_tensor("activation", [named], self.guard.clock.micro, tensor)
             if tensor.requires_grad:
                 named.differentiated = True
                 self._watch(named, tensor)
@@ -294,7 +292,7 @@ class Observer(StepListener):
         self._watched[key] = (weakref.ref(tensor), modules)
         # A hook on a leaf (a module may return its parameter) would stay there beyond this graph.
         lasting = tensor.grad_fn is not None
-        clock = self._clock
+        clock = self.guard.clock
         hook = functools.partial(self._gradient, modules, clock.number, clock.micro, lasting)
         tensor.register_hook(hook)
 
@@ -307,7 +305,7 @@ class Observer(StepListener):
         gradient: torch.Tensor | None,
         placement: Placement | None = None,
     ) -> None:
-        clock = self._clock
+        clock = self.guard.clock
         if gradient is None or not clock.active or not (step == clock.number or lasting):
             return  # None: autograd's, where nothing needs one of several outputs of a node
         if step != clock.number:
@@ -323,7 +321,7 @@ class Observer(StepListener):
         gradient: torch.Tensor,
         placement: Placement | None,
     ) -> None:
-        self._clock.backward_reached()
+        self.guard.clock.backward_reached()
         self._note_tensor("activation_grad", modules, micro, gradient, placement)
 
     def _note_tensor(

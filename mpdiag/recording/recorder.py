@@ -266,14 +266,12 @@ class Recorder:
         scalers = ScalerWatch(clock, ledger, optimizers)
         inside = StepTap(about.parameters, self._failures.note)
         weights = WeightObserver(
-            about, optimizers, copied, ledger, clock, watch, guard, copies, inside, described.trace
+            about, optimizers, copied, ledger, guard, copies, inside, described.trace
         )
         observer = Observer(
             about,
             copied,
             ledger,
-            clock,
-            watch,
             described.precision,
             guard,
             operations.forgo,

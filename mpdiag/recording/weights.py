@@ -26,8 +26,7 @@ from mpdiag.errors import UsageError
 from mpdiag.recording.counting.tensors import Countable, beside_sharded, countable, own_part
 from mpdiag.recording.failures import HookGuard, guarded
 from mpdiag.recording.ledger import Ledger, ParameterUpdate
-from mpdiag.recording.operations import OperationWatch
-from mpdiag.recording.step_clock import Step, StepClock, StepListener
+from mpdiag.recording.step_clock import Step, StepListener
 from mpdiag.recording.step_tap import StepTap
 from mpdiag.recording.trace import TraceWatch
 from mpdiag.runs.schema import TOTAL, Stage
@@ -168,9 +167,7 @@ class WeightObserver(StepListener):
         optimizers: The optimizers to watch.
         copied: Which parameters every rank has.
         ledger: Where counts go.
-        clock: Told when an optimizer has stepped.
-        operations: Paused while an optimizer steps.
-        guard: Around every hook.
+        guard: Around every hook; has the clock, and the watch of operations.
         copies: How parameters are copied before a step.
         inside: Looks on while optimizers step.
         trace: Is shown gradients, in a traced step.
@@ -182,8 +179,6 @@ class WeightObserver(StepListener):
         optimizers: Sequence[Optimizer],
         copied: CopiedParameters,
         ledger: Ledger,
-        clock: StepClock,
-        operations: OperationWatch,
         guard: HookGuard,
         copies: WeightCopies,
         inside: StepTap,
@@ -196,8 +191,6 @@ class WeightObserver(StepListener):
         self._subjects = subjects
         self._copied = copied
         self._ledger = ledger
-        self._clock = clock
-        self._operations = operations
         self._waiting = list(optimizers)  # to be watched from ``attach`` on
         self._optimizers: list[Optimizer] = []
         self._handles: list[Any] = []
@@ -291,12 +284,12 @@ class WeightObserver(StepListener):
     # -- gradients ---------------------------------------------------------------------------------
 
     def _contributed(self, named: NamedParameter, step: int, gradient: torch.Tensor | None) -> None:
-        if gradient is not None and self._clock.recording and step == self._clock.number:
-            self._note_gradient(named, gradient, self._clock.micro)
+        if gradient is not None and self.guard.clock.recording and step == self.guard.clock.number:
+            self._note_gradient(named, gradient, self.guard.clock.micro)
 
     def _accumulated(self, named: NamedParameter, parameter: torch.Tensor) -> None:
         """A parameter that no watched optimizer steps: its gradient as it stands, last one counts."""
-        if self._clock.recording and parameter.grad is not None:
+        if self.guard.clock.recording and parameter.grad is not None:
             self._note_gradient(named, parameter.grad, TOTAL, supersede=True)
 
     @guarded("a weight gradient hook")
@@ -349,14 +342,14 @@ class WeightObserver(StepListener):
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         if is_captured():
             return None
-        self._operations.pause()
+        self.guard.operations.pause()
         closure = _closure(args, kwargs)
-        if self._clock.active:
-            self._clock.optimizer_begins(optimizer, evaluates=closure is not None)
-        if self._clock.recording:
+        if self.guard.clock.active:
+            self.guard.clock.optimizer_begins(optimizer, evaluates=closure is not None)
+        if self.guard.clock.recording:
             self._note_before_step(optimizer, closure is not None)
         if closure is None or is_traced():
-            if closure is None and self._clock.active:
+            if closure is None and self.guard.clock.active:
                 self._inside.begin(optimizer)
             return None
         self._evaluating = optimizer
@@ -371,13 +364,13 @@ class WeightObserver(StepListener):
 
         @functools.wraps(closure)
         def evaluate(*args: Any, **kwargs: Any) -> Any:
-            if not self._clock.active:
+            if not self.guard.clock.active:
                 return closure(*args, **kwargs)
-            self._clock.evaluation_began(optimizer)
+            self.guard.clock.evaluation_began(optimizer)
             try:
                 return closure(*args, **kwargs)
             finally:
-                self._clock.evaluation_ended()
+                self.guard.clock.evaluation_ended()
 
         return evaluate
 
@@ -405,12 +398,12 @@ class WeightObserver(StepListener):
         self._inside.end()
         if is_captured():
             return
-        self._operations.pause()  # a closure may have run forward passes
+        self.guard.operations.pause()  # a closure may have run forward passes
         self._evaluating = None
-        if self._clock.recording:
+        if self.guard.clock.recording:
             self._note_after_step(optimizer, _closure(args, kwargs) is not None)
-        if self._clock.active:
-            self._clock.optimizer_stepped(optimizer)
+        if self.guard.clock.active:
+            self.guard.clock.optimizer_stepped(optimizer)
 
     @guarded("an optimizer hook")
     def _note_after_step(self, optimizer: Optimizer, closure: bool) -> None:

@@ -27,6 +27,7 @@ from mpdiag.files.paths import place
 from mpdiag.numerics.formats import FP16, FloatFormat, format_named
 from mpdiag.runs.results import OperationSensitivity, Sensitivities
 from mpdiag.sensitivity import loss_estimate
+from mpdiag.tracing import dispatch
 from mpdiag.tracing.operation_calls import Site, Sites, floats
 
 NarrowPasses = Literal["forward", "backward", "both"]
@@ -112,7 +113,7 @@ class _Narrow(Sites):
         if not func._schema.is_mutable:
             return tree_map(narrow, func(*tree_map(narrow, args), **tree_map(narrow, kwargs)))
         # Tensors that are written to stay the same objects: they are rounded in place, before and after.
-        written = _written(func, args, kwargs)
+        written = floats(dispatch.written(func, args, kwargs))
         for tensor in written:
             tensor.copy_(round_to(tensor, self._fmt))
         same = {id(t) for t in written}
@@ -121,15 +122,6 @@ class _Narrow(Sites):
         for tensor in written:
             tensor.copy_(round_to(tensor, self._fmt))
         return tree_map(keep, result)
-
-
-def _written(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Tensor]:
-    """The FP32 tensors an operation writes to."""
-    found = []
-    for i, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            found += floats(args[i] if i < len(args) else kwargs.get(argument.name))
-    return found
 
 
 def run_once(

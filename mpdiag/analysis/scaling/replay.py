@@ -27,24 +27,33 @@ SCHEMA_VERSION = 1
 
 
 @dataclass(frozen=True, eq=False)
-class Replay:
+class Played:
+    """What a scaler did.
+
+    Attributes:
+        scale: float64 (n,), in force at each step.
+        overflow: bool (n,): the step is skipped.
+        final_scale: The scale afterwards.
+    """
+
+    scale: NDArray[np.float64]
+    overflow: NDArray[np.bool_]
+    final_scale: float
+
+
+@dataclass(frozen=True, eq=False)
+class Replay(Played):
     """What a scaler would have done, at each recorded step.
 
     Attributes:
         steps: int64 (n,).
-        scale: float64 (n,), in force at that step.
         absmax: float64 (n,), largest unscaled |gradient|; infinite where one was not finite.
-        overflow: bool (n,): the step is skipped.
         lost: float64 (n,), share of non-zero activation gradients lost to zero at that scale.
-        final_scale: The scale afterwards.
     """
 
     steps: NDArray[np.int64]
-    scale: NDArray[np.float64]
     absmax: NDArray[np.float64]
-    overflow: NDArray[np.bool_]
     lost: NDArray[np.float64]
-    final_scale: float
 
     @property
     def skips(self) -> int:
@@ -103,23 +112,7 @@ def replay(records: Records, scaler: Scaler) -> Replay:
     exponents = np.floor(np.log2(played.scale)).astype(int)
     column = np.clip(FP16.zero_exponent - exponents - histograms.first, 0, below.shape[1] - 1)
     lost = below[np.arange(steps.size), column] + histograms.subnormals
-    return Replay(
-        steps=steps,
-        scale=played.scale,
-        absmax=maxima,
-        overflow=played.overflow,
-        lost=share(lost, nonzero),
-        final_scale=played.final_scale,
-    )
-
-
-@dataclass(frozen=True, eq=False)
-class Played:
-    """What a scaler did: ``scale`` and ``overflow`` as in ``Replay``."""
-
-    scale: NDArray[np.float64]
-    overflow: NDArray[np.bool_]
-    final_scale: float
+    return Replay(**vars(played), steps=steps, absmax=maxima, lost=share(lost, nonzero))
 
 
 def play(
