@@ -85,7 +85,6 @@ class ExponentHistogram:
         fp16_overflow: int64, batch: finite |x| ≥ 65520 as recorded.
         absmax: float64, batch: largest finite |x|, 0 if there is none.
         absmin: float64, batch: smallest non-zero finite |x|, infinity if there is none.
-        shifted: Powers of two by which the histogram was shifted after the recording.
     """
 
     first: int
@@ -98,7 +97,6 @@ class ExponentHistogram:
     fp16_overflow: Ints
     absmax: Floats
     absmin: Floats
-    shifted: int = 0
 
     @classmethod
     def empty(cls, *batch: int, first: int = MIN_EXPONENT, bins: int = BINS) -> ExponentHistogram:
@@ -194,8 +192,6 @@ class ExponentHistogram:
         """The histogram of both tensors together."""
         if not isinstance(other, ExponentHistogram):
             return NotImplemented
-        if self.shifted != other.shifted:
-            raise ValueError("histograms scaled by different powers of two cannot be merged")
         a, b = _aligned(self, other)
         added = {name: getattr(a, name) + getattr(b, name) for name in _ADDED}
         return replace(
@@ -218,18 +214,6 @@ class ExponentHistogram:
             absmin=self.absmin.min(axis, initial=np.inf),
         )
 
-    def shift(self, k: int) -> ExponentHistogram:
-        """The histogram of 2^k times the tensor, in exact arithmetic: no rounding, no overflow."""
-        factor = 2.0**k
-        return replace(
-            self,
-            first=self.first + k,
-            sums=self.sums * factor,
-            absmax=self.absmax * factor,
-            absmin=self.absmin * factor,
-            shifted=self.shifted + k,
-        )
-
     # -- what a format would lose ------------------------------------------------------------------
 
     def lost_to_zero(self, fmt: FloatFormat, scale_exponent: int = 0) -> Bounded:
@@ -240,8 +224,7 @@ class ExponentHistogram:
         z = fmt.zero_exponent - scale_exponent
         binned = self.counts[..., : max(0, z - self.first)].sum(-1)
         threshold = _exp2(z)
-        edge = _exp2(-126 + self.shifted)
-        all_lost = (edge <= threshold) | (self.absmax <= threshold)
+        all_lost = (threshold >= 2.0**-126) | (self.absmax <= threshold)
         none_lost = self.absmin > threshold
         lower = binned + np.where(all_lost, self.subnormals, 0)
         upper = binned + np.where(none_lost, 0, self.subnormals)
@@ -258,7 +241,7 @@ class ExponentHistogram:
         m = fmt.min_exponent - scale_exponent
         upper = self.counts[..., : max(0, m - self.first)].sum(-1) + self.subnormals
         lower = self.counts[..., : max(0, m - 1 - self.first)].sum(-1)
-        lower = lower + np.where(_exp2(-126 + self.shifted) <= _exp2(m), self.subnormals, 0)
+        lower = lower + np.where(_exp2(m) >= 2.0**-126, self.subnormals, 0)
         lower = np.where(self.absmax < _exp2(m), upper, lower)
         upper = np.where(self.absmin >= _exp2(m), 0, upper)
         return Bounded(upper, np.minimum(lower, upper), upper)
@@ -269,7 +252,7 @@ class ExponentHistogram:
         A count. Exact for FP16 at the scale of the recording, and whenever no occupied bin holds
         the threshold; else a bound, tightened by the exact maximum.
         """
-        if fmt is FP16 and scale_exponent + self.shifted == 0:
+        if fmt is FP16 and scale_exponent == 0:
             return Bounded(self.fp16_overflow, self.fp16_overflow, self.fp16_overflow)
         threshold = _ldexp(fmt.overflow_threshold, -scale_exponent)
         mantissa, exponent = math.frexp(threshold)
@@ -325,7 +308,7 @@ class ExponentHistogram:
 
     def _subnormal_sum(self, power: int, upto: int | None) -> Floats:
         """Upper bound of Σ|x|^power over the FP32 subnormals."""
-        edge = -126 + self.shifted if upto is None else min(-126 + self.shifted, upto)
+        edge = -126 if upto is None else min(-126, upto)
         result: Floats = self.subnormals.astype(np.float64) * _exp2(edge) ** power
         return result
 
@@ -339,8 +322,6 @@ def stack(histograms: Iterable[ExponentHistogram]) -> ExponentHistogram:
     items = list(histograms)
     if not items:
         return ExponentHistogram.empty(0)
-    if len({h.shifted for h in items}) > 1:
-        raise ValueError("histograms scaled by different powers of two cannot be stacked")
     first = min(h.first for h in items)
     last = max(h.first + h.counts.shape[-1] for h in items)
     items = [_widened(h, first, last) for h in items]

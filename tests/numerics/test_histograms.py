@@ -94,10 +94,6 @@ def test_merging_is_counting_both_together(first, second):
 def test_shifting_is_multiplying_by_a_power_of_two(bits, k):
     x = values(bits)
     x = x[(np.abs(x) > 2.0**-60) & (np.abs(x) < 2.0**60)]
-    moved = ExponentHistogram.of(x).shift(k)
-    scaled = ExponentHistogram.of(x * np.float32(2.0**k))
-    merged = moved.shift(-k) + ExponentHistogram.of(np.zeros(0, np.float32))
-    assert np.array_equal(merged.counts, ExponentHistogram.of(x).counts)
+    whole, scaled = ExponentHistogram.of(x), ExponentHistogram.of(x * np.float32(2.0**k))
     for fmt in (FP16, FP8_E4M3, BF16):
-        assert moved.lost_to_zero(fmt).value == scaled.lost_to_zero(fmt).value
-    assert moved.absmax == scaled.absmax
+        assert whole.lost_to_zero(fmt, k).value == scaled.lost_to_zero(fmt).value

@@ -9,9 +9,7 @@ is raised to powers all show.
   more than twice what a step does, and by more than a fiftieth of the loss at the start. The last tells
   what matters from what is left of a loss that has already become small. The gradients' error times the
   loss's counts, too: an error of a direction matters as far as what it leads to.
-  Or that the loss or a gradient is no longer finite, where the operation is a product. Of a layer before
-  a difference of nearly equal numbers the share of the first loss does not count: it is what is left to
-  round once the difference is in FP32, and such a training never comes to rest.
+  Or that the loss or a gradient is no longer finite, where the operation is a product.
 * ``harmless``: what another rule suspects hardly changes the gradients, and the loss by less than a step
   does: the suspicion is dropped. Gradients alone do not show it: one of many parameters, with a large
   gradient, hides the others'.
@@ -25,7 +23,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from mpdiag.analysis.operations import rules
 from mpdiag.analysis.operations.graph import StepGraph, StoredStep
-from mpdiag.analysis.operations.loss_change import rounding_step
 from mpdiag.analysis.operations.sources import is_product
 from mpdiag.display.wording import percent
 from mpdiag.numerics.formats import FloatFormat
@@ -74,8 +71,7 @@ def gradient_errors(step: StoredStep) -> Iterator[rules.OperationFinding]:
         if moves is None or start is None:
             continue
         beside, of_start = change / moves, change / start
-        felt = error >= GRADIENT and beside >= MOVES
-        if not (matters(error, beside, of_start) or (felt and _is_cancelled(step, op))):
+        if not matters(error, beside, of_start):
             continue
         yield rules.finding_of(
             op,
@@ -98,36 +94,6 @@ def matters(error: float, beside: float, of_start: float) -> bool:
     """
     felt = error >= GRADIENT and beside >= MOVES and of_start >= OF_START
     return felt and error * of_start >= TOGETHER
-
-
-def _is_cancelled(step: StoredStep, op: Operation) -> bool:
-    """Whether a result, rounded, is coarse beside its distance from its own mean, which is taken later.
-
-    ``x - x.mean()``, or a variance as ``(x * x).mean() - x.mean() ** 2``. What is subtracted from itself
-    without a sum between is rounded alike on both sides.
-    """
-    if not op.outputs or not op.outputs[0].counted:
-        return False
-    coarse = rounding_step(op.outputs[0].histogram, step.target)
-    # Its power, and whether it is summed.
-    reached: dict[int, tuple[int, bool]] = {op.index: (1, False)}
-    for reader in step.forward:
-        if reader.index <= op.index:
-            continue
-        from_it = [reached[t.producer] for t in reader.inputs if t.producer in reached]
-        if not from_it:
-            continue
-        power, summed = max(p for p, _ in from_it), any(s for _, s in from_it)
-        if rules.cancels(reader) and summed and reader.outputs[0].counted:
-            if coarse >= rules.WRONG * rules.rms(reader.outputs[0]) ** (1 / power):
-                return True
-        elif reader.op in ("mean", "sum"):
-            reached[reader.index] = power, True
-        elif reader.op in ("square", "pow") or (reader.op == "mul" and len(from_it) == 2):
-            reached[reader.index] = 2 * power, summed
-        elif reader.op in ("add", "sub", "div", "mul", "clone", "_to_copy", "_unsafe_view"):
-            reached[reader.index] = power, summed
-    return False
 
 
 def _breaking(op: Operation, target: FloatFormat) -> rules.OperationFinding:

@@ -29,10 +29,7 @@ _SELECTING = frozenset(
 )
 # Composites whose parts run in FP32 and that no Python function of torch announces.
 _COMPOSITE = re.compile(r"\b(cosine_similarity|rms_norm|kl_div|cdist|pdist|renorm)\s*\(")
-_LOW_COMPOSITE = re.compile(r"\b(einsum)\s*\(")
 _PARTS = frozenset({"mul", "bmm", "mm", "sum"})
-# A conversion to another tensor's dtype.
-_FOLLOWS = re.compile(r"\.dtype\b|\btype_as\s*\(")
 FP32_LIMIT = 3.4028e38
 """A larger number is FP32's own limit: ``torch.finfo(x.dtype).min`` in the recording."""
 
@@ -239,30 +236,8 @@ class StepGraph:
         ``scores + (1 - mask.to(scores.dtype)) * -1e9`` was recorded in FP32, but is FP16 if the
         scores are.
         """
-        found: dict[int, int] = {}
-        for op in self.operations:
-            if "follows" in op.facts:  # seen as it happened
-                if op.facts["follows"] >= 0:
-                    found[op.index] = int(op.facts["follows"])
-            elif "wide" in op.facts:
-                continue
-            elif op.op == "_to_copy" and not op.node and _FOLLOWS.search(op.code):
-                partner = None if _floats(op) else self._partner(op)
-                if partner is not None:
-                    found[op.index] = partner
-        return found
-
-    def _partner(self, op: Operation) -> int | None:
-        mine, waiting = {op.index}, [op]
-        while waiting:
-            for reader in self.readers.get(waiting.pop(0).index, []):
-                others = [t.tensor for t in _floats(reader) if t.producer not in mine and t.shape]
-                if others:
-                    return others[0]
-                if reader.index not in mine:
-                    mine.add(reader.index)
-                    waiting.append(reader)
-        return None
+        follows = ((op.index, int(op.facts.get("follows", NONE))) for op in self.operations)
+        return {index: number for index, number in follows if number >= 0}
 
 
 def _floats(op: Operation) -> list[TensorRecord]:
@@ -292,10 +267,7 @@ def low_composite(op: Operation) -> str:
     """
     if op.node or op.op not in _PARTS:
         return ""
-    if op.function in COMPOSITES:
-        return op.function
-    found = _LOW_COMPOSITE.search(op.code)
-    return found.group(1) if found else ""
+    return op.function if op.function in COMPOSITES else ""
 
 
 @dataclass(frozen=True, eq=False)

@@ -229,12 +229,6 @@ def least_product(
     return total
 
 
-def rounding_step(values: ExponentHistogram, target: FloatFormat) -> float:
-    """Root mean square of the error of storing values in a format, of batch shape ()."""
-    errors = _errors(values, target)
-    return math.sqrt(sum(e * n for e, n in errors) / max(1.0, sum(n for _, n in errors)))
-
-
 def _squares(h: ExponentHistogram) -> list[tuple[float, float]]:
     """Mean x² and count of each power of two, rising."""
     counts: NDArray[np.float64] = np.asarray(h.counts, np.float64)
