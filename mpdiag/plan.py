@@ -412,7 +412,7 @@ class PrecisionPlan:
         Args:
             name: The plan's name in that line.
         """
-        trainable = self.aim in {fmt.name for fmt in TRAINABLE}
+        trainable = self.target in {fmt.name for fmt in TRAINABLE}
         return f"mpdiag.MixedPrecision(model, optimizer, {name})" if trainable else ""
 
     def decisions(self) -> dict[str, Any]:

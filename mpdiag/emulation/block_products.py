@@ -13,7 +13,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, reduce
 from typing import Any
 
 import torch
@@ -107,18 +107,21 @@ class BlockProducts:
     """Computes the products of the layers that a plan quantises.
 
     Args:
+        names: Of the layers.
         rank: This process's rank: bits of stochastic rounding differ from rank to rank.
-        seed: Of stochastic rounding.
 
     Attributes:
         step: Tells the training's step, which bits of stochastic rounding depend on.
-        seen: Names of layers of which a product was computed.
+        missing: Names of layers of which no product was computed yet.
+        note_missing: Told these names once, after two steps.
     """
 
-    def __init__(self, rank: int = 0, seed: int = 0) -> None:
+    def __init__(self, names: Iterable[str] = (), rank: int = 0) -> None:
         self.step: Callable[[], int] = lambda: 0
-        self.seen: set[str] = set()
-        self._rank, self._seed = rank, seed
+        self.missing = dict.fromkeys(names)
+        self.note_missing: Callable[[Sequence[str]], None] = lambda _names: None
+        self._rank = rank
+        self._begun: int | None = None
         self._calls = threading.local()  # DataParallel calls its replicas in threads
         self._drawn: tuple[int, Counter[str]] = 0, Counter()
 
@@ -126,9 +129,18 @@ class BlockProducts:
         """A copy of a model takes no training along."""
         return type(self), ()
 
+    def look(self) -> None:
+        """A forward pass begins."""
+        if self._begun is None:
+            self._begun = self.step()
+        if self.missing and self.step() >= self._begun + 2:
+            self.note_missing(list(self.missing))
+            self.missing = {}
+
     def restart(self) -> None:
         """The step begins again: the same bits are drawn."""
         self._drawn = 0, Counter()
+        self._begun = None
 
     # -- modules -----------------------------------------------------------------------------------
 
@@ -195,7 +207,7 @@ class BlockProducts:
         for layer in layers:
             if not layer.parameter:
                 continue
-            weight = getattr(module, layer.parameter, None)
+            weight: Any = reduce(_inside, layer.parameter.split("."), module)
             for tensor, source in zip((right, left), sources[::-1], strict=True):
                 if isinstance(weight, Tensor) and _is_part(tensor, source, weight):
                     return layer, tensor is left
@@ -214,7 +226,7 @@ class BlockProducts:
             weight: (…, columns, length).
             ends: Where each expert's tokens end, if x has those of all.
         """
-        self.seen.add(layer.name)
+        self.missing.pop(layer.name, None)
         bits = self._bits_for(layer)
         if ends is None and not layer.grouped:
             matrices = (t.reshape(-1, *t.shape[-2:]) for t in (x, weight))
@@ -258,7 +270,7 @@ class BlockProducts:
             counts = self._drawn[1]
             counts[layer.name] += 1
             tensor = repr((layer.name, counts[layer.name], self._rank))
-            return CounterGenerator(self._seed, step, tensor).bits(lines.shape, lines.device)
+            return CounterGenerator(0, step, tensor).bits(lines.shape, lines.device)
 
         return bits
 
@@ -328,6 +340,10 @@ def windows(x: Tensor, weight: Tensor, named: Mapping[str, Any]) -> tuple[Tensor
 def _through(x: Tensor, low: torch.dtype) -> Tensor:
     """FP32 values that a lower precision holds."""
     return x.to(low).float()
+
+
+def _inside(owner: Any, name: str) -> Any:
+    return getattr(owner, name, None)
 
 
 def _storage(tensor: Tensor) -> int:

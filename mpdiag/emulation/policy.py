@@ -30,7 +30,7 @@ from torch._guards import TracingContext
 from torch.library import Library
 
 from mpdiag.emulation import recurrent
-from mpdiag.emulation.block_products import BlockProducts
+from mpdiag.emulation.block_products import INTERCEPTED, BlockProducts
 from mpdiag.emulation.mode import onednn_off
 from mpdiag.errors import UsageError
 from mpdiag.numerics.autocast_lists import BANNED, LISTS, RECURRENT, Rule
@@ -278,13 +278,16 @@ def _kernel(op: Any, name: str, key: str, *, replaces: bool) -> Callable[..., An
             rule = LISTS.get(name) if replaces else None
             rule = "fp32" if rule == "banned" else rule
         products = None if policy is None or rule == "fp32" else policy.products
-        if products is not None and products.opens(name):
-            return op.redispatch(keyset & below, *args, **kwargs)
-        if products is not None:
+        if products is not None and name in INTERCEPTED:
             names = (argument.name for argument in op._schema.arguments)
             named = {**dict(zip(names, args, strict=False)), **kwargs}
+            low = torch.get_autocast_dtype(device_type)
+            if products.opens(name):
+                beside = {n: named[n] for n in ("input", "bias") if named.get(n) is not None}
+                beside = mapped(beside, torch.Tensor, _cast_to("low", low, (), {}))
+                return op.redispatch(keyset & below, **{**named, **beside})
             with torch._C._ExcludeDispatchKeyGuard(autocast):
-                found = products.run(name, named, torch.get_autocast_dtype(device_type))
+                found = products.run(name, named, low)
             if found is not None:
                 return found
         if rule is None:

@@ -98,12 +98,12 @@ def train_script(
         TrainingDiverged: If too many steps in a row were skipped.
     """
     read = PrecisionPlan.load(plan)
-    if read.aim not in {f.name for f in TRAINABLE}:
+    if read.target not in {f.name for f in TRAINABLE}:
         raise InputError(
-            f"the plan's target is {read.aim}, which no trainer here computes in: analyze again "
+            f"the plan's target is {read.target}, which no trainer here computes in: analyze again "
             "with --target fp16 or --target bf16"
         )
-    name = f"{script.name}-{read.target}"
+    name = f"{script.name}-{read.aim}"
     folder = place(out or processes.claim_run(Path("runs"), name)).absolute()
     rank, world = announced_ranks()
     if rank == 0 and (folder / META).exists():

@@ -135,7 +135,7 @@ def train_by(plan: PrecisionPlan, path: AnyPath, run: Run | None) -> Words:
         run: The recording, which knows its script.
     """
     words = run.script_words if run is not None else ()
-    if plan.aim not in {fmt.name for fmt in TRAINABLE} or not words:
+    if plan.target not in {fmt.name for fmt in TRAINABLE} or not words:
         return NOTHING
     if words[0] == "-m":
         there = _module_is_there(words[1]) if len(words) > 1 else False

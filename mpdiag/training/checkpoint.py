@@ -200,7 +200,9 @@ def _masters_and_values(
 
 
 def _plain(precision: Precision) -> dict[str, Any]:
-    return {**dataclasses.asdict(precision), "dtype": precision.format}
+    fields = {**dataclasses.asdict(precision), "dtype": precision.format}
+    del fields["blocks"]  # a choice of the plan, which may have changed
+    return fields
 
 
 def _other_choices(saved: Any, plan: PrecisionPlan) -> list[str]:

@@ -46,6 +46,7 @@ class Precision:
         low_precision_model: Whether the model itself holds weights of ``dtype``.
         keep_batch_norm_fp32: Whether such a model keeps batch normalisation in FP32.
         master_weights: Whether the optimizer holds FP32 copies of such weights.
+        blocks: The recipe of block formats that some of the products are in; "" without one.
     """
 
     level: Level
@@ -54,6 +55,12 @@ class Precision:
     low_precision_model: bool
     keep_batch_norm_fp32: bool
     master_weights: bool
+    blocks: str = ""
+
+    @property
+    def name(self) -> str:
+        """What a training in it is called: its recipe, or its format."""
+        return self.blocks or self.format
 
     @property
     def format(self) -> str:
@@ -70,14 +77,14 @@ def resolve(
         UsageError: If there is no such level, or an override makes no sense for it.
     """
     chosen = plan.level if level is None else level
-    if plan.blocks is not None and chosen not in ("O0", "O1"):
-        if level is not None:
+    if chosen not in LEVELS:
+        raise UsageError(f"there is no level {chosen!r}: choose one of {', '.join(LEVELS)}")
+    if plan.blocks is not None and chosen != "O0":
+        if level not in (None, "O1"):
             raise UsageError(
                 f"a plan with block formats is trained at level O1, or in FP32 at O0, not at {level}"
             )
         chosen = "O1"
-    if chosen not in LEVELS:
-        raise UsageError(f"there is no level {chosen!r}: choose one of {', '.join(LEVELS)}")
     dtype = overrides.dtype
     compute = _dtype(plan.target if dtype is None else dtype, named=dtype is not None)
     base = Precision(
@@ -87,6 +94,7 @@ def resolve(
         low_precision_model=chosen in ("O2", "O3"),
         keep_batch_norm_fp32=chosen == "O2" and plan.keep_batch_norm_fp32,
         master_weights=chosen == "O2",
+        blocks="" if plan.blocks is None or chosen == "O0" else plan.blocks.target,
     )
     names = ("operation_casts", "keep_batch_norm_fp32", "master_weights")
     given = {name: getattr(overrides, name) for name in names}

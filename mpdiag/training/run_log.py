@@ -65,7 +65,7 @@ class RunLog:
     ) -> None:
         training = {
             "level": precision.level,
-            "dtype": precision.format,
+            "dtype": precision.name,
             "backend": backend,
             "loss_scale": plan.loss_scale.method,
         }

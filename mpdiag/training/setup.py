@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from mpdiag.emulation import recurrent
 from mpdiag.emulation.mode import Emulation
 from mpdiag.errors import UsageError
-from mpdiag.plan import PrecisionPlan, ReductionPlan
+from mpdiag.plan import BlockPlan, PrecisionPlan, ReductionPlan
 from mpdiag.tracing.fingerprint import (
     ModelFingerprint,
     compare_models,
@@ -148,12 +148,13 @@ def set_up(
     if any(isinstance(m, torch.jit.ScriptModule) for model in models for m in model.modules()):
         share.stop("a TorchScript module shows no operations")
     share.begin()
+    emulation = Emulation() if chosen == "emulated" else None
+    blocks = wrapped.policy.products
+    chosen = "emulated" if blocks is not None else chosen
     log = None
     if request.run is not None:
         log = RunLog(request.run, plan, precision, chosen, wrapped, share)
-    emulation = Emulation() if chosen == "emulated" else None
     check = None
-    blocks = wrapped.policy.products
     if options.check_tensor_cores and precision.level != "O0" and blocks is None:
         check = check_for(models[0], device, native=chosen == "native", rank=rank())
     monitor = StepMonitor(
@@ -167,6 +168,9 @@ def set_up(
     )
     if blocks is not None:
         blocks.step = partial(getattr, monitor, "steps")
+        blocks.note_missing = partial(_note_missing, monitor)
+        if wrapped.odd_sizes and plan.blocks is not None:
+            _note_odd(monitor, wrapped.odd_sizes, plan.blocks)
     context = StepContext(
         wrapped,
         wrapped.masters,
@@ -199,11 +203,15 @@ def _noting_once(wrapped: Wrapped, monitor: StepMonitor) -> Callable[[Sequence[T
             f"weights were written into the model ({some_of(names)}) before step {monitor.steps}: what "
             f"was written is in the FP32 masters now, as {wrapped.precision.format.upper()} holds it"
         )
-        logger.info("%s", message)
-        if monitor.log is not None:
-            monitor.log.note({"written": names, "before_step": monitor.steps, "message": message})
+        _note(monitor, message, written=names)
 
     return note
+
+
+def _note(monitor: StepMonitor, message: str, level: int = logging.INFO, **fields: Any) -> None:
+    logger.log(level, "%s", message)
+    if monitor.log is not None:
+        monitor.log.note({**fields, "before_step": monitor.steps, "message": message})
 
 
 _RUNS_EAGERLY = "compiled code runs eagerly: this version of torch cannot keep a part of it in FP32"
@@ -215,9 +223,26 @@ def _note_eager(monitor: StepMonitor, name: str) -> None:
         f"{name or 'the model'} runs eagerly, though it is compiled: the plan keeps an operation in it "
         "in FP32. Compile the module around it instead, as one graph."
     )
-    logger.warning("%s", message)
-    if monitor.log is not None:
-        monitor.log.note({"eager": name, "before_step": monitor.steps, "message": message})
+    _note(monitor, message, logging.WARNING, eager=name)
+
+
+def _note_missing(monitor: StepMonitor, names: Sequence[str]) -> None:
+    """Say that the plan is not obeyed in some layers."""
+    message = (
+        f"no product of {some_of(names)} ran in a block format, though the plan wants it: it stays in "
+        "BF16. Fused attention, transposed convolutions and other operations are not emulated."
+    )
+    monitor.drift.say(message)
+    _note(monitor, message, not_quantised=list(names))
+
+
+def _note_odd(monitor: StepMonitor, names: Sequence[str], blocks: BlockPlan) -> None:
+    """Say in the log which sizes an engine would not take."""
+    message = (
+        f"{some_of(names)} have sizes that are no multiples of {blocks.recipe.multiple}, which engines "
+        f"need for {blocks.recipe.label}. Here zeros fill up the last block."
+    )
+    _note(monitor, message, padded=list(names))
 
 
 def _check_model(

@@ -136,7 +136,7 @@ class MixedPrecision:
 
     def __repr__(self) -> str:
         return (
-            f"<MixedPrecision {self.precision.format} {self.precision.level} ({self.backend}), loss "
+            f"<MixedPrecision {self.precision.name} {self.precision.level} ({self.backend}), loss "
             f"scale {self.loss_scale:g}, {counted(self.steps, 'step')}, {self.skipped} skipped>"
         )
 

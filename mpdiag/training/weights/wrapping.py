@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -58,6 +59,7 @@ class Wrapped:
         start: Knows when a step begins, and saves then what it may have to undo.
         compiles: Whether what is compiled may stay so.
         note_eager: Told the name of a compiled module that runs eagerly.
+        odd_sizes: Layers in a block format with sizes that no engine takes.
     """
 
     def __init__(
@@ -83,6 +85,7 @@ class Wrapped:
         self.compiles = True
         self.note_eager: Callable[[str], None] = lambda _name: None
         self.fp32_inside: dict[int, frozenset[str] | None] = {}
+        self.odd_sizes: list[str] = []
         self.start = StepStart(self.buffers)
         self._additions: lookout.Additions | None = None
         self._looked = False
@@ -140,6 +143,8 @@ class Wrapped:
         """A forward pass of a model begins, which may belong to a step."""
         if self.precision.low_precision_model:
             self.look()
+        if self.policy.products is not None:
+            self.policy.products.look()
         if not (called.training or torch.is_grad_enabled()):
             return
         if torch.is_grad_enabled():
@@ -235,9 +240,23 @@ class Wrapped:
                 one = block_products.QuantisedLayer(
                     layer.name, weight, layer.kind == "grouped", formats
                 )
-                found.setdefault(_find(names, layer.module), []).append(one)
+                module = _find(names, layer.module)
+                found.setdefault(module, []).append(one)
+                around, _, own = layer.module.rpartition(".")
+                if (
+                    weight and own and around in names
+                ):  # it may use the weight itself, as attention does
+                    inner = replace(one, parameter=f"{own}.{weight}")
+                    found.setdefault(names[around], []).append(inner)
+                held = module._parameters.get(weight)
+                if held is not None:
+                    sizes = held.shape[-2:] if one.grouped else (len(held), held[0].numel())
+                    if any(size % blocks.recipe.multiple for size in sizes):
+                        self.odd_sizes.append(one.name)
         self.compiles = False
-        self.policy.products = block_products.BlockProducts(rank())
+        self.policy.products = block_products.BlockProducts(
+            (one.name for layers in found.values() for one in layers), rank()
+        )
         inside = {inner: () for module in found for inner in module.modules()}
         for module, layers in {**inside, **found}.items():
             hook = fp32_regions.BlockModule(tuple(layers), self.policy, self.switch)
