@@ -284,15 +284,13 @@ class BlockPlan:
         for gemm, names in OPERANDS.items():
             try:
                 first, second = (OperandFormat.read(self.formats[gemm][name]) for name in names)
+                if first.rotated != second.rotated:
+                    raise ValueError("one of its operands is rotated")
             except (AttributeError, KeyError, TypeError, ValueError) as error:
                 raise UsageError(
                     f"the plan's blocks.formats has no {gemm} that can be read ({error}): write the "
                     "plan again"
                 ) from error
-            if first.rotated != second.rotated:
-                raise UsageError(
-                    f"the plan's blocks.formats rotates one operand of {gemm}: rotate both, or none"
-                )
             found[gemm] = first, second
         return found
 
@@ -433,9 +431,8 @@ class PrecisionPlan:
     @staticmethod
     def _block_decisions(blocks: BlockPlan) -> list[Any]:
         layers = sorted([c.module, c.parameter, c.fprop, c.dgrad, c.wgrad] for c in blocks.layers)
-        recipe = BLOCK_RECIPES.get(blocks.target)
-        own = recipe is None or blocks.formats != recipe.formats()
-        return [blocks.target, layers, *([blocks.formats] if own else [])]
+        own = [] if blocks.formats == blocks.recipe.formats() else [blocks.formats]
+        return [blocks.target, layers, *own]
 
     def digest(self) -> str:
         """A hash of ``decisions()`` in 16 hexadecimal digits."""

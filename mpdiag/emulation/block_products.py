@@ -4,16 +4,16 @@ A layer has three products, and each rounds its two operands along the axis that
 input and a weight are rounded twice, unless their blocks are square. Products are met where autocast
 casts their operands, so what is rounded has passed through BF16, and so does what comes out.
 
-Sources: TransformerEngine's ``nvfp4.rst`` and torchao 0.18's ``mx_linear.py`` (which operand is rounded
-along which axis); arXiv 2509.25149, section 4.
+Sources: TransformerEngine's ``nvfp4.rst`` and torchao 0.18's ``mxfp8_linear.py`` (which operand is
+rounded along which axis); arXiv 2509.25149, section 4.
 """
 
 import math
-import threading
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, reduce
+from functools import lru_cache, partial, reduce
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -43,16 +43,12 @@ _OPENED = frozenset(
 """What consists of these: its parts are met in its place."""
 INTERCEPTED = frozenset(FACTORS) | {"convolution"} | _OPENED
 """Operations that autocast has to pass on to ``BlockProducts``."""
-_VIEWS = frozenset(
-    f"{name}Backward0"
-    for name in (
-        *("ToCopy", "T", "Transpose", "Permute", "View", "UnsafeView", "ReshapeAlias", "Expand"),
-        *("Select", "Slice", "Split", "Unbind", "Unsqueeze", "Squeeze", "Alias", "Clone"),
-    )
-)
+_VIEWS = (
+    "ToCopy T Transpose Permute View UnsafeView Select Slice Split Unbind Unsqueeze Squeeze Expand"
+).split()
 """What leads from a parameter to the part of it that is multiplied, by autograd's names."""
-_GROUP = 16
-"""Neighbours that a rotation takes together."""
+_ENOUGH = 8
+"""Forward passes after which every layer should have been met."""
 _format = lru_cache(block_format)
 
 
@@ -72,33 +68,25 @@ class QuantisedLayer:
     grouped: bool
     formats: Mapping[str, tuple[OperandFormat, OperandFormat]]
 
-    def multiply(self, gemm: str, left: Tensor, right: Tensor, bits: "Bits") -> Tensor:
-        """left · rightᵀ, in FP32, of FP32 lines that the product sums over.
-
-        Args:
-            gemm: Which product of the layer.
-            left: (matrices, rows, length).
-            right: (matrices, columns, length).
-            bits: Random bits of stochastic rounding.
-
-        Returns:
-            (matrices, rows, columns).
-        """
-        if gemm in self.formats:
-            first, second = self.formats[gemm]
-            left, right = _rounded(left, first, bits), _rounded(right, second, bits)
-        return left @ right.mT
-
 
 Bits = Callable[[Tensor], Tensor]
+_Called = tuple[nn.Module | None, Sequence[QuantisedLayer]]
+
+
+def _multiply(layer: QuantisedLayer, gemm: str, left: Tensor, right: Tensor, bits: Bits) -> Tensor:
+    """left · rightᵀ in FP32, of matrices with lines that a product of a layer sums over."""
+    if gemm in layer.formats:
+        first, second = layer.formats[gemm]
+        left, right = _rounded(left, first, bits), _rounded(right, second, bits)
+    return left @ right.mT
 
 
 def _rounded(lines: Tensor, operand: OperandFormat, bits: Bits) -> Tensor:
     """An operand, its lines along the last axis. Zeros fill up a rotation's last group."""
     if not lines.numel():
         return lines
-    if operand.rotated:
-        lines = rotate(F.pad(lines, (0, -lines.shape[-1] % _GROUP)))
+    if operand.rotated:  # 16 neighbours together
+        lines = rotate(F.pad(lines, (0, -lines.shape[-1] % 16)))
     fmt = _format(operand.format, block=operand.block or None, rounding=operand.rounding)
     return quantize_blocks(lines, fmt, -1, bits(lines) if fmt.rounding != "nearest" else None)
 
@@ -108,21 +96,22 @@ class BlockProducts:
 
     Args:
         names: Of the layers.
+        multiple: What engines need every size of a product to be a multiple of.
         rank: This process's rank: bits of stochastic rounding differ from rank to rank.
 
     Attributes:
         step: Tells the training's step, which bits of stochastic rounding depend on.
-        missing: Names of layers of which no product was computed yet.
-        note_missing: Told these names once, after two steps.
+        note: Told after some forward passes: the layers of which no product was computed, and those
+            with sizes that engines do not take.
     """
 
-    def __init__(self, names: Iterable[str] = (), rank: int = 0) -> None:
+    def __init__(self, names: Iterable[str] = (), multiple: int = 1, rank: int = 0) -> None:
         self.step: Callable[[], int] = lambda: 0
-        self.missing = dict.fromkeys(names)
-        self.note_missing: Callable[[Sequence[str]], None] = lambda _names: None
-        self._rank = rank
-        self._begun: int | None = None
-        self._calls = threading.local()  # DataParallel calls its replicas in threads
+        self.note: Callable[[list[str], list[str]], None] = lambda _missing, _padded: None
+        self._missing, self._padded = dict.fromkeys(names), dict.fromkeys("")
+        self._multiple, self._rank = multiple, rank
+        self._passes = 0
+        self._calls: defaultdict[int, list[_Called]] = defaultdict(list)  # by thread
         self._drawn: tuple[int, Counter[str]] = 0, Counter()
 
     def __reduce__(self) -> Any:
@@ -130,40 +119,34 @@ class BlockProducts:
         return type(self), ()
 
     def look(self) -> None:
-        """A forward pass begins."""
-        if self._begun is None:
-            self._begun = self.step()
-        if self.missing and self.step() >= self._begun + 2:
-            self.note_missing(list(self.missing))
-            self.missing = {}
+        """A forward pass of the training begins."""
+        self._passes += 1
+        if self._passes == _ENOUGH:
+            self.note(list(self._missing), list(self._padded))
 
     def restart(self) -> None:
         """The step begins again: the same bits are drawn."""
         self._drawn = 0, Counter()
-        self._begun = None
 
     # -- modules -----------------------------------------------------------------------------------
 
-    def enter(self, module: nn.Module, layers: Sequence[QuantisedLayer]) -> None:
-        """A module is called, which has these quantised layers."""
-        self._stack.append((module, layers))
+    def enter(self, layers: Sequence[QuantisedLayer], module: nn.Module, _args: Any) -> None:
+        """A forward hook: a module is called, which has these quantised layers."""
+        self._calls[get_ident()].append((module, layers))
 
-    def leave(self) -> None:
-        """The call of the last module is over."""
-        if self._stack:
-            self._stack.pop()
+    def leave(self, *_call: Any) -> None:
+        """A forward hook: the call of the last module is over."""
+        del self._calls[get_ident()][-1:]
 
     @property
-    def _stack(self) -> list[tuple[nn.Module, Sequence[QuantisedLayer]]]:
-        found: list[tuple[nn.Module, Sequence[QuantisedLayer]]]
-        found = self._calls.__dict__.setdefault("stack", [])
-        return found
+    def _called(self) -> _Called:
+        return (self._calls[get_ident()] or [(None, ())])[-1]
 
     # -- products ----------------------------------------------------------------------------------
 
     def opens(self, name: str) -> bool:
         """Whether an operation's parts are to be met in its place."""
-        return name in _OPENED and bool(self._stack and self._stack[-1][1])
+        return name in _OPENED and bool(self._called[1])
 
     def run(self, name: str, named: Mapping[str, Any], low: torch.dtype) -> Tensor | None:
         """A product of the module being called; None if it is not quantised.
@@ -173,7 +156,7 @@ class BlockProducts:
             named: Its arguments by name.
             low: What operands and result are rounded to besides.
         """
-        if not (self._stack and self._stack[-1][1]):
+        if not self._called[1]:
             return None
         if name == "convolution":
             layer = self._layer_of(named["input"], named["weight"])[0]
@@ -188,7 +171,7 @@ class BlockProducts:
         if layer is None or (ends is not None and (left.dim(), right.dim()) != (2, 3)):
             return None
         x, weight = (right.mT, left) if turned else (left, right.mT)
-        out = self._multiply(layer, _through(x, low), _through(weight, low), ends)
+        out = self._products(layer, _through(x, low), _through(weight, low), ends)
         out = out.mT if turned else out
         added = named.get("bias") if name == "_grouped_mm" else None
         if name in ("addmm", "baddbmm"):
@@ -202,12 +185,13 @@ class BlockProducts:
         """The layer that two factors belong to, and whether the weight is the first one."""
         if not all(type(t) in (Tensor, nn.Parameter) for t in (left, right)):
             return None, False
-        module, layers = self._stack[-1]
+        module, layers = self._called
         sources = _source(left), _source(right)
         for layer in layers:
             if not layer.parameter:
                 continue
-            weight: Any = reduce(_inside, layer.parameter.split("."), module)
+            path = layer.parameter.split(".")
+            weight: Any = reduce(lambda owner, name: getattr(owner, name, None), path, module)
             for tensor, source in zip((right, left), sources[::-1], strict=True):
                 if isinstance(weight, Tensor) and _is_part(tensor, source, weight):
                     return layer, tensor is left
@@ -215,7 +199,7 @@ class BlockProducts:
             return None, False
         return next((layer for layer in layers if not layer.parameter), None), False
 
-    def _multiply(
+    def _products(
         self, layer: QuantisedLayer, x: Tensor, weight: Tensor, ends: Tensor | None
     ) -> Tensor:
         """x · weightᵀ in FP32 of matrices, or of equally many matrices of each.
@@ -226,25 +210,26 @@ class BlockProducts:
             weight: (…, columns, length).
             ends: Where each expert's tokens end, if x has those of all.
         """
-        self.missing.pop(layer.name, None)
-        bits = self._bits_for(layer)
-        if ends is None and not layer.grouped:
-            matrices = (t.reshape(-1, *t.shape[-2:]) for t in (x, weight))
+        self._missing.pop(layer.name, None)
+        if any(size % self._multiple for size in (*x.shape[-2:], weight.shape[-2])):
+            self._padded[layer.name] = None
+        bits = partial(self._bits, layer.name)
+        if ends is None and not (layer.grouped and x.dim() == 3):
+            matrices = (t[None].flatten(0, -3) for t in (x, weight))
             whole: Tensor = _Product.apply(*matrices, layer, bits)  # type: ignore[no-untyped-call]
             return whole.view(*x.shape[:-1], weight.shape[-2])
-        if ends is not None:
-            sizes = torch.diff(ends, prepend=ends.new_zeros(1)).tolist()
-            parts: Iterable[Tensor] = x.split([*sizes, len(x) - sum(sizes)])
+        if ends is None:
+            each: Sequence[Tensor] = x.unbind()
         else:
-            parts, weight = (t if t.dim() == 3 else t[None] for t in (x, weight))
+            sizes = torch.diff(ends, prepend=ends.new_zeros(1)).tolist()
+            *each, rest = x.split([*sizes, len(x) - sum(sizes)])
         found = [
             _Product.apply(one[None], matrix[None], layer, bits)[0]  # type: ignore[no-untyped-call]
-            for one, matrix in zip(parts, weight.unbind(), strict=False)
+            for one, matrix in zip(each, weight.unbind(), strict=True)
         ]
-        if ends is not None:
-            found.append(x.new_zeros(len(x) - sum(sizes), weight.shape[1]))
-            return torch.cat(found)
-        return torch.stack(found).view(*x.shape[:-1], weight.shape[-2])
+        if ends is None:
+            return torch.stack(found)
+        return torch.cat([*found, rest.new_zeros(len(rest), weight.shape[1])])
 
     def _convolve(
         self, layer: QuantisedLayer, named: Mapping[str, Any], low: torch.dtype
@@ -256,23 +241,20 @@ class BlockProducts:
         outputs = seen.shape[3 : 3 + places]
         order = 1, 0, *range(3, 3 + places), 2, *range(3 + places, 3 + 2 * places)
         lines = seen.permute(order).reshape(groups, -1, weight[0].numel())
-        found = self._multiply(layer, lines, weight.reshape(groups, -1, lines.shape[2]), None)
+        found = self._products(layer, lines, weight.reshape(groups, -1, lines.shape[2]), None)
         found = found.view(groups, len(x), *outputs, -1).movedim((0, -1), (1, 2)).flatten(1, 2)
         if named["bias"] is not None:
             found = found + _through(named["bias"], low).view(-1, *[1] * places)
         return found.to(low)
 
-    def _bits_for(self, layer: QuantisedLayer) -> Bits:
-        def bits(lines: Tensor) -> Tensor:
-            step = self.step()
-            if self._drawn[0] != step:
-                self._drawn = step, Counter()
-            counts = self._drawn[1]
-            counts[layer.name] += 1
-            tensor = repr((layer.name, counts[layer.name], self._rank))
-            return CounterGenerator(0, step, tensor).bits(lines.shape, lines.device)
-
-        return bits
+    def _bits(self, layer: str, lines: Tensor) -> Tensor:
+        """Random bits for the next tensor of a layer that is rounded in this step."""
+        if self._drawn[0] != self.step():
+            self._drawn = self.step(), Counter()
+        step, counts = self._drawn
+        counts[layer] += 1
+        generator = CounterGenerator(0, step, repr((layer, counts[layer], self._rank)))
+        return generator.bits(lines.shape, lines.device)
 
 
 class _Product(torch.autograd.Function):
@@ -290,7 +272,7 @@ class _Product(torch.autograd.Function):
         if any(ctx.needs_input_grad):
             note_low_products(1, ctx.flops)
         with unwatched():
-            return layer.multiply("fprop", x, weight, bits)
+            return _multiply(layer, "fprop", x, weight, bits)
 
     @staticmethod
     @once_differentiable
@@ -300,12 +282,9 @@ class _Product(torch.autograd.Function):
         of_x, of_weight = ctx.needs_input_grad[:2]
         note_low_products(of_x + of_weight, ctx.flops * (of_x + of_weight))
         with unwatched():
-            return (
-                layer.multiply("dgrad", gradient, weight.mT, bits) if of_x else None,
-                layer.multiply("wgrad", gradient.mT, x.mT, bits) if of_weight else None,
-                None,
-                None,
-            )
+            dx = _multiply(layer, "dgrad", gradient, weight.mT, bits) if of_x else None
+            dw = _multiply(layer, "wgrad", gradient.mT, x.mT, bits) if of_weight else None
+        return dx, dw, None, None
 
 
 def windows(x: Tensor, weight: Tensor, named: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
@@ -342,18 +321,10 @@ def _through(x: Tensor, low: torch.dtype) -> Tensor:
     return x.to(low).float()
 
 
-def _inside(owner: Any, name: str) -> Any:
-    return getattr(owner, name, None)
-
-
-def _storage(tensor: Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
-
-
 def _source(tensor: Tensor) -> Tensor:
     """The parameter that a tensor is a part or a conversion of; otherwise the tensor."""
     node: Any = tensor.grad_fn
-    while node is not None and node.name() in _VIEWS:
+    while node is not None and node.name().removesuffix("Backward0") in _VIEWS:
         node = node.next_functions[0][0]
     found: Tensor = getattr(node, "variable", tensor)
     return found
@@ -361,7 +332,7 @@ def _source(tensor: Tensor) -> Tensor:
 
 def _is_part(tensor: Tensor, source: Tensor, weight: Tensor) -> bool:
     """Whether a factor is a weight, or a part of it. Without autograd, a conversion shows its sizes."""
-    if _storage(source) == _storage(weight):
+    if source.untyped_storage()._cdata == weight.untyped_storage()._cdata:
         return True
     sizes = sorted(weight.shape), sorted(weight.shape[1:])
     return not torch.is_grad_enabled() and weight.dim() == 3 and sorted(tensor.shape) in sizes

@@ -158,10 +158,11 @@ class ScriptTraining:
         several = sum(len(trainer.context.wrapped.optimizers) for trainer in self.trainers)
         of = f" of {several} optimizers" if several > 1 else ""
         rest = f"{skipped} skipped, loss scale {scale_text(last.loss_scale)} at the end"
+        name = " and ".join(dict.fromkeys((last.precision.name, last.precision.format)))
         if self._share is None or last.precision.level == "O0":
             done = f"{counted(last.steps, 'step')}{of}"
-            return f"{done} in {last.precision.name} ({last.backend}), {rest}"
-        return describe_share(self._share, last.steps, of, last.precision.name, last.backend, rest)
+            return f"{done} in {name} ({last.backend}), {rest}"
+        return describe_share(self._share, last.steps, of, name, last.backend, rest)
 
     @property
     def in_vain(self) -> bool:
@@ -377,13 +378,11 @@ class ScriptTraining:
             self._termination.install()
             emulated = trainer.backend == "emulated" and trainer.precision.level != "O0"
             if emulated and announced_ranks()[0] == 0:
-                slower = (
-                    "5 to 15 times as long as in BF16"
-                    if trainer.precision.blocks
-                    else ("1.2 to 2.7 times as long as in FP32")
-                )
+                blocks = trainer.precision.blocks
+                times, base = ("2 to 17", "BF16") if blocks else ("1.2 to 2.7", "FP32")
                 processes.tell(
-                    f"{trainer.precision.name.upper()} is emulated here, in FP32: a step takes {slower}"
+                    f"{trainer.precision.name.upper()} is emulated here, in FP32: a step takes {times} "
+                    f"times as long as in {base}"
                 )
         self.trainers.append(trainer)
         for module, known in zip(modules, before, strict=True):

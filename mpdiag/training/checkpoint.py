@@ -200,9 +200,8 @@ def _masters_and_values(
 
 
 def _plain(precision: Precision) -> dict[str, Any]:
-    fields = {**dataclasses.asdict(precision), "dtype": precision.format}
-    del fields["blocks"]  # a choice of the plan, which may have changed
-    return fields
+    own = {"dtype": precision.format, "blocks": None}  # block formats may change with the plan
+    return {**dataclasses.asdict(precision), **own}
 
 
 def _other_choices(saved: Any, plan: PrecisionPlan) -> list[str]:

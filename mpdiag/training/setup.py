@@ -17,7 +17,8 @@ from torch.optim import Optimizer
 from mpdiag.emulation import recurrent
 from mpdiag.emulation.mode import Emulation
 from mpdiag.errors import UsageError
-from mpdiag.plan import BlockPlan, PrecisionPlan, ReductionPlan
+from mpdiag.numerics.block_recipes import BLOCK_RECIPES, BlockRecipe
+from mpdiag.plan import PrecisionPlan, ReductionPlan
 from mpdiag.tracing.fingerprint import (
     ModelFingerprint,
     compare_models,
@@ -168,9 +169,7 @@ def set_up(
     )
     if blocks is not None:
         blocks.step = partial(getattr, monitor, "steps")
-        blocks.note_missing = partial(_note_missing, monitor)
-        if wrapped.odd_sizes and plan.blocks is not None:
-            _note_odd(monitor, wrapped.odd_sizes, plan.blocks)
+        blocks.note = partial(_note_blocks, monitor, BLOCK_RECIPES[precision.blocks])
     context = StepContext(
         wrapped,
         wrapped.masters,
@@ -191,13 +190,9 @@ def set_up(
 
 def _noting_once(wrapped: Wrapped, monitor: StepMonitor) -> Callable[[Sequence[Tensor]], None]:
     """Says once in the log that a script writes into half-precision weights, and which."""
-    noted = False
 
     def note(parameters: Sequence[Tensor]) -> None:
-        nonlocal noted
-        if noted:
-            return
-        noted = True
+        wrapped.masters.note_written = lambda _parameters: None
         names = wrapped.names_of([wrapped.masters.master(p) for p in parameters])
         message = (
             f"weights were written into the model ({some_of(names)}) before step {monitor.steps}: what "
@@ -226,23 +221,22 @@ def _note_eager(monitor: StepMonitor, name: str) -> None:
     _note(monitor, message, logging.WARNING, eager=name)
 
 
-def _note_missing(monitor: StepMonitor, names: Sequence[str]) -> None:
-    """Say that the plan is not obeyed in some layers."""
-    message = (
-        f"no product of {some_of(names)} ran in a block format, though the plan wants it: it stays in "
-        "BF16. Fused attention, transposed convolutions and other operations are not emulated."
-    )
-    monitor.drift.say(message)
-    _note(monitor, message, not_quantised=list(names))
-
-
-def _note_odd(monitor: StepMonitor, names: Sequence[str], blocks: BlockPlan) -> None:
-    """Say in the log which sizes an engine would not take."""
-    message = (
-        f"{some_of(names)} have sizes that are no multiples of {blocks.recipe.multiple}, which engines "
-        f"need for {blocks.recipe.label}. Here zeros fill up the last block."
-    )
-    _note(monitor, message, padded=list(names))
+def _note_blocks(
+    monitor: StepMonitor, recipe: BlockRecipe, missing: list[str], padded: list[str]
+) -> None:
+    """Say in the log where a block format is not emulated, and which sizes no engine takes."""
+    if missing:
+        message = (
+            f"no product of {some_of(missing)} ran in {recipe.label}, though the plan wants it. Fused "
+            "attention, transposed convolutions and what is called by another name stay in BF16."
+        )
+        _note(monitor, message, logging.WARNING, missing=missing)
+    if padded:
+        message = (
+            f"products of {some_of(padded)} have sizes that are not multiples of {recipe.multiple}, as "
+            f"engines need them for {recipe.label}. Zeros fill up the last block here."
+        )
+        _note(monitor, message, padded=padded)
 
 
 def _check_model(

@@ -171,7 +171,7 @@ def test_a_training_in_block_formats_goes_on_with_the_same_random_bits():
     plan = PrecisionPlan(target="bf16", blocks=BlockPlan("nvfp4", recipe.formats(), layers))
     model, mp = build("O1", plan)
     advance(model, mp, 0, 4)
-    assert not mp.context.wrapped.policy.products.missing
+    assert not mp.context.wrapped.policy.products._missing
     state = copy.deepcopy(mp.state_dict())
     advance(model, mp, 4, 6)
     mp.close()

@@ -17,7 +17,6 @@ from torch._guards import TracingContext
 from torch.utils._pytree import tree_map
 from torch.utils.hooks import RemovableHandle
 
-from mpdiag.emulation.block_products import QuantisedLayer
 from mpdiag.emulation.policy import Policy
 from mpdiag.errors import UsageError
 from mpdiag.tracing.precision import HALF
@@ -240,29 +239,6 @@ class Fp32Operations(Region):
     def _leave(self, _module: nn.Module, _args: Any, _output: Any) -> None:
         if self.switch.on:
             leave_region(self.number)
-
-
-@dataclass(eq=False)
-class BlockModule(Around):
-    """Tells which layers of a module have products in a block format, while it is being called.
-
-    Attributes:
-        layers: These; none in a submodule of such a module.
-        policy: The policy, with what computes them.
-        switch: Off: the hooks do nothing.
-    """
-
-    layers: tuple[QuantisedLayer, ...]
-    policy: Policy
-    switch: Switch
-
-    def _enter(self, module: nn.Module, _args: Any) -> None:
-        if self.switch.on and self.policy.products is not None:
-            self.policy.products.enter(module, self.layers)
-
-    def _leave(self, _module: nn.Module, _args: Any, _output: Any) -> None:
-        if self.switch.on and self.policy.products is not None:
-            self.policy.products.leave()
 
 
 @dataclass(eq=False)

@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mpdiag.emulation import block_products, policy
+from mpdiag.emulation.block_products import QuantisedLayer
 from mpdiag.emulation.mode import unwatched
 from mpdiag.errors import UsageError
 from mpdiag.numerics.autocast_lists import CALLED_AS, LISTS, Rule
@@ -59,7 +61,6 @@ class Wrapped:
         start: Knows when a step begins, and saves then what it may have to undo.
         compiles: Whether what is compiled may stay so.
         note_eager: Told the name of a compiled module that runs eagerly.
-        odd_sizes: Layers in a block format with sizes that no engine takes.
     """
 
     def __init__(
@@ -85,7 +86,6 @@ class Wrapped:
         self.compiles = True
         self.note_eager: Callable[[str], None] = lambda _name: None
         self.fp32_inside: dict[int, frozenset[str] | None] = {}
-        self.odd_sizes: list[str] = []
         self.start = StepStart(self.buffers)
         self._additions: lookout.Additions | None = None
         self._looked = False
@@ -143,10 +143,10 @@ class Wrapped:
         """A forward pass of a model begins, which may belong to a step."""
         if self.precision.low_precision_model:
             self.look()
-        if self.policy.products is not None:
-            self.policy.products.look()
         if not (called.training or torch.is_grad_enabled()):
             return
+        if self.policy.products is not None:
+            self.policy.products.look()
         if torch.is_grad_enabled():
             refuse_capture()
             ddp = nn.parallel.DistributedDataParallel._active_ddp_module
@@ -232,35 +232,28 @@ class Wrapped:
         if blocks is None:
             return frozenset()
         operands = blocks.operands()
-        found: dict[nn.Module, list[block_products.QuantisedLayer]] = {}
-        for layer in blocks.layers:
-            if layer.quantised:
-                weight = "" if layer.kind in WITHOUT_WEIGHT else layer.parameter or "weight"
-                formats = {gemm: operands[gemm] for gemm in layer.quantised}
-                one = block_products.QuantisedLayer(
-                    layer.name, weight, layer.kind == "grouped", formats
-                )
-                module = _find(names, layer.module)
-                found.setdefault(module, []).append(one)
-                around, _, own = layer.module.rpartition(".")
-                if (
-                    weight and own and around in names
-                ):  # it may use the weight itself, as attention does
-                    inner = replace(one, parameter=f"{own}.{weight}")
-                    found.setdefault(names[around], []).append(inner)
-                held = module._parameters.get(weight)
-                if held is not None:
-                    sizes = held.shape[-2:] if one.grouped else (len(held), held[0].numel())
-                    if any(size % blocks.recipe.multiple for size in sizes):
-                        self.odd_sizes.append(one.name)
+        found: dict[nn.Module, list[QuantisedLayer]] = {}
+        for layer in (one for one in blocks.layers if one.quantised):
+            formats = {gemm: operands[gemm] for gemm in layer.quantised}
+            weight = "" if layer.kind in WITHOUT_WEIGHT else layer.parameter or "weight"
+            one = QuantisedLayer(layer.name, weight, layer.kind == "grouped", formats)
+            found.setdefault(_find(names, layer.module), []).append(one)
+            around, _, own = layer.module.rpartition(".")
+            if (
+                weight and own and around in names
+            ):  # it may use the weight itself, as attention does
+                inner = replace(one, parameter=f"{own}.{weight}")
+                found.setdefault(names[around], []).append(inner)
         self.compiles = False
-        self.policy.products = block_products.BlockProducts(
-            (one.name for layers in found.values() for one in layers), rank()
-        )
+        known = (layer.name for layers in found.values() for layer in layers)
+        products = block_products.BlockProducts(known, blocks.recipe.multiple, rank())
+        self.policy.products = products
         inside = {inner: () for module in found for inner in module.modules()}
         for module, layers in {**inside, **found}.items():
-            hook = fp32_regions.BlockModule(tuple(layers), self.policy, self.switch)
-            self._hooks(hook.place(module))
+            if not isinstance(module, torch.jit.ScriptModule):  # which takes no hooks
+                enter = partial(products.enter, layers)
+                self._add(module.register_forward_pre_hook(enter, prepend=True).remove)
+                self._add(module.register_forward_hook(products.leave, always_call=True).remove)
         return block_products.INTERCEPTED
 
     def _keep_outside(self, names: dict[str, nn.Module], operations: frozenset[str]) -> None:
