@@ -227,14 +227,14 @@ def _note_blocks(
     """Say in the log where a block format is not emulated, and which sizes no engine takes."""
     if missing:
         message = (
-            f"no product of {some_of(missing)} ran in {recipe.label}, though the plan wants it. Fused "
-            "attention, transposed convolutions and what is called by another name stay in BF16."
+            f"mpdiag found no product of {some_of(missing)} to run in {recipe.label}, so it stays in "
+            "BF16. Fused attention and transposed convolutions are not emulated."
         )
         _note(monitor, message, logging.WARNING, missing=missing)
     if padded:
         message = (
-            f"products of {some_of(padded)} have sizes that are not multiples of {recipe.multiple}, as "
-            f"engines need them for {recipe.label}. Zeros fill up the last block here."
+            f"products of {some_of(padded)} have sizes that engines do not take for {recipe.label} "
+            f"(multiples of {recipe.multiple}). Zeros fill up the last block here."
         )
         _note(monitor, message, padded=padded)
 
