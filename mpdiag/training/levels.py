@@ -77,14 +77,14 @@ def resolve(
         UsageError: If there is no such level, or an override makes no sense for it.
     """
     chosen = plan.level if level is None else level
-    if chosen not in LEVELS:
-        raise UsageError(f"there is no level {chosen!r}: choose one of {', '.join(LEVELS)}")
-    if plan.blocks is not None and chosen != "O0":
-        if level not in (None, "O1"):
+    if plan.blocks is not None and chosen in ("O2", "O3"):
+        if level is not None:
             raise UsageError(
                 f"a plan with block formats is trained at level O1, or in FP32 at O0, not at {level}"
             )
         chosen = "O1"
+    if chosen not in LEVELS:
+        raise UsageError(f"there is no level {chosen!r}: choose one of {', '.join(LEVELS)}")
     dtype = overrides.dtype
     compute = _dtype(plan.target if dtype is None else dtype, named=dtype is not None)
     base = Precision(
