@@ -100,7 +100,7 @@ class _TwinReplay(StepReplay):
         for view in found_in((call.args, call.kwargs), View):
             if view.value in call.writes:
                 views[call.writes[view.value]] = view.dtype
-        if op in MOVES and not (op in ("_to_copy", "copy_") and _narrows(call, views)):
+        if op in MOVES and op not in ("_to_copy", "copy_"):  # which may round
             return
         for value, dtype in views.items():
             self._move(into[value], dtype, _SUMMED * math.sqrt(call.reduction))
@@ -123,8 +123,6 @@ class _TwinReplay(StepReplay):
         factors = signs * (eps if dtype is wide else eps / 2) + 1
         norm = float(torch.linalg.vector_norm(flat, dtype=wide))
         if not math.isfinite(norm):  # what fills masks must not become infinite
-            there = flat.abs() < torch.finfo(dtype).max / 2
-            flat.copy_(torch.where(there, flat * _repeated(factors, flat), flat))
             return
         for part in _rows(flat):
             part.mul_(factors[: part.shape[-1]])
@@ -139,18 +137,8 @@ def _rows(flat: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return (flat[:whole].view(-1, _SIGNS), flat[whole:]) if whole else (flat,)
 
 
-def _repeated(row: torch.Tensor, flat: torch.Tensor) -> torch.Tensor:
-    return row.repeat(-(-flat.numel() // row.numel()))[: flat.numel()]
-
-
 @cache
 def _signs() -> torch.Tensor:
     generator = torch.Generator("cpu").manual_seed(0)
     drawn = torch.randint(0, 2, (_SIGNS,), generator=generator, device="cpu")
     return drawn.float().mul_(2).sub_(1).repeat(2)
-
-
-def _narrows(call: Call, results: dict[int, torch.dtype]) -> bool:
-    """Whether a copy rounds: its result is narrower than what it copies."""
-    given = [view.dtype for view in found_in((call.args, call.kwargs), View)]
-    return any(g.itemsize > made.itemsize for g in given for made in results.values())

@@ -264,7 +264,8 @@ class Observer(StepListener):
     def _note_output(self, named: NamedModule, args: Any, output: Any) -> None:
         recomputing = in_backward()
         if id(named.module) in self._roots and not recomputing:
-            self._trace.take_all("input", named.name, tensors_in(args))
+            for tensor in tensors_in(args) if self._trace.on else ():
+                self._trace.take("input", named.name, tensor)
         if named.output_shapes is None:
             named.input_shapes = shapes_of(tensors_in(args))
             named.output_shapes = shapes_of(tensors_in(output))

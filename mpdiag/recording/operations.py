@@ -101,6 +101,8 @@ class OperationWatch:
         self._lock = threading.RLock()
         self._tensors = OperationTensors(parameters)
         self._effects = StepEffects(parameters)
+        if trace is not None:
+            trace.tape = lambda: self._effects.tape
         self._forget()
 
     def _forget(self) -> None:
@@ -394,7 +396,6 @@ class OperationWatch:
         draft.fields |= operation_facts.cost(func, args, kwargs, result)
         self._effects.after(draft.taped, draft.fields, args, kwargs, result)
         if self._trace is not None and self._trace.on:
-            self._trace.follow(lambda: self._effects.tape)
             fields = draft.fields
             for tensor in found:
                 self._trace.take(

@@ -57,7 +57,6 @@ from mpdiag.recording.trace import TraceWatch, checked
 from mpdiag.recording.value_watch import ValueWatch
 from mpdiag.recording.weights import CopiedParameters, WeightCopies, WeightObserver
 from mpdiag.runs import provenance
-from mpdiag.runs import trace as traces
 from mpdiag.runs.writer import RunWriter
 from mpdiag.tracing.dispatch import after_backward, in_backward
 from mpdiag.tracing.dtype_setters import DtypeSetters
@@ -141,18 +140,13 @@ def record(
         raise UsageError(f"operations must be a number of steps, 0 or more, not {operations!r}")
     if blocks and operations == 0:
         raise UsageError("blocks=True records in the steps of operations: leave operations=0 out")
-    try:
-        traced = checked(trace, traces.STEPS)
-    except TypeError:
-        message = f"trace must be True or numbers of steps, 0 or more, not {trace!r}"
-        raise UsageError(message) from None
     only = Fp32Only(logger.info) if fp32 else None
     return Recorder(
         model,
         optimizers,
         place(run),
         RecordingOptions(
-            cadence, include, exclude, overwrite, operations, trace=traced, blocks=blocks
+            cadence, include, exclude, overwrite, operations, trace=checked(trace), blocks=blocks
         ),
         precision=PrecisionWatch(off=fp32, only=dict if only is None else only.to_json),
         fp32=only,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,9 +18,10 @@ import torch
 from numpy.typing import NDArray
 
 from mpdiag.emulation.step_twins import Mark, spreads
+from mpdiag.errors import UsageError
 from mpdiag.recording.counting.tensors import has_memory, own_part
 from mpdiag.recording.step_clock import Step, StepListener
-from mpdiag.runs.trace import TraceKind, TraceRow, encode, positions
+from mpdiag.runs.trace import STEPS, TraceKind, TraceRow, encode, positions
 from mpdiag.tracing.storages import elements_of
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class TraceWatch(StepListener):
 
     Attributes:
         writer: Writes what was taken; set before the first step.
+        tape: Gives the step's tape, if its operations are taped; set by who records them.
         on: Whether the present step is traced.
         reason: Why there are no twins, or no more rows; empty if there is no reason.
     """
@@ -55,6 +57,7 @@ class TraceWatch(StepListener):
         failed: Callable[[str, Exception], None],
     ) -> None:
         self.writer: RunWriter | None = None
+        self.tape: Callable[[], StepTape | None] = lambda: None
         self.on = False
         self.reason = ""
         self._steps = frozenset(steps)
@@ -68,7 +71,6 @@ class TraceWatch(StepListener):
         self._taken: list[tuple[torch.Tensor, torch.Tensor]] = []  # elements and norm of each row
         self._marks: dict[int, Mark] = {}
         self._calls: Counter[tuple[str, str | None, str, str]] = Counter()
-        self._tape: Callable[[], StepTape | None] = _no_tape
 
     def wants(self, step: int) -> bool:
         """Whether a step is traced."""
@@ -112,16 +114,6 @@ class TraceWatch(StepListener):
 
     # -- tensors -----------------------------------------------------------------------------------
 
-    def follow(self, tape: Callable[[], StepTape | None]) -> None:
-        """Operations of this step are recorded; what is asked for the tape says whether it is taped."""
-        self._tape = tape
-
-    def take_all(self, kind: TraceKind, module: str, tensors: Iterable[torch.Tensor]) -> None:
-        """Look at some tensors, if the step is traced."""
-        if self.on:
-            for tensor in tensors:
-                self.take(kind, module, tensor)
-
     def take(
         self,
         kind: TraceKind,
@@ -144,64 +136,53 @@ class TraceWatch(StepListener):
         """
         if not self.on:
             return
+        phase, about = phase or _phase(kind), about or {}
         try:
-            with torch.no_grad():
-                self._take(kind, module, tensor, name, phase or _phase(kind), about or {})
+            whole = tuple(map(int, tensor.shape))
+            partial = any(p.is_partial() for p in getattr(tensor, "placements", ()))
+            local = own_part(tensor).detach()
+            if not _is_readable(local):
+                return
+            if local.is_complex():
+                local, whole = torch.view_as_real(local.resolve_conj()), (*whole, 2)
+            numbers, at = _held(tensor, whole)
+            key = (kind, module, name, phase)
+            self._rows.append(
+                TraceRow(
+                    self._number,
+                    self._rank,
+                    len(self._rows),
+                    kind,
+                    phase,
+                    module,
+                    name,
+                    self._calls[key],
+                    whole,
+                    str(tensor.dtype).removeprefix("torch."),
+                    np.zeros(0),
+                    0.0,
+                    at,
+                    partial,
+                    file=about.get("file", ""),
+                    line=about.get("line", 0),
+                    code=about.get("code", ""),
+                    arguments=_text_of(about.get("scalars", {})),
+                )
+            )
+            self._calls[key] += 1
+            held = local.resolve_neg()
+            taken = elements_of(held, numbers) if len(numbers) else held.new_empty(0)
+            self._taken.append((taken, _norm(held)))
+            tape = self.tape()
+            view = None if tape is None or not len(numbers) else tape.seen(local)
+            if view is not None:
+                self._marks[len(self._rows) - 1] = Mark(view, numbers, taken)
         except Exception as error:  # noqa: BLE001 - whatever it is, training goes on
             self._give_up("tracing a step", error)
 
-    def _take(
-        self,
-        kind: TraceKind,
-        module: str | None,
-        tensor: torch.Tensor,
-        name: str,
-        phase: str,
-        about: Mapping[str, Any],
-    ) -> None:
-        whole = tuple(map(int, tensor.shape))
-        partial = any(p.is_partial() for p in getattr(tensor, "placements", ()))
-        local = own_part(tensor).detach()
-        if not _is_readable(local):
-            return
-        if local.is_complex():
-            local, whole = torch.view_as_real(local.resolve_conj()), (*whole, 2)
-        numbers, at = _held(tensor, whole)
-        key = (kind, module, name, phase)
-        self._rows.append(
-            TraceRow(
-                self._number,
-                self._rank,
-                len(self._rows),
-                kind,
-                phase,
-                module,
-                name,
-                self._calls[key],
-                whole,
-                str(tensor.dtype).removeprefix("torch."),
-                np.zeros(0),
-                0.0,
-                at,
-                partial,
-                file=about.get("file", ""),
-                line=about.get("line", 0),
-                code=about.get("code", ""),
-                arguments=_text_of(about.get("scalars", {})),
-            )
-        )
-        self._calls[key] += 1
-        held = local.resolve_neg()
-        taken = elements_of(held, numbers) if len(numbers) else held.new_empty(0)
-        self._taken.append((taken, _norm(held)))
-        tape = self._tape()
-        view = None if tape is None or not len(numbers) else tape.seen(local)
-        if view is not None:
-            self._marks[len(self._rows) - 1] = Mark(view, numbers, taken)
-
     def spread(self) -> None:
         """Run the step's twin, before its tape is let go."""
-        tape = self._tape()
+        tape = self.tape()
         if not self.on or not self._marks:
             return
         if tape is None:
@@ -250,10 +231,6 @@ def _in_order(rows: Sequence[TraceRow]) -> Iterator[TraceRow]:
 
 
 _LARGEST = 1e300
-
-
-def _no_tape() -> None:
-    """No tape."""
 
 
 def _phase(kind: TraceKind) -> str:
@@ -305,15 +282,14 @@ def _text_of(scalars: Mapping[str, Any]) -> str:
     return json.dumps(plain)[:_LONGEST] if plain else ""
 
 
-def checked(trace: bool | Sequence[int], default: Collection[int]) -> tuple[int, ...]:
+def checked(trace: bool | Sequence[int]) -> tuple[int, ...]:
     """The steps to trace, from what a caller asks for.
 
     Raises:
-        TypeError: If these are no numbers of steps.
+        UsageError: If these are no numbers of steps.
     """
-    if isinstance(trace, bool):
-        return tuple(default) if trace else ()
-    steps = tuple(trace)
-    if not all(type(step) is int and step >= 0 for step in steps):
-        raise TypeError("no numbers of steps")
-    return steps
+    steps = (STEPS if trace else ()) if isinstance(trace, bool) else trace
+    numbers = isinstance(steps, Collection) and all(type(s) is int and s >= 0 for s in steps)
+    if not numbers:
+        raise UsageError(f"trace must be True or numbers of steps, 0 or more, not {trace!r}")
+    return tuple(steps)

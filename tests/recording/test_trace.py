@@ -88,7 +88,7 @@ def test_a_twin_comes_apart_as_far_as_the_formats_say(tmp_path):
     assert 2e-5 < output.spread < 4e-4
 
 
-@pytest.mark.parametrize("trace", [[-1], ["0"], [0.5]])
+@pytest.mark.parametrize("trace", [[-1], ["0"], [0.5], 3])
 def test_steps_that_are_none_are_refused(trace, tmp_path):
     model, optimizer = model_and_optimizer()
     with pytest.raises(UsageError, match="trace must be True or numbers of steps"):

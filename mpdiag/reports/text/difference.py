@@ -10,21 +10,33 @@ from rich.text import Text
 from mpdiag.analysis.difference.alignment import Edit
 from mpdiag.analysis.difference.diff import Culprit, RunDifference
 from mpdiag.display.wording import counted, spoken_layer
+from mpdiag.reports.text.tables import Fitted
+from mpdiag.reports.views.difference import OUTSIDE, PASSES, difference_frame
 
 _SHOWN = 4
 """Edits of the graph that are listed."""
+_AROUND = 7
+"""Modules that are shown around the one where the runs part."""
 
 
 def difference_text(found: RunDifference, a: Path, b: Path) -> RenderableType:
     """The whole report of ``mpdiag diff``."""
+    title, lines = difference_lines(found, a, b)
+    style = {False: "bold red", True: "bold green", None: "bold yellow"}[found.agree]
+    around = [] if found.first is None else [_around(found, found.first)]
+    return Group(Text(title, style), *map(Text, lines), *around)
+
+
+def difference_lines(found: RunDifference, a: Path, b: Path) -> tuple[str, list[str]]:
+    """What was found in one sentence, and the sentences below it."""
     if found.first is not None:
-        title = Text(f"{a} and {b} differ beyond rounding at step {found.first.step}", "bold red")
+        title = f"{a} and {b} differ beyond rounding at step {found.first.step}"
         lines = list(_where(found.first, found.before))
     elif found.agree:
-        title = Text(f"{a} and {b} agree: rounding explains every difference", "bold green")
+        title = f"{a} and {b} agree: rounding explains every difference"
         lines = list(_agreement(found))
     else:
-        title = Text(f"{a} and {b} cannot be compared", "bold yellow")
+        title = f"{a} and {b} cannot be compared"
         lines = ["They have no tensor in common."]
     if found.cut_off is not None:
         lines = [] if found.agree is None else lines
@@ -34,7 +46,24 @@ def difference_text(found: RunDifference, a: Path, b: Path) -> RenderableType:
     lines += [f"Environment: {', '.join(found.environment)}."] if found.environment else []
     lines += _edits(found)
     lines += [f"Not compared: {reason}." for reason in found.missing]
-    return Group(title, *(Text(line) for line in lines))
+    return title, lines
+
+
+def _around(found: RunDifference, first: Culprit) -> Fitted:
+    """How far modules around the one where the runs part are apart in that step."""
+    frame = difference_frame(found)
+    ratios = (
+        frame[frame["step"] == first.step].groupby(["module", "pass"], sort=False)["ratio"].max()
+    )
+    layers = list(dict.fromkeys(frame["module"]))
+    place = first.module or OUTSIDE
+    begin = max(0, layers.index(place) - _AROUND // 2) if place in layers else 0
+    table = Fitted(("difference over tolerance", *PASSES), right=frozenset(PASSES), boxed=False)
+    for layer in layers[begin : begin + _AROUND]:
+        cells = [ratios.get((layer, name)) for name in PASSES]
+        words = ["" if r is None else Text(f"{r:.2g}", "bold red" if r > 1 else "") for r in cells]
+        table.add_row(layer, *words)
+    return table
 
 
 def _where(first: Culprit, before: int) -> Iterator[str]:
