@@ -282,14 +282,13 @@ def _text_of(scalars: Mapping[str, Any]) -> str:
     return json.dumps(plain)[:_LONGEST] if plain else ""
 
 
-def checked(trace: bool | Sequence[int]) -> tuple[int, ...]:
+def checked(trace: object) -> tuple[int, ...]:
     """The steps to trace, from what a caller asks for.
 
     Raises:
         UsageError: If these are no numbers of steps.
     """
     steps = (STEPS if trace else ()) if isinstance(trace, bool) else trace
-    numbers = isinstance(steps, Collection) and all(type(s) is int and s >= 0 for s in steps)
-    if not numbers:
+    if not isinstance(steps, Collection) or not all(type(s) is int and s >= 0 for s in steps):
         raise UsageError(f"trace must be True or numbers of steps, 0 or more, not {trace!r}")
     return tuple(steps)

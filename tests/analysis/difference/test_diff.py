@@ -1,6 +1,7 @@
 """Where two runs part: named for planted faults, and nothing where rounding explains it."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -198,9 +199,13 @@ def test_the_command_its_document_and_a_fingerprint(sound, tmp_path):
         document = json.loads(other.stdout)
         assert_described("diff", document)
         assert document["first"]["module"] == "1"
-    shown = run("diff", sound, faulty).stdout
+    page = tmp_path / "page.html"
+    shown = run("diff", sound, faulty, "-o", page).stdout
     assert "First: mul in " in shown
     assert "Compared before it: " in shown
+    assert "differ beyond rounding at step 0" in page.read_text()
+    assert re.search(r"^ *1\.down +0 ", shown, re.MULTILINE)
+    assert run("diff", sound, faulty, "-o", tmp_path / "page.png").exit_code == 2
     untraced = tmp_path / "untraced"
     with mpdiag.record(nn.Linear(2, 2), None, untraced):
         pass
