@@ -27,9 +27,11 @@ from torch.utils._pytree import tree_leaves
 
 from mpdiag.analysis.analyzer import analyze
 from mpdiag.analysis.mismatch import Distance, LayerMismatch, Mismatch, worth_keeping
-from mpdiag.errors import UsageError
+from mpdiag.errors import InputError, UsageError
 from mpdiag.sensitivity.forward_passes import Call, FollowedPass, Given, Side, in_shapes_of
+from mpdiag.tracing.fingerprint import compare_models
 from mpdiag.tracing.names import type_name
+from mpdiag.training.setup import fingerprint_of
 
 PROBES = 16
 BUDGET = 0.1
@@ -63,10 +65,13 @@ def mismatch(
 
     Raises:
         UsageError: If a model returns no logits, or logits of another shape or that are not finite.
-        InputError: If the recording cannot be read.
+        InputError: If the recording cannot be read, or is of another model.
     """
     a, b = Side(model_a), Side(model_b)
-    scale = None if recording is None else analyze(recording).plan.loss_scale.init_scale
+    plan, held = None if recording is None else analyze(recording).plan, fingerprint_of(a.model)
+    if plan and plan.model and held and compare_models(plan.model, held).disjoint:
+        raise InputError(f"{recording} records another model: pass a recording of this one")
+    scale = None if plan is None else plan.loss_scale.init_scale
     with a.evaluated(), b.evaluated():
         wide = a.layers_in_fp32()
         first = FollowedPass(a, batch, wide, graph=True)

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import mpdiag
-from mpdiag.errors import UsageError
+from mpdiag.errors import InputError, UsageError
 
 WORDS, WIDTH = 16, 8
 
@@ -147,11 +147,19 @@ def test_passes_of_other_forms_are_put_together(forward):
     assert max(found.layers, key=lambda layer: layer.added).name == "blocks.1.down"
 
 
-def test_fp16_in_place_of_bf16_is_measured_and_nothing_changes(root):
+def test_fp16_in_place_of_bf16_is_measured_and_nothing_changes(root, tmp_path):
     a = Model().train()
+    recording, optimizer = tmp_path / "run", torch.optim.SGD(a.parameters(), 0.1)
+    with mpdiag.record(a, optimizer, recording, operations=0):
+        F.cross_entropy(
+            a(**batch())["logits"].flatten(0, 1), batch()["input_ids"].flatten()
+        ).backward()
+        optimizer.step()
+    a.zero_grad()
     b = copy.deepcopy(a).bfloat16()
     before = copy.deepcopy(a.state_dict())
-    recording = root / "sample_runs" / "digits"
+    with pytest.raises(InputError, match="digits records another model"):
+        mpdiag.mismatch(a, b, batch(), recording=root / "sample_runs" / "digits")
     found = mpdiag.mismatch(a, b, batch(rows=32), budget=0.3, recording=recording)
     assert found.loss_scale == mpdiag.analyze(recording).plan.loss_scale.init_scale
     assert found.fp16.mean < found.distance.mean / 3

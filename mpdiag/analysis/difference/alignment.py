@@ -66,8 +66,7 @@ def aligned(a: Sequence[Tensor], b: Sequence[Tensor]) -> tuple[list[Pair], list[
         a: All tensors of a step on one side.
         b: Those on the other.
     """
-    if in_parts(a, b):
-        a, b = ([t for t in side if "weight" in t.kind] for side in (a, b))
+    a, b = (_whole_batch(side, _parts(side, other)) for side, other in ((a, b), (b, a)))
     named = {_name(t): t for t in b if t.kind != "operation"}
     pairs = [Pair(t, named[_name(t)]) for t in a if t.kind != "operation" and _name(t) in named]
     ours, theirs = _operations(a), _operations(b)
@@ -81,11 +80,31 @@ def aligned(a: Sequence[Tensor], b: Sequence[Tensor]) -> tuple[list[Pair], list[
     return sorted(pairs, key=lambda pair: _place(pair.a)), edits
 
 
-def in_parts(a: Sequence[Tensor], b: Sequence[Tensor]) -> bool:
-    """Whether one side computes a batch in more parts, as gradient accumulation does."""
-    inputs = [[t for t in side if t.kind == "input"] for side in (a, b)]
+def _parts(step: Sequence[Tensor], other: Sequence[Tensor]) -> int:
+    """How many parts of a batch, as of gradient accumulation, there are for each of the other side."""
+    inputs = [[t for t in side if t.kind == "input"] for side in (step, other)]
     elements = {sum(math.prod(p.shape) for t in ts for p in t.pieces) for ts in inputs}
-    return len({len(ts) for ts in inputs}) > len(elements) == 1
+    times = [len(ts) for ts in inputs]
+    return times[0] // times[1] if len(elements) == 1 and all(times) else 1
+
+
+def _whole_batch(step: Sequence[Tensor], parts: int) -> Sequence[Tensor]:
+    """The tensors of a batch's parts put together: each part has a piece, as a rank has."""
+    if parts < 2:
+        return step
+    calls: dict[tuple[str, str | None, str, str], list[Tensor]] = defaultdict(list)
+    for t in step:
+        calls[_name(t)[:4]].append(t)
+    found = [t for t in step if "weight" in t.kind]
+    for some in calls.values():
+        each, left = divmod(len(some), parts)
+        if not left and "weight" not in some[0].kind:
+            for i in range(each):
+                held = some[i::each]
+                pieces = tuple(replace(p, rank=None) for t in held for p in t.pieces)
+                spread = max((t.spread for t in held if t.spread is not None), default=None)
+                found.append(replace(held[0], pieces=pieces, spread=spread))
+    return sorted(found, key=lambda t: t.order)
 
 
 def _without_gradient(a: Sequence[Tensor], b: Sequence[Tensor], *kinds: str) -> list[Pair]:

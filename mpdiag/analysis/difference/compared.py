@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from mpdiag.analysis.difference.alignment import in_parts
 from mpdiag.analysis.difference.diff import RunDifference, difference
 from mpdiag.analysis.difference.fingerprint import read_fingerprint, traced
 from mpdiag.analysis.difference.sides import steps_of
@@ -36,11 +35,8 @@ def diff(a: str | os.PathLike[str], b: str | os.PathLike[str]) -> RunDifference:
         raise InputError(
             f"{a} and {b} have no traced step in common: record both with the same --trace-steps"
         )
-    steps_a, steps_b = steps_of(ours), steps_of(theirs)
-    found = difference(steps_a, steps_b)
+    found = difference(steps_of(ours), steps_of(theirs))
     missing = [*_missing(a, ours, meta_a), *_missing(b, theirs, meta_b)]
-    if any(in_parts(steps_a[step], steps_b[step]) for step in steps_a if step in steps_b):
-        missing.append("what the model computes: one run splits its batches into more parts")
     return replace(found, missing=missing, environment=_environment(meta_a, meta_b))
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from bisect import insort
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import numpy as np
@@ -40,6 +40,9 @@ _SEEN = 4.0
 """How many times further than in the root mean square a single gradient may be apart."""
 _FEWEST = 4
 """Elements with clear gradients of which an update is judged, at least."""
+
+_Key = tuple[str, "int | None"]
+"""A parameter and a rank."""
 
 
 @dataclass(frozen=True)
@@ -201,22 +204,23 @@ def _judged(
     history: _Gradients,
 ) -> Iterable[Judged]:
     """Every pair of a step, judged; ``moved`` is None in the training's first step."""
-    before: dict[str, tuple[NDArray[np.float64], NDArray[np.float64]]] = {}
+    before: dict[_Key, tuple[NDArray[np.float64], NDArray[np.float64]]] = {}
     depth = 0
     for pair in pairs:
         a, b = pair.a, pair.b
         exact = a.kind in ("weight", "input")
         drift, furthest = (0.0, 0.0) if moved is None else moved.of(a, b)
         if a.kind == "weight" and moved is not None:
-            before[a.name] = a.pieces[0].values, b.pieces[0].values
+            before |= {(a.name, rank): (x[0], y[0]) for rank, x, y, _ in matched(a, b, layout)}
             continue  # what the steps before have left
         for rank, ours, theirs, numel in matched(a, b, layout):
+            key = a.name, rank
             size = size_of(ours[0], theirs[0])
             if a.kind == "weight":
-                before[a.name] = ours[0], theirs[0]
+                before[key] = ours[0], theirs[0]
             if a.kind == "updated_weight":
-                if a.name in before:
-                    found = history.update(a, b, before[a.name], (ours[0], theirs[0]))
+                if key in before:
+                    found = history.update(key, (a, b), before[key], (ours[0], theirs[0]))
                     if found is not None:
                         yield Judged(pair, step, rank, found)
                 continue
@@ -224,7 +228,7 @@ def _judged(
                 _conversion(a, b) * size if exact else math.hypot(spread(a, b, size, depth), drift)
             )
             if a.kind == "weight_grad":
-                history.note(a.name, ours[0], theirs[0], FACTOR * room)
+                history.note(key, ours[0], theirs[0], FACTOR * room)
             found = apart(ours, theirs, room, numel)
             if moved is not None and pair.certain and not exact:
                 moved.note(found.difference * size)
@@ -238,48 +242,48 @@ def _conversion(a: Tensor, b: Tensor) -> float:
 
 
 class _Gradients:
-    """What is known of gradients so far: the updates follow from them.
+    """What is known of gradients so far, of each rank's by itself: the updates follow from them.
 
     Attributes:
-        possible: By parameter, how far rounding may have moved its weights: a root mean square.
+        possible: By parameter and rank, how far rounding may have moved weights: a root mean square.
     """
 
     def __init__(self) -> None:
-        self.possible: dict[str, float] = {}
-        self._apart: dict[str, NDArray[np.float64]] = {}
-        self._seen: dict[str, float] = {}
-        self._present: dict[str, NDArray[np.float64]] = {}
+        self.possible: dict[_Key, float] = {}
+        self._apart: dict[_Key, NDArray[np.float64]] = {}
+        self._seen: dict[_Key, float] = {}
+        self._present: dict[_Key, NDArray[np.float64]] = {}
 
-    def note(self, name: str, a: NDArray[np.float64], b: NDArray[np.float64], room: float) -> None:
+    def note(self, key: _Key, a: NDArray[np.float64], b: NDArray[np.float64], room: float) -> None:
         """A parameter's gradient on both sides, and its tolerance."""
-        self._apart[name] = self._apart.get(name, 0.0) + np.abs(a - b) + room
-        self._seen[name] = self._seen.get(name, 0.0) + size_of(a - b)
-        self._present[name] = np.abs(a)
+        self._apart[key] = self._apart.get(key, 0.0) + np.abs(a - b) + room
+        self._seen[key] = self._seen.get(key, 0.0) + size_of(a - b)
+        self._present[key] = np.abs(a)
 
     def update(
         self,
-        a: Tensor,
-        b: Tensor,
+        key: _Key,
+        sides: tuple[Tensor, Tensor],
         before: tuple[NDArray[np.float64], NDArray[np.float64]],
         after: tuple[NDArray[np.float64], NDArray[np.float64]],
     ) -> Apart | None:
         """Compare a parameter's update where its gradient is clear; None where too little is."""
         ours, theirs = after[0] - before[0], after[1] - before[1]
-        present = self._present.get(a.name)
+        present = self._present.get(key)
         if present is None or present.shape != ours.shape:
             return None
         with np.errstate(divide="ignore", invalid="ignore"):
-            unclear = self._apart[a.name] / present
-            doubt = _SEEN * self._seen[a.name] / present
+            unclear = self._apart[key] / present
+            doubt = _SEEN * self._seen[key] / present
             room = np.abs(ours) * _FOLLOWS * unclear
         # An optimizer may follow the sign of a gradient alone, which then is any.
         doubt = np.where(np.isnan(doubt), 0.0, np.minimum(doubt, 1.0))
         moved = float(np.sqrt(np.mean(np.square(2.0 * doubt * ours))))
-        self.possible[a.name] = self.possible.get(a.name, 0.0) + moved
+        self.possible[key] = self.possible.get(key, 0.0) + moved
         clear = np.isfinite(unclear) & (unclear < _CLEAR)
         if clear.sum() < min(_FEWEST, clear.size):
             return None
-        epsilon = max(roundoff(a.dtype), roundoff(b.dtype))
+        epsilon = max(roundoff(t.dtype) for t in sides)
         room += FACTOR * epsilon * np.abs(after[0])
         size = size_of(ours[clear], theirs[clear]) or 1.0
         tolerance = size_of(room[clear])
@@ -324,16 +328,17 @@ class _Moved:
         return min(self._ulps, _USUAL * usual) * self._spread, self._ulps * self._spread
 
 
-def _weights_apart(pairs: Sequence[Pair], possible: Mapping[str, float]) -> float:
+def _weights_apart(pairs: Sequence[Pair], possible: Mapping[_Key, float]) -> float:
     """How far the weights are apart, or may be, in ulps: those of the parameter furthest apart."""
     furthest = 0.0
+    far = dict(sorted((name, moved) for (name, _), moved in possible.items()))  # the largest
     for pair in pairs:
         a, b = pair.a.pieces[0].values, pair.b.pieces[0].values
         if pair.a.kind == "weight" and a.shape == b.shape and a.size and a.any():
             seen = float(np.sqrt(np.mean(np.square(a - b))))
             epsilon = max(roundoff(pair.a.dtype), roundoff(pair.b.dtype))
             if epsilon:
-                ulps = max(seen, possible.get(pair.a.name, 0.0)) / (epsilon * size_of(a))
+                ulps = max(seen, far.get(pair.a.name, 0.0)) / (epsilon * size_of(a))
                 furthest = max(furthest, ulps)
     return furthest
 
@@ -369,7 +374,7 @@ def _culprit(
     """Name what parts: the operation, or the one behind what a module returned or was given back."""
     one = judged[place]
     t = one.pair.b if one.pair.b.file else one.pair.a
-    module, op = t.module, _KINDS.get(t.kind, t.name)
+    module, op = t.module, _KINDS.get(t.kind, t.name or t.kind)
     made = t
     agreed = next(
         (j.pair for j in reversed(judged[:place]) if j.pair.certain and j.step == one.step), None
@@ -382,31 +387,19 @@ def _culprit(
         alone = [id(one) for edit in edits if edit.side != "both" for one in edit.tensors]
         if found is not None and (t.kind != "operation" or id(found) in alone):
             made, module, op = found, found.module, found.name
+    name = t.name if "weight" in t.kind else ""
+    place = made.file, made.line, made.code
     return Culprit(
-        module,
-        op,
-        t.phase,
-        made.file,
-        made.line,
-        made.code,
-        one.rank,
-        one.step,
-        t.kind,
-        t.name if "weight" in t.kind else "",
-        one.apart.difference,
-        one.apart.tolerance,
+        module, op, t.phase, *place, one.rank, one.step, t.kind, name, *astuple(one.apart)
     )
 
 
 _KINDS = {
     "weight": "weight",
-    "input": "input",
-    "output": "output",
-    "gradient": "gradient",
     "weight_grad": "gradient of a parameter",
     "updated_weight": "optimizer step",
 }
-"""What parts, where it is no operation."""
+"""What parts, where it is a parameter's."""
 
 
 def _made(

@@ -7,21 +7,24 @@ out is told by what went into the model: row after row, or in turn.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mpdiag.analysis.difference.alignment import Pair
 from mpdiag.analysis.difference.sides import Piece, Tensor
-from mpdiag.analysis.difference.tolerance import distance
+from mpdiag.analysis.difference.tolerance import distance, roundoff
 from mpdiag.runs.trace import positions
 
 Values = tuple[NDArray[np.float64], float]
 """Values at positions, and the norm."""
 Match = tuple[int | None, Values, Values, int]
 """A rank, both sides' values at the same positions, and the number of elements of the norms."""
+_NEAR = 0.1
+"""How much nearer than another way of putting parts together the right one is, at least."""
 
 
 @dataclass(frozen=True)
@@ -29,30 +32,45 @@ class Layout:
     """How the ranks of one side hold what the other side holds once.
 
     Attributes:
+        ranks: How many ranks the other side has for one here.
         split: Whether each rank has rows of the batch of its own.
-        turns: Whether rows were dealt out in turn, and not row after row.
+        turns: Whether rows were dealt out in turn, and not row after row; None for another way.
     """
 
+    ranks: int = 1
     split: bool = False
-    turns: bool = False
+    turns: bool | None = False
 
 
 def layout_of(inputs: Sequence[Pair]) -> Layout:
     """How a batch was dealt out, by the inputs of both sides."""
+    ranks = 1
     for pair in inputs:
         one, many = _sides(pair.a, pair.b)
-        if len(one.pieces) != 1 or len(many.pieces) < 2 or one.shape == many.shape:
+        if len(one.pieces) != 1 or len(many.pieces) < 2:
             continue
-        found = {
-            turns: sum(distance(x[0], y[0]) for _, x, y, _ in _rows(one, many, turns=turns))
-            for turns in (False, True)
-        }
-        return Layout(split=True, turns=found[True] < found[False])
-    return Layout()
+        ranks = len(many.pieces)
+        if one.shape != many.shape:
+            far = {t: _furthest(list(_rows(one, many, turns=t))) for t in (False, True)}
+            turns = min(far, key=lambda t: far[t])
+            known = far[turns] <= _NEAR * far[not turns]
+            return Layout(ranks, split=True, turns=turns if known else None)
+    return Layout(ranks)
 
 
-def matched(a: Tensor, b: Tensor, layout: Layout) -> Iterator[Match]:
+def matched(a: Tensor, b: Tensor, layout: Layout) -> Iterable[Match]:
     """What belongs together of a tensor, for each rank or for all of them together."""
+    backward = a.phase == "backward" and "weight" not in a.kind
+    if a.kind == "operation" and layout.ranks > 1:
+        # A rank numbers words and rows from its own first one. Gradients of what one rank has alone, as
+        # an expert, are added up in another order.
+        if not roundoff(a.dtype) or (backward and len(a.pieces) == len(b.pieces)):
+            return []
+    found = list(_pairs(a, b, layout))
+    return _scaled(found, layout.ranks) if layout.split and backward else found
+
+
+def _pairs(a: Tensor, b: Tensor, layout: Layout) -> Iterator[Match]:
     if len(a.pieces) == len(b.pieces):
         by_rank = {p.rank: p for p in b.pieces}
         for mine in a.pieces:
@@ -72,20 +90,21 @@ def matched(a: Tensor, b: Tensor, layout: Layout) -> Iterator[Match]:
 
 def _matched(one: Tensor, many: Tensor, layout: Layout) -> Iterator[Match]:
     whole, parts = one.pieces[0], many.pieces
+    weight = "weight" in one.kind
     if whole.shape == parts[0].shape:
-        if layout.split and "weight" not in one.kind:
-            yield None, (whole.values, whole.norm), _combined(whole, parts), math.prod(whole.shape)
-            return
-        for part in parts:
-            yield part.rank, *_both(whole, part), math.prod(whole.shape)
+        of_a_part = parts[0].rank is None and one.phase == "forward" and not whole.shape
+        if not of_a_part:  # a mean, which may count for more than that of another part of the batch
+            ways = () if weight else (np.sum, np.mean)[: 1 + layout.split]
+            yield from _nearest(whole, parts, ways)
         return
     elements = sum(math.prod(part.shape) for part in parts)
     if elements != math.prod(whole.shape):
         return
-    if whole.shape[1:] == parts[0].shape[1:]:
-        yield from _scaled(list(_rows(one, many, turns=layout.turns)))
+    rows = weight or (layout.split and layout.turns is not None)
+    if rows and whole.shape[1:] == parts[0].shape[1:]:
+        yield from _rows(one, many, turns=bool(layout.turns) and not weight)
     norm = math.sqrt(sum(part.norm**2 for part in parts))
-    if one.phase != "backward" or not layout.split:
+    if weight or one.phase != "backward" or not layout.split:
         none = np.zeros(0)
         yield None, (none, whole.norm), (none, norm), elements
 
@@ -93,34 +112,39 @@ def _matched(one: Tensor, many: Tensor, layout: Layout) -> Iterator[Match]:
 def _rows(one: Tensor, many: Tensor, *, turns: bool) -> Iterator[Match]:
     """The rows of a batch that a rank and the whole were both looked at."""
     whole = one.pieces[0]
-    known = dict(zip(positions(whole.shape).tolist(), whole.values.tolist(), strict=True))
+    known = positions(whole.shape)
     inside, ranks = math.prod(whole.shape[1:]), len(many.pieces)
     before = 0
     for i, part in enumerate(many.pieces):
         row, column = np.divmod(positions(part.shape), max(inside, 1))
         there = (row * ranks + i if turns else row + before) * inside + column
-        held = [k for k, number in enumerate(there.tolist()) if number in known]
-        theirs = np.array([known[n] for n in there[held].tolist()])
-        yield part.rank, (theirs, math.nan), (part.values[held], math.nan), 0
+        _, ours, theirs = np.intersect1d(known, there, assume_unique=True, return_indices=True)
+        yield part.rank, (whole.values[ours], math.nan), (part.values[theirs], math.nan), 0
         before += part.shape[0] if part.shape else 1
 
 
-def _scaled(found: Sequence[Match]) -> Iterator[Match]:
+def _scaled(found: Sequence[Match], ranks: int) -> Sequence[Match]:
     """Each rank's gradients are of its own mean: as many times larger as there are ranks, or not."""
-    ranks = len(found)
-    apart = {
-        by: sum(distance(x[0], y[0] / by) for _, x, y, _ in found) for by in (1.0, float(ranks))
-    }
-    by = min(apart, key=lambda factor: apart[factor])
-    yield from ((rank, x, (y[0] / by, y[1]), n) for rank, x, y, n in found)
+    ways = [
+        [(rank, x, (y[0] / by, y[1] / by), n) for rank, x, y, n in found]
+        for by in (1.0, float(ranks), 1.0 / ranks)
+    ]
+    return min(ways, key=_furthest)
 
 
-def _combined(whole: Piece, parts: Sequence[Piece]) -> Values:
-    """What ranks computed of their own rows: the same, their mean or their sum, whichever is nearest."""
-    values = np.stack([part.values for part in parts])
-    ways = [values[0], values.mean(0), values.sum(0)]
-    nearest = min(ways, key=lambda way: distance(whole.values, way))
-    return nearest, math.nan
+def _nearest(
+    whole: Piece, parts: Sequence[Piece], ways: Iterable[Callable[..., Any]]
+) -> Sequence[Match]:
+    """What ranks have: each of them the whole, or all together; whichever is nearest."""
+    alike = [part for part in parts if part.shape == whole.shape]  # stages are given other inputs
+    each = [(p.rank, *_both(whole, p), math.prod(whole.shape)) for p in alike]
+    joined = ((way([p.values for p in alike], axis=0), math.nan) for way in ways)
+    together = ([(None, (whole.values, math.nan), values, 0)] for values in joined)
+    return min([each, *together], key=_furthest)
+
+
+def _furthest(found: Sequence[Match]) -> float:
+    return max((distance(x[0], y[0]) for _, x, y, _ in found), default=0.0)
 
 
 def _both(a: Piece, b: Piece) -> tuple[Values, Values]:

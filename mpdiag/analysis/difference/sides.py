@@ -19,14 +19,14 @@ class Piece:
     """What one rank holds, or all ranks together.
 
     Attributes:
-        rank: The rank; -1 for all together.
+        rank: The rank; -1 for all together, None for a part of a batch.
         shape: Sizes.
         values: At ``positions(shape)``, (k,).
         norm: ‖x‖₂.
         known: Which of the values are known, (k,); None for all.
     """
 
-    rank: int
+    rank: int | None
     shape: tuple[int, ...]
     values: NDArray[np.float64]
     norm: float

@@ -36,6 +36,7 @@ def recorded(
     optimizer=torch.optim.SGD,
     rate=0.01,
     rows=(16,),
+    share=1.0,
     clip=False,
     trace=True,
     **options,
@@ -53,7 +54,7 @@ def recorded(
             for part, labels in zip(x.split(rows), y.split(rows), strict=True):
                 with torch.autocast("cpu", dtype or torch.bfloat16, enabled=dtype is not None):
                     loss = F.cross_entropy(model(part), labels) * factor
-                (loss * (len(part) / 16)).backward()
+                (loss * (len(part) / 16 * share)).backward()
             if clip:
                 nn.utils.clip_grad_norm_(model.parameters(), 0.1)
             step.step()
@@ -122,11 +123,18 @@ def test_a_fault_of_the_backward_pass_is_named_before_the_clipping_that_reads_it
     assert set(clipped) == {"backward"}
 
 
-@pytest.mark.parametrize(("rows", "agree"), [((8, 8), True), ((12, 4), True), ((8,), False)])
-def test_a_batch_in_parts_and_another_batch(rows, agree, sound, tmp_path):
+@pytest.mark.parametrize("rows", [(8, 8), (12, 4)])
+def test_parts_of_a_batch_are_put_together(rows, sound, tmp_path):
     found = mpdiag.diff(sound, recorded(tmp_path / "run", rows=rows))
-    assert (found.agree, bool(found.missing)) == (agree, agree)
-    assert agree or (found.first.kind, found.first.difference) == ("input", np.inf)
+    compared = {j.pair.a.kind for j in found.judged}
+    assert (found.agree, {"input", "output", "operation", "gradient"} <= compared) == (True, True)
+    first = mpdiag.diff(sound, recorded(tmp_path / "more", rows=rows, share=1.5)).first
+    assert (first.module, first.op, "len(part) / 16 * share" in first.code) == (None, "mul", True)
+
+
+def test_a_batch_without_its_second_half_is_another_one(sound, tmp_path):
+    first = mpdiag.diff(sound, recorded(tmp_path / "run", rows=(8,))).first
+    assert (first.kind, first.difference) == ("input", np.inf)
 
 
 def test_weights_that_rounding_moved_before_the_first_traced_step_are_no_fault(tmp_path):
@@ -274,3 +282,52 @@ def test_shards_and_summands_make_the_whole():
             [shards[0], row(values[halves[1]] * 2, 1, shape=(8, 8), at=halves[1].astype(np.int32))]
         ),
     ).agree
+
+
+WHOLE = np.random.default_rng(2).normal(size=(6, 8, 8))
+TENSORS = {"input": 0, "output": 1, "operation": 2, "weight_grad": 3}
+
+
+def of_ranks(**parts):
+    """An input that all ranks have, and what each of them has of some tensors."""
+    given = {"input": (WHOLE[0], WHOLE[0]), **parts}
+    return steps_of(
+        [
+            row(of_rank, rank, kind=kind, order=TENSORS[kind], name="w" if "w" in kind else "")
+            for rank in range(2)
+            for kind, values in given.items()
+            for of_rank in values[rank : rank + 1]
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    ("parts", "place"),
+    [
+        pytest.param({"output": (WHOLE[1] - WHOLE[2], WHOLE[2])}, None, id="summands"),
+        pytest.param({"output": (WHOLE[1], 1.1 * WHOLE[1])}, ("output", 1), id="one rank differs"),
+        pytest.param({"output": (WHOLE[1] / 2,) * 2}, None, id="equal summands"),
+        pytest.param({"output": (WHOLE[1][:, ::2], WHOLE[1][:, 1::2])}, None, id="heads"),
+        pytest.param(
+            {"output": (1.1 * WHOLE[1][:, ::2], WHOLE[1][:, 1::2])}, ("output", None), id="a head"
+        ),
+        pytest.param(
+            {"weight_grad": (WHOLE[3] - WHOLE[2], WHOLE[2])}, ("weight_grad", 0), id="not reduced"
+        ),
+        pytest.param({"weight_grad": (WHOLE[3][:4], WHOLE[3][4:])}, None, id="rows of a weight"),
+        pytest.param(
+            {"weight_grad": (2 * WHOLE[3][:4], 2 * WHOLE[3][4:])}, ("weight_grad", 0), id="doubled"
+        ),
+    ],
+)
+def test_parts_that_ranks_of_plain_tensors_have(parts, place):
+    """As Megatron's tensor, sequence and expert parallelism leaves them: no placements say so."""
+    kind = next(iter(parts))
+    one = steps_of(
+        [
+            row(WHOLE[TENSORS[k]], kind=k, order=TENSORS[k], name="w" if "w" in k else "")
+            for k in ("input", kind)
+        ]
+    )
+    first = difference(one, of_ranks(**parts)).first
+    assert (first and (first.kind, first.rank)) == place
