@@ -61,11 +61,10 @@ def layout_of(inputs: Sequence[Pair]) -> Layout:
 def matched(a: Tensor, b: Tensor, layout: Layout) -> Iterable[Match]:
     """What belongs together of a tensor, for each rank or for all of them together."""
     backward = a.phase == "backward" and "weight" not in a.kind
-    if a.kind == "operation" and layout.ranks > 1:
-        # A rank numbers words and rows from its own first one. Gradients of what one rank has alone, as
-        # an expert, are added up in another order.
-        if not roundoff(a.dtype) or (backward and len(a.pieces) == len(b.pieces)):
-            return []
+    # Gradients of what one rank has alone, as an expert, are added up in another order.
+    alone = backward and len(a.pieces) == len(b.pieces)
+    if a.kind == "operation" and layout.ranks > 1 and (alone or not roundoff(a.dtype)):
+        return []  # and whole numbers count from a rank's first word or row
     found = list(_pairs(a, b, layout))
     return _scaled(found, layout.ranks) if layout.split and backward else found
 
