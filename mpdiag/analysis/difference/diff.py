@@ -388,9 +388,9 @@ def _culprit(
         if found is not None and (t.kind != "operation" or id(found) in alone):
             made, module, op = found, found.module, found.name
     name = t.name if "weight" in t.kind else ""
-    place = made.file, made.line, made.code
+    line = made.file, made.line, made.code
     return Culprit(
-        module, op, t.phase, *place, one.rank, one.step, t.kind, name, *astuple(one.apart)
+        module, op, t.phase, *line, one.rank, one.step, t.kind, name, *astuple(one.apart)
     )
 
 
