@@ -5,7 +5,7 @@ import json
 from pandas.api.types import is_list_like
 
 VIEWS = tuple(
-    """runs overview verdict precision gradients layers updates operations
+    """runs overview verdict precision gradients layers updates operations formats
     tensor_cores training compare""".split()
 )
 _TEXTS = ("markdown", "caption", "info", "warning", "error", "success")

@@ -272,6 +272,13 @@ def analyze(
     return found if probe is None else found.with_probe(probe)
 
 
+def in_recipes(analysis: Analysis) -> dict[str, BlockAnalysis]:
+    """What a run's recorded operands say of every block recipe; empty where it has none."""
+    rows = analysis.run.block_operands()
+    known = rows, analysis.run.modules(), analysis.layers, loss_curve(analysis.run)
+    return {name: analyze_blocks(*known, recipe) for name, recipe in BLOCK_RECIPES.items() if rows}
+
+
 def _in_blocks(analysis: Analysis, recipe: BlockRecipe, budget: float, shards: int) -> Analysis:
     """The analysis for BF16, with a block recipe in its plan and its verdict."""
     run = analysis.run

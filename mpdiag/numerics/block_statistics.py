@@ -10,7 +10,7 @@ Source of the limits: ``mpdiag.numerics.block_formats`` (scales), ``mpdiag.numer
 from __future__ import annotations
 
 import math
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from operator import add
 from typing import TYPE_CHECKING
 
@@ -66,7 +66,7 @@ class BlockError:
     along: float
 
     def __add__(self, other: BlockError) -> BlockError:
-        return BlockError(*map(add, astuple(self), astuple(other)))
+        return BlockError(*map(add, vars(self).values(), vars(other).values()))
 
     @property
     def sqnr_db(self) -> float:
@@ -74,11 +74,6 @@ class BlockError:
         if self.signal == 0.0 or math.isnan(self.error):
             return math.nan
         return 10 * math.log10(self.signal / self.error) if self.error else math.inf
-
-    @property
-    def bias(self) -> float:
-        """Σ(q - x)·x / Σx²: by what share of themselves values grow or shrink on average."""
-        return self.along / self.signal if self.signal else math.nan
 
 
 @dataclass(frozen=True, eq=False)

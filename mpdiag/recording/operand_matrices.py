@@ -145,7 +145,7 @@ class Matrix:
         count = min(pieces, MEASURED_LINES // tall)
         chosen = torch.arange(count, device=device)
         weights = torch.ones(count, dtype=torch.float64, device=device)
-        maxima = self._maxima
+        maxima = self.maxima
         if count < pieces:  # integers add up to the same on each device, in any order
             sizes = torch.ones(pieces, dtype=torch.int64, device=device)
             if maxima is not None:
@@ -171,17 +171,9 @@ class Matrix:
         weights = weights * counts.sum() / (batch * lines * length)
         return Sample(torch.where(inside, found, 0.0), longest, counts, weights)
 
-    def absmax(self) -> Tensor:
-        """The largest magnitude, FP32 without axes."""
-        if self._maxima is not None:
-            return self._maxima.amax()
-        assert self.source is not None
-        low, high = self.source.aminmax()
-        return torch.maximum(high, -low).float()
-
     @cached_property
-    def _maxima(self) -> Tensor | None:
-        """Largest magnitudes of 128 values along a line: (matrices, lines, tiles)."""
+    def maxima(self) -> Tensor | None:
+        """Largest magnitudes of 128 values along a line, (matrices, lines, n); None with a source."""
         if self.source is not None:
             return None
         _, lines, length = self.shape
@@ -280,13 +272,14 @@ def measure(matrix: Matrix, role: OperandRole, gemm: Gemm, tensor: str, step: in
     positions = sample_positions(
         matrix.tile_count, CounterGenerator(0, tensor=tensor), COUNTED_TILES
     )
-    depths: Tensor | None = None
-    for first in range(0, len(positions), MEASURED_TILES):  # few at a time stay in a cache
-        for tiles in matrix.tiles(positions[first : first + MEASURED_TILES]):
-            counts = count_depths(tiles)
-            depths = counts if depths is None else depths + counts
-    assert depths is not None  # it holds values
-    absmax = matrix.absmax()
+    starts = range(0, len(positions), MEASURED_TILES)  # few at a time stay in a cache
+    some = (positions[first : first + MEASURED_TILES] for first in starts)
+    depths = torch.stack([count_depths(tiles) for few in some for tiles in matrix.tiles(few)]).sum(
+        0
+    )
+    largest = matrix.source if matrix.maxima is None else matrix.maxima
+    low, high = largest.aminmax()
+    absmax = torch.maximum(high, -low).float()
     sample = matrix.sample(SQUARE if role == "weight" else 1, tensor)
     counts, weights = sample.counts[:, None], sample.weights[:, None]
     bits = None

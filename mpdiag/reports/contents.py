@@ -5,10 +5,12 @@ Views draw what they are given: this is where the reports read files.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from mpdiag.analysis.analyzer import Analysis
+from mpdiag.analysis.analyzer import Analysis, in_recipes
+from mpdiag.analysis.blocks.choice import BlockAnalysis
 from mpdiag.analysis.verdict.trained import followed_decisions
 from mpdiag.errors import MpdiagError, RunNotFound
 from mpdiag.files.paths import AnyPath
@@ -44,6 +46,11 @@ class RunContents:
     log: TrainingLog | None = None
     profile: Mapping[str, Any] | None = None
     audit: Audit | None = None
+
+    @cached_property
+    def blocks(self) -> Mapping[str, BlockAnalysis]:
+        """What its recorded operands say of each block recipe; empty without any."""
+        return in_recipes(self.analysis)
 
     @property
     def folder(self) -> AnyPath:

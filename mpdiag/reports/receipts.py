@@ -175,6 +175,11 @@ def compared_metrics(a: str, b: str) -> str:
     return _lines("compared_metrics", a=repr(a), b=repr(b))
 
 
+def of_blocks(part: str, run: str, **words: object) -> str:
+    """Receipt of a picture of block formats: a part of ``receipts.txt``."""
+    return _lines(part, run=repr(run), **words)
+
+
 def command(words: str) -> str:
     """A receipt for numbers that a command prints: it runs the command."""
     return _lines("command", words=words.split())

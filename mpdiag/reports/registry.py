@@ -10,6 +10,7 @@ from mpdiag.reports.contents import RunContents
 from mpdiag.reports.picture import Picture
 from mpdiag.reports.views import (
     compare,
+    formats,
     layers,
     operations,
     overview,
@@ -30,6 +31,7 @@ VIEWS = (
     layers.VIEW,
     updates.VIEW,
     operations.VIEW,
+    formats.VIEW,
     *((part("views.tensor_cores").VIEW,) if is_installed() else ()),
     training.VIEW,
     compare.VIEW,

@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 
 from mpdiag.files.arrow_columns import array_from
-from mpdiag.numerics.block_formats import BLOCK_FORMATS, BlockFormat, Rounding, block_format
+from mpdiag.numerics.block_formats import BLOCK_FORMATS, Rounding
 from mpdiag.numerics.block_statistics import BUCKETS, CLASS_COUNT, BlockError, DepthHistogram
 
 if TYPE_CHECKING:
@@ -68,11 +68,6 @@ class FormatError:
     def variant(self) -> tuple[str, str, Rounding, bool]:
         """What was measured: format, block, rounding, rotated."""
         return self.format, self.block, self.rounding, self.rotated
-
-    @property
-    def block_format(self) -> BlockFormat:
-        """The format as a value."""
-        return block_format(self.format, block=self.block or None, rounding=self.rounding)
 
     @property
     def total(self) -> BlockError:

@@ -38,11 +38,15 @@ class Range:
         zero: Up to 2^zero values become 0.
         normal: From 2^normal on they keep all bits of the format.
         top: From 2^top on they become ∞.
+        judged: Whether rounding within the range is told harmful from harmless.
+        axis: Of what.
     """
 
     zero: float
     normal: float
     top: float
+    judged: bool = True
+    axis: str = VALUES
 
     def fate(self, exponent: int) -> str:
         """What becomes of values in (2^exponent, 2^(exponent+1)]; of most, where a limit is inside.
@@ -75,7 +79,7 @@ class Range:
             exponent = first + i
             if count and found[i] != "overflow":
                 energy += count * _SQUARE * 4.0**exponent
-            if count and found[i] == "kept":
+            if count and found[i] == "kept" and self.judged:
                 # A rounding error is uniform over the format's spacing: its mean square is 1/12.
                 moved.append((count * 4.0 ** (max(exponent, self.normal) - bits) / 12, i))
         allowed = MATTERS**2 * energy
@@ -224,7 +228,7 @@ def histogram(
         )
     whole_row = matrix(frame.assign(row=0), "row", [0], low, high)
     fates = fates_of(whole_row, low, held)[0][frame["exponent"].to_numpy() - low]
-    for name, spoken in FATES.items():
+    for name, spoken in (FATES if held.judged else {**FATES, "kept": "rounded"}).items():
         part = frame[fates == name]
         if part.empty:
             continue
@@ -239,7 +243,7 @@ def histogram(
             f"{spoken}</extra>",
         )
     add_window(fig, held, low, high)
-    plotting.exponent_axis(fig, low, high, VALUES)
+    plotting.exponent_axis(fig, low, high, held.axis)
     if zeros:
         axis = fig.layout["xaxis"]
         some = [i for i, place in enumerate(axis["tickvals"]) if place > low]
