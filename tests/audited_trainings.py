@@ -45,11 +45,12 @@ def train(
     steps: int = 3,
     micro: int = 1,
     between: Callable[[int], None] = lambda _: None,
+    **options,
 ):
-    """Record a few steps, and audit them."""
+    """Record a few steps, with some options, and audit them."""
     dtype = next(net.parameters()).dtype
     generator = torch.Generator().manual_seed(1)
-    with mpdiag.record(net, optimizer, folder, every=1, overwrite=True):
+    with mpdiag.record(net, optimizer, folder, every=1, overwrite=True, **options):
         for step in range(steps):
             for _ in range(micro):
                 x = torch.randn(12, 8, generator=generator).to(dtype)

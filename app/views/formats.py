@@ -6,6 +6,7 @@ import run_cache
 import run_folder
 import streamlit as st
 import widgets
+from layer_links import unless_set
 
 from mpdiag.display.wording import layer_name
 from mpdiag.numerics.block_recipes import BLOCK_RECIPES
@@ -26,7 +27,7 @@ def operand() -> None:
         "Format",
         mx,
         required=True,
-        default=mx[0],
+        **unless_set("recipe", default=mx[0]),
         format_func=lambda name: BLOCK_RECIPES[name].label,
         key="recipe",
         bind="query-params",
@@ -37,7 +38,7 @@ def operand() -> None:
         known.setdefault(layer_name(row.module or ""), {}).setdefault(
             f"{row.operand} of {row.gemm}", one
         )
-    layer = middle.selectbox("Layer", list(known), key="layer", bind="query-params")
+    layer = middle.selectbox("Layer", list(known), key="operand_layer", bind="query-params")
     words = right.selectbox("Operand", list(known[layer]), key="operand", bind="query-params")
     widgets.show(depths(run, known[layer][words]))
 

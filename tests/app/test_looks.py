@@ -24,7 +24,7 @@ FOREIGN = (
     # Streamlit's colours of code, which no theme sets.
     ("color-contrast", '[data-testid="stCode"]'),
 )
-DRAWS = ("gradients", "layers", "updates", "operations", "compare")
+DRAWS = ("gradients", "layers", "updates", "operations", "formats", "compare")
 """Views whose first figure is waited for."""
 DESK, PHONE = {"width": 1400, "height": 900}, {"width": 390, "height": 844}
 SIDEWAYS = "document.querySelector('[data-testid=\"stMain\"]').scrollWidth - innerWidth"
@@ -38,7 +38,8 @@ def runs(root, tmp_path_factory):
     for name in ("ssd", "ssd-fp16-plan", "digits", "gpu-sample"):
         shutil.copytree(root / "sample_runs" / name, folder / name)
     weights = model(BF16)
-    train(weights, torch.optim.AdamW(weights.parameters(), lr=1e-2), folder / "bf16")
+    optimizer = torch.optim.AdamW(weights.parameters(), lr=1e-2)
+    train(weights, optimizer, folder / "bf16", operations=1, blocks=True)
     return folder
 
 

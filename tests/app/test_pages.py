@@ -16,7 +16,7 @@ from mpdiag.hardware.tables import read_table
 RUNS = ("ssd", "ssd-fp16-plan", "digits", "denoiser", "gpu-sample")
 SAYS_WHY = {"ssd-fp16-plan": "is a training by a plan", "gpu-sample": "holds only a profile"}
 RECEIPTS = ("gradients", "updates", "operations", "training")
-REFUSED = ("verdict", "precision", "gradients", "layers", "updates", "operations")
+REFUSED = ("verdict", "precision", "gradients", "layers", "updates", "operations", "formats")
 KEPT = Path(__file__).parents[1] / "data" / "pages"
 pytestmark = pytest.mark.filterwarnings("default")  # Streamlit's own, of being run bare
 

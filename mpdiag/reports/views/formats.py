@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from mpdiag.analysis.blocks.choice import HARMLESS, BlockAnalysis
-from mpdiag.analysis.blocks.operands import OperandError
+from mpdiag.analysis.blocks.operands import AT_PAR, OperandError
 from mpdiag.display.colors import BLUE, ORANGE, SERIES, VERMILION, rgba
 from mpdiag.display.wording import in_figure, layer_name, percent
 from mpdiag.numerics.block_formats import BLOCK_FORMATS
@@ -17,7 +17,9 @@ from mpdiag.reports.contents import RunContents
 from mpdiag.reports.picture import Picture, View
 from mpdiag.reports.views.gradients.figure import Range, histogram
 
-_SHADES = [[0.0, rgba(BLUE, 0.15)], [0.3, rgba(ORANGE, 0.7)], [1.0, rgba(VERMILION, 1)]]
+_PALE, _STRONG = rgba(BLUE, 0.15), rgba(ORANGE, 0.85)
+_SHADES = [[0.0, _PALE], [0.1, _PALE], [0.1, _STRONG], [1.0, VERMILION]]
+"""From 0 to 10 dB below par. Operands are said to be at par up to 1 dB."""
 _RULES = "this plan", "last layers", "largest divergence", "gradient score", "nothing in BF16"
 _SYMBOLS = "circle", "square-open", "diamond-open", "triangle-up-open", "x-thin-open"
 _MARKS = dict(zip(_RULES, zip(_SYMBOLS, SERIES, strict=False), strict=True))
@@ -40,8 +42,9 @@ def below_par(run: str, found: Found) -> Picture:
         x=frame["target"],
         y=frame["layer"].map(layers.index),
         z=frame["below_db"],
-        text=[f"{below:.0f}" if below >= 1 else "" for below in frame["below_db"]],
+        text=[f"{below:.0f}" if below >= AT_PAR else "" for below in frame["below_db"]],
         texttemplate="%{text}",
+        textfont={"color": "#1b1f24"},
         customdata=frame[names].assign(layer=frame["layer"].map(in_figure)).to_numpy(),
         hovertemplate="%{customdata[5]} in %{x}<br>%{customdata[0]} of %{customdata[1]}: %{customdata[2]"
         ":.1f} dB, par %{customdata[3]:.1f} dB<br>%{customdata[4]}<extra></extra>",
@@ -53,7 +56,8 @@ def below_par(run: str, found: Found) -> Picture:
         colorbar={"title": {"text": "dB below par", "side": "right"}, "thickness": 12},
     )
     plotting.layer_axis(fig, layers)
-    fig.update_xaxes(type="category", categoryorder="array", categoryarray=labels, showgrid=False)
+    order = {"type": "category", "categoryorder": "array", "categoryarray": labels}
+    fig.update_xaxes(**order, showgrid=False, autotickangles=[0, 90])
     worst = frame.iloc[0]
     caption = (
         "Par is the SQNR of Gaussian values in a format. Each cell is the operand of a layer that lies "

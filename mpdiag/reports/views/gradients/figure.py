@@ -255,7 +255,7 @@ def histogram(
     if words:
         fig.line_above(words)
     if log:
-        fig.update_yaxes(type="log", title="values", exponentformat="power")
+        fig.update_yaxes(type="log", title="values", exponentformat="power", dtick=1)
     else:
         fig.update_yaxes(tickformat=".0%", title="share of the values")
     return fig
