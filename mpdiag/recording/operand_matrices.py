@@ -277,7 +277,7 @@ def measure(matrix: Matrix, role: OperandRole, gemm: Gemm, tensor: str, step: in
     depths = torch.stack([count_depths(tiles) for few in some for tiles in matrix.tiles(few)]).sum(
         0
     )
-    largest = matrix.source if matrix.maxima is None else matrix.maxima
+    largest = next(x for x in (matrix.maxima, matrix.source) if x is not None)
     low, high = largest.aminmax()
     absmax = torch.maximum(high, -low).float()
     sample = matrix.sample(SQUARE if role == "weight" else 1, tensor)
