@@ -3,6 +3,7 @@
 By hand, operands are rounded by ``mpdiag.fake_quantize`` and multiplied in float64.
 """
 
+import copy
 from dataclasses import replace
 from itertools import pairwise
 
@@ -185,6 +186,32 @@ def test_formats_that_say_nothing_sensible_are_refused(change):
     plan = replace(plan, blocks=replace(plan.blocks, formats=formats))
     with pytest.raises(UsageError, match=r"operands is rotated|no fprop"):
         mpdiag.MixedPrecision(model, torch.optim.SGD(model.parameters()), plan)
+
+
+def test_what_is_not_emulated_is_said_once_and_a_module_around_may_use_a_weight(caplog):
+    model = nn.Sequential(
+        nn.TransformerEncoderLayer(32, 2, 40, 0.0, batch_first=True), nn.ConvTranspose1d(4, 4, 3)
+    )
+    inside = {"self_attn": "in_proj_weight", "self_attn.out_proj": "weight", "linear1": "weight"}
+    layers = [(f"0.{name}", weight, "linear") for name, weight in inside.items()]
+    plan = planned(BLOCK_RECIPES["mxfp4"], *layers, ("1", "weight", "convolution"))
+    with pytest.raises(UsageError, match="level O1"):
+        mpdiag.MixedPrecision(model, torch.optim.SGD(model.parameters()), plan, level="O2")
+    plan = replace(plan, level="O2")  # as the plan for all else has it
+    with mpdiag.MixedPrecision(model, torch.optim.SGD(model.parameters()), plan) as mp:
+        assert repr(mp).startswith("<MixedPrecision mxfp4 O1 (emulated)")
+        with caplog.at_level("INFO", "mpdiag"):
+            for _ in range(20):
+                with mp.autocast():
+                    loss = model(torch.randn(2, 4, 32)).float().mean()
+                mp.step(loss)
+        assert mp.context.monitor.share.share == 1.0
+    first, second = (record.getMessage() for record in caplog.records)
+    assert first.startswith("mpdiag found no product of 1 to run in MXFP4, so it stays in BF16.")
+    assert second.startswith(
+        "products of 0.self_attn.in_proj_weight, 0.self_attn.out_proj, 0.linear1"
+    )
+    assert copy.deepcopy(model)(torch.ones(2, 4, 32)).dtype == torch.float32
 
 
 # -- torchao ---------------------------------------------------------------------------------------

@@ -30,6 +30,7 @@ def run(fork_server, tmp_path):
         ("micro-batches under no_sync add up in FP32 and are reduced", ("O2", "True")),
         ("a model distributed already is refused where its weights must be cast", ("O2",)),
         ("ZeRO's optimizer is named at O2 and trains at O1", ("both",)),
+        ("block formats", ("O1",)),
     ],
 )
 def test_what_a_script_asserts(run, name, words):
