@@ -175,7 +175,7 @@ def difference(a: Steps, b: Steps) -> RunDifference:
     for number, step in enumerate(shared):
         pairs, found = aligned(a[step], b[step])
         edits = edits or found
-        layout = layout_of([p for p in pairs if p.a.kind == "input"])
+        layout = layout_of(pairs)
         later = bool(number or step)
         moved = _Moved(_weights_apart(pairs, history.possible)) if later else None
         some = list(_judged(pairs, step, layout, moved, history))

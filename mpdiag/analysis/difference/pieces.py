@@ -7,8 +7,9 @@ out is told by what went into the model: row after row, or in turn.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -35,14 +36,37 @@ class Layout:
         ranks: How many ranks the other side has for one here.
         split: Whether each rank has rows of the batch of its own.
         turns: Whether rows were dealt out in turn, and not row after row; None for another way.
+        scales: How many times larger a rank's gradients of its rows may be: it is of its own mean, or
+            not; one where they show it.
     """
 
     ranks: int = 1
     split: bool = False
     turns: bool | None = False
+    scales: tuple[float, ...] = (1.0,)
 
 
-def layout_of(inputs: Sequence[Pair]) -> Layout:
+def layout_of(pairs: Sequence[Pair]) -> Layout:
+    """How a step's batch was dealt out, and what most gradients of rows show of their scale."""
+    layout = _dealt([pair for pair in pairs if pair.a.kind == "input"])
+    gradients = [
+        list(_pairs(pair.a, pair.b, layout))
+        for pair in pairs
+        if layout.split and pair.a.kind == "gradient" and _has_rows(pair.a, pair.b)
+    ]
+    clear = (found for found in gradients if any(x[0].any() for _, x, _, _ in found))
+    votes = Counter(_scale(found, layout.scales) for found in clear)
+    return replace(
+        layout, scales=tuple(scale for scale, _ in votes.most_common(1)) or layout.scales
+    )
+
+
+def _has_rows(a: Tensor, b: Tensor) -> bool:
+    """Whether ranks hold rows of a batch, each its own."""
+    return len({piece.shape for piece in (*a.pieces, *b.pieces)}) > 1
+
+
+def _dealt(inputs: Sequence[Pair]) -> Layout:
     """How a batch was dealt out, by the inputs of both sides."""
     ranks = 1
     for pair in inputs:
@@ -54,7 +78,8 @@ def layout_of(inputs: Sequence[Pair]) -> Layout:
             far = {t: _furthest(list(_rows(one, many, turns=t))) for t in (False, True)}
             turns = min(far, key=lambda t: far[t])
             known = far[turns] <= _NEAR * far[not turns]
-            return Layout(ranks, split=True, turns=turns if known else None)
+            scales = (1.0, float(ranks), 1.0 / ranks)
+            return Layout(ranks, True, turns if known else None, scales)
     return Layout(ranks)
 
 
@@ -66,7 +91,12 @@ def matched(a: Tensor, b: Tensor, layout: Layout) -> Iterable[Match]:
     if a.kind == "operation" and layout.ranks > 1 and (alone or not roundoff(a.dtype)):
         return []  # and whole numbers count from a rank's first word or row
     found = list(_pairs(a, b, layout))
-    return _scaled(found, layout.ranks) if layout.split and backward else found
+    if not layout.split or not backward:
+        return found
+    scales = layout.scales
+    if a.kind != "gradient" or not _has_rows(a, b):  # it may be no gradient, or one of all ranks
+        scales = (1.0, *scales, *(1 / scale for scale in scales))
+    return _divided(found, _scale(found, scales))
 
 
 def _pairs(a: Tensor, b: Tensor, layout: Layout) -> Iterator[Match]:
@@ -122,13 +152,13 @@ def _rows(one: Tensor, many: Tensor, *, turns: bool) -> Iterator[Match]:
         before += part.shape[0] if part.shape else 1
 
 
-def _scaled(found: Sequence[Match], ranks: int) -> Sequence[Match]:
-    """Each rank's gradients are of its own mean: as many times larger as there are ranks, or not."""
-    ways = [
-        [(rank, x, (y[0] / by, y[1] / by), n) for rank, x, y, n in found]
-        for by in (1.0, float(ranks), 1.0 / ranks)
-    ]
-    return min(ways, key=_furthest)
+def _scale(found: Sequence[Match], scales: Sequence[float]) -> float:
+    """By how much a rank's gradients are to be divided, whichever comes nearest."""
+    return min(scales, key=lambda scale: _furthest(_divided(found, scale)))
+
+
+def _divided(found: Sequence[Match], by: float) -> Sequence[Match]:
+    return [(rank, x, (y[0] / by, y[1] / by), n) for rank, x, y, n in found]
 
 
 def _nearest(

@@ -233,8 +233,7 @@ def row(values, rank=0, shape=None, at=None, kind="output", order=0, **more):
         rank=rank,
         order=order,
         kind=kind,
-        phase="forward",
-        **{"module": "layer", "name": "", **more},
+        **{"module": "layer", "name": "", "phase": "forward", **more},
         call=0,
         shape=shape or values.shape,
         dtype="float32",
@@ -258,6 +257,24 @@ def test_rows_of_a_batch_are_found_again_on_their_ranks(turns):
     ranks[3] = row(2.1 * dealt[1], 1, order=1)
     found = difference(steps_of(whole), steps_of(ranks))
     assert (found.first.kind, found.first.rank) == ("output", 1)
+
+
+@pytest.mark.parametrize("scale", [1, 2])
+def test_a_gradient_that_every_rank_halves_is_found_whatever_the_scale_of_the_others(scale):
+    """Ranks differentiate their own mean, or the sum of all."""
+    batch = np.random.default_rng(0).normal(size=(8, 4))
+
+    def side(parts, scales):
+        found = [row(part, rank, kind="input") for rank, part in enumerate(parts)]
+        for order, (name, times) in enumerate(scales.items(), 1):
+            about = {"kind": "gradient", "phase": "backward", "module": name, "order": order}
+            found += [row(times * part, rank, **about) for rank, part in enumerate(parts)]
+        return steps_of(found)
+
+    whole, ranks = side([batch], dict.fromkeys("abc", 1)), [batch[:4], batch[4:]]
+    assert difference(whole, side(ranks, dict.fromkeys("abc", scale))).agree
+    halved = difference(whole, side(ranks, {"a": scale, "b": scale / 2, "c": scale}))
+    assert (halved.first.module, halved.before) == ("b", 5)
 
 
 def test_shards_and_summands_make_the_whole():
