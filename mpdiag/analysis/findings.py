@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal, cast, get_args
 
 from mpdiag.display.explanations import command_for
@@ -49,6 +50,12 @@ class Finding:
             evidence=dict(entry.get("evidence") or {}),
             fix=str(entry.get("fix") or ""),
         )
+
+
+info = partial(Finding, severity="info")
+warning = partial(Finding, severity="warning")
+error = partial(Finding, severity="error")
+"""Findings of each severity."""
 
 
 def by_severity(findings: Iterable[Finding]) -> tuple[Finding, ...]:

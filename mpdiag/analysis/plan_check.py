@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from mpdiag.analysis.findings import Finding, by_severity
+from mpdiag.analysis.findings import Finding, by_severity, error, info, warning
 from mpdiag.display.wording import scale_text
 from mpdiag.errors import InputError, UsageError
 from mpdiag.numerics.formats import FORMATS
@@ -87,8 +87,7 @@ def _model(plan: PrecisionPlan, now: PrecisionPlan) -> Iterator[Finding]:
     """
     if plan.model is None or now.model is None:
         whose = "the plan" if plan.model is None else "the run"
-        yield Finding(
-            severity="info",
+        yield info(
             code="plan-model-unknown",
             message=f"{whose} does not store which model it is for, so mpdiag did not check this",
             evidence={"plan": plan.model is not None, "run": now.model is not None},
@@ -103,8 +102,7 @@ def _model(plan: PrecisionPlan, now: PrecisionPlan) -> Iterator[Finding]:
         return
     whose = "plan" if difference.first_prefix else "run"
     below = f"compared with {prefix} of the {whose}" if prefix else ""
-    yield Finding(
-        severity="info",
+    yield info(
         code="plan-model-differs",
         message="the model has changed since the plan: "
         + "; ".join(filter(None, (difference.changes, below))),
@@ -124,8 +122,7 @@ def _conditions(plan: PrecisionPlan, now: PrecisionPlan) -> Iterator[Finding]:
     if plan.conditions is None or now.conditions is None:
         return
     for change in changes(plan.conditions, now.conditions):
-        yield Finding(
-            severity="info",
+        yield info(
             code="plan-training-differs",
             message=str(change),
             evidence=vars(change),
@@ -138,8 +135,7 @@ def _unanswered(now: PrecisionPlan, why: str) -> Iterator[Finding]:
     if now.loss_scale.need == "unknown":
         why = now.loss_scale.reason
     if why:
-        yield Finding(
-            severity="error",
+        yield error(
             code="plan-not-checked",
             message=f"this run cannot show whether the plan holds: {why.rstrip('.')}",
             evidence={"level": now.verdict.level},
@@ -167,8 +163,7 @@ def _scale(plan: LossScalePlan, now: LossScalePlan) -> Iterator[Finding]:
             fix=f"scale the loss by {recommended}, or find what made the gradients smaller",
         )
     elif now.upper is not None and lowest > now.upper:
-        yield Finding(
-            severity="error",
+        yield error(
             code="plan-scale-too-large",
             message=f"the plan has {has}, but this run overflows above {scale_text(now.upper)}",
             evidence=limits,
@@ -188,8 +183,7 @@ def _operations(plan: PrecisionPlan, now: PrecisionPlan) -> Iterator[Finding]:
         if kept[_identity(choice)] < 0:
             where = choice.module or "the model"
             line = f" at {evidence['line']}" if evidence.get("line") else ""
-            yield Finding(
-                severity="error",
+            yield error(
                 code="plan-lacks-operation",
                 message=f"{choice.op} in {where}{line} needs FP32, but the plan does not keep it there: "
                 f"{choice.reason}",
@@ -207,8 +201,7 @@ def _products(plan: PrecisionPlan, now: PrecisionPlan) -> Iterator[Finding]:
             [gemm for gemm in planned.quantised if gemm not in layer.quantised] if planned else []
         )
         if wide:
-            yield Finding(
-                severity="warning",
+            yield warning(
                 code="plan-lacks-operation",
                 message=f"{', '.join(wide)} of {layer.module or 'the model'} should stay in BF16, but "
                 f"the plan quantises them: {layer.reason}",
@@ -224,8 +217,7 @@ def _identity(choice: Fp32Choice) -> tuple[Any, ...]:
 
 def _masters(plan: PrecisionPlan, now: PrecisionPlan) -> Iterator[Finding]:
     if now.master_weights.needed and plan.level == "O3":
-        yield Finding(
-            severity="error",
+        yield error(
             code="plan-lacks-masters",
             message=f"the plan's level O3 has no FP32 masters: {now.master_weights.reason}",
             evidence=dict(now.master_weights.evidence),

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mpdiag.analysis.findings import Finding
+from mpdiag.analysis.findings import Finding, error, info, warning
 from mpdiag.analysis.layers import Layers
 from mpdiag.analysis.scaling.clipping import Clipping
 from mpdiag.display.wording import counted, percent
@@ -65,8 +65,7 @@ def _loop_findings(run: Run, layers: Layers) -> Iterator[Finding]:
     seen = int(run.meta.get("steps_seen") or 0)
     stepped = len(layers.of_kind("update")) > 0
     if run.meta.get("optimizers") and len(layers) and seen <= 1 and not stepped:
-        yield Finding(
-            severity="warning",
+        yield warning(
             code="no-optimizer-step",
             message="the loop called no optimizer step, so the whole recording counts as one step",
             evidence={"steps_seen": seen},
@@ -74,8 +73,7 @@ def _loop_findings(run: Run, layers: Layers) -> Iterator[Finding]:
         )
     unseen = [optimizer.kind for optimizer in stepped_in(run) if optimizer.unseen]
     if unseen:
-        yield Finding(
-            severity="warning",
+        yield warning(
             code="optimizer-not-recorded",
             message=f"no step of {counted(len(unseen), 'optimizer')} was recorded "
             f"({' and '.join(unseen)}); all recorded steps are other optimizers'",
@@ -96,8 +94,7 @@ def _precision_findings(run: Run) -> Iterator[Finding]:
         return
     elif policies := _policies(run):
         names, dtypes = " and ".join(sorted(policies)), " and ".join(sorted({*policies.values()}))
-        yield Finding(
-            severity="warning",
+        yield warning(
             code=NOT_FP32,
             message=f"{names} casts the weights to {dtypes}, so this is not a recording of FP32 "
             f"training; it cannot show what {dtypes} rounded away",
@@ -105,8 +102,7 @@ def _precision_findings(run: Run) -> Iterator[Finding]:
             fix=f"{_AGAIN}, which switches {names} off",
         )
     elif precision.get("half_modules"):
-        yield Finding(
-            severity="warning",
+        yield warning(
             code=NOT_FP32,
             message=f"{counted(precision['half_modules'], 'module')} returned half precision; "
             "the recording does not show what that rounded away",
@@ -122,8 +118,7 @@ def _narrow_in_spite(precision: Mapping[str, Any]) -> Iterator[Finding]:
     kept = [str(what) for what in precision.get("not_switched_off") or ()]
     if kept:
         more = f", and {counted(len(kept) - 1, 'more thing')}" if len(kept) > 1 else ""
-        yield Finding(
-            severity="warning",
+        yield warning(
             code=NOT_FP32,
             message=f"--fp32 could not switch off {kept[0]}{more}, so this is not a recording of "
             "FP32 training; it cannot show what that rounded away",
@@ -147,8 +142,7 @@ def _narrow_products(run: Run) -> Iterator[Finding]:
         return
     dtypes = " and ".join(sorted(set(narrow.values())))
     places = sorted(narrow)
-    yield Finding(
-        severity="warning",
+    yield warning(
         code=NOT_FP32,
         message=f"the training computes matrix products in {dtypes} (at {places[0]}), so this is "
         f"not an FP32 recording; it does not show what {dtypes} rounded away",
@@ -175,8 +169,7 @@ def _narrow_weights(run: Run) -> Iterator[Finding]:
     if not halves and set(kinds) <= WIDER_THAN_FP32:
         missing = "it does not show whether FP32 is enough"
         fix = "convert model and inputs to FP32, check that it still trains, and record again"
-    yield Finding(
-        severity="warning",
+    yield warning(
         code=NOT_FP32,
         message=f"{which} are {dtypes}, so this is not an FP32 recording; {missing}",
         evidence={"dtypes": kinds, "share": share},
@@ -188,8 +181,7 @@ def _autocast_finding(precision: Mapping[str, Any]) -> Finding:
     dtypes = " and ".join(precision["autocast"])
     again = f"{_AGAIN}, which disables autocast"
     by_hand = "remove torch.set_autocast_enabled from the script, because --fp32 cannot disable it"
-    return Finding(
-        severity="warning",
+    return warning(
         code=NOT_FP32,
         message=f"the training used autocast ({dtypes}), so this is not an FP32 recording; it does not "
         f"show what {dtypes} rounded away",
@@ -201,8 +193,7 @@ def _autocast_finding(precision: Mapping[str, Any]) -> Finding:
 def _length_findings(run: Run) -> Iterator[Finding]:
     steps = int(run.meta.get("steps_recorded") or 0)
     if 0 < steps < FEW_STEPS:
-        yield Finding(
-            severity="info",
+        yield info(
             code="few-steps",
             message=f"only {counted(steps, 'step')} {'was' if steps == 1 else 'were'} recorded",
             evidence={"steps_recorded": steps},
@@ -215,8 +206,7 @@ def _failure_findings(run: Run) -> Iterator[Finding]:
     if not failures:
         return
     times = "" if len(failures) == 1 else f"{len(failures)} times, first "
-    yield Finding(
-        severity="warning",
+    yield warning(
         code="recording-failed",
         message=f"the recording failed {times}in {failures[0].get('where')}",
         evidence={"failures": failures},
@@ -233,8 +223,7 @@ def _coverage_findings(run: Run) -> Iterator[Finding]:
     ]
     if not missing:
         return
-    yield Finding(
-        severity="warning",
+    yield warning(
         code="modules-not-recorded",
         message=f"{counted(len(missing), 'module')} ran under torch.compile and "
         f"{'was' if len(missing) == 1 else 'were'} not recorded",
@@ -252,8 +241,7 @@ def clipping_findings(seen: Clipping) -> Iterator[Finding]:
     """What is not known of gradients that the loop clips before they are recorded."""
     if seen.largest:
         steps = len(seen.largest)
-        yield Finding(
-            severity="info",
+        yield info(
             code="gradients-clipped",
             message="your loop clips gradients before they are recorded, by up to "
             f"{seen.ratio:.3g} times; their size before it is known in the "
@@ -276,8 +264,7 @@ def period_findings(run: Run, recorded: Sequence[int]) -> Iterator[Finding]:
     if not unseen:
         return
     every = (run.meta.get("cadence") or {}).get("every")
-    yield Finding(
-        severity="info",
+    yield info(
         code="periods-not-seen",
         message=f"{unseen_periods_sentence(unseen)}; {len(recorded)} of "
         f"{counted(steps, 'step')} were recorded",
@@ -323,8 +310,7 @@ def rank_findings(run: Run) -> Iterator[Finding]:
     yield from _disagreeing(run)
     silent = [r for r in range(world) if r not in metas]
     if silent:
-        yield Finding(
-            severity="warning",
+        yield warning(
             code="rank-missing",
             message=f"{_ranks(silent)} of {world} left no recording",
             evidence={"ranks": silent, "world_size": world},
@@ -360,8 +346,7 @@ def _stopped(run: Run, metas: Mapping[int, Mapping[str, Any]], world: int) -> It
             "updated": updated,
             "steps_of_ranks": {str(r): count for r, count in steps.items()},
         }
-        yield Finding(
-            severity="warning",
+        yield warning(
             code="rank-stopped",
             message=f"rank {rank} of {world} {how} after {steps[rank]} steps (last update "
             f"{updated}){went_on}",
@@ -425,8 +410,7 @@ def _disagreeing(run: Run) -> Iterator[Finding]:
         return
     name, (step, ranks) = min(differing.items(), key=lambda item: (item[1][0], item[0]))
     others = f", and of {len(differing) - 1} other parameters" if len(differing) > 1 else ""
-    yield Finding(
-        severity="warning",
+    yield warning(
         code="ranks-disagree",
         message=f"{_ranks(sorted(ranks))} hold different copies of {name} at step {step}{others}",
         evidence={"parameters": sorted(differing), "first_step": step, "ranks": sorted(ranks)},
@@ -475,8 +459,7 @@ def training_findings(run: Run, layers: Layers, recorded_in: str) -> list[Findin
 def _optimizer_findings(run: Run, layers: Layers) -> Iterator[Finding]:
     if run.meta.get("optimizers") != [] or len(layers.of_kind("update")):
         return
-    yield Finding(
-        severity="warning",
+    yield warning(
         code="no-optimizer",
         message="no optimizer was recorded, so the recording has no weight update",
         evidence={"optimizers": 0},
@@ -490,8 +473,7 @@ def _search_findings(run: Run) -> Iterator[Finding]:
     """Optimizers that go by differences which a recording of FP32 does not show rounded."""
     for one in stepped_in(run):
         if one.searches:
-            yield Finding(
-                severity="warning",
+            yield warning(
                 code="optimizer-searches",
                 message=f"{one.kind} evaluated its loss {counted(one.evaluations, 'time')} in "
                 f"{counted(one.taken, 'step')} and compares the values; half precision rounds them, and "
@@ -514,8 +496,7 @@ def _loss_findings(run: Run, recorded_in: str) -> Iterator[Finding]:
     bad = [s.step for s in steps if s.loss is not None and not math.isfinite(s.loss)]
     if not bad:
         return
-    yield Finding(
-        severity="error",
+    yield error(
         code="non-finite-losses",
         message=f"the loss of the {recorded_in} training was infinite or NaN in "
         f"{counted(len(bad), 'step')}, first in step {bad[0]}",

@@ -7,7 +7,7 @@ sums over ranks in half precision that no DDP or FSDP makes.
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
-from mpdiag.analysis.findings import Finding
+from mpdiag.analysis.findings import Finding, warning
 from mpdiag.display.wording import counted, percent
 from mpdiag.numerics.sums import sum_bound
 from mpdiag.runs.operations import NONE, Operation, TensorRecord
@@ -58,8 +58,7 @@ def _clipped_scaled(step: Sequence[Operation]) -> Iterator[Finding]:
                 told = f"the limit of {limit:g} is {left:.2g} when they are unscaled"
             else:
                 continue
-            yield Finding(
-                severity="warning",
+            yield warning(
                 code="precision-clipped-scaled",
                 message=f"{clips.where or 'the script'} clips gradients that still carry the loss "
                 f"scale of {scale:,g}; {told} (step {clips.step})",

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from mpdiag.analysis.findings import Finding
+from mpdiag.analysis.findings import Finding, info, warning
 from mpdiag.display.wording import counted, percent, spoken_parameters
 from mpdiag.numerics.decay import NARROW, decay
 from mpdiag.numerics.sums import growing, sum_bound
@@ -112,8 +112,7 @@ def _unheld(parameters: Sequence[ParameterPrecision]) -> Iterator[Finding]:
         return  # no optimizer is known at all
     unheld = [p for p in parameters if p.trainable and p.optimizer is None]
     if unheld:
-        yield Finding(
-            severity="warning",
+        yield warning(
             code="precision-unheld",
             message=f"no optimizer holds {_some(unheld)}, which require a gradient; they do not train",
             evidence=_named(unheld),
@@ -125,8 +124,7 @@ def _freed(facts: PrecisionFacts) -> Iterator[Finding]:
     for settings in facts.settings:
         if settings.get("freed"):
             holder, freed = settings["optimizer"], settings["freed"]
-            yield Finding(
-                severity="warning",
+            yield warning(
                 code="precision-unheld",
                 message=f"{holder} holds {counted(freed, 'parameter')} without memory, as fully_shard "
                 "leaves them after a forward pass; its steps do not reach the model",
@@ -143,8 +141,7 @@ def _narrow_counters(facts: PrecisionFacts) -> Iterator[Finding]:
             betas = {b for g in settings["groups"] for b in g.get("betas") or () if 0.0 < b < 1.0}
             stays = f"; bias correction stays at 1 - {max(betas):g}^{limit} = " if betas else ""
             stays += f"{1.0 - max(betas) ** limit:.2g}" if betas else ""
-            yield Finding(
-                severity="warning",
+            yield warning(
                 code="precision-narrow-counter",
                 message=f"{settings['optimizer']} counts its steps in {label} ({name}), which stops at "
                 f"{limit:,}; it stands at {value:,.0f}{stays}",
@@ -158,8 +155,7 @@ def _not_finite(parameters: Sequence[ParameterPrecision], run: Recorded) -> Iter
     found = not_finite(run, {p.name for p in parameters if p.trainable})
     if found:
         most = max(found, key=lambda name: found[name])
-        yield Finding(
-            severity="warning",
+        yield warning(
             code="precision-weights-not-finite",
             message=f"{spoken_parameters(list(found))} held infinite or NaN elements in the first "
             f"recorded step; {most} has {found[most]:,}, and no update changes them",
@@ -258,8 +254,7 @@ def _narrow_states(holder: str, held: Sequence[ParameterPrecision]) -> Iterator[
     if those:
         kept = {(n, d) for p in those for n, d in p.states.items() if d in narrow}
         states, dtypes = (sorted(set(one)) for one in zip(*kept, strict=True))
-        yield Finding(
-            severity="info",
+        yield info(
             code="precision-narrow-state",
             message=f"{holder} keeps {', '.join(states)} of {_some(those)} in "
             f"{'/'.join(LABELS.get(d, d) for d in dtypes)}, though the weights are FP32",
@@ -284,8 +279,7 @@ def _stuck_decay(
             found = decay(dtype, factor)
             if those and found.stuck == found.values:
                 label = LABELS[dtype]
-                yield Finding(
-                    severity="warning",
+                yield warning(
                     code="precision-decay-without-effect",
                     message=f"weight decay of {strength:g} at a learning rate of {rate:g} has no effect "
                     f"on {label} weights; 1 - {rate * strength:.2g} times any of {label}'s "
@@ -349,8 +343,7 @@ def _observed(facts: PrecisionFacts) -> Iterator[Finding]:
         by_kind[one.kind].append(one)
     if moved := by_kind["frozen-moved"]:
         largest = max(moved, key=lambda one: one.size)
-        yield Finding(
-            severity="warning",
+        yield warning(
             code="precision-frozen-moved",
             message=f"{spoken_parameters([one.names[0] for one in moved])} changed, though frozen "
             f"(requires_grad is False); {largest.names[0]} moved by {percent(largest.size)} of its "
@@ -359,8 +352,7 @@ def _observed(facts: PrecisionFacts) -> Iterator[Finding]:
             fix="leave frozen parameters out of the optimizer",
         )
     for one in by_kind["no-orthogonalization"]:
-        yield Finding(
-            severity="warning",
+        yield warning(
             code="precision-no-orthogonalization",
             message=f"{one.names[0]} moves {one.names[1]} by a multiple of its gradient; without "
             "orthogonalization this step is SGD's",
@@ -368,8 +360,7 @@ def _observed(facts: PrecisionFacts) -> Iterator[Finding]:
             fix="orthogonalize the gradient in step(), or in the engine before it",
         )
     for one in by_kind["parted"]:
-        yield Finding(
-            severity="warning",
+        yield warning(
             code="precision-equal-parted",
             message=f"{one.names[0]} and {one.names[1]} were equal before the first step and differ "
             f"after step {one.first}; if they were tied, the tie is broken",
@@ -379,8 +370,7 @@ def _observed(facts: PrecisionFacts) -> Iterator[Finding]:
     if narrow := [one for one in by_kind["narrow-values"] if one.last > one.first]:
         states = sorted({one.names[0] for one in narrow})
         names = list(dict.fromkeys(one.names[1] for one in narrow))
-        yield Finding(
-            severity="warning",
+        yield warning(
             code="precision-narrow-values",
             message=f"{', '.join(states)}: stored in FP32, but each value looked at is a BF16 number; "
             f"something rounds it in each step ({spoken_parameters(names)})"
@@ -392,8 +382,7 @@ def _observed(facts: PrecisionFacts) -> Iterator[Finding]:
     for one in by_kind["factor-without-effect"]:
         without[one.names[0], one.size].append(one.names[1])
     for (holder, factor), names in without.items():
-        yield Finding(
-            severity="warning",
+        yield warning(
             code="precision-decay-without-effect",
             message=f"{holder} multiplies {spoken_parameters(names)} by {factor:.6g}, and no element "
             "changes; rounding gives each value back, so weight decay has no effect",
@@ -403,8 +392,7 @@ def _observed(facts: PrecisionFacts) -> Iterator[Finding]:
     for one in by_kind["optimizer-products"]:
         holder, dtype = one.names
         if dtype in HALF:
-            yield Finding(
-                severity="info",
+            yield info(
                 code="precision-optimizer-products",
                 message=f"{holder} multiplies in {LABELS[dtype]} inside its step",
                 evidence={"optimizer": holder, "dtype": dtype, "products": int(one.size)},
@@ -435,8 +423,7 @@ def _without_scale(
         return
     scales = np.concatenate([rows.scale for rows in run.pieces(histograms=False)])
     if (np.isnan(scales) | (scales == 1.0)).all():
-        yield Finding(
-            severity="warning",
+        yield warning(
             code="precision-no-loss-scale",
             message="autocast computes in FP16, and no loss scale was seen; "
             f"{_lost_gradients(operations)}",
@@ -473,8 +460,7 @@ def _narrow_sums(
             told = f" over {most} micro-batches; the sum is {percent(sums[most].size)} off FP32's"
             told += "" if few == most else f", and {percent(sums[few].size)} after {few}"
         label = "/".join(sorted({LABELS[str(p.accumulated)] for p in those}))
-        yield Finding(
-            severity="info",
+        yield info(
             code="precision-narrow-sum",
             message=f"gradients of {_some(those)} add up in {label}{told or ' over micro-batches'}",
             evidence={
@@ -499,8 +485,7 @@ def _narrow_reductions(parameters: Sequence[ParameterPrecision], ranks: int) -> 
             )
             told += f" ({percent(eightfold)} over {8 * ranks:,})" if eightfold < 1.0 else ""
         label = "/".join(sorted({LABELS[str(p.reduced)] for p in those}))
-        yield Finding(
-            severity="info",
+        yield info(
             code="precision-narrow-reduction",
             message=f"gradients of {_some(those)} are added over ranks in {label}{told}",
             evidence={**_named(those), "ranks": ranks, "bound": own},

@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
-from mpdiag.analysis.findings import Finding
+from mpdiag.analysis.findings import Finding, warning
 from mpdiag.display.wording import percent, spoken_parameters
 from mpdiag.runs.operations import Operation, TensorRecord
 from mpdiag.runs.precision import LABELS, Observed, ParameterPrecision
@@ -40,8 +40,7 @@ def copies_over_ranks(
             apart |= _apart(same, loose)
     if apart:
         name = max(apart, key=lambda n: max(apart[n]) - min(apart[n]))
-        yield Finding(
-            severity="warning",
+        yield warning(
             code="precision-copies-differ",
             message=f"ranks apply different values of {spoken_parameters(list(apart))} to the same "
             f"input; the largest value of {name} is {min(apart[name]):.4g} on one rank "
@@ -77,8 +76,7 @@ def still_averages(observed: Iterable[Observed]) -> Iterator[Finding]:
     for dtype in sorted({one.names[1] for one in those}):
         some = [one for one in those if one.names[1] == dtype]
         largest = max(some, key=lambda one: one.size)
-        yield Finding(
-            severity="warning",
+        yield warning(
             code="precision-average-still",
             message=f"the script moves {LABELS[dtype]} copies of "
             f"{spoken_parameters([one.names[0] for one in some])} towards them; "

@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
-from mpdiag.analysis.findings import Finding
+from mpdiag.analysis.findings import Finding, info, warning
 from mpdiag.display.wording import spoken_parameters
 from mpdiag.runs.precision import HALF, LABELS, POLICIES, ParameterPrecision, PrecisionFacts
 
@@ -20,8 +20,7 @@ def policy_findings(
     computed = sorted({LABELS.get(p.forward, p.forward) for p in parameters if p.forward})
     for one in (one for one in facts.observed if one.kind == "policy-not-applied"):
         does = f"; the model computes in {'/'.join(computed)}" if computed else ""
-        yield Finding(
-            severity="warning",
+        yield warning(
             code="precision-policy-not-applied",
             message=f"the script makes {' and '.join(one.names)}, but no FSDP wrapper of the "
             f"recorded models has it{does}",
@@ -37,8 +36,7 @@ def policy_findings(
         if policy.endswith(POLICIES) and asked.stored in HALF and asked.master is None:
             without[policy, asked.stored].append(asked.name)
     for (policy, says, computes), names in overridden.items():
-        yield Finding(
-            severity="warning",
+        yield warning(
             code="precision-policy-not-applied",
             message=f"{policy} says {LABELS[says]}, but autocast computes in {LABELS[computes]} "
             f"with {spoken_parameters(names)}",
@@ -46,8 +44,7 @@ def policy_findings(
             fix="leave out autocast, or ask for its dtype in the policy",
         )
     for (policy, stored), names in without.items():
-        yield Finding(
-            severity="info",
+        yield info(
             code="precision-policy-without-masters",
             message=f"{policy} has {LABELS[stored]} weights under it, and no FP32 copy of "
             f"{spoken_parameters(names)}",

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mpdiag.analysis.findings import Finding
+from mpdiag.analysis.findings import Finding, warning
 from mpdiag.errors import UsageError
 from mpdiag.tracing.fingerprint import some_of
 from mpdiag.tracing.precision import HALF
@@ -222,8 +222,7 @@ class OptimizerWatch:
         if read and all(p.dtype in HALF for p in weights):
             return  # such weights stand still where updates are below half an ulp
         self._note(
-            Finding(
-                severity="warning",
+            warning(
                 code="optimizer-moved-nothing",
                 message=(
                     f"{type(optimizer).__name__} has moved no weight in {still.steps} steps, though "

@@ -30,6 +30,8 @@ ROOT = Path(__file__).resolve().parents[2]
 ANY = ".*?"
 _MAKERS = {"Finding": None, "_note": ("severity", "code", "message", "fix"), "note": None}
 _MAKERS["note"] = _MAKERS["_note"]
+_SEVERITIES = ("info", "warning", "error")
+_MAKERS |= dict.fromkeys(_SEVERITIES)
 _CONSTANT = re.compile(r"^- `(mpdiag\.[\w.]+)` is (\S+)$", re.MULTILINE)
 _SAMPLE = re.compile(r"`mpdiag (\w+) ([^`]*sample_runs[^`]*)` finds:")
 
@@ -71,6 +73,8 @@ def made():
             if not isinstance(node, ast.Call) or name not in _MAKERS:
                 continue
             given = {k.arg: k.value for k in node.keywords}
+            if name in _SEVERITIES:
+                given["severity"] = ast.Constant(name)
             if _MAKERS[name] is not None:
                 given |= dict(zip(_MAKERS[name], node.args, strict=False))
             place = {

@@ -13,7 +13,7 @@ from mpdiag.analysis.comparison.groups import SeedGroup, SeedTraining
 from mpdiag.analysis.comparison.margins import Margin
 from mpdiag.analysis.comparison.models import ModelRelation
 from mpdiag.analysis.comparison.rates import RateComparison
-from mpdiag.analysis.findings import Finding, by_severity
+from mpdiag.analysis.findings import Finding, by_severity, info, warning
 from mpdiag.display.wording import counted
 from mpdiag.runs.training_log import FINAL_LOSS
 
@@ -105,8 +105,7 @@ def _same_sides_findings(a: SeedGroup, b: SeedGroup) -> Iterator[Finding]:
     if not _same_sides(a, b):
         return
     name = a.name
-    yield Finding(
-        severity="warning",
+    yield warning(
         code="same-sides",
         message=f"both sides are {name}: this compares it with itself, which shows nothing",
         evidence={"side": name},
@@ -120,8 +119,7 @@ def _model_findings(
     if models is None or not models.words:
         return
     if models.different:
-        yield Finding(
-            severity="warning",
+        yield warning(
             code="different-models",
             message=f"{sides[0].name} and {sides[1].name} are trainings of two different models: "
             + models.words,
@@ -129,8 +127,7 @@ def _model_findings(
             fix="compare trainings of one model: what differs here need not be the precision",
         )
     else:
-        yield Finding(
-            severity="info",
+        yield info(
             code="models-differ",
             message=f"the model of {sides[1].name} is an edited one of {sides[0].name}: "
             + models.words,
@@ -196,8 +193,7 @@ def _metric_finding(m: MetricComparison, decisive: Sequence[MetricComparison]) -
     if math.isnan(r.difference):
         if any(map(math.isfinite, [*m.a, *m.b])):
             return None  # one side alone is the rates' finding
-        return Finding(
-            severity="warning",
+        return warning(
             code="metric-inconclusive",
             message=f"{m.metric} is not finite on either side: all trainings diverged",
             evidence=_values(m),
@@ -254,8 +250,7 @@ def _undecided(m: MetricComparison) -> Finding:
         fix = f"train {r.seeds_to_decide} seeds on each side"
     else:
         fix = "choose another margin: the difference equals this one"
-    return Finding(
-        severity="info",
+    return info(
         code="metric-inconclusive",
         message=f"{m.metric} differs by {r.difference:+.4g}",
         evidence=_values(m),
@@ -267,8 +262,7 @@ def _margin_findings(metrics: Sequence[MetricComparison]) -> Iterator[Finding]:
     """Metrics of which nobody has said how much does not matter."""
     unknown = [m for m in metrics if m.margin.provisional and math.isfinite(m.result.difference)]
     for m in unknown:
-        yield Finding(
-            severity="info",
+        yield info(
             code="margin-unknown",
             message=f"no margin is known for {m.metric}: a difference over {m.result.margin:.3g} "
             f"(2 % of the mean) counts{'' if m.alone else ', and nothing counts as equivalent'}",
@@ -282,8 +276,7 @@ def _shift_findings(shifts: Sequence[LayerShift]) -> Iterator[Finding]:
         if abs(shift.octaves) < OCTAVES:
             continue
         direction = "overflow" if shift.octaves > 0 else "underflow"
-        yield Finding(
-            severity="warning",
+        yield warning(
             code=f"layer-towards-{direction}",
             message=f"the largest {shift.kind.replace('_', ' ')} of "
             f"{shift.name or 'the model'} moved {abs(shift.octaves):.1f} octaves "
@@ -297,8 +290,7 @@ def _length_findings(a: SeedGroup, b: SeedGroup) -> Iterator[Finding]:
     """Sides that trained for another number of steps, or skipped more of them."""
     lengths = lengths_apart(a, b)
     if lengths:
-        yield Finding(
-            severity="warning",
+        yield warning(
             code="lengths-differ",
             message=f"{b.name} trained {counted(lengths[1], 'step')}, {a.name} {lengths[0]}",
             evidence={"a": lengths[0], "b": lengths[1]},
@@ -306,8 +298,7 @@ def _length_findings(a: SeedGroup, b: SeedGroup) -> Iterator[Finding]:
         )
     skipped = [sum(t.skipped for t in side.trainings) for side in (a, b)]
     if skipped[1] > skipped[0]:
-        yield Finding(
-            severity="info",
+        yield info(
             code="more-skips",
             message=f"{skipped[1]} steps were skipped; the reference skipped {skipped[0]}",
             evidence={"a": skipped[0], "b": skipped[1]},
@@ -359,8 +350,7 @@ def _first_losses(a: SeedTraining, b: SeedTraining) -> tuple[float, float] | Non
 
 def metric_not_logged(name: str) -> Finding:
     """The script prints a metric that is not in the logs."""
-    return Finding(
-        severity="info",
+    return info(
         code="metric-not-logged",
         message=f"the script prints {name}, and only the loss was compared",
         evidence={"metric": name},

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from mpdiag.analysis.findings import Finding
+from mpdiag.analysis.findings import Finding, error, warning
 from mpdiag.analysis.layers import Layers
 from mpdiag.analysis.operations.graph import StepGraph, stored_low
 from mpdiag.analysis.operations.layer_effects import within
@@ -183,8 +183,7 @@ def activation_findings(
     named = {c.module: c for c in modules if c.evidence.get("overflow")}
     if named:
         worst = max(named.values(), key=lambda c: float(c.evidence["absmax"]))
-        yield Finding(
-            severity="error",
+        yield error(
             code="activation-overflow",
             message=f"{counted(len(named), 'module')} {'has' if len(named) == 1 else 'have'} output "
             f"values beyond {target.label}'s range; the largest is {worst.evidence['absmax']:.3g} in "
@@ -200,8 +199,7 @@ def activation_findings(
     ]
     if close:
         name, top = max(close, key=lambda item: item[1])
-        yield Finding(
-            severity="warning",
+        yield warning(
             code="activation-close-to-overflow",
             message=f"the output of {name or 'the model'} reaches {top:.3g}, within {CLOSE:g}× "
             f"of {target.label}'s largest value",

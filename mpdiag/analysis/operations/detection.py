@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from mpdiag.analysis.findings import Finding
+from mpdiag.analysis.findings import Finding, info, warning
 from mpdiag.analysis.layers import UNKNOWN, LargestValues
 from mpdiag.analysis.operations.gradient_rules import (
     SUSPICIONS,
@@ -266,8 +266,7 @@ def bf16_findings(
     if not found:
         return
     first = found[0]
-    yield Finding(
-        severity="info",
+    yield info(
         code="bf16-precision",
         message=f"BF16 would need FP32 for {counted(len(found), 'operation')}, too: "
         f"{first.subject}: {first.reason}",
@@ -289,8 +288,7 @@ def refused_findings(operations: Iterable[Operation]) -> Iterator[Finding]:
         o.where or o.module: o for o in operations if not o.node and policy_name(o.op) in BANNED
     }
     for place, op in found.items():
-        yield Finding(
-            severity="warning",
+        yield warning(
             code="refused-by-autocast",
             message=f"on CUDA, {op.op} raises an error under autocast (at {place})",
             evidence={"op": op.op, "where": op.where, "module": op.module},

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from mpdiag.analysis.findings import Finding
+from mpdiag.analysis.findings import Finding, error, warning
 from mpdiag.analysis.layers import Layers
 from mpdiag.analysis.scaling.loss_scale import LossScaleAnalysis
 from mpdiag.analysis.scaling.necessity import NEEDED
@@ -21,8 +21,7 @@ def gradient_findings(
         scale: The loss scale chosen for it.
     """
     if len(layers.of_kind("activation_grad")) == 0:
-        yield Finding(
-            severity="warning",
+        yield warning(
             code="no-activation-gradients",
             message="no activation gradients were recorded, so the loss scale cannot be determined",
             evidence={"layers": len(layers)},
@@ -34,8 +33,7 @@ def gradient_findings(
     if bad:
         yield _non_finite(scale, bad)
     elif scale.diverges and len(h.numel):
-        yield Finding(
-            severity="error",
+        yield error(
             code="exploding-gradients",
             message=scale.void,
             evidence={"absmax": float(h.absmax.max(initial=0.0))},
@@ -52,15 +50,13 @@ def _non_finite(scale: LossScaleAnalysis, values: int) -> Finding:
     evidence = {"steps": steps, "values": values}
     found = f"{scale.recorded_in} gradients were infinite or NaN in {where}"
     if scale.diverges:
-        return Finding(
-            severity="error",
+        return error(
             code="non-finite-gradients",
             message=f"{found}: the {scale.recorded_in} training diverges",
             evidence=evidence,
             fix=f"fix the {scale.recorded_in} training first; a loss scale cannot help",
         )
-    return Finding(
-        severity="warning",
+    return warning(
         code="non-finite-steps",
         message=f"{found}, and finite again in later ones",
         evidence=evidence,
@@ -71,8 +67,7 @@ def _non_finite(scale: LossScaleAnalysis, values: int) -> Finding:
 def _scale_findings(target: FloatFormat, scale: LossScaleAnalysis) -> Iterator[Finding]:
     plan = scale.plan
     if not scale.fits:
-        yield Finding(
-            severity="error",
+        yield error(
             code="no-loss-scale-fits",
             message=f"no loss scale fits {target.label}: {_lower_end(scale)} needs at least "
             f"{scale_text(plan.lower)}, but {spoken_layer(scale.limiting_layer)} overflows above "
@@ -83,8 +78,7 @@ def _scale_findings(target: FloatFormat, scale: LossScaleAnalysis) -> Iterator[F
         return
     if scale.fp32_modules:
         modules = spoken_layers(scale.fp32_modules)
-        yield Finding(
-            severity="warning",
+        yield warning(
             code="no-loss-scale-fits",
             message=f"no loss scale fits if all modules run in {target.label}; with {modules} in FP32, "
             f"{scale_text(plan.recommended)} fits",
@@ -124,8 +118,7 @@ def _without(scale: LossScaleAnalysis) -> str:
 def _out_of_reach(target: FloatFormat, scale: LossScaleAnalysis) -> Finding:
     """Layers whose gradients are below the format's range at every admissible scale."""
     layers = spoken_layers(sorted(scale.out_of_reach))
-    return Finding(
-        severity="warning",
+    return warning(
         code="loss-scale-tight",
         message=f"{target.label} loses the gradient of {layers} at every loss scale up to "
         f"{scale_text(scale.plan.upper)}, as much as without one",
@@ -137,8 +130,7 @@ def _out_of_reach(target: FloatFormat, scale: LossScaleAnalysis) -> Finding:
 def _tight(scale: LossScaleAnalysis) -> Finding:
     """The largest admissible scale loses what may matter."""
     plan = scale.plan
-    return Finding(
-        severity="warning",
+    return warning(
         code="loss-scale-tight",
         message=f"{_lower_end(scale)} needs a loss scale of {scale_text(plan.lower)}, but "
         f"{spoken_layer(scale.limiting_layer)} overflows above {scale_text(plan.upper)}; in our "

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from mpdiag.analysis.findings import Finding
+from mpdiag.analysis.findings import Finding, info, warning
 from mpdiag.analysis.shapes.recorded import (
     Dimension,
     ModuleWork,
@@ -90,8 +90,7 @@ def _findings(solved: Solved, works: Sequence[ModuleWork]) -> Iterator[Finding]:
         images = [w for w in images if w.channels_last is False]
     share = sum(w.flops for w in images) / total
     if images and share >= _WORTH:
-        yield Finding(
-            severity="info",
+        yield info(
             code="channels-last",
             message=f"{percent(share)} of the matrix FLOPs are convolutions, which Tensor Cores compute "
             "in channels_last; the library converts other layouts back and forth",
@@ -102,8 +101,7 @@ def _findings(solved: Solved, works: Sequence[ModuleWork]) -> Iterator[Finding]:
     touched, share = _touched(solved)
     if touched and share >= _WORTH:
         fits = all(_proved(solved, d) for d in changed)
-        yield Finding(
-            severity="info",
+        yield info(
             code="shapes-to-pad",
             message=f"{counted(len(touched), 'layer')} ({percent(share)} of the matrix FLOPs) "
             f"{'has' if len(touched) == 1 else 'have'} misaligned sizes, so Tensor Cores load "
@@ -145,8 +143,7 @@ def _undivided_heads(solved: Solved) -> Iterator[Finding]:
     most = math.gcd(*(n for counts in heads.values() for n in counts))
     fewer = f", or a number of parts that divides {most}" if most > 1 else ""
     numbers = " and ".join(map(str, sorted({n for counts in odd.values() for n in counts})))
-    yield Finding(
-        severity="warning",
+    yield warning(
         code="heads-not-divisible",
         message=f"{counted(len(odd), 'attention layer')} cannot be split into {shards} "
         f"tensor-parallel parts: each takes whole heads, and there are {numbers}",
@@ -174,8 +171,7 @@ def _left_alone(solved: Solved) -> Iterator[Finding]:
         }
         for module, size in left
     ]
-    yield Finding(
-        severity="info",
+    yield info(
         code="shapes-left-alone",
         message=f"{counted(len(sizes), 'size')} that {'is not a' if len(sizes) == 1 else 'are not'} "
         f"{'multiple' if len(sizes) == 1 else 'multiples'} of {multiple} should stay: padding would "
