@@ -149,7 +149,9 @@ class FollowedPass:
             return None
         call = self._stack.pop()
         if self._graph:
-            output = _changed(output, _differentiable)
+            output = _changed(
+                output, lambda t: t if t.requires_grad else t.detach().requires_grad_().clone()
+            )
         call.outputs = floats(output)
         if name not in self._layers or (self._keep and name not in self._keep):
             return output
@@ -192,10 +194,6 @@ def _changed(nest: Any, change: Callable[[Tensor], Tensor]) -> Any:
     return tree_map(
         lambda t: change(t) if isinstance(t, Tensor) and t.is_floating_point() else t, nest
     )
-
-
-def _differentiable(tensor: Tensor) -> Tensor:
-    return tensor if tensor.requires_grad else tensor.detach().requires_grad_().clone()
 
 
 def in_shapes_of(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
@@ -102,8 +102,7 @@ def _whole_batch(step: Sequence[Tensor], parts: int) -> Sequence[Tensor]:
             for i in range(each):
                 held = some[i::each]
                 pieces = tuple(replace(p, rank=None) for t in held for p in t.pieces)
-                spread = max((t.spread for t in held if t.spread is not None), default=None)
-                found.append(replace(held[0], pieces=pieces, spread=spread))
+                found.append(replace(held[0], pieces=pieces))
     return sorted(found, key=lambda t: t.order)
 
 
@@ -157,25 +156,24 @@ def _matched(a: Sequence[Tensor], b: Sequence[Tensor]) -> tuple[list[Pair], list
         blocks = matcher.get_matching_blocks()
         pairs = [(a[i + k], b[j + k]) for i, j, n in blocks for k in range(n)]
     held = {id(t) for pair in pairs for t in pair}
-    alone = [(side, t) for side, all_of in (("a", a), ("b", b)) for t in all_of]
-    edits = [*_changed(pairs), *_edits((side, t) for side, t in alone if id(t) not in held)]
-    certain = not any(edit.side != "both" for edit in edits)
-    return [Pair(x, y, certain) for x, y in pairs], edits
+    alone = [
+        (side, t.name, t) for side, some in (("a", a), ("b", b)) for t in some if id(t) not in held
+    ]
+    return [Pair(x, y, not alone) for x, y in pairs], _edits([*_changed(pairs), *alone])
 
 
-def _edits(alone: Iterable[tuple[str, Tensor]]) -> list[Edit]:
-    found: dict[tuple[str, str], list[Tensor]] = defaultdict(list)
-    for side, t in alone:
-        found[side, t.name].append(t)
+def _edits(found: Iterable[tuple[str, str, Tensor]]) -> list[Edit]:
+    """Edits of their side, operation and tensors."""
+    edits: dict[tuple[str, str], list[Tensor]] = defaultdict(list)
+    for side, op, t in found:
+        edits[side, op].append(t)
     return [
-        Edit(some[0].module, some[0].phase, name, side, some)
-        for (side, name), some in found.items()
+        Edit(some[0].module, some[0].phase, op, side, some) for (side, op), some in edits.items()
     ]
 
 
-def _changed(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[Edit]:
+def _changed(pairs: Sequence[tuple[Tensor, Tensor]]) -> Iterator[tuple[str, str, Tensor]]:
     """Operations with other arguments that are no tensors: another epsilon, another dimension."""
-    found: dict[str, list[Tensor]] = defaultdict(list)
     for x, y in pairs:
         ours, theirs = _arguments(x), _arguments(y)
         other = [
@@ -184,9 +182,7 @@ def _changed(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[Edit]:
             if ours.get(name) != theirs.get(name) and not isinstance(value, list)
         ]
         if other:
-            op = f"{x.name}({', '.join(other)})"
-            found[op].append(y)
-    return [Edit(some[0].module, some[0].phase, op, "both", some) for op, some in found.items()]
+            yield "both", f"{x.name}({', '.join(other)})", y
 
 
 def _arguments(t: Tensor) -> dict[str, Any]:

@@ -125,9 +125,16 @@ class RunDifference:
             return False
         return True if any(j.pair.certain for j in self.judged) else None
 
+    @property
+    def coarse(self) -> Judged | None:
+        """The first tensor of a forward pass that rounding alone may change by half of its size."""
+        first = [j for j in self.judged if j.pair.certain and j.step == self.judged[0].step]
+        far = (j for j in first if j.apart.tolerance > _TOO_FAR and j.pair.a.phase == "forward")
+        return next(far, None)
+
     def to_json(self) -> dict[str, Any]:
         """The document of ``mpdiag diff --json``."""
-        certain = [j.apart for j in self.judged if j.pair.certain]
+        certain, coarse = [j.apart for j in self.judged if j.pair.certain], self.coarse
         ratios = [apart.ratio for apart in certain]
         different = [apart.ratio for apart in certain if apart.difference]
         return {
@@ -155,6 +162,7 @@ class RunDifference:
                 }
                 for e in self.edits
             ],
+            "coarse": coarse and {"module": coarse.pair.b.module, "op": coarse.pair.b.name},
             "environment": list(self.environment),
             "not_compared": list(self.missing),
         }
@@ -186,14 +194,12 @@ def difference(a: Steps, b: Steps) -> RunDifference:
         last = step
         place = _first(some)
         if place is not None:
-            first = _culprit(some, place, a[step], b[step], found)
+            first = _culprit(some, place, (a[step], b[step], found))
             before = judged[: len(judged) - len(some) + place]
-            return RunDifference(first, judged, edits, last, None, _certain(before))
-    return RunDifference(None, judged, edits, last, cut_off, _certain(judged))
-
-
-def _certain(judged: Sequence[Judged]) -> int:
-    return sum(j.pair.certain for j in judged)
+            return RunDifference(
+                first, judged, edits, last, None, sum(j.pair.certain for j in before)
+            )
+    return RunDifference(None, judged, edits, last, cut_off, sum(j.pair.certain for j in judged))
 
 
 def _judged(
@@ -364,13 +370,11 @@ def _first(judged: Sequence[Judged]) -> int | None:
     return None
 
 
-def _culprit(
-    judged: Sequence[Judged],
-    place: int,
-    a: Sequence[Tensor],
-    b: Sequence[Tensor],
-    edits: Sequence[Edit],
-) -> Culprit:
+_Graphs = tuple[Sequence[Tensor], Sequence[Tensor], Sequence[Edit]]
+"""A step's tensors on both sides, and what is edited."""
+
+
+def _culprit(judged: Sequence[Judged], place: int, graphs: _Graphs) -> Culprit:
     """Name what parts: the operation, or the one behind what a module returned or was given back."""
     one = judged[place]
     t = one.pair.b if one.pair.b.file else one.pair.a
@@ -383,8 +387,8 @@ def _culprit(
     if lost and agreed is not None and agreed.a.kind == t.kind:
         module = agreed.a.module  # which comes after it in the model, and let no gradient through
     if t.kind in ("output", "gradient") or not one.pair.certain:
-        found = _made(one.pair, agreed, a, b, edits)
-        alone = [id(one) for edit in edits if edit.side != "both" for one in edit.tensors]
+        found = _made(one.pair, agreed, graphs)
+        alone = [id(one) for edit in graphs[2] if edit.side != "both" for one in edit.tensors]
         if found is not None and (t.kind != "operation" or id(found) in alone):
             made, module, op = found, found.module, found.name
     name = t.name if "weight" in t.kind else ""
@@ -402,18 +406,13 @@ _KINDS = {
 """What parts, where it is a parameter's."""
 
 
-def _made(
-    pair: Pair,
-    agreed: Pair | None,
-    a: Sequence[Tensor],
-    b: Sequence[Tensor],
-    edits: Sequence[Edit],
-) -> Tensor | None:
+def _made(pair: Pair, agreed: Pair | None, graphs: _Graphs) -> Tensor | None:
     """The operation behind a module's output or gradient.
 
     It is the first one since the last tensor that agrees which only one side has; else the last one
     before.
     """
+    a, b, edits = graphs
     phase = pair.a.phase
     since = (-1, -1)
     if agreed is not None and agreed.a.phase == phase:

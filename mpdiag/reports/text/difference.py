@@ -43,6 +43,11 @@ def difference_lines(found: RunDifference, a: Path, b: Path) -> tuple[str, list[
         lines.append(
             f"Cannot say from step {found.cut_off} on: the weights are too far apart by then."
         )
+    if found.coarse is not None:
+        pair, share = found.coarse.pair, found.coarse.apart.tolerance
+        what = f"{pair.b.name or pair.b.kind} in {_module(pair.b.module)}"
+        dtypes = " and ".join(dict.fromkeys((pair.a.dtype, pair.b.dtype)))
+        lines.append(f"Rounding alone may change {what} by {share:.0%} of its size ({dtypes}).")
     lines += [f"Environment: {', '.join(found.environment)}."] if found.environment else []
     lines += _edits(found)
     lines += [f"Not compared: {reason}." for reason in found.missing]

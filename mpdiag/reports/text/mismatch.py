@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from rich.console import RenderableType
 from rich.text import Text
 
-from mpdiag.analysis.mismatch import MATTERS, Distance, LayerMismatch, Mismatch
+from mpdiag.analysis.mismatch import MATTERS, Distance, Mismatch
 from mpdiag.display.wording import layer_name, percent, scale_text
 from mpdiag.reports.text.tables import Fitted, titled_rows
 
@@ -29,7 +29,7 @@ def mismatch_text(found: Mismatch) -> Iterator[RenderableType]:
         spare=("parameters",),
         boxed=False,
     )
-    largest = sorted(found.layers, key=_weight, reverse=True)[:TOP]
+    largest = sorted(found.layers, key=lambda one: -max(one.added, one.removable or 0.0))[:TOP]
     for layer in (layer for layer in found.layers if layer in largest):
         held = layer.numel / numel if layer.numel else None
         shares = (layer.difference, layer.added, layer.removable, held)
@@ -40,10 +40,6 @@ def mismatch_text(found: Mismatch) -> Iterator[RenderableType]:
     for title, words in _advice(found, numel):
         rows.add_row(title, Text(words))
     yield rows
-
-
-def _weight(layer: LayerMismatch) -> float:
-    return max(layer.added, layer.removable or 0.0)
 
 
 def _advice(found: Mismatch, numel: int) -> Iterator[tuple[str, str]]:

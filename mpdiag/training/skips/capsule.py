@@ -15,7 +15,8 @@ where ``function()`` returns the model, and a function of model and batch that r
 (``capsule_replay``).
 
 In a distributed training rank 0 writes the whole weights, and every rank its own batch and random state:
-rank 1 into ``step000012-rank00001``, whose ``weights`` name the folder beside it that has them.
+rank 1 into ``step000012-rank00001``, whose ``weights`` name the folder beside it that has them. Where
+neither DDP nor FSDP keeps models alike, as in a pipeline's stages, each rank writes its weights, too.
 """
 
 import math
@@ -33,6 +34,7 @@ from mpdiag.errors import DamagedCapsule, NewerSchema, UsageError
 from mpdiag.files.atomic import atomic_path, write_json
 from mpdiag.files.documents import read_document
 from mpdiag.files.paths import AnyPath, is_remote, place
+from mpdiag.tracing.sharding import reductions
 from mpdiag.training.callers import loop_stacklevel
 from mpdiag.training.results import StepResult
 from mpdiag.training.run_log import RunLog
@@ -221,15 +223,14 @@ class CapsuleWriter:
         self._written += 1
         name = f"step{result.step:06d}"
         model = self._wrapped.models[0]
-        first = result.rank == 0
+        own = result.rank == 0 or not reductions([model])
         weights = {}
         for key, tensor in self._wrapped.fp32_state(model).items():
             whole = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-            if first:
+            if own:
                 weights[key] = whole.cpu()
-        folder = (
-            self._log.folder / "capsules" / (name if first else f"{name}-rank{result.rank:05d}")
-        )
+        suffix = f"-rank{result.rank:05d}" if result.rank else ""
+        folder = self._log.folder / "capsules" / f"{name}{suffix}"
         try:
             save_capsule(
                 folder,
@@ -242,7 +243,7 @@ class CapsuleWriter:
                     "reason": result.reason,
                     "model": f"{type(model).__module__}.{type(model).__qualname__}",
                     "training": model.training,
-                    **({} if first else {"weights": name}),
+                    **({} if own else {"weights": name}),
                     **self._facts,
                 },
             )

@@ -2,6 +2,8 @@
 
 import json
 import re
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ import mpdiag
 from mpdiag.analysis.difference.diff import difference
 from mpdiag.analysis.difference.fingerprint import read_fingerprint
 from mpdiag.analysis.difference.sides import steps_of
+from mpdiag.reports.text.difference import difference_lines
 from mpdiag.runs.trace import TraceRow, positions
 
 
@@ -221,6 +224,18 @@ def test_the_command_its_document_and_a_fingerprint(sound, tmp_path):
     assert "recorded none of its steps [7]" in run("diff", sound, never).stderr
     for words in (("diff", sound, untraced), ("fingerprint", untraced)):
         assert "record it with mpdiag record --trace" in run(*words).stderr
+
+
+def test_what_rounding_alone_may_lose_is_said():
+    a, b = (
+        steps_of([replace(row(np.ones(4), kind="operation", name="cos"), spread=spread)])
+        for spread in (1e-6, 0.4)
+    )
+    found = difference(a, b)
+    assert (found.agree, found.to_json()["coarse"]) == (True, {"module": "layer", "op": "cos"})
+    said = "Rounding alone may change cos in layer by 80% of its size (float32)."
+    assert said in difference_lines(found, Path("a"), Path("b"))[1]
+    assert difference(a, a).coarse is None
 
 
 # -- ranks, put together without processes ----------------------------------------------------------

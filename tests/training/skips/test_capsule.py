@@ -1,6 +1,7 @@
 """A skipped step, written down and run again elsewhere."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import calls
@@ -200,3 +201,21 @@ def test_another_model_is_refused(module):
         replay_capsule(CAPSULE, lambda: (nn.Linear(3, 3), lambda m, b: m(b["x"]).sum()))
     with pytest.raises(UsageError):
         replay_capsule(CAPSULE, lambda: 3)
+
+
+def test_a_stage_of_a_pipeline_is_replayed_with_its_own_weights(module):
+    model, batch, _ = skipped(module, "run")
+    with wrapped(model, backoff(1.0), run="stage") as mp:
+        with mp.autocast():
+            result = mp.step(module.build()[1](model, batch))
+        mp._capsules.write(batch, replace(result, rank=1))
+    stage = Path(f"{CAPSULE}-rank00001")
+    Path("stage/capsules/step000000-rank00001").rename(stage)
+    assert "weights" not in load_capsule(stage).document
+    small = load_file(f"{CAPSULE}/tensors.safetensors")
+    save_file({**small, "batch.0": small["batch.0"] * 0}, f"{CAPSULE}/tensors.safetensors")
+    assert replay_capsule(CAPSULE, module.build).first.rank == 1
+    assert replay_capsule(stage, module.build).first is not None
+    other = {n.replace("model.", "model.stage."): t for n, t in small.items()}
+    save_file(other, stage / "tensors.safetensors")
+    assert replay_capsule(CAPSULE, module.build).first is None
