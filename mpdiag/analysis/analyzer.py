@@ -288,15 +288,8 @@ def _in_blocks(analysis: Analysis, recipe: BlockRecipe, budget: float, shards: i
             f"{run.folder} has no operands of matrix products, which --target {recipe.target} needs: "
             "record it again with --blocks"
         )
-    found = analyze_blocks(
-        rows,
-        run.modules(),
-        analysis.layers,
-        loss_curve(run),
-        recipe,
-        budget=budget,
-        shards=shards,
-    )
+    known = rows, run.modules(), analysis.layers, loss_curve(run)
+    found = analyze_blocks(*known, recipe, budget=budget, shards=shards)
     seen = max(int(run.meta.get("steps_seen") or 0), *(step + 1 for step in found.steps))
     verdict = judge_blocks(found, {f.code for f in analysis.findings}, seen)
     return replace(

@@ -324,9 +324,9 @@ def _kind_of(op: str, weight: Parameter | None) -> tuple[ProductKind, int | None
         return "matmul", None
     part, whole = weight.part, weight.whole
     if whole.dim() == 3 and part.dim() == 3 and part.shape[0] == whole.shape[0] > 1:
-        return "grouped", None
+        return "experts", None
     if whole.dim() == 3 and _place(part)[2:] == _place(whole[0])[2:]:
-        return "grouped", (part.storage_offset() - whole.storage_offset()) // whole.stride(0)
+        return "experts", (part.storage_offset() - whole.storage_offset()) // whole.stride(0)
     return "linear", None
 
 
@@ -334,7 +334,9 @@ def _parts(
     forward: _Forward, left: Tensor, right: Tensor, ends: Tensor | None
 ) -> Iterator[tuple[int | None, Tensor, Tensor]]:
     """A product's matrices by expert: those of a grouped one, or the product as it is."""
-    if forward.kind != "grouped" or (ends is None and left.dim() == right.dim() == 2):
+    if forward.kind not in ("grouped", "experts") or (
+        ends is None and left.dim() == right.dim() == 2
+    ):
         yield forward.expert, left, right
         return
     bounds = [0, *([] if ends is None else ends.tolist())]

@@ -147,12 +147,12 @@ class Matrix:
         weights = torch.ones(count, dtype=torch.float64, device=device)
         maxima = self.maxima
         if count < pieces:  # integers add up to the same on each device, in any order
-            sizes = torch.ones(pieces, dtype=torch.int64, device=device)
+            whole = torch.ones(pieces, device=device)
             if maxima is not None:
                 whole = F.pad(maxima, (0, 0, 0, -lines % tall)).unflatten(1, (down, tall)).amax(2)
-                shares = (whole / whole.amax()).nan_to_num(1.0).flatten()
-                sizes = (shares.square() * 2.0**24).long()
-                sizes = torch.where(shares > 0, sizes + sizes.sum() // pieces + 1, 0)
+            shares = (whole / whole.amax()).nan_to_num(1.0).flatten()
+            sizes = (shares.square() * 2.0**24).long()
+            sizes = torch.where(shares > 0, sizes + sizes.sum() // pieces + 1, 0)
             ends = sizes.cumsum(0)
             bits = CounterGenerator(0, tensor=tensor).bits((count,), device) >> 12
             inside = (ends[-1] // count * bits) >> 20

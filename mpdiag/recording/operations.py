@@ -39,6 +39,7 @@ from mpdiag.runs.operations import NONE, Operation, Phase
 from mpdiag.tracing import conversions
 from mpdiag.tracing.autograd_graph import BackwardPasses, holds_any
 from mpdiag.tracing.dispatch import by_name, in_backward, is_hidden, tensors_of, written
+from mpdiag.tracing.fingerprint import joined
 from mpdiag.tracing.source_lines import SourceLine, SourceLines
 from mpdiag.tracing.tap import OperationTap
 
@@ -111,6 +112,9 @@ class OperationWatch:
         self._left_at: int | None = None
         self._rests = False
         self._converted: dict[int, Parameter] = {}  # by the operation that did
+        self._held: dict[
+            int, str
+        ] = {}  # FSDP2 puts gathered parameters in the place of those named
         self._lines = SourceLines(self._modules)
         self._tensors.clear()
         self._effects.drop()
@@ -253,6 +257,8 @@ class OperationWatch:
         self._lines.enter(module)
         if self.products is not None and id(module) in self._modules:
             self.products.enter(self._lines.module)
+            held = (p for p in module._parameters.items() if p[1] is not None)
+            self._held |= {id(p): joined(self._lines.module or "", name) for name, p in held}
 
     def leave(self, module: nn.Module) -> None:
         """A module has returned, or failed."""
@@ -352,7 +358,7 @@ class OperationWatch:
             parameters = {}
             for (name, tensor), seen in zip(operation_facts.operands(named), inputs, strict=True):
                 whole = tensor if tensor._base is None else tensor._base
-                known = self._modules.get(id(whole), "") or seen.parameter
+                known = seen.parameter or self._held.get(id(whole), "")
                 origin = self._converted.get(seen.producer)
                 if origin is not None:
                     parameters[name] = (

@@ -17,7 +17,8 @@ An operand is written as a matrix of lines: blocks lie along a line, which is wh
   of the output, a feature is (channel, row, column) of the kernel in this order. dgrad is the product
   before ``fold``: it sums over output channels. Of a transposed convolution, input and output change
   places.
-- ``grouped``: of an expert's tokens with its part of a parameter of three axes.
+- ``grouped``: of an expert's tokens with its part of a parameter of three axes, in a grouped product;
+  ``experts``: the same in a batched one, or one by one. Earlier runs call both ``grouped``.
 
 Rows lie in ``blocks/*.parquet``: one for each step × product × operand. docs/run-folder.md describes
 every column.
@@ -40,7 +41,7 @@ from mpdiag.numerics.block_statistics import BUCKETS, CLASS_COUNT, BlockError, D
 if TYPE_CHECKING:
     import pyarrow as pa
 
-ProductKind = Literal["linear", "convolution", "matmul", "attention", "grouped"]
+ProductKind = Literal["linear", "convolution", "matmul", "attention", "grouped", "experts"]
 Gemm = Literal["fprop", "dgrad", "wgrad"]
 OperandRole = Literal["input", "weight", "grad_output"]
 

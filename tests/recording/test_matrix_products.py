@@ -73,7 +73,8 @@ def experts(model, x, g, dtype=torch.float32):
     for e in range(3):
         some = slice(ends[e], ends[e + 1])
         if some.stop > some.start:
-            found |= dense("grouped", x[some], model.w[e].T.to(dtype), g[some], e)
+            kind = "grouped" if model.way == "grouped" else "experts"
+            found |= dense(kind, x[some], model.w[e].T.to(dtype), g[some], e)
     return found
 
 
@@ -222,6 +223,21 @@ def test_flops_and_names(tmp_path):
         pieces = min(8, -(-one.lines // 2 // tall))
         assert one.product != "linear" or len(one.errors[0].tiles) == 2 * pieces
     assert run.meta["blocks"] == {"steps": [0, 10], "reason": "", "not_recorded": []}
+
+
+def test_a_parameter_that_is_put_in_the_place_of_a_named_one_has_its_name(tmp_path):
+    """FSDP2 gathers a parameter into another object before a block runs."""
+    block = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+    gathered = {i: nn.Parameter(block[i].weight.detach().clone()) for i in (0, 2)}
+
+    def gather(*_):
+        for i, p in gathered.items():
+            block[i]._parameters["weight"] = p
+
+    block.register_forward_pre_hook(gather)
+    run, _ = operands_of(Wrapped(block, lambda b, x: b(x)), torch.randn(4, 8), tmp_path)
+    names = {(o.module, o.parameter) for o in run.block_operands()}
+    assert names == {(f"body.{i}", f"body.{i}.weight") for i in (0, 2)}
 
 
 def test_one_call_of_a_module_is_recorded_and_products_within_it_are_told_apart(tmp_path):

@@ -127,7 +127,7 @@ _LAST = ("linear", "fprop", "input")
 def local_name(module: str, parameter: str, kind: str) -> str:
     """A parameter's name in its module; ``weight`` for a tied one, which has another module's name."""
     inside = parameter.removeprefix(f"{module}.") if module else parameter
-    return inside if "." not in inside or kind == "grouped" else "weight"
+    return inside if "." not in inside or kind in ("grouped", "experts") else "weight"
 
 
 def _effect(
@@ -142,7 +142,8 @@ def _effect(
     rises: dict[int, list[float]] = {}
     wgrads, found = [], []
     for (number, _), products in steps.items():
-        few = [_products(operands, recipe) for operands in products.values()]
+        scale = curve.scales.get(number, 1.0)
+        few = [_products(operands, recipe, scale) for operands in products.values()]
         size = curve.size(number) or (1.0 if not curve.losses else math.nan)
         rises.setdefault(number, []).append(terms / 2 * sum(p.change for p in few) / size)
         wgrads.append(sum(p.wgrad for p in few))
@@ -186,8 +187,10 @@ class _Products(NamedTuple):
     tokens: int
 
 
-def _products(operands: _Operands, recipe: BlockRecipe) -> _Products:
+def _products(operands: _Operands, recipe: BlockRecipe, scale: float) -> _Products:
     known = {place: _squares(one, recipe.operand(*place)) for place, one in operands.items()}
+    for place in [place for place in known if place[1] == "grad_output"]:
+        known[place] = (known[place][0] / scale**2, known[place][1] / scale**2)
     (x, dx), (w, dw), (g, dg), (across, d_across), (a, _) = (
         known.get(place, (math.nan, math.nan))
         for place in (

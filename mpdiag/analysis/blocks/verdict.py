@@ -28,7 +28,7 @@ def judge_blocks(found: BlockAnalysis, codes: Collection[str], seen: int) -> Ver
     if _DIVERGES & set(codes):
         text = "This training diverges: fix that before you change the format."
         return Verdict("cannot", text, (), open_questions)
-    layers = [layer for layer in plan.layers if layer.kind in ("linear", "grouped")]
+    layers = [layer for layer in plan.layers if layer.kind in ("linear", "grouped", "experts")]
     quantised = [layer for layer in layers if layer.quantised]
     share = float(plan.evidence["flops_in_bf16"] or 0) + float(
         plan.evidence["flops_not_quantised"] or 0

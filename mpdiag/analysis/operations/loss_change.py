@@ -45,9 +45,11 @@ class LossCurve:
 
     Attributes:
         losses: Where they were recorded and finite.
+        scales: What gradients were multiplied by, where that is not 1.
     """
 
     losses: Mapping[int, float] = field(default_factory=dict)
+    scales: Mapping[int, float] = field(default_factory=dict)
 
     def size(self, step: int) -> float | None:
         """|loss| of a step, None where it was not recorded."""
@@ -104,7 +106,8 @@ def loss_curve(run: Run) -> LossCurve:
     except MpdiagError:  # other commands say what is wrong with the log
         return NO_CURVE
     return LossCurve(
-        {s.step: s.loss for s in steps if s.loss is not None and math.isfinite(s.loss)}
+        {s.step: s.loss for s in steps if s.loss is not None and math.isfinite(s.loss)},
+        {s.step: s.scale for s in steps if s.scale not in (0, 1)},
     )
 
 

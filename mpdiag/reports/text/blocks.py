@@ -46,7 +46,7 @@ def blocks_text(analysis: Analysis, *, verbose: bool = False) -> Iterator[Render
 
 
 def _layers(found: BlockAnalysis, count: int) -> RenderableType:
-    known = [e for e in found.effects if e.kind in ("linear", "grouped")]
+    known = [e for e in found.effects if e.kind in ("linear", "grouped", "experts")]
     ranked = sorted(known, key=lambda e: (math.isnan(e.rise), -e.rise))
     figures = ("loss rises by", "output error", "wgrad error", "FLOPs")
     table = Fitted(

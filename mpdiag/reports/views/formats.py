@@ -20,9 +20,7 @@ from mpdiag.reports.views.gradients.figure import Range, histogram
 _PALE, _STRONG = rgba(BLUE, 0.15), rgba(ORANGE, 0.85)
 _SHADES = [[0.0, _PALE], [0.1, _PALE], [0.1, _STRONG], [1.0, VERMILION]]
 """From 0 to 10 dB below par. Operands are said to be at par up to 1 dB."""
-_RULES = "this plan", "last layers", "largest divergence", "gradient score", "nothing in BF16"
-_SYMBOLS = "circle", "square-open", "diamond-open", "triangle-up-open", "x-thin-open"
-_MARKS = dict(zip(_RULES, zip(_SYMBOLS, SERIES, strict=False), strict=True))
+_SYMBOLS = "circle", "x-thin-open", "square-open", "diamond-open", "triangle-up-open"
 Found = Mapping[str, BlockAnalysis]
 """What a recording says of each block recipe."""
 
@@ -73,13 +71,13 @@ def choices(run: str, found: Found) -> Picture:
     rows = []
     for blocks in found.values():
         evidence, label = blocks.plan.evidence, blocks.recipe.label
-        rows += [(label, "this plan", evidence["rise"])]
+        rows.append((label, "this plan", evidence["rise"]))
+        rows.append((label, "nothing in BF16", evidence["rise_all_quantised"]))
         rows += [(label, rule.name, rule.left) for rule in blocks.baselines if rule.kept]
-        rows += [(label, "nothing in BF16", evidence["rise_all_quantised"])]
     frame = pd.DataFrame(rows, columns=["format", "rule", "rise"])
     fig = plotting.figure(160 + 30 * len(found))
-    for rule, (symbol, colour) in _MARKS.items():
-        some = frame[(frame["rule"] == rule) & (frame["rise"] > 0)]
+    rules = frame[frame["rise"] > 0].groupby("rule", sort=False)
+    for (rule, some), symbol, colour in zip(rules, _SYMBOLS, SERIES, strict=False):
         fig.marks(some["rise"], some["format"], rule, colour, "%{y}: %{x:.2g}", mark=(symbol, 11))
     plotting.log10_axis(fig, frame["rise"], "x")
     fig.update_xaxes(type="log", title="estimated rise of the loss, as a share of it")

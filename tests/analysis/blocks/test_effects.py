@@ -54,6 +54,15 @@ def test_steps_are_averaged_and_kept_apart():
     assert math.isnan(found.wgrad_error)
 
 
+def test_gradients_under_a_loss_scale_are_unscaled():
+    x, w, g = tensors()
+    (plain,) = layer_effects(layer_rows(x, w, g), BLOCK_RECIPES["nvfp4"], CURVE, {"fc.weight": 7.0})
+    scaled = LossCurve(CURVE.losses, {0: 1024.0})
+    rows = layer_rows(x, w, 1024 * g)
+    (found,) = layer_effects(rows, BLOCK_RECIPES["nvfp4"], scaled, {"fc.weight": 7.0})
+    assert (found.rise, found.wgrad_error) == pytest.approx((plain.rise, plain.wgrad_error))
+
+
 def test_experts_are_added_and_the_fewest_tokens_kept():
     x, w, g = tensors()
     (whole,) = layer_effects(layer_rows(x, w, g), BLOCK_RECIPES["mxfp8"], CURVE, {})
