@@ -269,23 +269,18 @@ def measure(matrix: Matrix, role: OperandRole, gemm: Gemm, tensor: str, step: in
         tensor: Decides which samples, and with the step the bits of stochastic rounding.
         step: The present step.
     """
-    positions = sample_positions(
-        matrix.tile_count, CounterGenerator(0, tensor=tensor), COUNTED_TILES
-    )
+    random = CounterGenerator(0, step, tensor)
+    positions = sample_positions(matrix.tile_count, random, COUNTED_TILES)
     starts = range(0, len(positions), MEASURED_TILES)  # few at a time stay in a cache
     some = (positions[first : first + MEASURED_TILES] for first in starts)
-    depths = torch.stack([count_depths(tiles) for few in some for tiles in matrix.tiles(few)]).sum(
-        0
-    )
+    depths = [count_depths(tiles) for few in some for tiles in matrix.tiles(few)]
     largest = next(x for x in (matrix.maxima, matrix.source) if x is not None)
     low, high = largest.aminmax()
     absmax = torch.maximum(high, -low).float()
     sample = matrix.sample(SQUARE if role == "weight" else 1, tensor)
     counts, weights = sample.counts[:, None], sample.weights[:, None]
-    bits = None
-    if role == "grad_output":
-        bits = CounterGenerator(0, step, tensor).bits(sample.values.shape, absmax.device)
-    turned: Tensor | None = None
+    bits = random.bits(sample.values.shape, absmax.device) if role == "grad_output" else None
+    turned = rotate(sample.values) if matrix.shape[2] % _GROUP == 0 else sample.values
     errors = {}
     for kind in variants(role, gemm, matrix.shape[2], plain=matrix.source is None):
         name, block, rounding, rotated = kind
@@ -297,9 +292,7 @@ def measure(matrix: Matrix, role: OperandRole, gemm: Gemm, tensor: str, step: in
             ]
             errors[kind] = torch.cat(found)
             continue
-        if rotated and turned is None:
-            turned = rotate(sample.values)
-        x = turned if rotated and turned is not None else sample.values
+        x = turned if rotated else sample.values
         sums = tile_errors(
             x,
             fmt,
@@ -309,4 +302,4 @@ def measure(matrix: Matrix, role: OperandRole, gemm: Gemm, tensor: str, step: in
             line_amax=sample.maxima,
         )
         errors[kind] = torch.cat([counts, sums * weights], 1)
-    return Measured(matrix.tile_count > COUNTED_TILES, absmax, depths, errors)
+    return Measured(matrix.tile_count > COUNTED_TILES, absmax, torch.stack(depths).sum(0), errors)

@@ -257,7 +257,7 @@ class OperationWatch:
         self._lines.enter(module)
         if self.products is not None and id(module) in self._modules:
             self.products.enter(self._lines.module)
-            held = (p for p in module._parameters.items() if p[1] is not None)
+            held = module._parameters.items()
             self._held |= {id(p): joined(self._lines.module or "", name) for name, p in held}
 
     def leave(self, module: nn.Module) -> None:

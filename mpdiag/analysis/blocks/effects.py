@@ -188,9 +188,10 @@ class _Products(NamedTuple):
 
 
 def _products(operands: _Operands, recipe: BlockRecipe, scale: float) -> _Products:
-    known = {place: _squares(one, recipe.operand(*place)) for place, one in operands.items()}
-    for place in [place for place in known if place[1] == "grad_output"]:
-        known[place] = (known[place][0] / scale**2, known[place][1] / scale**2)
+    known = {
+        place: _squares(one, recipe.operand(*place), scale if place[1] == "grad_output" else 1.0)
+        for place, one in operands.items()
+    }
     (x, dx), (w, dw), (g, dg), (across, d_across), (a, _) = (
         known.get(place, (math.nan, math.nan))
         for place in (
@@ -216,10 +217,10 @@ def _products(operands: _Operands, recipe: BlockRecipe, scale: float) -> _Produc
     )
 
 
-def _squares(one: BlockOperand, fmt: OperandFormat) -> tuple[float, float]:
-    """Mean square of an operand's values and of their errors, NaN where they were not measured."""
+def _squares(one: BlockOperand, fmt: OperandFormat, scale: float) -> tuple[float, float]:
+    """Mean square of an operand's unscaled values and of their errors, NaN without a measurement."""
     tiles, like = tiles_of([one], fmt)
-    values = sum(tile.values for tile in tiles[0]) if tiles else 0
+    values = scale**2 * sum(tile.values for tile in tiles[0]) if tiles else 0
     if not values:
         return math.nan, math.nan
     beside = 10 ** ((like.par_db - fmt.par_db) / 10)

@@ -67,11 +67,6 @@ class OperandError:
     measured: bool
 
     @property
-    def noise(self) -> float:
-        """Σ(q - x)² / Σx², NaN without values."""
-        return 10 ** (-self.sqnr_db / 10)
-
-    @property
     def finding(self) -> str:
         """What explains the SQNR, in words: ``outliers: rotation helps``."""
         if self.shape != "outliers" or self.rotation_db is None:

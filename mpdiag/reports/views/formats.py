@@ -109,8 +109,8 @@ def depths(run: str, one: OperandError) -> Picture:
     )
     title = f"{layer_name(row.module or '')}, {row.operand} of {row.gemm}, in {one.format.format}"
     figure = histogram(frame, row.depths.zeros, held, log=True)
-    place = {"place": [row.module, row.gemm, row.operand], "top": fmt.element.max_exponent}
-    receipt = receipts.of_blocks("block_depths", run, **place, raised=raised.tolist())
+    words = {"place": [row.module, row.gemm, row.operand], "raised": raised.tolist()}
+    receipt = receipts.of_blocks("block_depths", run, top=fmt.element.max_exponent, **words)
     return Picture("block-depths", title, caption, figure, frame, receipt)
 
 
