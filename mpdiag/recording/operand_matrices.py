@@ -130,10 +130,9 @@ class Matrix:
     def sample(self, tall: int, tensor: str) -> Sample:
         """Draw pieces of lines from all of it; waits for no device.
 
-        A piece is drawn with a chance that grows with its largest magnitude squared, and weighs the
-        inverse of it: a few lines with most of Σx² (outliers, the gradients of a masked model) are
-        not missed. Half of the chance is the same for all that are not zero, for counts of what
-        becomes 0. (Hansen, Hurwitz, *On the Theory of Sampling from Finite Populations*, 1943.)
+        A piece's chance grows with its largest magnitude squared, and its weight is the inverse: a
+        few lines with most of Σx² are not missed. Half of the chance is the same for all but zeros.
+        (Hansen, Hurwitz, *On the Theory of Sampling from Finite Populations*, 1943.)
 
         Args:
             tall: Lines of a piece.

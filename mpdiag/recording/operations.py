@@ -358,7 +358,8 @@ class OperationWatch:
             parameters = {}
             for (name, tensor), seen in zip(operation_facts.operands(named), inputs, strict=True):
                 whole = tensor if tensor._base is None else tensor._base
-                known = seen.parameter or self._held.get(id(whole), "")
+                names = self._modules.get(id(whole)), seen.parameter, self._held.get(id(whole))
+                known = next(filter(None, names), "")
                 origin = self._converted.get(seen.producer)
                 if origin is not None:
                     parameters[name] = (

@@ -138,16 +138,6 @@ def operation_errors(run: str, fmt: FloatFormat) -> str:
     return _lines("operation_errors", error=_error(fmt), run=repr(run))
 
 
-def measured_errors(run: str) -> str:
-    """Receipt of a ranking by ``sensitivity.json``."""
-    return _lines("measured_errors", path=repr(f"{run}/sensitivity.json"))
-
-
-def searched_errors(run: str) -> str:
-    """Receipt of a ranking by ``search.json``."""
-    return _lines("searched_errors", path=repr(f"{run}/search.json"))
-
-
 def training_logs(
     folder: str, runs: Sequence[str], columns: Sequence[str], *, known: bool = False
 ) -> str:
@@ -175,8 +165,8 @@ def compared_metrics(a: str, b: str) -> str:
     return _lines("compared_metrics", a=repr(a), b=repr(b))
 
 
-def of_blocks(part: str, run: str, **words: object) -> str:
-    """Receipt of a picture of block formats: a part of ``receipts.txt``."""
+def of_run(part: str, run: str, **words: object) -> str:
+    """A receipt that is a part of ``receipts.txt`` as it stands, with some words."""
     return _lines(part, run=repr(run), **words)
 
 

@@ -19,13 +19,12 @@ from mpdiag.reports.views.gradients.figure import Range, histogram
 
 _PALE, _STRONG = rgba(BLUE, 0.15), rgba(ORANGE, 0.85)
 _SHADES = [[0.0, _PALE], [0.1, _PALE], [0.1, _STRONG], [1.0, VERMILION]]
+_CELLS = {"colorscale": _SHADES, "zmin": 0, "zmax": 10, "xgap": 2, "ygap": 2}
 """From 0 to 10 dB below par. Operands are said to be at par up to 1 dB."""
 _SYMBOLS = "circle", "x-thin-open", "square-open", "diamond-open", "triangle-up-open"
-Found = Mapping[str, BlockAnalysis]
-"""What a recording says of each block recipe."""
 
 
-def below_par(run: str, found: Found) -> Picture:
+def below_par(run: str, found: Mapping[str, BlockAnalysis]) -> Picture:
     """Layers × formats, coloured by how far the layer's worst operand lies below par."""
     rows = [{"target": b.recipe.label, **row} for b in found.values() for row in b.to_json()]
     frame = pd.DataFrame(rows).astype({"sqnr_db": float})
@@ -46,12 +45,8 @@ def below_par(run: str, found: Found) -> Picture:
         customdata=frame[names].assign(layer=frame["layer"].map(in_figure)).to_numpy(),
         hovertemplate="%{customdata[5]} in %{x}<br>%{customdata[0]} of %{customdata[1]}: %{customdata[2]"
         ":.1f} dB, par %{customdata[3]:.1f} dB<br>%{customdata[4]}<extra></extra>",
-        colorscale=_SHADES,
-        zmin=0,
-        zmax=10,
-        xgap=2,
-        ygap=2,
         colorbar={"title": {"text": "dB below par", "side": "right"}, "thickness": 12},
+        **_CELLS,
     )
     plotting.layer_axis(fig, layers)
     order = {"type": "category", "categoryorder": "array", "categoryarray": labels}
@@ -62,11 +57,11 @@ def below_par(run: str, found: Found) -> Picture:
         f"farthest below. Farthest of all: {worst['operand']} of {worst['gemm']} of {worst['layer']} in "
         f"{worst['target']}, {worst['below_db']:.1f} dB ({worst['finding']})."
     )
-    receipt = receipts.of_blocks("block_errors", run, targets=list(found))
+    receipt = receipts.of_run("block_errors", run, targets=list(found))
     return Picture("below-par", "SQNR below par", caption, fig, frame, receipt)
 
 
-def choices(run: str, found: Found) -> Picture:
+def choices(run: str, found: Mapping[str, BlockAnalysis]) -> Picture:
     """What the plan leaves in each format, beside rules of thumb at the same cost."""
     rows = []
     for blocks in found.values():
@@ -78,7 +73,9 @@ def choices(run: str, found: Found) -> Picture:
     fig = plotting.figure(160 + 30 * len(found))
     rules = frame[frame["rise"] > 0].groupby("rule", sort=False)
     for (rule, some), symbol, colour in zip(rules, _SYMBOLS, SERIES, strict=False):
-        fig.marks(some["rise"], some["format"], rule, colour, "%{y}: %{x:.2g}", mark=(symbol, 11))
+        fig.marks(
+            some["rise"], some["format"], str(rule), colour, "%{y}: %{x:.2g}", mark=(symbol, 11)
+        )
     plotting.log10_axis(fig, frame["rise"], "x")
     fig.update_xaxes(type="log", title="estimated rise of the loss, as a share of it")
     fig.update_yaxes(autorange="reversed")
@@ -87,7 +84,7 @@ def choices(run: str, found: Found) -> Picture:
         f"plan stops at {percent(HARMLESS)}, or at its budget. If it spends FLOPs, rules of thumb spend "
         "as many. Nothing was trained in these formats."
     )
-    receipt = receipts.of_blocks("block_choices", run, targets=list(found))
+    receipt = receipts.of_run("block_choices", run, targets=list(found))
     return Picture("block-choices", "The plan and rules of thumb", caption, fig, frame, receipt)
 
 
@@ -110,7 +107,7 @@ def depths(run: str, one: OperandError) -> Picture:
     title = f"{layer_name(row.module or '')}, {row.operand} of {row.gemm}, in {one.format.format}"
     figure = histogram(frame, row.depths.zeros, held, log=True)
     words = {"place": [row.module, row.gemm, row.operand], "raised": raised.tolist()}
-    receipt = receipts.of_blocks("block_depths", run, top=fmt.element.max_exponent, **words)
+    receipt = receipts.of_run("block_depths", run, top=fmt.element.max_exponent, **words)
     return Picture("block-depths", title, caption, figure, frame, receipt)
 
 

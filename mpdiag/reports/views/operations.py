@@ -356,9 +356,9 @@ def sensitivity(run: str, found: Ranking) -> Picture:
 def _receipt(run: str, found: Ranking) -> str:
     """The receipt of a ranking, whatever it rests on."""
     if found.source == "measured":
-        return receipts.measured_errors(run)
+        return receipts.of_run("measured_errors", run)
     if found.source == "searched":
-        return receipts.searched_errors(run)
+        return receipts.of_run("searched_errors", run)
     fmt = FORMATS.get(found.format, FP16)
     if found.by_operation:
         return receipts.operation_errors(run, fmt)
