@@ -1,6 +1,7 @@
 """Public faults rebuilt small, each before and after its repair, and what ``mpdiag diff`` says.
 
     python studies/public_faults.py [NAME ...] [--json FILE]
+    python studies/public_faults.py --table FILE    # the table of docs/commands/diff.md
 
 Each fault was reported in a public thread. It is rebuilt here in plain torch from what the thread says,
 with two gloo ranks where it needs them. The reference is the same training written without the fault, on
@@ -1098,6 +1099,23 @@ def judged(name: str, place: Path) -> Row:
     )
 
 
+def table(rows: Iterable[dict[str, Any]]) -> Iterable[str]:
+    """The rows of a results file as Markdown."""
+    yield "| thread | what it says | ranks | first place that diff names | result |"
+    yield "|---|---|---|---|---|"
+    for row in rows:
+        owner = "/".join(row["url"].split("/")[4:5])
+        thread = f"[{owner}#{row['url'].rpartition('/')[2]}]({row['url']})"
+        where = f"`{row['module']}`" if row["module"] else "outside of the model"
+        place = (
+            f"{row['op']}, {where}, {row['phase']}" if row["op"] else "none: rounding explains it"
+        )
+        place += "" if row["rank"] is None else f", rank {row['rank']}"
+        if row["coarse"]:
+            place = f"`{row['coarse']}`: rounding alone may lose its values"
+        yield f"| {thread} | {row['says']} | {row['ranks']} | {place} | {row['result']} |"
+
+
 VARIANTS = ("reference", "faulty", "repaired")
 
 
@@ -1107,7 +1125,11 @@ def main() -> None:
     parser.add_argument("names", nargs="*", default=list(FAULTS))
     parser.add_argument("--json", type=Path)
     parser.add_argument("--keep", type=Path, help="where the recordings stay")
+    parser.add_argument("--table", type=Path, help="results to print as a table")
     options = parser.parse_args()
+    if options.table:
+        print("\n".join(table(json.loads(options.table.read_text()))))
+        return
     torch.set_num_threads(1)
     rows: list[Row] = []
     with TemporaryDirectory() if options.keep is None else nullcontext(options.keep) as folder:
