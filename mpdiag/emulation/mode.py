@@ -24,7 +24,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mpdiag.numerics.autocast_lists import OPERATIONS
-from mpdiag.tracing.dispatch import mapped, tensors_of
+from mpdiag.tracing.dispatch import is_written, mapped, tensors_of
 from mpdiag.tracing.precision import HALF
 from mpdiag.tracing.uncompiled import CAN_HIDE, compiler_looks_on, hide, unseen
 
@@ -120,7 +120,7 @@ class Emulation(TorchDispatchMode):
             func,
             is_native=_is_native(func),
             is_sum=func.overloadpacket in _SUMS,
-            writes=any(_is_written(func, argument) for argument in func._schema.arguments),
+            writes=any(is_written(func, argument) for argument in func._schema.arguments),
         )
         return kind
 
@@ -246,24 +246,10 @@ def _is_plain(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     )
 
 
-def _is_written(func: Any, argument: Any) -> bool:
-    """Whether an operation writes to an argument.
-
-    Batch normalisation (``native_batch_norm``, ``cudnn_batch_norm``, ``batch_norm_gather_stats`` …)
-    writes to its running statistics, and its schema does not say so.
-    """
-    if argument.alias_info is not None:
-        return bool(argument.alias_info.is_write)
-    name = func.overloadpacket.__name__
-    return argument.name in ("running_mean", "running_var") and not name.endswith(
-        ("backward", "functional")
-    )
-
-
 def _written(func: Any, given: Any, wide: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """The tensors an operation writes to: the originals, and their FP32 versions."""
     for i, argument in enumerate(func._schema.arguments):
-        if not _is_written(func, argument):
+        if not is_written(func, argument):
             continue
         pair = [
             args[i] if i < len(args) else kwargs.get(argument.name)

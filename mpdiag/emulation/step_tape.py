@@ -164,7 +164,7 @@ class StepTape:
         """Note what an operation made."""
         func = call.func
         random = torch.Tag.nondeterministic_seeded in func.tags and not _without_dropout(func, args)
-        in_place = written(func, args, kwargs) if func._schema.is_mutable else []
+        in_place = written(func, args, kwargs)
         own = {t.untyped_storage()._cdata for t in in_place}
         read, made = tensors_of((args, kwargs)), tensors_of(result)
         inside = {t.untyped_storage()._cdata for t in read}

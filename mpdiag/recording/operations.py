@@ -392,7 +392,8 @@ class OperationWatch:
     ) -> None:
         op, index = draft.fields["op"], draft.fields["index"]
         own, found = written(func, args, kwargs), operation_facts.results(op, result)
-        found += [t for t in own if all(t is not f for f in found)]
+        silent = [] if func._schema.is_mutable else own  # running statistics, which stay in FP32
+        found += [t for t in own if not silent and all(t is not f for f in found)]
         same = draft.inputs[0][1].number if op in operation_facts.COPIES and draft.inputs else None
         for tensor in found if self._measured else ():
             seen = self._tensors.wrote(tensor, index, same, in_place=any(tensor is t for t in own))
@@ -404,7 +405,7 @@ class OperationWatch:
         self._effects.after(draft.taped, draft.fields, args, kwargs, result)
         if self._trace is not None and self._trace.on:
             fields = draft.fields
-            for tensor in found:
+            for tensor in (*found, *silent):
                 self._trace.take(
                     "operation",
                     fields["module"],

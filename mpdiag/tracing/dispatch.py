@@ -97,6 +97,20 @@ def written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[to
     return [
         t
         for a in func._schema.arguments
-        if a.alias_info is not None and a.alias_info.is_write
+        if is_written(func, a)
         for t in tensors_of(named.get(a.name))
     ]
+
+
+def is_written(func: Any, argument: Any) -> bool:
+    """Whether an operation writes to an argument of its schema.
+
+    Batch normalisation (``native_batch_norm``, ``cudnn_batch_norm``, ``batch_norm_gather_stats`` …)
+    writes to its running statistics, and its schema does not say so.
+    """
+    if argument.alias_info is not None:
+        return bool(argument.alias_info.is_write)
+    name = func.overloadpacket.__name__
+    return argument.name in ("running_mean", "running_var") and not name.endswith(
+        ("backward", "functional")
+    )

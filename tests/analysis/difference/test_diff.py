@@ -110,6 +110,21 @@ def test_a_planted_fault_is_named(name, sound, tmp_path):
     assert all(j.apart.ratio <= 1 for j in found.judged[: found.before] if j.pair.certain)
 
 
+def test_running_statistics_are_compared(tmp_path):
+    """Nothing else shows their momentum before an evaluation."""
+    sides = []
+    for momentum in (0.1, 0.3):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8, momentum=momentum))
+        step = torch.optim.SGD(model.parameters(), 0.1)
+        with mpdiag.record(model, step, tmp_path / str(momentum), trace=True):
+            model(torch.randn(16, 4)).square().sum().backward()
+            step.step()
+        sides.append(tmp_path / str(momentum))
+    first = mpdiag.diff(*sides).first
+    assert (first.module, first.op, first.phase) == ("1", "native_batch_norm", "forward")
+
+
 def test_a_loss_counted_twice_lies_outside_the_model(sound, tmp_path):
     first = mpdiag.diff(sound, recorded(tmp_path / "run", factor=2.0)).first
     assert (first.module, first.phase, first.line > 0) == (None, "forward", True)
