@@ -7,7 +7,6 @@ out is told by what went into the model: row after row, or in turn.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -47,18 +46,14 @@ class Layout:
 
 
 def layout_of(pairs: Sequence[Pair]) -> Layout:
-    """How a step's batch was dealt out, and what most gradients of rows show of their scale."""
+    """How a step's batch was dealt out, and what the first gradient of rows shows of their scale."""
     layout = _dealt([pair for pair in pairs if pair.a.kind == "input"])
-    gradients = [
-        list(_pairs(pair.a, pair.b, layout))
-        for pair in pairs
-        if layout.split and pair.a.kind == "gradient" and _has_rows(pair.a, pair.b)
-    ]
-    clear = (found for found in gradients if any(x[0].any() for _, x, _, _ in found))
-    votes = Counter(_scale(found, layout.scales) for found in clear)
-    return replace(
-        layout, scales=tuple(scale for scale, _ in votes.most_common(1)) or layout.scales
-    )
+    for pair in pairs if layout.split else ():
+        if pair.a.kind == "gradient" and _has_rows(pair.a, pair.b):
+            found = list(_pairs(pair.a, pair.b, layout))
+            if any(x[0].any() for _, x, _, _ in found):
+                return replace(layout, scales=(_scale(found, layout.scales),))
+    return layout
 
 
 def _has_rows(a: Tensor, b: Tensor) -> bool:

@@ -303,7 +303,7 @@ def test_a_gradient_that_every_rank_halves_is_found_whatever_the_scale_of_the_ot
 
     whole, ranks = side([batch], dict.fromkeys("abc", 1)), [batch[:4], batch[4:]]
     assert difference(whole, side(ranks, dict.fromkeys("abc", scale))).agree
-    halved = difference(whole, side(ranks, {"a": scale, "b": scale / 2, "c": scale}))
+    halved = difference(whole, side(ranks, {"a": scale, "b": scale / 2, "c": scale / 2}))
     assert (halved.first.module, halved.before) == ("b", 5)
 
 
