@@ -47,8 +47,6 @@ _VIEWS = (
     "ToCopy T Transpose Permute View UnsafeView Select Slice Split Unbind Unsqueeze Squeeze Expand"
 ).split()
 """What leads from a parameter to the part of it that is multiplied, by autograd's names."""
-_ENOUGH = 8
-"""Forward passes after which every layer should have been met."""
 _format = lru_cache(block_format)
 
 
@@ -119,9 +117,9 @@ class BlockProducts:
         return type(self), ()
 
     def look(self) -> None:
-        """A forward pass of the training begins."""
+        """A forward pass of the training begins; after eight, every layer should have been met."""
         self._passes += 1
-        if self._passes == _ENOUGH:
+        if self._passes == 8:
             self.note(list(self._missing), list(self._padded))
 
     def restart(self) -> None:
