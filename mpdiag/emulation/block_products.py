@@ -67,7 +67,7 @@ class QuantisedLayer:
     formats: Mapping[str, tuple[OperandFormat, OperandFormat]]
 
 
-Bits = Callable[[Tensor], Tensor]
+Bits = Callable[[str, Tensor], Tensor]
 _Called = tuple[nn.Module | None, Sequence[QuantisedLayer]]
 
 
@@ -75,18 +75,19 @@ def _multiply(layer: QuantisedLayer, gemm: str, left: Tensor, right: Tensor, bit
     """left · rightᵀ in FP32, of matrices with lines that a product of a layer sums over."""
     if gemm in layer.formats:
         first, second = layer.formats[gemm]
-        left, right = _rounded(left, first, bits), _rounded(right, second, bits)
+        draw = partial(bits, gemm)
+        left, right = _rounded(left, first, draw), _rounded(right, second, draw)
     return left @ right.mT
 
 
-def _rounded(lines: Tensor, operand: OperandFormat, bits: Bits) -> Tensor:
+def _rounded(lines: Tensor, operand: OperandFormat, draw: Callable[[Tensor], Tensor]) -> Tensor:
     """An operand, its lines along the last axis. Zeros fill up a rotation's last group."""
     if not lines.numel():
         return lines
     if operand.rotated:  # 16 neighbours together
         lines = rotate(F.pad(lines, (0, -lines.shape[-1] % 16)))
     fmt = _format(operand.format, block=operand.block or None, rounding=operand.rounding)
-    return quantize_blocks(lines, fmt, -1, bits(lines) if fmt.rounding != "nearest" else None)
+    return quantize_blocks(lines, fmt, -1, draw(lines) if fmt.rounding != "nearest" else None)
 
 
 class BlockProducts:
@@ -245,13 +246,13 @@ class BlockProducts:
             found = found + _through(named["bias"], low).view(-1, *[1] * places)
         return found.to(low)
 
-    def _bits(self, layer: str, lines: Tensor) -> Tensor:
-        """Random bits for the next tensor of a layer that is rounded in this step."""
+    def _bits(self, layer: str, gemm: str, lines: Tensor) -> Tensor:
+        """Random bits for the next tensor that a product of a layer rounds in this step."""
         if self._drawn[0] != self.step():
             self._drawn = self.step(), Counter()
         step, counts = self._drawn
-        counts[layer] += 1
-        generator = CounterGenerator(0, step, repr((layer, counts[layer], self._rank)))
+        counts[layer + gemm] += 1
+        generator = CounterGenerator(0, step, repr((layer, gemm, counts[layer + gemm], self._rank)))
         return generator.bits(lines.shape, lines.device)
 
 

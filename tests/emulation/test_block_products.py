@@ -123,9 +123,9 @@ def by_hand(blocks, lay_out, x, w, bias, gradient):
     out, dxs, dws, drawn = join(outs), [], [], 0
     dys = torch.autograd.grad(out, outs, low(gradient))
     for a, b, dy in reversed(list(zip(xs, ws, dys, strict=True))):
+        drawn += dy.numel() > 0
         for found, gemm, pair in ((dxs, "dgrad", (dy, b.T)), (dws, "wgrad", (dy.T, a.T))):
-            drawn += gemm in blocks.layers[0].quantised and dy.numel() > 0
-            bits = mpdiag.CounterGenerator(0, 0, repr((blocks.layers[0].name, drawn, 0)))
+            bits = mpdiag.CounterGenerator(0, 0, repr((blocks.layers[0].name, gemm, drawn, 0)))
             found.insert(0, multiply(gemm, *pair, bits))
     return low(out + bias), *map(low, torch.autograd.grad([*xs, *ws], [x, w], [*dxs, *dws]))
 
