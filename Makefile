@@ -22,11 +22,11 @@ demo: $(READY)-demo ## record a small detector in FP32, analyze it, train it in 
 	@$(BIN)/mpdiag demo
 
 .PHONY: test
-test: $(READY)-test ## run the tests (ARGS="-k name" goes to pytest)
-	@$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
+test: $(READY)-test ## run the tests but the long ones (ARGS="-k name" goes to pytest)
+	@$(BIN)/python -m pytest $(PARALLEL) -m "not long" $(ARGS)
 
 .PHONY: test-all
-test-all: $(READY)-test ## the tests, and those of studies, benchmarks and other people's trainers
+test-all: $(READY)-test ## all tests, also of studies, benchmarks and other people's trainers
 	@$(BIN)/python -m pytest $(PARALLEL) tests studies/tests benchmarks/tests $(ARGS)
 
 .PHONY: docs

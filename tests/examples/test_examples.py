@@ -20,6 +20,7 @@ RUNS = {
     "ddp": "ddp",
 }
 NEEDS = {"lightning_module": "lightning"}
+LONG = {"lightning_module", "ddp"}
 NOTEBOOK = "recommend_then_train"
 WORKLOAD = "radiation"  # tests/demo searches it
 SHOWN = {
@@ -38,7 +39,10 @@ def test_every_example_is_run(root):
     assert found == {*RUNS, *SHOWN, NOTEBOOK, WORKLOAD}
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.long) if name in LONG else name for name in RUNS],
+)
 def test_the_script(name, root, tmp_path, fork_server):
     if name in NEEDS:
         pytest.importorskip(NEEDS[name])

@@ -17,7 +17,7 @@ from mpdiag.plan import PrecisionPlan
 accelerate = pytest.importorskip("accelerate")
 bridge = pytest.importorskip("mpdiag.integrations.accelerate")
 
-pytestmark = pytest.mark.usefixtures("fresh")
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("fresh")]
 
 
 def train(plan, batches=BATCHES, clip=None, every=1, level=None, schedule=False, split=False):

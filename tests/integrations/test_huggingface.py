@@ -16,6 +16,7 @@ transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 bridge = pytest.importorskip("mpdiag.integrations.huggingface")
 pytestmark = [
+    pytest.mark.long,
     pytest.mark.usefixtures("fresh"),
     pytest.mark.filterwarnings("ignore"),  # Transformers', about pinned memory
 ]

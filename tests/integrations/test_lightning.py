@@ -13,7 +13,10 @@ from mpdiag.runs.training_log import read_log
 
 lightning = pytest.importorskip("lightning")
 bridge = pytest.importorskip("mpdiag.integrations.lightning")
-pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's, about workers and loggers
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.filterwarnings("ignore"),  # Lightning's, about workers and loggers
+]
 
 
 class Module(lightning.LightningModule):

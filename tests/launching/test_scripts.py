@@ -17,6 +17,8 @@ from script_processes import SCRIPTS, ForkServer
 from mpdiag.runs.run import open_run
 from mpdiag.runs.training_log import read_log
 
+pytestmark = pytest.mark.long
+
 SPREAD = json.loads(Path(__file__).with_name("spread.json").read_text())
 NAMES = """
     plain_loop trainer_class with_files/train lbfgs_closure accumulation own_grad_scaler

@@ -12,7 +12,7 @@ from mpdiag.analysis.layers import merge_layers
 from mpdiag.runs.run import open_run
 from mpdiag.runs.training_log import read_log
 
-pytestmark = NEEDS_GLOO
+pytestmark = [pytest.mark.long, NEEDS_GLOO]
 
 # Of four ranks FSDP2 shards what tensor parallelism has split: DTensor calls that _StridedShard.
 RANKS = [("fsdp", 2), ("tensor_parallel", 2), ("tensor_parallel", 4)]

@@ -145,7 +145,13 @@ def sizes_called(name: str) -> dict[str, int]:
 
 
 @pytest.mark.filterwarnings("ignore:LSTM with projections:UserWarning")
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.long) if "hf." in made else name
+        for name, (made, _) in ARCHITECTURES.items()
+    ],
+)
 def test_recording_changes_no_bit_and_records_everything(name, tmp_path):
     called = sizes_called(name)
     plain, plain_model, _ = train(name)

@@ -13,10 +13,13 @@ from torch.utils.checkpoint import checkpoint
 import mpdiag
 from mpdiag.recording.compiled import Point
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore::DeprecationWarning",
-    "ignore:The .grad attribute of a Tensor",
-)
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.filterwarnings(
+        "ignore::DeprecationWarning",
+        "ignore:The .grad attribute of a Tensor",
+    ),
+]
 WIDTH = 8
 COMPILER = shutil.which("g++") or shutil.which("c++")
 

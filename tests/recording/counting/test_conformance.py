@@ -96,6 +96,7 @@ def test_values_may_lie_anywhere():
 CHILD = scripts(__file__)["child"]
 
 
+@pytest.mark.long
 def test_the_triton_kernels_count_alike_in_tritons_interpreter(real, root):
     if importlib.util.find_spec("triton") is None:
         pytest.skip("triton is not installed")

@@ -17,6 +17,7 @@ VARIANTS = 11 + 1
 MOST_REGISTERS = {"one": 168, "many": 168, "many_updates": 255}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("capability", [80, 90, 100])
 def test_every_kernel_compiles_without_spilling(capability, real, root, tmp_path):
     """Each variant: no register in memory, loads of 16 bytes, single loads for what is not aligned."""
