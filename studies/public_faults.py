@@ -1016,11 +1016,11 @@ def early_epsilon(variant: str) -> Training:
 # -- what diff says --------------------------------------------------------------------------------
 
 
-def train(name: str, variant: str, folder: Path) -> None:
+def train(name: str, variant: str, folder: Path, seed: int) -> None:
     """Two steps, recorded with a trace."""
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     model, optimizer, step = FAULTS[name].build(variant)  # type: ignore[arg-type]
-    draw = torch.Generator().manual_seed(1)
+    draw = torch.Generator().manual_seed(seed + 1)
     with mpdiag.record(
         model, optimizer, folder, trace=True, max_steps=2, operations=1, overwrite=True
     ) as recorder:
@@ -1031,7 +1031,7 @@ def train(name: str, variant: str, folder: Path) -> None:
         raise RuntimeError(recorder.failures)
 
 
-def work(number: int, names: list[str], place: str, port: int) -> None:
+def work(number: int, names: list[str], place: str, port: int, seed: int) -> None:
     """One rank of all trainings that need ranks."""
     torch.set_num_threads(1)
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(number))
@@ -1039,7 +1039,7 @@ def work(number: int, names: list[str], place: str, port: int) -> None:
     distributed.init_process_group("gloo", rank=number, world_size=2)
     for name in names:
         for variant in ("faulty", "repaired"):
-            train(name, variant, Path(place) / f"{name}-{variant}")
+            train(name, variant, Path(place) / f"{name}-{variant}", seed)
             distributed.barrier()
     distributed.destroy_process_group()
 
@@ -1124,6 +1124,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("names", nargs="*", default=list(FAULTS))
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--seed", type=int, default=0, help="of weights and data")
     parser.add_argument("--keep", type=Path, help="where the recordings stay")
     parser.add_argument("--table", type=Path, help="results to print as a table")
     options = parser.parse_args()
@@ -1137,11 +1138,11 @@ def main() -> None:
         place.mkdir(exist_ok=True)
         for name in options.names:
             for variant in VARIANTS if FAULTS[name].ranks == 1 else ("reference",):
-                train(name, variant, place / f"{name}-{variant}")
+                train(name, variant, place / f"{name}-{variant}", options.seed)
         split = [name for name in options.names if FAULTS[name].ranks > 1]
         if split:
             port = 20_000 + os.getpid() % 20_000
-            torch.multiprocessing.spawn(work, (split, str(place), port), nprocs=2)
+            torch.multiprocessing.spawn(work, (split, str(place), port, options.seed), nprocs=2)
         for name in options.names:
             rows.append(judged(name, place))
             print(rows[-1].result, rows[-1], flush=True)

@@ -242,10 +242,8 @@ def test_the_command_its_document_and_a_fingerprint(sound, tmp_path):
 
 
 def test_what_rounding_alone_may_lose_is_said():
-    a, b = (
-        steps_of([replace(row(np.ones(4), kind="operation", name="cos"), spread=spread)])
-        for spread in (1e-6, 0.4)
-    )
+    cos = row(np.ones(4), kind="operation", name="cos")
+    a, b = (steps_of([replace(cos, spread=spread)]) for spread in (1e-6, 0.4))
     found = difference(a, b)
     assert (found.agree, found.to_json()["coarse"]) == (True, {"module": "layer", "op": "cos"})
     said = "Rounding alone may change cos in layer by 80% of its size (float32)."
@@ -331,50 +329,26 @@ def test_shards_and_summands_make_the_whole():
     ).agree
 
 
-WHOLE = np.random.default_rng(2).normal(size=(6, 8, 8))
-TENSORS = {"input": 0, "output": 1, "operation": 2, "weight_grad": 3}
+FULL = np.random.default_rng(2).normal(size=(3, 8, 8))
+HEADS = FULL[1][:, ::2], FULL[1][:, 1::2]
+ON_RANKS = {  # what two ranks have of a tensor, and the rank where it parts
+    "summands": ("output", (FULL[1] - FULL[2], FULL[2]), "agree"),
+    "equal summands": ("output", (FULL[1] / 2, FULL[1] / 2), "agree"),
+    "one rank differs": ("output", (FULL[1], 1.1 * FULL[1]), 1),
+    "heads": ("output", HEADS, "agree"),
+    "a larger head": ("output", (1.1 * HEADS[0], HEADS[1]), None),
+    "not reduced": ("weight_grad", (FULL[1] - FULL[2], FULL[2]), 0),
+    "rows of a weight": ("weight_grad", (FULL[1][:4], FULL[1][4:]), "agree"),
+    "doubled rows": ("weight_grad", (2 * FULL[1][:4], 2 * FULL[1][4:]), 0),
+}
 
 
-def of_ranks(**parts):
-    """An input that all ranks have, and what each of them has of some tensors."""
-    given = {"input": (WHOLE[0], WHOLE[0]), **parts}
-    return steps_of(
-        [
-            row(of_rank, rank, kind=kind, order=TENSORS[kind], name="w" if "w" in kind else "")
-            for rank in range(2)
-            for kind, values in given.items()
-            for of_rank in values[rank : rank + 1]
-        ]
-    )
-
-
-@pytest.mark.parametrize(
-    ("parts", "place"),
-    [
-        pytest.param({"output": (WHOLE[1] - WHOLE[2], WHOLE[2])}, None, id="summands"),
-        pytest.param({"output": (WHOLE[1], 1.1 * WHOLE[1])}, ("output", 1), id="one rank differs"),
-        pytest.param({"output": (WHOLE[1] / 2,) * 2}, None, id="equal summands"),
-        pytest.param({"output": (WHOLE[1][:, ::2], WHOLE[1][:, 1::2])}, None, id="heads"),
-        pytest.param(
-            {"output": (1.1 * WHOLE[1][:, ::2], WHOLE[1][:, 1::2])}, ("output", None), id="a head"
-        ),
-        pytest.param(
-            {"weight_grad": (WHOLE[3] - WHOLE[2], WHOLE[2])}, ("weight_grad", 0), id="not reduced"
-        ),
-        pytest.param({"weight_grad": (WHOLE[3][:4], WHOLE[3][4:])}, None, id="rows of a weight"),
-        pytest.param(
-            {"weight_grad": (2 * WHOLE[3][:4], 2 * WHOLE[3][4:])}, ("weight_grad", 0), id="doubled"
-        ),
-    ],
-)
-def test_parts_that_ranks_of_plain_tensors_have(parts, place):
+@pytest.mark.parametrize("name", ON_RANKS)
+def test_parts_that_ranks_of_plain_tensors_have(name):
     """As Megatron's tensor, sequence and expert parallelism leaves them: no placements say so."""
-    kind = next(iter(parts))
-    one = steps_of(
-        [
-            row(WHOLE[TENSORS[k]], kind=k, order=TENSORS[k], name="w" if "w" in k else "")
-            for k in ("input", kind)
-        ]
-    )
-    first = difference(one, of_ranks(**parts)).first
-    assert (first and (first.kind, first.rank)) == place
+    kind, parts, place = ON_RANKS[name]
+    of = {"kind": kind, "order": 1, "name": "weight" if kind == "weight_grad" else ""}
+    one = steps_of([row(FULL[0], kind="input"), row(FULL[1], **of)])
+    ranks = [(row(FULL[0], i, kind="input"), row(part, i, **of)) for i, part in enumerate(parts)]
+    first = difference(one, steps_of([r for of_rank in ranks for r in of_rank])).first
+    assert ("agree" if first is None else first.rank) == place
