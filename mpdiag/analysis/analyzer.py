@@ -45,7 +45,7 @@ from mpdiag.numerics.formats import BF16, FP16, FloatFormat, format_named, half_
 from mpdiag.plan import Fp32Choice, MasterWeightsPlan, PrecisionPlan, Verdict
 from mpdiag.runs.answers import Answer, answers
 from mpdiag.runs.operations import Operation
-from mpdiag.runs.results import read_comparison
+from mpdiag.runs.results import StoredComparison, read_comparison
 from mpdiag.runs.run import Run, open_run
 
 SCHEMA_VERSION = 1
@@ -256,20 +256,20 @@ def analyze(
         unmended=choice.beyond_any_plan(proven),
         run_again=run_again(recorded, gradient_format),
     )
-    found = Analysis(
-        run=opened,
-        target=fmt,
-        layers=layers,
-        loss_scale=scale,
-        formats=summarise_formats(layers, exponent, half.rounded_to),
-        findings=findings,
-        plan=replace(plan, verdict=judge(case)),
-        operations=proven,
-        figures=scale.figures + update_figures(masters, whole_window(statistics.steps())),
-        unanswered=unanswered(case),
+    return _probed(
+        Analysis(
+            run=opened,
+            target=fmt,
+            layers=layers,
+            loss_scale=scale,
+            formats=summarise_formats(layers, exponent, half.rounded_to),
+            findings=findings,
+            plan=replace(plan, verdict=judge(case)),
+            operations=proven,
+            figures=scale.figures + update_figures(masters, whole_window(statistics.steps())),
+            unanswered=unanswered(case),
+        )
     )
-    probe = read_probe(opened.folder, plan.digest())
-    return found if probe is None else found.with_probe(probe)
 
 
 def in_recipes(analysis: Analysis) -> dict[str, BlockAnalysis]:
@@ -280,21 +280,37 @@ def in_recipes(analysis: Analysis) -> dict[str, BlockAnalysis]:
 
 
 def _in_blocks(analysis: Analysis, recipe: BlockRecipe, budget: float, shards: int) -> Analysis:
-    """The analysis for BF16, with a block recipe in its plan and its verdict."""
-    run = analysis.run
+    """The analysis for BF16, with a block recipe in its plan and its verdict.
+
+    A probe of BF16 itself is left out: it was of another plan.
+    """
+    bare = analysis.unprobed or analysis
+    run = bare.run
     rows = run.block_operands()
     if not rows:
         raise DamagedRun(
             f"{run.folder} has no operands of matrix products, which --target {recipe.target} needs: "
             "record it again with --blocks"
         )
-    known = rows, run.modules(), analysis.layers, loss_curve(run)
+    known = rows, run.modules(), bare.layers, loss_curve(run)
     found = analyze_blocks(*known, recipe, budget=budget, shards=shards)
     seen = max(int(run.meta.get("steps_seen") or 0), *(step + 1 for step in found.steps))
-    verdict = judge_blocks(found, {f.code for f in analysis.findings}, seen)
-    return replace(
-        analysis, plan=replace(analysis.plan, blocks=found.plan, verdict=verdict), blocks=found
-    )
+    plan = replace(bare.plan, blocks=found.plan)
+    trained = _trained(run, plan)
+    verdict = judge_blocks(found, {f.code for f in bare.findings}, seen, trained)
+    return _probed(replace(bare, plan=replace(plan, verdict=verdict), blocks=found))
+
+
+def _probed(found: Analysis) -> Analysis:
+    """The analysis with the probe that is kept in its run, if that was of this very plan."""
+    probe = read_probe(found.run.folder, found.plan.digest())
+    return found if probe is None else found.with_probe(probe)
+
+
+def _trained(run: Run, plan: PrecisionPlan) -> StoredComparison | None:
+    """What a comparison in a run says of trainings by this very plan."""
+    compared = read_comparison(run.folder)
+    return compared if compared and compared.decisions == plan.digest() else None
 
 
 def _has_gradients(layers: Layers) -> bool:
@@ -467,8 +483,7 @@ def _case(
     plan: PrecisionPlan,
 ) -> Case:
     """What the verdict is judged by; a comparison in the run counts if it was of this very plan."""
-    compared = read_comparison(run.folder)
-    trained = compared if compared and compared.decisions == plan.digest() else None
+    trained = _trained(run, plan)
     return Case(
         run=run,
         target=target,
@@ -476,5 +491,5 @@ def _case(
         findings=findings,
         extent=extent_of(run, statistics.step_maxima()[0]),
         trained=trained,
-        superseded=compared is not None and trained is None,
+        superseded=trained is None and read_comparison(run.folder) is not None,
     )

@@ -113,15 +113,13 @@ def _probed(analysis: Analysis, script: list[str] | None, *, probe: bool) -> Ana
     from mpdiag.launching.probe import run_probe
     from mpdiag.reports import terminal
 
-    if analysis.blocks is not None:
-        label = analysis.blocks.recipe.label
-        raise UsageError(f"--probe trains by the plan, and mpdiag does not train in {label}")
     words = script or analysis.run.script_words
     if not probe:
         raise UsageError("a script after -- is for the probe: add --probe")
     if not words:
         raise UsageError("--probe needs the script: mpdiag analyze RUN --probe -- script.py ARGS")
-    with terminal.waiting("training the first steps in FP32 and by the plan"):
+    other = "FP32" if analysis.blocks is None else "BF16"
+    with terminal.waiting(f"training the first steps in {other} and by the plan"):
         found = run_probe(analysis.plan, words, recorded=fp32_losses_of_inductor(analysis.run))
     run = analysis.run
     try:

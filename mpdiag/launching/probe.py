@@ -1,6 +1,7 @@
-"""A short probe: a script's first steps in FP32 and by a plan, each in a process of its own.
+"""A short probe: a script's first steps by a plan and in a reference, each in a process of its own.
 
-Both sides are ``mpdiag train``: in FP32 by a plan of level O0, which casts and scales nothing. Each is
+Both sides are ``mpdiag train``: in FP32 by a plan of level O0, which casts and scales nothing. A plan with
+block formats is compared with itself without them, in BF16. Each is
 ended when it has logged the steps that are wanted. The script runs twice from its start, and what it
 writes itself, it writes twice.
 """
@@ -47,17 +48,20 @@ def run_probe(
     Raises:
         InputError: If the script fails, or no losses were seen.
     """
-    in_fp32 = replace(plan, level="O0", loss_scale=LossScalePlan())
+    if plan.blocks is None:
+        beside = replace(plan, level="O0", loss_scale=LossScalePlan())
+    else:  # BF16 is no recording's FP32
+        beside, recorded = replace(plan, blocks=None), None
     with tempfile.TemporaryDirectory(prefix="mpdiag-probe-") as place:
         reference, by_plan = (
             _train(side, words, Path(place) / name, steps, seconds)
-            for name, side in (("fp32", in_fp32), ("plan", plan))
+            for name, side in (("reference", beside), ("plan", plan))
         )
         losses = {s.step: s.loss for s in reference.steps}
         changed = None if recorded is None else _ulps(losses, recorded)
         again = 0
         if changed:
-            other = _train(in_fp32, words, Path(place) / "again", steps, seconds)
+            other = _train(beside, words, Path(place) / "again", steps, seconds)
             again = _ulps(losses, {s.step: s.loss for s in other.steps}) or 0
     pairs = [(losses.get(s.step), s.loss) for s in by_plan.steps]
     known = [(a, b) for a, b in pairs if a is not None and b is not None]
@@ -71,6 +75,7 @@ def run_probe(
         wanted=steps,
         failure=by_plan.failure if len(by_plan.steps) < len(reference.steps) else "",
         recorder_ulps=None if changed is None else (changed, again),
+        reference="FP32" if plan.blocks is None else "BF16",
     )
 
 

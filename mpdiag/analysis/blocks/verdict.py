@@ -1,28 +1,40 @@
-"""The verdict on a block recipe: always an expectation, for nothing was trained in it."""
+"""The verdict on a block recipe: an expectation, until a training by the plan shows more."""
 
 from collections.abc import Collection
 
 from mpdiag.analysis.blocks.choice import BlockAnalysis
+from mpdiag.analysis.verdict.evidence import UNTRAINED, UNTRIED
+from mpdiag.analysis.verdict.judgement import how_ended, outcome
 from mpdiag.display.wording import counted, percent
 from mpdiag.numerics.block_recipes import OPERANDS
 from mpdiag.plan import Verdict
+from mpdiag.runs.results import StoredComparison
 
 _DIVERGES = frozenset({"non-finite-gradients", "non-finite-losses", "exploding-gradients"})
 
 
-def judge_blocks(found: BlockAnalysis, codes: Collection[str], seen: int) -> Verdict:
+def judge_blocks(
+    found: BlockAnalysis,
+    codes: Collection[str],
+    seen: int,
+    trained: StoredComparison | None = None,
+) -> Verdict:
     """The verdict.
 
     Args:
         found: What the recording says.
         codes: Of the analysis's findings.
         seen: The steps of the recorded training.
+        trained: What a comparison said of emulated trainings by this very plan; None without one.
     """
     label, plan = found.recipe.label, found.plan
-    open_questions = (
-        f"a training in {label}",
-        f"{max(0, seen - len(found.steps))} of {seen} steps",
+    untrained = (
+        f"{UNTRIED} training in {label}",
         "what rounding errors add up to over the training",
+    )
+    open_questions = (
+        *(untrained if trained is None else ()),
+        f"{max(0, seen - len(found.steps))} of {seen} steps",
         "speed",
     )
     if _DIVERGES & set(codes):
@@ -34,13 +46,24 @@ def judge_blocks(found: BlockAnalysis, codes: Collection[str], seen: int) -> Ver
         plan.evidence["flops_not_quantised"] or 0
     )
     if not quantised:
-        text = f"No layer can train in {label}. Nothing was trained in it."
+        text = f"No layer can train in {label}. {UNTRAINED} it."
         return Verdict("cannot", text, (plan.reason,), open_questions)
+    evidence = (plan.reason, *found.patterns())
+    if trained is not None and trained.verdict == "different":
+        text = f"{label} does not work with this plan: {how_ended(trained)}, which differs from FP32."
+        return Verdict("cannot", text, evidence, open_questions)
+    shown = trained is not None and trained.verdict == "equivalent"
     partly = sum(len(layer.quantised) < len(OPERANDS) for layer in quantised)
     text = (
-        f"{len(quantised)} of {counted(len(layers), 'linear layer')} should train in {label}"
-        f"{f' ({partly} with wgrad in BF16)' if partly else ''}. BF16 keeps "
-        f"{percent(share)} of the matrix FLOPs. Nothing was trained in {label}. "
-        f"({len(found.steps)} of {seen} steps have operands)"
+        f"{len(quantised)} of {counted(len(layers), 'linear layer')} "
+        f"{'trained' if shown else 'should train'} in {label}{f' ({partly} with wgrad in BF16)' if partly else ''}. BF16 keeps "
+        f"{percent(share)} of the matrix FLOPs."
     )
-    return Verdict("expected", text, (plan.reason, *found.patterns()), open_questions)
+    if trained is None:
+        text += f" {UNTRAINED} {label}."
+    elif shown:
+        text += f" Shown by emulated training: {how_ended(trained)}, equivalent to FP32."
+    else:
+        text += f" {outcome(trained)}."
+    text += f" ({len(found.steps)} of {seen} steps have operands)"
+    return Verdict("shown" if shown else "expected", text, evidence, open_questions)

@@ -25,7 +25,7 @@ def judge(case: Case) -> Verdict:
     trained = case.trained
     unfit = unanswered(case) or None
     if unfit is None and trained is not None and trained.verdict == "equivalent":
-        text = f"{_how(case, 'works')} Shown by training: {_ended(trained)}, equivalent to FP32."
+        text = f"{_how(case, 'works')} Shown by training: {how_ended(trained)}, equivalent to FP32."
         return Verdict("shown", text, evidence, open_questions)
     reason = unfit or next(_why_not(case), None)
     if reason is not None:
@@ -34,7 +34,7 @@ def judge(case: Case) -> Verdict:
     if case.run_again == () and trained is None:
         text += " No step was run again, so the effect of rounding on the gradients is unknown."
     if trained is not None:
-        text += f" {_outcome(trained)}."
+        text += f" {outcome(trained)}."
     text += f" ({case.extent.steps()} recorded{_few(case)})"
     return Verdict("expected", _failed_first(case, text), evidence, open_questions)
 
@@ -65,7 +65,7 @@ def _why_not(case: Case) -> Iterator[str]:
     fmt = case.target.label
     if case.trained is not None and case.trained.verdict == "different":
         yield (
-            f"{fmt} does not work with this plan: {_ended(case.trained)}, which differs from FP32."
+            f"{fmt} does not work with this plan: {how_ended(case.trained)}, which differs from FP32."
         )
     if not case.scale.fits:
         suits = case.target.name != "bf16" and "bf16-precision" not in case.codes
@@ -220,14 +220,14 @@ def _rounded(case: Case) -> str:
     )
 
 
-def _outcome(trained: StoredComparison) -> str:
+def outcome(trained: StoredComparison) -> str:
     """How trainings by the plan ended beside FP32, by the metric that the script logs first."""
     one = trained.seeds == 1
     whose = "A training by this plan" if one else f"{trained.seeds} trainings by this plan"
     return f"{whose} ended {trained.answer}" + "".join(f": {m}" for m in trained.metrics[:1])
 
 
-def _ended(trained: StoredComparison) -> str:
+def how_ended(trained: StoredComparison) -> str:
     """How trainings by the plan ended, in a clause."""
     metrics = ", ".join(trained.metrics) or "its metrics"
     return f"{trained.against} ({counted(trained.seeds, 'seed')}) ended with {metrics}"

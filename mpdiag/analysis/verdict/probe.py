@@ -1,13 +1,14 @@
-"""What a short training by the plan says beside the same steps in FP32."""
+"""What a short training by the plan says beside the same steps in FP32, or in BF16 for block formats."""
 
 import math
+import re
 import statistics
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from mpdiag.analysis.findings import Finding
-from mpdiag.analysis.verdict.evidence import SAME_BITS, UNTRIED
+from mpdiag.analysis.verdict.evidence import SAME_BITS, UNTRAINED, UNTRIED
 from mpdiag.display.wording import counted
 from mpdiag.files.atomic import write_json
 from mpdiag.files.documents import finite, read_document
@@ -21,16 +22,18 @@ LATE = 0.25
 
 @dataclass(frozen=True)
 class Probe:
-    """The same first steps of a script, in FP32 and by the plan with its rounding emulated.
+    """The same first steps of a script, in a reference and by the plan with its rounding emulated.
 
     Attributes:
-        fp32, by_plan: The loss of each step that both sides logged one for, in order.
+        fp32, by_plan: The loss of each step that both sides logged one for, in order. ``fp32`` is the
+            reference's, whatever that is.
         skipped: How many of its steps the training by the plan skipped.
         wanted: How many steps were asked for.
-        failure: How the training by the plan ended, if it failed before the one in FP32.
+        failure: How the training by the plan ended, if it failed before the reference.
         recorder_ulps: Of a compiled recording, how far its losses are from those in FP32, which nothing
             records, and how far these are from another such training's: the largest difference of a
             loss, in units in the last place. None if they were not compared.
+        reference: What it is compared with: ``FP32``, of a plan with block formats ``BF16``.
     """
 
     fp32: tuple[float, ...]
@@ -39,6 +42,7 @@ class Probe:
     wanted: int
     failure: str = ""
     recorder_ulps: tuple[int, int] | None = None
+    reference: str = "FP32"
 
     @property
     def steps(self) -> int:
@@ -52,20 +56,27 @@ class Probe:
 
     @property
     def means(self) -> tuple[float, float]:
-        """The mean loss over the last steps, in FP32 and by the plan."""
+        """The mean loss over the last steps, of the reference and by the plan."""
         return statistics.fmean(self.fp32[-self.late :]), statistics.fmean(
             self.by_plan[-self.late :]
         )
 
     @property
+    def rise(self) -> float:
+        """How much higher the loss by the plan is, as a share of the reference's; NaN if not known."""
+        fp32, by_plan = self.means
+        known = fp32 and math.isfinite(fp32) and math.isfinite(by_plan)
+        return (by_plan - fp32) / abs(fp32) if known else math.nan
+
+    @property
     def spread(self) -> float:
-        """Standard deviation of the FP32 loss over these steps; 0 of a single one, NaN if not finite."""
+        """Standard deviation of the reference's loss over them; 0 of a single one, NaN if not finite."""
         losses = self.fp32[-self.late :]
         return statistics.pstdev(losses) if all(map(math.isfinite, losses)) else math.nan
 
     @property
     def outcome(self) -> str:
-        """``diverges``, ``differs``, ``agrees``, or ``unknown`` where FP32 itself diverges."""
+        """``diverges``, ``differs``, ``agrees``, or ``unknown`` where the reference diverges."""
         fp32, by_plan = self.means
         if not math.isfinite(fp32):
             return "unknown"
@@ -78,7 +89,8 @@ class Probe:
         fp32, by_plan = self.means
         return (
             f"probe of the first {counted(self.steps, 'step')}, trained by the plan in emulation: mean "
-            f"loss {by_plan:.5g} over the last {self.late}, {fp32:.5g} in FP32; {self.skipped} skipped"
+            f"loss {by_plan:.5g} over the last {self.late}, {fp32:.5g} in {self.reference}; {self.skipped} "
+            "skipped"
             + (f"; then it failed: {self.failure}" if self.failure else "")
         )
 
@@ -103,6 +115,7 @@ class Probe:
             "outcome": self.outcome,
             "mean_fp32": fp32,
             "mean_by_plan": by_plan,
+            "rise": self.rise,
             "spread": self.spread,
         }
         plain: dict[str, Any] = finite(document)
@@ -135,7 +148,8 @@ def read_probe(folder: AnyPath, decisions: str) -> Probe | None:
         counts = int(document["skipped"]), int(document["wanted"])
         changed = document.get("recorder_ulps")
         ulps = None if changed is None else (int(changed[0]), int(changed[1]))
-        probe = Probe(fp32, by_plan, *counts, str(document["failure"]), ulps)
+        reference = str(document.get("reference", "FP32"))  # an earlier version's has none
+        probe = Probe(fp32, by_plan, *counts, str(document["failure"]), ulps, reference)
         whole = document["decisions"] == decisions and len(fp32) == len(by_plan) > 0
         return probe if whole else None
     except (OSError, ValueError, LookupError, TypeError, RecursionError, OverflowError):
@@ -152,23 +166,26 @@ def with_probe(verdict: Verdict, probe: Probe) -> Verdict:
         if not (compared and clause.startswith(SAME_BITS))
     )
     told = replace(
-        verdict, evidence=(probe.describe(), *verdict.evidence), not_examined=open_questions
+        verdict,
+        text=re.sub(rf" {UNTRAINED} [^.]+\.", "", verdict.text),  # a probe is a training
+        evidence=(probe.describe(), *verdict.evidence),
+        not_examined=open_questions,
     )
     if verdict.level == "cannot":
-        return replace(told, text=f"{verdict.text}{compared}")
+        return replace(told, text=f"{told.text}{compared}")
     if probe.outcome == "diverges":
         text = (
             f"This plan does not work: a probe of {counted(probe.steps, 'step')} fails with it, and "
-            "FP32 does not."
+            f"{probe.reference} does not."
         )
         return replace(told, level="cannot", text=f"{text}{compared}")
     words = {
-        "agrees": "A probe of {n} agrees with FP32.",
-        "differs": "In a probe of {n} the losses differ from FP32's by more than FP32's vary.",
-        "unknown": "A probe of {n} shows nothing: FP32 itself diverges in it.",
+        "agrees": "A probe of {n} agrees with {of}.",
+        "differs": "In a probe of {n} the losses differ from {of}'s by more than {of}'s vary.",
+        "unknown": "A probe of {n} shows nothing: {of} itself diverges in it.",
     }
-    said = words[probe.outcome].format(n=counted(probe.steps, "step"))
-    return replace(told, text=f"{verdict.text} {said}{compared}")
+    said = words[probe.outcome].format(n=counted(probe.steps, "step"), of=probe.reference)
+    return replace(told, text=f"{told.text} {said}{compared}")
 
 
 def probe_findings(probe: Probe) -> Iterator[Finding]:
@@ -183,5 +200,5 @@ def probe_findings(probe: Probe) -> Iterator[Finding]:
         evidence=probe.to_json(),
         fix="find the operations that need FP32 (mpdiag why), or analyze with another --target"
         if fails
-        else "train by the plan to the end, and compare with FP32",
+        else f"train by the plan to the end, and compare with {probe.reference}",
     )

@@ -280,7 +280,9 @@ def settling_command(analysis: Analysis) -> tuple[object, ...]:
     if argv[1:2] == ["demo"]:
         return "mpdiag", "search", _workload(argv[2:], run.folder.name)
     script = run.script_words or ("script.py", "ARGS")
-    return "mpdiag", "analyze", run.folder, "--probe", "--", *script
+    aim = analysis.plan.aim
+    target = () if aim == FP16.name else ("--target", aim)
+    return "mpdiag", "analyze", run.folder, *target, "--probe", "--", *script
 
 
 def _workload(words: list[str], folder: str) -> str:

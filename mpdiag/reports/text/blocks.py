@@ -11,6 +11,7 @@ from mpdiag.analysis.analyzer import Analysis
 from mpdiag.analysis.blocks.choice import HARMLESS, BlockAnalysis
 from mpdiag.analysis.blocks.effects import LayerEffect, local_name
 from mpdiag.analysis.blocks.operands import OperandError
+from mpdiag.analysis.verdict.probe import Probe
 from mpdiag.display.wording import layer_name, percent
 from mpdiag.numerics.block_recipes import OPERANDS, WIDE
 from mpdiag.plan import BlockLayer
@@ -39,10 +40,22 @@ def blocks_text(analysis: Analysis, *, verbose: bool = False) -> Iterator[Render
     for title, words in _summary(found):
         rows.add_row(title, Text(words))
     for finding in analysis.findings:
-        if finding.severity != "info":
+        if finding.severity != "info" and not finding.code.startswith("probe-"):
             rows.add_row("In BF16", Text(finding.message))
+    if analysis.probe is not None:
+        rows.add_row("Probe", Text(_probed(analysis.probe, found)))
     rows.add_row("Not checked", Text("; ".join(analysis.verdict.not_examined)))
     yield rows
+
+
+def _probed(probe: Probe, found: BlockAnalysis) -> str:
+    """What a probe showed, beside the estimate."""
+    rise, expected = probe.rise, found.plan.evidence.get("rise")
+    words = probe.describe()
+    if not math.isnan(rise):
+        words += f"; the loss is {percent(abs(rise))} {'higher' if rise > 0 else 'lower'}"
+        words += "" if expected is None else f" (expected: {percent(expected)} higher)"
+    return words
 
 
 def _layers(found: BlockAnalysis, count: int) -> RenderableType:

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from shutil import copytree
 
 import pytest
 import torch
@@ -17,9 +18,12 @@ from mpdiag.analysis.blocks.effects import LayerEffect
 from mpdiag.analysis.blocks.story import explain_blocks
 from mpdiag.analysis.blocks.verdict import judge_blocks
 from mpdiag.analysis.plan_check import check_plan
+from mpdiag.analysis.verdict.probe import Probe, write_probe
 from mpdiag.errors import DamagedRun, LayerNotFound, UsageError
 from mpdiag.plan import PrecisionPlan
-from mpdiag.reports.text.blocks import block_layer_text
+from mpdiag.reports.text.analysis import settling_command
+from mpdiag.reports.text.blocks import block_layer_text, blocks_text
+from mpdiag.runs.results import StoredComparison, write_comparison
 
 
 def effect(name, rise, flops=1.0, *, output=0.1, wgrad=0.1, steps=(1.0, 1.0)):
@@ -146,6 +150,48 @@ def test_one_layer_is_explained(run):
     assert {row["gemm"] for row in first} == {"fprop", "wgrad"}  # its input needs no gradient
     with pytest.raises(LayerNotFound, match="did you mean 0"):
         explain_blocks(run, "0.", "mxfp8")
+
+
+@pytest.mark.parametrize(
+    ("ended", "level", "words"),
+    [
+        (None, "expected", "Nothing was trained in MXFP8. (1 of 3 steps have operands)"),
+        ("equivalent", "shown", "linear layers trained in MXFP8."),
+        ("inconclusive", "expected", "3 trainings by this plan ended inconclusive"),
+        ("different", "cannot", "MXFP8 does not work with this plan: b (3 seeds) ended"),
+    ],
+)
+def test_trainings_by_the_plan_raise_and_refute_the_verdict(run, tmp_path, ended, level, words):
+    folder = copytree(run, tmp_path / "run")
+    plan = analyze(folder, "mxfp8").plan
+    if ended:
+        stored = StoredComparison("b", plan.digest(), ended, ("loss 2 beside 1",), 3, ended)
+        write_comparison(folder, stored)
+    verdict = analyze(folder, "mxfp8").verdict
+    assert (verdict.level, words in verdict.text) == (level, True), verdict.text
+    assert ("Nothing was trained" in verdict.text) == (ended is None)
+    assert ("an actual training in MXFP8" in verdict.not_examined) == (ended is None)
+    assert analyze(folder, "fp8-row").verdict.level == "expected"  # another plan
+
+
+def test_a_probe_speaks_of_the_plan_that_it_trained(run, tmp_path):
+    folder = copytree(run, tmp_path / "run")
+    bf16, mxfp8 = analyze(folder, "bf16"), analyze(folder, "mxfp8")
+    write_probe(folder, Probe((2.0, 1.0), (2.0, math.nan), 0, 2), bf16.plan.digest())
+    assert analyze(folder, "bf16").verdict.level == "cannot"
+    assert analyze(folder, "mxfp8").to_json() == mxfp8.to_json()
+    near = Probe((2.0, 1.0), (2.0, 1.02), 0, 2, reference="BF16")
+    write_probe(folder, near, mxfp8.plan.digest())
+    probed = analyze(folder, "mxfp8")
+    assert probed.probe == near
+    assert probed.verdict.level == "expected"
+    assert "In a probe of 2 steps the losses differ from BF16's" in probed.verdict.text
+    assert "Nothing was trained" not in probed.verdict.text
+    assert "an actual training in MXFP8 beyond its first 2 steps" in probed.verdict.not_examined
+    text = " ".join(printed(*blocks_text(probed)).split())
+    assert "mean loss 1.02 over the last 1, 1 in BF16; 0 skipped; the loss is 2.00 % higher" in text
+    assert text.count("mean loss") == 1
+    assert settling_command(mxfp8)[3:6] == ("--target", "mxfp8", "--probe")
 
 
 class Several(nn.Module):

@@ -199,6 +199,7 @@ PROBES = {
     "skipped steps": Probe(FP32, FP32, 30, 40),
     "compiled, with the same bits": Probe(FP32, FP32, 0, 40, recorder_ulps=(0, 0)),
     "compiled, with other bits": Probe(FP32, FP32, 0, 40, recorder_ulps=(38, 1)),
+    "NaN beside BF16": Probe(FP32, (*FP32[:30], *[math.nan] * 10), 0, 40, reference="BF16"),
     "NaN on both sides": Probe((1.0, math.nan), (1.0, math.nan), 0, 2),
 }
 
