@@ -37,6 +37,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import date
 from functools import cache
+from itertools import product
 from pathlib import Path
 from pydoc_data import topics
 from typing import Any
@@ -59,6 +60,8 @@ from mpdiag.numerics.block_recipes import BLOCK_RECIPES, OPERANDS, BlockRecipe, 
 
 WIDTH, LENGTH, WORDS = 128, 64, 128
 STEPS, RATE = 200, 1e-3
+MAIN = ("bf16", "nvfp4", "mxfp8", "last", "plan", "own")
+ABLATIONS = ("nearest", "unrotated", "1d")
 RECORDED = 10
 """Every how many steps of the recorded training operands are measured."""
 SHARE = 0.15
@@ -70,6 +73,8 @@ Layers = Mapping[str, tuple[str, ...]]
 
 
 class Mlp(nn.Module):
+    """Two layers."""
+
     def __init__(self, hidden: int) -> None:
         super().__init__()
         self.fc, self.out = nn.Linear(WIDTH, hidden), nn.Linear(hidden, WIDTH)
@@ -98,6 +103,8 @@ class Experts(nn.Module):
 
 
 class Block(nn.Module):
+    """Attention and a body, each behind a norm."""
+
     def __init__(self, body: nn.Module, causal: bool) -> None:
         super().__init__()
         self.norm1, self.norm2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
@@ -109,6 +116,8 @@ class Block(nn.Module):
 
 
 class Gpt(nn.Module):
+    """A language model of bytes."""
+
     def __init__(self, body: Callable[[], nn.Module], layers: int) -> None:
         super().__init__()
         self.embedding, self.places = nn.Embedding(WORDS, WIDTH), nn.Embedding(LENGTH, WIDTH)
@@ -231,7 +240,9 @@ class Product(torch.autograd.Function):
 class Hand:
     """Trains a model by a variant, product by product."""
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, variant: Variant) -> None:
+    def __init__(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, variant: Variant
+    ) -> None:
         self.optimizer, self.variant, self.step_number = optimizer, variant, 0
         for name, module in model.named_modules():
             if isinstance(module, nn.Linear):
@@ -245,9 +256,7 @@ class Hand:
 
         return forward
 
-    def operands(
-        self, name: str, gemm: str, *matrices: tuple[Tensor, int]
-    ) -> tuple[Tensor, ...]:
+    def operands(self, name: str, gemm: str, *matrices: tuple[Tensor, int]) -> tuple[Tensor, ...]:
         recipe = self.variant.recipe
         if recipe is None or gemm not in self.variant.layers.get(name, ()):
             return tuple(x for x, _ in matrices)
@@ -307,16 +316,17 @@ class Training:
             return float(np.mean([float(self.loss(i, held_out=True)) for i in range(16)]))
 
 
-def recorded(name: str) -> dict[str, Analysis]:
-    """The analyses of seed 0's training in FP32, by target."""
-    training = Training(name, 0)
+class Plain(Hand):
+    """Trains in FP32."""
 
-    class Plain(Hand):
-        def __init__(self) -> None:
-            self.optimizer, self.step_number = training.optimizer, 0
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer, self.step_number = optimizer, 0
 
-    with tempfile.TemporaryDirectory() as folder:
-        run = Path(folder) / "run"
+
+def recorded(name: str, folder: Path) -> dict[str, Analysis]:
+    """The analyses of seed 0's training in FP32, by target; it is recorded unless the folder has it."""
+    training, run = Training(name, 0), folder / name
+    if not run.exists():
         with mpdiag.record(
             training.model,
             training.optimizer,
@@ -325,15 +335,16 @@ def recorded(name: str) -> dict[str, Analysis]:
             operations=STEPS // RECORDED,
             blocks=True,
         ):
-            training.train(Plain())
-        return {t: mpdiag.analyze(run, target=t) for t in ("nvfp4", "mxfp8")}
+            training.train(Plain(training.optimizer))
+    return {target: mpdiag.analyze(run, target=target) for target in ("nvfp4", "mxfp8")}
 
 
 def variants(found: Mapping[str, Analysis]) -> dict[str, Variant]:
     """All variants of a model."""
     nvfp4, mxfp8 = (BLOCK_RECIPES[t] for t in ("nvfp4", "mxfp8"))
     blocks = found["nvfp4"].blocks
-    assert blocks is not None and found["mxfp8"].blocks is not None
+    assert blocks is not None
+    assert found["mxfp8"].blocks is not None
     free = [e for e in blocks.effects if "not a multiple" not in blocks.layer(e).reason]
     free = [e for e in free if e.kind == "linear"]
     whole = sum(e.flops for e in blocks.effects)
@@ -457,6 +468,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])
     parser.add_argument("--variants", nargs="*", help="all of them by default")
     parser.add_argument("--by", default="hand", choices=("hand", "mpdiag"))
+    parser.add_argument("--runs", type=Path, help="keeps the recordings for the next call")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -464,19 +476,20 @@ def main() -> None:
     if options.json is not None and options.json.exists():
         document = json.loads(options.json.read_text(encoding="utf-8"))
     plans = {}
-    for seed in options.seeds:  # a seed of all models before the next
+    with tempfile.TemporaryDirectory() as place:
         for name in options.models:
-            part = document.setdefault(options.by, {}).setdefault(name, {"cells": {}})
-            if name not in plans:
-                found = recorded(name)
-                made = variants(found)
-                plans[name] = found, made
-                part["parameters"] = sum(p.numel() for p in MODELS[name]().parameters())
-                part["foretold"] = foretold(found, made)
+            found = recorded(name, options.runs or Path(place))
+            plans[name] = found, variants(found)
+    rest = [v for v in options.variants or (*MAIN, *ABLATIONS) if v not in MAIN]
+    for some in (MAIN, rest):  # all seeds of all models before the first ablation
+        for seed, name in product(options.seeds, options.models):
             found, made = plans[name]
+            part = document.setdefault(options.by, {}).setdefault(name, {"cells": {}})
+            part["parameters"] = sum(p.numel() for p in MODELS[name]().parameters())
+            part["foretold"] = foretold(found, made)
             cells = part["cells"].setdefault(str(seed), {})
-            for variant in options.variants or made:
-                if variant in cells:
+            for variant in some:
+                if variant in cells or variant not in (options.variants or made):
                     continue
                 same = [v for v in cells if made[v] == made[variant]]
                 target = "mxfp8" if variant == "mxfp8" else "nvfp4"

@@ -1,7 +1,7 @@
 """A short probe: a script's first steps by a plan and in a reference, each in a process of its own.
 
-Both sides are ``mpdiag train``: in FP32 by a plan of level O0, which casts and scales nothing. A plan with
-block formats is compared with itself without them, in BF16. Each is
+Both sides are ``mpdiag train``: in FP32 by a plan of level O0, which casts and scales nothing. A plan
+with block formats is compared with itself without them, in BF16. Each is
 ended when it has logged the steps that are wanted. The script runs twice from its start, and what it
 writes itself, it writes twice.
 """

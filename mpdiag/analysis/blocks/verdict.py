@@ -50,14 +50,17 @@ def judge_blocks(
         return Verdict("cannot", text, (plan.reason,), open_questions)
     evidence = (plan.reason, *found.patterns())
     if trained is not None and trained.verdict == "different":
-        text = f"{label} does not work with this plan: {how_ended(trained)}, which differs from FP32."
+        text = (
+            f"{label} does not work with this plan: {how_ended(trained)}, which differs from FP32."
+        )
         return Verdict("cannot", text, evidence, open_questions)
     shown = trained is not None and trained.verdict == "equivalent"
     partly = sum(len(layer.quantised) < len(OPERANDS) for layer in quantised)
+    how = "trained" if shown else "should train"
     text = (
-        f"{len(quantised)} of {counted(len(layers), 'linear layer')} "
-        f"{'trained' if shown else 'should train'} in {label}{f' ({partly} with wgrad in BF16)' if partly else ''}. BF16 keeps "
-        f"{percent(share)} of the matrix FLOPs."
+        f"{len(quantised)} of {counted(len(layers), 'linear layer')} {how} in {label}"
+        f"{f' ({partly} with wgrad in BF16)' if partly else ''}. BF16 keeps {percent(share)} of the "
+        "matrix FLOPs."
     )
     if trained is None:
         text += f" {UNTRAINED} {label}."

@@ -70,7 +70,7 @@ class Probe:
 
     @property
     def spread(self) -> float:
-        """Standard deviation of the reference's loss over them; 0 of a single one, NaN if not finite."""
+        """Standard deviation of the reference's loss there; 0 of one step, NaN if not finite."""
         losses = self.fp32[-self.late :]
         return statistics.pstdev(losses) if all(map(math.isfinite, losses)) else math.nan
 
@@ -90,8 +90,7 @@ class Probe:
         return (
             f"probe of the first {counted(self.steps, 'step')}, trained by the plan in emulation: mean "
             f"loss {by_plan:.5g} over the last {self.late}, {fp32:.5g} in {self.reference}; {self.skipped} "
-            "skipped"
-            + (f"; then it failed: {self.failure}" if self.failure else "")
+            "skipped" + (f"; then it failed: {self.failure}" if self.failure else "")
         )
 
     def describe_recorder(self) -> str:
