@@ -10,7 +10,7 @@ from typer import Option
 from mpdiag.commands.shared import options
 from mpdiag.errors import UsageError
 from mpdiag.files.atomic import writing
-from mpdiag.numerics.block_recipes import BLOCK_RECIPES, BUDGET
+from mpdiag.numerics.block_recipes import BLOCK_RECIPES, BUDGET, EMULATED
 
 if TYPE_CHECKING:
     from mpdiag.analysis.analyzer import Analysis
@@ -119,6 +119,8 @@ def _probed(analysis: Analysis, script: list[str] | None, *, probe: bool) -> Ana
     if not words:
         raise UsageError("--probe needs the script: mpdiag analyze RUN --probe -- script.py ARGS")
     other = "FP32" if analysis.blocks is None else "BF16"
+    if analysis.blocks is not None:
+        terminal.remark(f"{analysis.blocks.recipe.label} {EMULATED}")
     with terminal.waiting(f"training the first steps in {other} and by the plan"):
         found = run_probe(analysis.plan, words, recorded=fp32_losses_of_inductor(analysis.run))
     run = analysis.run

@@ -15,7 +15,7 @@ from pathlib import Path
 from mpdiag.analysis.analyzer import analyze
 from mpdiag.analysis.comparison.groups import SeedTraining, read_group
 from mpdiag.analysis.operations.rules import called
-from mpdiag.demo.search import keep_plan, progress_line
+from mpdiag.demo.search import given_plan, keep_plan, progress_line
 from mpdiag.display.wording import did_you_mean
 from mpdiag.errors import InputError, UsageError
 from mpdiag.launching import probe
@@ -69,7 +69,7 @@ def search_script(
     trainings = ScriptTrainings(tuple(words), metric, run)
     training = trainings.recorded()
     name, _ = trainings.value(training)  # refused before anything else is trained for it
-    given = PrecisionPlan.load(plan) if plan is not None else analyze(run).plan
+    given = given_plan(plan) if plan is not None else analyze(run).plan
     if given.level != "O0":
         given = replace(given, level="O1")  # as a script is trained
     count = seeds_of(words, seeds)

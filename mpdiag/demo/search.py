@@ -17,6 +17,7 @@ from mpdiag import workloads
 from mpdiag.analysis.analyzer import analyze
 from mpdiag.display.wording import counted, layer_name
 from mpdiag.files.atomic import atomic_path
+from mpdiag.numerics.block_recipes import EMULATED
 from mpdiag.plan import PrecisionPlan
 from mpdiag.recording.recorder import record
 from mpdiag.reports import terminal
@@ -55,7 +56,7 @@ def run_search(
         DamagedWorkload: If its file cannot be used.
     """
     subject = _Subject(workloads.load(name), steps)
-    given = PrecisionPlan.load(plan) if plan is not None else _recorded(subject, run)
+    given = given_plan(plan) if plan is not None else _recorded(subject, run)
     with progress_line() as tell:
         result = search_fp32(
             subject.build,
@@ -116,6 +117,14 @@ class _Subject:
         """One forward pass on the first batch, as often as it is called."""
         batch = next(self.workload.batches(1, 0))
         return lambda: next(self.workload.losses(model, batch))
+
+
+def given_plan(path: Path) -> PrecisionPlan:
+    """Load the plan to search by, and say that a block format is emulated."""
+    plan = PrecisionPlan.load(path)
+    if plan.blocks is not None:
+        terminal.remark(f"{plan.blocks.recipe.label} {EMULATED}")
+    return plan
 
 
 def _recorded(subject: _Subject, run: Path) -> PrecisionPlan:

@@ -21,6 +21,7 @@ from mpdiag.launching import processes
 from mpdiag.launching.gradient_calls import GradientCalls
 from mpdiag.launching.plan_age import PlanAge
 from mpdiag.launching.termination import Termination
+from mpdiag.numerics.block_recipes import EMULATED
 from mpdiag.recording.lifecycle import carry_through
 from mpdiag.runs.provenance import announced_ranks
 
@@ -378,12 +379,9 @@ class ScriptTraining:
             self._termination.install()
             emulated = trainer.backend == "emulated" and trainer.precision.level != "O0"
             if emulated and announced_ranks()[0] == 0:
-                blocks = trainer.precision.blocks
-                times, base = ("2 to 17", "BF16") if blocks else ("1.2 to 2.7", "FP32")
-                processes.tell(
-                    f"{trainer.precision.name.upper()} is emulated here, in FP32: a step takes {times} "
-                    f"times as long as in {base}"
-                )
+                how = "is emulated here, in FP32: a step takes 1.2 to 2.7 times as long as in FP32"
+                how = EMULATED if trainer.precision.blocks else how
+                processes.tell(f"{trainer.precision.name.upper()} {how}")
         self.trainers.append(trainer)
         for module, known in zip(modules, before, strict=True):
             if module is found.called:

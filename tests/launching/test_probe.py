@@ -7,7 +7,8 @@ import torch
 
 from mpdiag.errors import InputError
 from mpdiag.launching.probe import run_probe
-from mpdiag.plan import PrecisionPlan
+from mpdiag.numerics.block_recipes import BLOCK_RECIPES
+from mpdiag.plan import BlockLayer, BlockPlan, PrecisionPlan
 
 ENDLESS = """
     import itertools, sys, torch
@@ -41,6 +42,19 @@ def test_an_endless_script_is_ended_after_so_many_steps(script):
     assert probe.outcome == "agrees"
     assert probe.fp32 != probe.by_plan  # one of them is rounded
     assert probe.fp32[0] == pytest.approx(probe.by_plan[0], rel=0.01)
+
+
+def test_block_formats_are_probed_beside_bf16(script):
+    recipe = BLOCK_RECIPES["mxfp8"]
+    layers = (BlockLayer("", "weight", "linear", *["mxfp8"] * 3),)
+    plan = PrecisionPlan(target="bf16", blocks=BlockPlan("mxfp8", recipe.formats(), layers))
+    probe = run_probe(plan, [script, "1.0"], steps=3, recorded={0: -1.0})
+    assert (probe.reference, probe.recorder_ulps) == ("BF16", None)  # no FP32 to hold it against
+    torch.manual_seed(0)
+    model, x = torch.nn.Linear(4, 1), torch.randn(32, 4)
+    exact = float((model(x) - x.sum(1, keepdim=True)).square().mean().detach())
+    assert exact != probe.fp32[0] == pytest.approx(exact, rel=0.02)
+    assert probe.fp32[0] != probe.by_plan[0] == pytest.approx(exact, rel=0.2)
 
 
 def test_a_script_that_fails_says_why(tmp_path, script):

@@ -89,8 +89,9 @@ class Probe:
         fp32, by_plan = self.means
         return (
             f"probe of the first {counted(self.steps, 'step')}, trained by the plan in emulation: mean "
-            f"loss {by_plan:.5g} over the last {self.late}, {fp32:.5g} in {self.reference}; {self.skipped} "
-            "skipped" + (f"; then it failed: {self.failure}" if self.failure else "")
+            f"loss {by_plan:.5g} over the last {self.late}, {fp32:.5g} in {self.reference}; "
+            f"{self.skipped} skipped"
+            + (f"; then it failed: {self.failure}" if self.failure else "")
         )
 
     def describe_recorder(self) -> str:
