@@ -176,6 +176,7 @@ class Attention(nn.Module):
             sharded(self.k, 0), sharded(self.v, 0)
         self.sinks = nn.Parameter(own(torch.randn(HEADS)).clone()) if sinks else None
         self.scale = scale or self.size**-0.5
+        self.out_norm: nn.Module | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         """(N, T, C) to (N, T, C)."""
@@ -187,6 +188,7 @@ class Attention(nn.Module):
             sinks = self.sinks[None, :, None, None].expand(*scores.shape[:3], 1)
             scores = torch.cat((scores, sinks), -1)
         y = torch.softmax(scores, -1)[..., : x.shape[1]] @ v
+        y = y if self.out_norm is None else self.out_norm(y)
         return summed(self.out(y.transpose(1, 2).flatten(2)))
 
     def heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -688,6 +690,24 @@ def norm_without_sinks(variant: str) -> Training:
         model,
         before_step=lambda: clipped(model.parameters(), lambda p: rank() == 0 or p in on_ranks),
     )
+
+
+@fault(
+    "NVIDIA/Megatron-LM/issues/7452",
+    "Finding 11: a norm of each head's output has only its own rank's part of the gradient",
+    "layer.out_norm",
+    ranks=2,
+)
+def norm_of_heads(variant: str) -> Training:
+    layer = Attention()
+    norm = layer.out_norm = nn.LayerNorm(layer.size)
+    model = Language(layer)
+
+    def reduce() -> None:
+        if variant != "faulty":
+            averaged(norm.parameters(), by=1)
+
+    return trained(model, before_step=reduce)
 
 
 class Shared(Attention):
