@@ -2,6 +2,7 @@
 
     python studies/block_decisions.py --json studies/results/block-decisions.json
     python studies/block_decisions.py --models gpt llama                            # those tuned on
+    python studies/block_decisions.py --late --json studies/results/block-decisions-late.json
 
 Six small models are trained in FP32 on bytes of the documentation, then a step is recorded with
 ``--blocks``. ``gpt`` and ``llama`` were seen while the estimate was written, ``moe`` and ``encoder``
@@ -37,6 +38,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import mpdiag
+from mpdiag.analysis.blocks.choice import late_over_early
 from mpdiag.analysis.blocks.effects import layer_effects
 from mpdiag.analysis.blocks.operands import operand_errors
 from mpdiag.analysis.operations.loss_change import loss_curve
@@ -380,12 +382,14 @@ def study(name: str, steps: int, data: Tensor) -> dict[str, Any]:
         opened = open_run(run)
         rows = [row for row in opened.block_operands() if row.steps == (0,)]
         curve = loss_curve(opened)
+    covered = {t: intervals(rows, truth, t) for t in (*TARGETS, "mxfp8")}
+    print(name, covered, flush=True)
     found = {
         "tuned": MODELS[name].tuned,
         "loss": [round(losses[0], 3), round(losses[-1], 3)],
         "layers": len(linears(training.model)),
         "shares": shares(rows, truth),
-        "intervals": {t: intervals(rows, truth, t) for t in (*TARGETS, "mxfp8")},
+        "intervals": covered,
         "ranks": {},
     }
     for target in TARGETS:
@@ -408,6 +412,27 @@ def study(name: str, steps: int, data: Tensor) -> dict[str, Any]:
             "of_each": [[n, r, real["changes"][n]] for n, r in zip(names, rises, strict=True)],
         }
     found["head"] = head(rows, truth["head", "dgrad", "grad_output"])
+    return found
+
+
+def late(name: str, steps: int, data: Tensor) -> dict[str, dict[str, float]]:
+    """By format: the estimated rise in each recorded step of a training, and late over early."""
+    training = Training(MODELS[name], data)
+    with tempfile.TemporaryDirectory() as folder:
+        run = Path(folder) / "run"
+        with mpdiag.record(
+            training.model, training.optimizer, run, every=20, operations=3, blocks=True
+        ):
+            for _ in range(steps):
+                training.step(training.batch())
+        rows, curve = open_run(run).block_operands(), loss_curve(open_run(run))
+    found = {}
+    for target in (*TARGETS, "mxfp8"):
+        known = layer_effects(rows, BLOCK_RECIPES[target], curve, {})
+        effects = [e for e in known if e.kind == "linear"]
+        recorded = sorted({step for e in effects for step in e.by_step})
+        rises = {str(step): sum(e.by_step.get(step, 0.0) for e in effects) for step in recorded}
+        found[target] = {**rises, "late_over_early": late_over_early(effects)}
     return found
 
 
@@ -494,14 +519,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--models", nargs="*", default=list(MODELS), choices=list(MODELS))
     parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument(
+        "--late", action="store_true", help="only how the rise grows over a training"
+    )
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     data = corpus()
     results = {}
     for name in options.models:
+        if options.late:
+            results[name] = late(name, options.steps, data)
+            print(name, results[name], flush=True)
+            keep(options, results)
+            continue
         results[name] = found = study(name, options.steps, data)
-        print(name, found["loss"], found["shares"], found["intervals"])
+        print(name, found["loss"], found["shares"])
         for target, ranks in found["ranks"].items():
             print("  ", target, {k: v for k, v in ranks.items() if k != "of_each"})
         print("  ", {k: v for k, v in found["head"].items() if k != "errors"}, flush=True)

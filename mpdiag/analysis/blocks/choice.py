@@ -241,14 +241,15 @@ def left_of(effects: Iterable[LayerEffect], kept: Collection[Key]) -> float:
 def late_over_early(effects: Sequence[LayerEffect]) -> float:
     """The estimated rise in the last recorded step over that in the first; NaN with fewer than two.
 
-    What grows during the training is an argument for a forward pass in BF16 at its end.
+    Of three or more the first, of initial weights, does not count. What grows during the training is
+    an argument for a forward pass in BF16 at its end.
     """
     steps = sorted({step for e in effects for step in e.by_step})
     if len(steps) < 2:
         return math.nan
     first, last = (
         sum(rise for e in effects if not math.isnan(rise := e.by_step.get(step, math.nan)))
-        for step in (steps[0], steps[-1])
+        for step in (steps[len(steps) > 2], steps[-1])
     )
     return last / first if first else math.nan
 

@@ -75,7 +75,9 @@ def test_rules_of_thumb_spend_as_much():
 
 
 def test_growth_is_the_last_step_beside_the_first():
-    assert late_over_early([effect("a", 1.0, steps=(1.0, 2.0, 6.0))]) == pytest.approx(6.0)
+    assert late_over_early([effect("a", 1.0, steps=(1.0, 6.0))]) == pytest.approx(6.0)
+    # Initial weights do not count where others were recorded.
+    assert late_over_early([effect("a", 1.0, steps=(1.0, 2.0, 6.0))]) == pytest.approx(3.0)
     assert math.isnan(late_over_early([effect("a", 1.0, steps=(1.0,))]))
 
 
