@@ -155,8 +155,6 @@ class BlockProducts:
             named: Its arguments by name.
             low: What operands and result are rounded to besides.
         """
-        if not self._called[1]:
-            return None
         if name == "convolution":
             layer = self._layer_of(named["input"], named["weight"])[0]
             if layer is None or named["transposed"]:
@@ -325,8 +323,7 @@ def _source(tensor: Tensor) -> Tensor:
     node: Any = tensor.grad_fn
     while node is not None and node.name().removesuffix("Backward0") in _VIEWS:
         node = node.next_functions[0][0]
-    found: Tensor = getattr(node, "variable", tensor)
-    return found
+    return getattr(node, "variable", tensor)
 
 
 def _is_part(tensor: Tensor, source: Tensor, weight: Tensor) -> bool:

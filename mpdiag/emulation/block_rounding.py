@@ -131,7 +131,7 @@ def quantize_blocks(
 
     def elements(encode: Tensor) -> Tensor:
         largest = fmt.element.max  # the clamp keeps NaN, and no value left of it is out of range
-        return _to_element((blocks * encode).clamp(-largest, largest), fmt.element, noise)
+        return _to_element((blocks * encode).clamp_(-largest, largest), fmt.element, noise)
 
     if fmt.scale == "e4m3":
         whole = amax.amax() if tensor_amax is None else tensor_amax
@@ -143,7 +143,7 @@ def quantize_blocks(
         encode, decode = _mx_scales(amax, fmt)
     else:
         encode, decode = _fp32_scales(amax, fmt, min(torch.finfo(x.dtype).max, _FP32_MAX))
-    return back(elements(encode) * decode).to(x.dtype)
+    return back(elements(encode).mul_(decode)).to(x.dtype)
 
 
 def _to_element(values: Tensor, element: FloatFormat, bits: Tensor | None) -> Tensor:
@@ -157,14 +157,14 @@ def _to_element(values: Tensor, element: FloatFormat, bits: Tensor | None) -> Te
             is kept.
     """
     powers = (values.view(torch.int32) & 0x7F800000).view(torch.float32)  # 2^e ≤ |x| < 2^(e+1)
-    units = powers.clamp(min=element.smallest_normal) * 2.0**-element.mantissa_bits
+    units = powers.clamp_(min=element.smallest_normal).mul_(2.0**-element.mantissa_bits)
     if bits is None:  # in FP32, a sum with 1.5 · 2^23 units is a whole number of units
-        far = units * (1.5 * 2.0**23)
-        return ((values + far) - far).copysign(values)
+        far = units.mul_(1.5 * 2.0**23)
+        return (values + far).sub_(far).copysign_(values)
     steps = values.abs() / units  # exact
     below = steps.floor()
-    above = bits < ((steps - below) * 2.0**32).to(torch.int64)
-    return ((below + above) * units).copysign(values)
+    above = bits < steps.sub_(below).mul_(2.0**32).to(torch.int64)
+    return below.add_(above).mul_(units).copysign_(values)
 
 
 def _blocks(x: Tensor, block: Shape, axis: int) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
@@ -180,7 +180,8 @@ def _blocks(x: Tensor, block: Shape, axis: int) -> tuple[Tensor, Callable[[Tenso
         raise ValueError(f"blocks of {rows} rows need a tensor of two axes, not of shape {x.shape}")
     height, width = moved.shape[-2] if rows > 1 else 1, moved.shape[-1]
     matrices = moved.reshape(-1, height, width)
-    padded = F.pad(matrices, (0, -width % columns, 0, -height % rows))
+    pads = (0, -width % columns, 0, -height % rows)
+    padded = F.pad(matrices, pads) if any(pads) else matrices
     count, tall, wide = padded.shape
 
     def back(blocks: Tensor) -> Tensor:

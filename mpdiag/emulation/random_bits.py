@@ -66,7 +66,8 @@ def philox(
     for _ in range(10):
         # int64 keeps the lower 64 bits of a product; its upper word is read without the sign.
         left, right = a * 0xD2511F53, c * 0xCD9E8D57
-        a, c = ((right >> 32) & _WORD) ^ b ^ low, ((left >> 32) & _WORD) ^ d ^ high
-        b, d = right & _WORD, left & _WORD
+        a = (right >> 32).bitwise_and_(_WORD).bitwise_xor_(b).bitwise_xor_(low)
+        c = (left >> 32).bitwise_and_(_WORD).bitwise_xor_(d).bitwise_xor_(high)
+        b, d = right.bitwise_and_(_WORD), left.bitwise_and_(_WORD)
         low, high = (low + 0x9E3779B9) & _WORD, (high + 0xBB67AE85) & _WORD
     return a, b, c, d

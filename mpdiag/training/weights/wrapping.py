@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mpdiag.emulation import block_products, policy
-from mpdiag.emulation.block_products import QuantisedLayer
+from mpdiag.emulation import policy
+from mpdiag.emulation.block_products import INTERCEPTED, BlockProducts, QuantisedLayer
 from mpdiag.emulation.mode import unwatched
 from mpdiag.errors import UsageError
 from mpdiag.numerics.autocast_lists import CALLED_AS, LISTS, Rule
@@ -246,15 +246,14 @@ class Wrapped:
                 found.setdefault(names[around], []).append(inner)
         self.compiles = False
         known = (layer.name for layers in found.values() for layer in layers)
-        products = block_products.BlockProducts(known, blocks.recipe.multiple, rank())
-        self.policy.products = products
+        products = self.policy.products = BlockProducts(known, blocks.recipe.multiple, rank())
         inside = {inner: () for module in found for inner in module.modules()}
         for module, layers in {**inside, **found}.items():
             if not isinstance(module, torch.jit.ScriptModule):  # which takes no hooks
                 enter = partial(products.enter, layers)
                 self._add(module.register_forward_pre_hook(enter, prepend=True).remove)
                 self._add(module.register_forward_hook(products.leave, always_call=True).remove)
-        return block_products.INTERCEPTED
+        return INTERCEPTED
 
     def _keep_outside(self, names: dict[str, nn.Module], operations: frozenset[str]) -> None:
         """FP32 for operations in a model's own code and around it, but not in its submodules."""
