@@ -85,7 +85,9 @@ def _parts(step: Sequence[Tensor], other: Sequence[Tensor]) -> int:
     inputs = [[t for t in side if t.kind == "input"] for side in (step, other)]
     elements = {sum(math.prod(p.shape) for t in ts for p in t.pieces) for ts in inputs}
     times = [len(ts) for ts in inputs]
-    return times[0] // times[1] if len(elements) == 1 and all(times) else 1
+    if len(elements) != 1 or not all(times):
+        return 1
+    return times[0] if max(times) % min(times) else times[0] // times[1]
 
 
 def _whole_batch(step: Sequence[Tensor], parts: int) -> Sequence[Tensor]:

@@ -148,6 +148,7 @@ def test_parts_of_a_batch_are_put_together(rows, sound, tmp_path):
     assert (found.agree, {"input", "output", "operation", "gradient"} <= compared) == (True, True)
     first = mpdiag.diff(sound, recorded(tmp_path / "more", rows=rows, share=1.5)).first
     assert (first.module, first.op, "len(part) / 16 * share" in first.code) == (None, "mul", True)
+    assert mpdiag.diff(tmp_path / "run", recorded(tmp_path / "three", rows=(6, 5, 5))).agree
 
 
 def test_a_batch_without_its_second_half_is_another_one(sound, tmp_path):
