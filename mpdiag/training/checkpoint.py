@@ -215,11 +215,11 @@ def _other_choices(saved: Any, plan: PrecisionPlan) -> list[str]:
     except DamagedPlan as error:
         raise StateMismatch(f"the state's plan cannot be read: {error}") from error
     now = plan.decisions()
-    names = ("fp32_operations", "fp32_modules", "reduction")
+    names = ("fp32_operations", "fp32_modules", "reduction", "blocks")
     return [
-        f"{name} ({_short(before[name])} → {_short(now[name])})"
+        f"{name} ({_short(before.get(name))} → {_short(now.get(name))})"
         for name in names
-        if before[name] != now[name]
+        if before.get(name) != now.get(name)
     ]
 
 

@@ -187,3 +187,7 @@ def test_a_training_in_block_formats_goes_on_with_the_same_random_bits():
         mp.load_state_dict(copy.deepcopy(state))
         mp.backward(loss_of_batch(again, mp))  # draws in a step that is given up
         mp.context.wrapped.optimizers[0].zero_grad()
+    mp.close()
+    _, mp = build("O1", replace(plan, blocks=None))
+    with pytest.warns(RuntimeWarning, match=r"another plan: blocks \(\['nvfp4', .* → None\)"):
+        mp.load_state_dict(state)
