@@ -27,6 +27,8 @@ _SAME = 0.5
 """How far a twin's gradients may be from the training's own; of another computation they are further."""
 _SIGNS = 65_521
 """A prime, so that the signs stand in no column of a tensor more often than in another."""
+_SUBNORMAL = 2.0**-25
+"""Half the distance of FP16's subnormals, which no share of their size moves."""
 _SUMMED = 2.0**-24 / 4
 """Rounding error of a sum of K terms beside its size, for each √K; an FP32 accumulator's."""
 
@@ -124,10 +126,11 @@ class _TwinReplay(StepReplay):
         norm = float(torch.linalg.vector_norm(flat, dtype=wide))
         if not math.isfinite(norm):  # what fills masks must not become infinite
             return
+        moved = summed * norm / math.sqrt(flat.numel()) if summed > eps / 4 else 0.0
+        moved = _SUBNORMAL if dtype is torch.float16 else moved
         for part in _rows(flat):
             part.mul_(factors[: part.shape[-1]])
-            if summed > eps / 4:
-                moved = summed * norm / math.sqrt(flat.numel())
+            if moved:
                 part.add_(signs.flip(0)[: part.shape[-1]], alpha=moved)
 
 

@@ -22,6 +22,7 @@ from mpdiag.errors import UsageError
 from mpdiag.recording.counting.tensors import has_memory, own_part
 from mpdiag.recording.step_clock import Step, StepListener
 from mpdiag.runs.trace import STEPS, TraceKind, TraceRow, encode, positions
+from mpdiag.tracing.dispatch import in_rehearsal
 from mpdiag.tracing.storages import elements_of
 
 if TYPE_CHECKING:
@@ -134,7 +135,7 @@ class TraceWatch(StepListener):
             phase: See ``TraceRow``; default: that of the kind.
             about: Of an operation: its ``file``, ``line``, ``code`` and ``scalars``.
         """
-        if not self.on:
+        if not self.on or in_rehearsal():
             return
         phase, about = phase or _phase(kind), about or {}
         try:

@@ -2,11 +2,17 @@
 
 import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import Any, TypeVar
 
 import torch
 
 from mpdiag.tracing.capture import is_captured
+
+_REHEARSALS = frozenset(
+    {"_forward_metadata_inference", "_backward_metadata_inference", "_shape_inference"}
+)
+"""Methods of torch's pipeline stages that run a stage on uninitialised memory to learn its shapes."""
 
 
 def in_backward() -> bool:
@@ -114,3 +120,14 @@ def is_written(func: Any, argument: Any) -> bool:
     return argument.name in ("running_mean", "running_var") and not name.endswith(
         ("backward", "functional")
     )
+
+
+def in_rehearsal() -> bool:
+    """Whether a pipeline stage is only learning its shapes here."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name in _REHEARSALS and "pipelining" in code.co_filename:
+            return True
+        frame = frame.f_back
+    return False

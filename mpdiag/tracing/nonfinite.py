@@ -18,11 +18,9 @@ What a collective brought from elsewhere is charged to the collective. ``culprit
 
 import math
 import re
-import sys
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
-from types import FrameType
 from typing import Any, Literal
 
 import torch
@@ -30,7 +28,7 @@ import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensor
 
 from mpdiag.numerics.formats import FP16
-from mpdiag.tracing.dispatch import by_name, in_backward, tensors_of, written
+from mpdiag.tracing.dispatch import by_name, in_backward, in_rehearsal, tensors_of, written
 from mpdiag.tracing.names import Models, subjects
 from mpdiag.tracing.source_lines import SourceLine, SourceLines
 from mpdiag.tracing.storages import WeakStorages
@@ -43,10 +41,6 @@ _COLLECTIVES = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd
 _WAITS = frozenset({"wait_tensor", "_wrap_tensor_autograd", "barrier", "monitored_barrier_"})
 _WITHOUT_INPUT = frozenset({"recv_", "recv_any_source_", "broadcast_", "scatter_"})
 """Collectives that read nothing of most ranks: what lies in their tensors before means nothing."""
-_REHEARSALS = frozenset(
-    {"_forward_metadata_inference", "_backward_metadata_inference", "_shape_inference"}
-)
-"""Methods of torch's pipeline stages that run a stage on uninitialised memory to learn its shapes."""
 _WORDS = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=[0-9A-Z])(?=[A-Z][a-z])")
 _REHEARSED = -2
 """Index of the lines of operations that a pipeline stage only rehearses."""
@@ -214,7 +208,7 @@ class NonfiniteTrace:
             self.steps += 1
             self._backward_seen = False
         if self._lines.module is None:
-            self._rehearsed = _in_rehearsal()
+            self._rehearsed = in_rehearsal()
         self._lines.enter(module)
 
     def _leave(self, module: torch.nn.Module, _args: Any, _output: Any) -> None:
@@ -422,17 +416,6 @@ def _differentiated(node: str) -> str:
     """
     name, backward, _ = node.partition("Backward")
     return _WORDS.sub("_", name).lower() if backward else ""
-
-
-def _in_rehearsal() -> bool:
-    """Whether a pipeline stage is only learning its shapes here."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        code = frame.f_code
-        if code.co_name in _REHEARSALS and "pipelining" in code.co_filename:
-            return True
-        frame = frame.f_back
-    return False
 
 
 def _is_examined(t: torch.Tensor) -> bool:

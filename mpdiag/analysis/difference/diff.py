@@ -386,7 +386,7 @@ def _culprit(judged: Sequence[Judged], place: int, graphs: _Graphs) -> Culprit:
     lost = t.kind == "weight_grad" and one.apart.difference == math.inf
     if lost and agreed is not None and agreed.a.kind == t.kind:
         module = agreed.a.module  # which comes after it in the model, and let no gradient through
-    if t.kind in ("output", "gradient") or not one.pair.certain:
+    if t.kind in ("output", "gradient", "operation"):
         found = _made(one.pair, agreed, graphs)
         alone = [id(one) for edit in graphs[2] if edit.side != "both" for one in edit.tensors]
         if found is not None and (t.kind != "operation" or id(found) in alone):

@@ -68,6 +68,8 @@ def steps_of(rows: Sequence[TraceRow]) -> Steps:
 
 def _joined(key: _Key, rows: Sequence[TraceRow]) -> Tensor:
     """One tensor of all ranks, with the spread of the twin that came apart furthest."""
+    if key[0] == "input":  # a later stage of a pipeline is given something else
+        rows = [row for row in rows if row.shape[1:] == rows[0].shape[1:]]
     known = [row.spread for row in rows if row.spread is not None]
     named = dict(zip(("kind", "phase", "module", "name", "call"), key, strict=True))
     spread = max(known, default=None)

@@ -112,6 +112,7 @@ def apart(
     largest = max(a[1], b[1])
     if not (math.isfinite(a[1]) and math.isfinite(b[1]) and largest > 0.0):
         return found
-    allowed = FACTOR * moved * math.sqrt(numel) / largest + _NORM
+    typical = largest / math.sqrt(numel)  # the positions may lie where a tensor is small
+    allowed = FACTOR * moved / min(size, typical) + _NORM
     norms = Apart(abs(a[1] - b[1]) / largest, allowed)
     return norms if norms.ratio > max(1.0, found.ratio) else found

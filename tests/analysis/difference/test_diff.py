@@ -17,6 +17,7 @@ import mpdiag
 from mpdiag.analysis.difference.diff import difference
 from mpdiag.analysis.difference.fingerprint import read_fingerprint
 from mpdiag.analysis.difference.sides import steps_of
+from mpdiag.analysis.difference.tolerance import apart
 from mpdiag.reports.text.difference import difference_lines
 from mpdiag.runs.trace import TraceRow, positions
 
@@ -74,6 +75,17 @@ def halved(gradient):
     return gradient / 2
 
 
+def rewritten(model):
+    """Another activation, written out: no operation of the block is in both runs."""
+    block = model[1]
+
+    def forward(x):
+        u = block.up(block.norm(x))
+        return x + block.down(0.6 * u * (1 + torch.erf(u / 2**0.5)))
+
+    block.forward = forward
+
+
 def stale(model):
     model[3].weight.stale = True
 
@@ -95,6 +107,7 @@ FAULTS = {
         lambda m: m[1].up.weight.register_hook(halved),
         *("1.up", "backward", "gradient of a parameter"),
     ),
+    "rewritten": (rewritten, "1", "forward", "gelu"),
     "stale": (stale, "3", "update", "optimizer step"),
 }
 
@@ -304,6 +317,22 @@ def test_a_gradient_that_every_rank_halves_is_found_whatever_the_scale_of_the_ot
     assert difference(whole, side(ranks, dict.fromkeys("abc", scale))).agree
     halved = difference(whole, side(ranks, {"a": scale, "b": scale / 2, "c": scale / 2}))
     assert (halved.first.module, halved.before) == ("b", 5)
+
+
+def test_a_later_stage_of_a_pipeline_is_given_something_else():
+    words, hidden = np.arange(8), np.ones((8, 4))
+    whole = [row(words, kind="input"), row(hidden, order=1, module="a")]
+    whole.append(row(2 * hidden, order=2, module="b"))
+    stages = [*whole[:2], row(hidden, 1, kind="input"), row(2 * hidden, 1, order=1, module="b")]
+    assert difference(steps_of(whole), steps_of(stages)).agree
+
+
+@pytest.mark.parametrize(("further", "explained"), [(6e-5, True), (0.02, False)])
+def test_a_norm_may_come_from_where_nobody_looked(further, explained):
+    """Twins say how far the positions move; elsewhere values may be larger, and move as much further."""
+    small = np.full(64, 1e-3)
+    found = apart((small, 13.8), (small, 13.8 * (1 + further)), 4e-6, 3072)
+    assert (found.ratio < 1) is explained
 
 
 def test_shards_and_summands_make_the_whole():
