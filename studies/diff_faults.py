@@ -1,13 +1,13 @@
 """Faults planted into trainings, and whether ``mpdiag diff`` names their module.
 
-    python studies/diff_faults.py [--seeds dev|held-out] [--kinds …] [--models …]
+    python studies/diff_faults.py [--seeds dev|held-out|last] [--kinds …] [--models …]
 
 Five small models train two steps, sound and with a fault in a module drawn by chance. The pairs are
 of seven kinds: FP32 with BF16 and with FP16 (autocast, and a loss scale on both sides), eager with a
 graph of torch's compiler (``aot_eager`` and ``inductor``), one device with DDP and with FSDP2 over two
 ranks (gloo), and two ways to write the same model. For each kind there are clean pairs, too: what
 differs there is rounding. The seeds ``dev`` were looked at while ``diff`` was built; ``held-out`` were
-not, and their weights and data are others.
+not, and their weights and data are others. What they showed was mended; ``last`` were run after that.
 
 Each pair is written to ``studies/results/diff-faults.json`` when it is judged; those there are not
 trained again. ``--table`` sums them up.
@@ -37,6 +37,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import mpdiag
 
 KINDS = ("precision", "fp16", "compiled", "inductor", "ddp", "fsdp", "rewritten")
+SEEDS = {"dev": 0, "held-out": 300_000, "last": 400_000}
 RANKS, COMPILED = ("ddp", "fsdp"), ("compiled", "inductor")
 RESULTS = Path(__file__).parent / "results/diff-faults.json"
 CLEAN = 1
@@ -467,7 +468,7 @@ def judged(row: Row, fault: Fault | None, a: Path, b: Path) -> Row:
 
 def pairs_of(seeds: str, kind: str, name: str, each: int) -> list[tuple[Row, Fault | None, int]]:
     """The pairs of a kind and a model, each with its fault and the seed of the weights."""
-    first = 0 if seeds == "dev" else 300_000
+    first = SEEDS[seeds]
     found: list[tuple[Row, Fault | None, int]] = [
         (Row(seeds, first + i, name, kind, "", ""), None, first + i) for i in range(CLEAN)
     ]
@@ -512,7 +513,7 @@ def run(place: Path, waiting: Sequence[tuple[Row, Fault | None, int]]) -> Iterat
 
 def table(rows: Sequence[Row]) -> None:
     """Print what was named, by kind."""
-    for seeds in ("dev", "held-out"):
+    for seeds in SEEDS:
         for kind in (*KINDS, None):
             some = [r for r in rows if r.seeds == seeds and kind in (r.kind, None)]
             faults, clean = [r for r in some if r.fault], [r for r in some if not r.fault]
@@ -530,7 +531,7 @@ def table(rows: Sequence[Row]) -> None:
 def main() -> None:
     """Plant, train, compare, and say what was named."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--seeds", choices=("dev", "held-out"), default="dev")
+    parser.add_argument("--seeds", choices=list(SEEDS), default="dev")
     parser.add_argument("--kinds", nargs="*", default=list(KINDS))
     parser.add_argument("--models", nargs="*", default=list(MODELS))
     parser.add_argument("--each", type=int, default=2, help="faults for each model and kind")
