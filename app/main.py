@@ -19,7 +19,23 @@ import run_folder  # noqa: E402 - likewise
 import widgets  # noqa: E402 - likewise
 
 from mpdiag.errors import MpdiagError  # noqa: E402
-from mpdiag.reports.registry import VIEWS  # noqa: E402
+from mpdiag.profiler import is_installed  # noqa: E402
+
+PAGES = (
+    ("runs", "Runs", "list"),
+    ("overview", "Overview", "dashboard"),
+    ("verdict", "Verdict", "gavel"),
+    ("precision", "Precision", "straighten"),
+    ("gradients", "Gradients", "equalizer"),
+    ("layers", "Layers", "account_tree"),
+    ("updates", "Updates", "moving"),
+    ("operations", "Operations", "function"),
+    ("formats", "Formats", "grid_on"),
+    *([("tensor_cores", "Tensor Cores", "memory")] if is_installed() else []),
+    ("training", "Training", "show_chart"),
+    ("compare", "Compare", "compare_arrows"),
+)
+"""The menu, in its order: each page's file in ``views``, its title and a Material symbol."""
 
 STYLE = """<style>
 .stMainBlockContainer { padding: 3rem 2.5rem 3rem; }
@@ -49,8 +65,8 @@ page = st.navigation(
     [
         first,
         *(
-            st.Page(f"views/{view.name}.py", title=view.title, icon=f":material/{view.icon}:")
-            for view in VIEWS
+            st.Page(f"views/{name}.py", title=title, icon=f":material/{icon}:")
+            for name, title, icon in PAGES
         ),
     ]
 )

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import run_folder
 import streamlit as st
+from glance import Glance, PlanGlance, read_glance
+from stamps import stamp_of_run
 
 from mpdiag.analysis.analyzer import Analysis, analyze
 from mpdiag.analysis.comparison.compare import compare_groups
@@ -15,11 +17,9 @@ from mpdiag.analysis.comparison.models import KnownModel
 from mpdiag.errors import InputError, MpdiagError, RunNotFound
 from mpdiag.numerics.formats import FP16
 from mpdiag.reports.contents import RunContents, read_contents
-from mpdiag.reports.glance import Glance, PlanGlance, read_glance
 from mpdiag.reports.views.gradients.frame import in_model_order
 from mpdiag.runs.results import read_profile
 from mpdiag.runs.run import META
-from mpdiag.runs.stamps import stamp_of_run
 from mpdiag.runs.training_log import TrainingLog, read_log
 
 if TYPE_CHECKING:

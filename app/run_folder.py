@@ -9,15 +9,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import run_list
 import streamlit as st
+from run_list import format_of, kind_of
+from stamps import stamp_of_list
 
 from mpdiag.display.wording import duration, in_markdown
 from mpdiag.errors import MpdiagError, RunNotFound
 from mpdiag.installation.bundled import sample_runs
-from mpdiag.reports.views import runs
-from mpdiag.reports.views.runs import format_of, kind_of
 from mpdiag.runs.run import META, Listing, Run, list_runs, open_run
-from mpdiag.runs.stamps import stamp_of_list
 from mpdiag.runs.training_log import FILE
 
 SAMPLES = "samples"
@@ -142,7 +142,7 @@ def first(items: list[Listing]) -> Listing:
 def places(listing: Listing) -> dict[str, int]:
     """The place of each run beside this one, which its colour goes by, by its folder's name."""
     root = place_of(listing)
-    return runs.places(item for item in listings() if place_of(item) == root)
+    return run_list.places(item for item in listings() if place_of(item) == root)
 
 
 def recorded() -> list[Listing]:

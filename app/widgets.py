@@ -9,6 +9,8 @@ import run_cache
 import run_folder
 import streamlit as st
 from layer_links import unless_set
+from run_list import kind_of, root_of
+from stamps import stamp_of_run
 
 from mpdiag.analysis.verdict.evidence import failure_of
 from mpdiag.display.explanations import command_for, explanation
@@ -24,9 +26,6 @@ from mpdiag.display.wording import (
 from mpdiag.errors import MpdiagError, RunNotFound
 from mpdiag.numerics.formats import FORMATS, TARGETS
 from mpdiag.reports.picture import csv_text
-from mpdiag.reports.views.runs import kind_of
-from mpdiag.reports.views.training import root_of
-from mpdiag.runs.stamps import stamp_of_run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence

@@ -11,6 +11,19 @@ import run_cache
 import run_folder
 import streamlit as st
 import widgets
+from comparison import (
+    Side,
+    apart,
+    comparison_frame,
+    intervals,
+    metric_sentence,
+    remarks,
+    side_losses,
+    standing_frame,
+    trained_in,
+)
+from run_list import family
+from run_overview import command_text
 
 from mpdiag.analysis.comparison.compare import (
     Comparison,
@@ -23,19 +36,6 @@ from mpdiag.analysis.comparison.models import KnownModel, relate_models, same_mo
 from mpdiag.display.wording import KIND_NAMES, in_markdown, sentence
 from mpdiag.errors import MpdiagError
 from mpdiag.reports.next_commands import compare_them
-from mpdiag.reports.views.compare import (
-    Side,
-    apart,
-    comparison_frame,
-    intervals,
-    metric_sentence,
-    remarks,
-    side_losses,
-    standing_frame,
-    trained_in,
-)
-from mpdiag.reports.views.overview import command_text
-from mpdiag.reports.views.training import family
 from mpdiag.runs.run import META, Listing, list_runs, open_run
 from mpdiag.runs.training_log import FILE
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import isnan
 from typing import TYPE_CHECKING
 
+import layer_course
 import numpy as np
 import run_cache
 import run_folder
@@ -23,8 +24,6 @@ from mpdiag.display.wording import (
     scale_text,
     sentence,
 )
-from mpdiag.reports.views import layer_tables as tables
-from mpdiag.reports.views import layers as pictures
 from mpdiag.reports.views import operations
 from mpdiag.reports.views.gradients.frame import SCALES, layers_named, one_layer
 from mpdiag.reports.views.gradients.pictures import Gradients
@@ -88,15 +87,15 @@ def overview(kind: Kind, text: str) -> pd.DataFrame:
     """All layers whose name contains a text."""
     records, fmt = analysis.run.records, analysis.target
     course = run_cache.once(
-        *(chosen, "layer course", kind), make=lambda: tables.course_frame(records, kind, fmt)
+        *(chosen, "layer course", kind), make=lambda: layer_course.course_frame(records, kind, fmt)
     )
     updates = run_cache.once(
-        chosen, "update course", make=lambda: tables.update_course_frame(records)
+        chosen, "update course", make=lambda: layer_course.update_course_frame(records)
     )
     late = kind == "activation_grad" and analysis.loss_scale.window is not None
     layers = run_cache.late_layers(chosen) if late else run_cache.layers(chosen, kind)
     types = {str(m["name"]): str(m["type"]) for m in analysis.run.modules()}
-    return tables.overview_frame(analysis, layers_named(layers, text), course, updates, types)
+    return layer_course.overview_frame(analysis, layers_named(layers, text), course, updates, types)
 
 
 def shown_table(frame: pd.DataFrame, kind: Kind) -> None:
@@ -235,7 +234,7 @@ def _figures(name: str, kind: Kind) -> None:
     @st.fragment
     def figures() -> None:
         fmt, exponent = _controls(kind)
-        layer = pictures.Layer(run, records, kind, name, fmt, exponent)
+        layer = layer_course.Layer(run, records, kind, name, fmt, exponent)
         left, right = st.columns(2, gap="medium")
         with left:
             widgets.show(layer.over_time())

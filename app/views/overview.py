@@ -6,19 +6,20 @@ from typing import TYPE_CHECKING
 
 import run_cache
 import run_folder
+import run_overview as overview
 import streamlit as st
 import widgets
+from run_list import family, format_of, kind_of, root_of
+from stamps import stamp_of_run
 
 from mpdiag.analysis.comparison.compare import unused_precision
 from mpdiag.display.wording import in_markdown, percent, sentence
 from mpdiag.numerics.formats import FP16
 from mpdiag.profiler import is_installed, part
 from mpdiag.reports.contents import trained_by_plan
-from mpdiag.reports.views import overview, training
 from mpdiag.reports.views.gradients.frame import in_model_order
 from mpdiag.reports.views.gradients.pictures import Gradients
-from mpdiag.reports.views.runs import format_of, kind_of
-from mpdiag.runs.stamps import stamp_of_run
+from mpdiag.reports.views.training import Trainings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -119,7 +120,7 @@ def side_by_side(pictures: Sequence[Picture]) -> None:
 def logs_of_family(listing: Listing) -> dict[str, TrainingLog]:
     """The logs of a run and of the trainings that belong with it, the recording's first."""
     logged = run_folder.logged_beside(listing)
-    names = training.family(listing.folder.resolve().name, logged)[:MOST_CURVES]
+    names = family(listing.folder.resolve().name, logged)[:MOST_CURVES]
     found = {name: run_cache.log(logged[name]) for name in names}
     return {name: log for name, log in found.items() if log.steps}
 
@@ -182,7 +183,7 @@ def by_a_plan(listing: Listing) -> None:
         side_by_side(pictures)
     left, right = st.columns(2, gap="medium")
     with left:
-        widgets.remarks(training.Trainings("", {} if own is None else {name: own}).remarks())
+        widgets.remarks(Trainings("", {} if own is None else {name: own}).remarks())
         with st.container(horizontal=True, vertical_alignment="center"):
             if root is not None:
                 recorded = run_folder.run_name(root)
@@ -194,7 +195,7 @@ def by_a_plan(listing: Listing) -> None:
 
 def recording_of(listing: Listing) -> Listing | None:
     """The recording that a training belongs with, by its name, in the same folder."""
-    root = training.root_of(listing.folder.resolve().name)
+    root = root_of(listing.folder.resolve().name)
     place = run_folder.place_of(listing)
     for item in run_folder.listings():
         if item.folder.name == root and run_folder.place_of(item) == place:

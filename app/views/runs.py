@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 import run_cache
 import run_folder
+import run_list as views
 import streamlit as st
 import widgets
 
 from mpdiag.display.wording import counted, in_markdown
-from mpdiag.reports.views import runs as views
-from mpdiag.reports.views.training import root_of
 from mpdiag.runs.training_log import FINAL_LOSS, FINAL_WORDS
 
 if TYPE_CHECKING:
@@ -136,7 +135,7 @@ def answers(items: list[Listing]) -> dict[str, str]:
     recordings = {item.folder: item for item in items if run_folder.is_recording(item)}
     found = {}
     for item in items:
-        root = item.folder.with_name(root_of(item.folder.name))
+        root = item.folder.with_name(views.root_of(item.folder.name))
         if views.kind_of(item) == "training" and root in recordings:
             found[run_folder.run_name(item)] = run_cache.answer(recordings[root], item)
     return found

@@ -6,6 +6,7 @@ import run_cache
 import run_folder
 import streamlit as st
 import widgets
+from run_list import family
 
 from mpdiag.analysis.comparison.compare import unused_precision
 from mpdiag.analysis.scaling.replay import replay_run
@@ -25,7 +26,7 @@ with curves:
     names = st.multiselect(
         "Trainings",
         list(logged),
-        default=training.family(chosen.folder.resolve().name, logged),
+        default=family(chosen.folder.resolve().name, logged),
         key="trainings",
         bind="query-params",
     )

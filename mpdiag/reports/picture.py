@@ -1,16 +1,13 @@
-"""What the dashboard and the HTML report show: pictures, and the views that they belong to."""
+"""What the dashboard and the HTML report show: pictures."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import pandas as pd
     import plotly.graph_objects as go
-
-    from mpdiag.reports.contents import RunContents
 
 _FORMULA = tuple("=+-@\t\r\n＝＋－＠")  # wide ones are read as formulas, too
 
@@ -53,20 +50,3 @@ def csv_text(frame: pd.DataFrame) -> str:
 
 def _as_text(value: Any) -> Any:
     return "'" + value if isinstance(value, str) and value.startswith(_FORMULA) else value
-
-
-@dataclass(frozen=True)
-class View:
-    """A page of the dashboard, and the pictures of it that the HTML report shows.
-
-    Attributes:
-        name: Of its file in ``app/views`` and its address.
-        title: What the dashboard's menu calls it.
-        icon: A Material symbol.
-        pictures: What the report shows of a run, as far as the run holds it.
-    """
-
-    name: str
-    title: str
-    icon: str
-    pictures: Callable[[RunContents], Iterator[Picture]] = lambda _: iter(())

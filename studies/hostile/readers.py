@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,9 @@ from typing import TYPE_CHECKING, Any
 from hostile import traces
 from hostile.good_files import baseline, capsule_model, search_state
 from mpdiag.errors import MpdiagError
+from mpdiag.installation.bundled import app_folder
+
+sys.path.insert(0, str(app_folder()))  # the list of the dashboard
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -129,11 +133,12 @@ HOSTILE = "<script>alert(1)</script>", "<img src=x onerror"
 
 
 def _show_run(folder: Path) -> object:
+    from run_list import Listed, runs_frame
+
     from mpdiag.analysis.analyzer import analyze
     from mpdiag.reports.contents import read_contents
     from mpdiag.reports.documents.run_report import run_page
     from mpdiag.reports.text.analysis import analysis_text
-    from mpdiag.reports.views.runs import Listed, runs_frame
     from mpdiag.runs.run import list_runs
 
     runs_frame([Listed(item, item.folder.name) for item in list_runs(folder)])

@@ -13,8 +13,9 @@ from contextlib import contextmanager
 import made_runs as hand
 import pytest
 from browsing import PATIENCE, browser
+from drawn_runs import analysis
 
-__all__ = ["browser"]
+__all__ = ["analysis", "browser"]
 
 
 @pytest.fixture

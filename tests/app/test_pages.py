@@ -1,5 +1,6 @@
 """What every page has in common: it opens on every run, its links are harmless, its names are text."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -127,3 +128,10 @@ def test_one_run_may_be_opened_by_itself(opened, root):
     test = opened(root / "sample_runs" / "digits", "verdict")
     assert test.sidebar.selectbox[0].options == ["digits"]
     assert not test.exception
+
+
+def test_the_menu_has_every_page(root):
+    source = (root / "app" / "main.py").read_text(encoding="utf-8")
+    listed = re.findall(r'\("(\w+)", "[\w ]+", "\w+"\)', source)
+    assert tuple(listed) == VIEWS
+    assert set(listed) == {path.stem for path in (root / "app" / "views").glob("*.py")}

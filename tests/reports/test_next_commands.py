@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import run_overview as overview
 from typer.testing import CliRunner
 
 from mpdiag.analysis.analyzer import analyze
@@ -19,7 +20,6 @@ from mpdiag.launching.trained_script import recording_of
 from mpdiag.plan import PrecisionPlan
 from mpdiag.reports import next_commands
 from mpdiag.reports.text.analysis import can_be_settled
-from mpdiag.reports.views import overview
 from mpdiag.runs.results import COMPARISON, add_to_meta
 from mpdiag.runs.run import list_runs, open_run
 from mpdiag.runs.training_log import FILE

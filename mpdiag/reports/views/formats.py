@@ -14,7 +14,7 @@ from mpdiag.numerics.block_formats import BLOCK_FORMATS
 from mpdiag.numerics.block_statistics import BUCKETS, first_raised
 from mpdiag.reports import plotting, receipts
 from mpdiag.reports.contents import RunContents
-from mpdiag.reports.picture import Picture, View
+from mpdiag.reports.picture import Picture
 from mpdiag.reports.views.gradients.figure import Range, histogram
 
 _PALE, _STRONG = rgba(BLUE, 0.15), rgba(ORANGE, 0.85)
@@ -125,6 +125,3 @@ def reported(contents: RunContents) -> Iterator[Picture]:
         yield below_par(run, found)
         yield choices(run, found)
         yield from (depths(run, one) for one in drawn(found["mxfp8"])[:1])
-
-
-VIEW = View("formats", "Formats", "grid_on", reported)

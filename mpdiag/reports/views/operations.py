@@ -25,7 +25,7 @@ from mpdiag.numerics.autocast_lists import CALLED_AS, LAYERS, LISTS, policy_name
 from mpdiag.numerics.formats import FORMATS, FP16, FloatFormat
 from mpdiag.reports import plotting, receipts
 from mpdiag.reports.contents import RunContents
-from mpdiag.reports.picture import Picture, View
+from mpdiag.reports.picture import Picture
 from mpdiag.reports.receipts import Rows
 from mpdiag.runs.operations import Operation
 from mpdiag.runs.results import MAY, MUST, Sensitivities, by_weight, or_infinite
@@ -386,6 +386,3 @@ def reported(contents: RunContents) -> Iterator[Picture]:
     """What the HTML report shows: operations by sensitivity."""
     if len(contents.analysis.layers.of_kind("activation")):
         yield sensitivity(str(contents.folder), ranking(contents))
-
-
-VIEW = View("operations", "Operations", "function", reported)

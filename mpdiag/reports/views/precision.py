@@ -5,7 +5,6 @@ from collections.abc import Iterable
 import pandas as pd
 
 from mpdiag.precision.audit import Audit
-from mpdiag.reports.picture import View
 from mpdiag.reports.text.audit import CERTAINTIES, HEADINGS, answered, label, shown_columns
 from mpdiag.runs.answers import Answer
 
@@ -33,6 +32,3 @@ def answers_frame(answers: Iterable[Answer]) -> pd.DataFrame:
         for certainty, questions, reason in answered(answers)
     ]
     return pd.DataFrame(rows, columns=["answer", "question", "reason"])
-
-
-VIEW = View("precision", "Precision", "straighten")

@@ -1,6 +1,6 @@
 """Trainings: losses, scales and skips, drift, a scaler's replay, predicted against observed."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -16,7 +16,7 @@ from mpdiag.numerics.formats import FP16
 from mpdiag.plan import PrecisionPlan
 from mpdiag.reports import receipts
 from mpdiag.reports.contents import RunContents
-from mpdiag.reports.picture import Picture, View
+from mpdiag.reports.picture import Picture
 from mpdiag.reports.plotting import Drawing, empty, figure, log2_axis, log10_axis, run_styles
 from mpdiag.runs.training_log import FINAL_WORDS, RECORDED, TrainingLog
 
@@ -344,21 +344,6 @@ def _spoken(what: str, value: float) -> str:
     return percent(value) if what.startswith("share") else f"{value:,.9g}"
 
 
-def family(name: str, known: Iterable[str]) -> list[str]:
-    """The trainings that belong with one: those whose name begins with the same recording's.
-
-    ``mpdiag demo`` names them ``ssd``, ``ssd-fp16-no-scale``, ``ssd-fp16-plan``.
-    """
-    names = list(known)
-    root = root_of(name)
-    return sorted((n for n in names if n == root or n.startswith(f"{root}-fp16")), key=len)
-
-
-def root_of(name: str) -> str:
-    """The recording that a training belongs with, by its name; of a recording its own."""
-    return name.partition("-fp16")[0] or name
-
-
 def replayed(run: str, played: Replay, arguments: str) -> Picture:
     """A loss scaler replayed over the recorded steps: its scale at each, and what it would lose."""
     columns = {"absmax": played.absmax, "overflow": played.overflow, "lost_share": played.lost}
@@ -402,6 +387,3 @@ def reported(contents: RunContents) -> Iterator[Picture]:
     yield shown.losses(log=True, window=15)
     if len(shown.norms):
         yield shown.drift()
-
-
-VIEW = View("training", "Training", "show_chart", reported)

@@ -17,7 +17,7 @@ from mpdiag.display.colors import BLUE, ORANGE, VERMILION
 from mpdiag.display.wording import layer_name, percent
 from mpdiag.numerics.formats import FP16, HALVES, FloatFormat
 from mpdiag.reports.contents import RunContents
-from mpdiag.reports.picture import Picture, View
+from mpdiag.reports.picture import Picture
 from mpdiag.reports.plotting import empty, exponent_axis, figure
 from mpdiag.reports.receipts import Rows
 from mpdiag.runs.records import Records
@@ -163,6 +163,3 @@ def reported(contents: RunContents) -> Iterator[Picture]:
     shown = Updates(str(contents.folder), contents.analysis.run.records)
     if shown.records.of_kind("update").any():
         yield shown.ratios(log=False)
-
-
-VIEW = View("updates", "Updates", "moving", reported)

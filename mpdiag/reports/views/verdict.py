@@ -13,7 +13,6 @@ from mpdiag.analysis.scaling.necessity import MATTERS
 from mpdiag.display.wording import scale_text, superscript
 from mpdiag.numerics.formats import FORMATS, half_of
 from mpdiag.plan import PrecisionPlan
-from mpdiag.reports.picture import View
 
 UNKNOWN = "–"
 """Stands for a figure that the recording cannot give, as ``percent`` has it."""
@@ -119,6 +118,3 @@ def formats_frame(formats: Mapping[str, Any]) -> pd.DataFrame:
             row["rounding, worst layer"] = math.nan if error is None else error
         rows[FORMATS[name].label] = row
     return pd.DataFrame.from_dict(rows, orient="index").rename_axis("format")
-
-
-VIEW = View("verdict", "Verdict", "gavel")

@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 from mpdiag.display.colors import VERDICT_COLORS
 from mpdiag.display.wording import counted, percent
 from mpdiag.reports.contents import RunContents
-from mpdiag.reports.picture import Picture, View
+from mpdiag.reports.picture import Picture
 from mpdiag.reports.plotting import empty, figure
 from mpdiag.tensorcores.summary import is_of_amd, milliseconds
 from mpdiag.tensorcores.views import tensor_core_use
@@ -240,6 +240,3 @@ def reported(contents: RunContents) -> Iterator[Picture]:
         causes = (f"{words}." for _, words, _ in tensor_core_use.cause_costs(contents.profile))
         yield replace(first, caption=" ".join((first.caption, *causes)))
         yield from rest
-
-
-VIEW = View("tensor_cores", "Tensor Cores", "memory", reported)

@@ -3,7 +3,9 @@
 import json
 from dataclasses import replace
 
+import comparison
 import pytest
+from layer_course import Layer
 from plotly.utils import PlotlyJSONEncoder
 from receipt_checks import same_numbers
 
@@ -12,10 +14,9 @@ from mpdiag.analysis.scaling.replay import replay_run
 from mpdiag.display.wording import percent
 from mpdiag.numerics.formats import FP8_E4M3, FP16
 from mpdiag.reports.contents import read_contents
-from mpdiag.reports.views import compare, operations, training
+from mpdiag.reports.views import operations, training
 from mpdiag.reports.views.gradients.frame import in_model_order
 from mpdiag.reports.views.gradients.pictures import Gradients
-from mpdiag.reports.views.layers import Layer
 from mpdiag.reports.views.updates import Updates
 
 GRAD = "activation_grad"
@@ -120,10 +121,10 @@ def test_the_replay_is_the_analysis_own(analysis):
 
 
 def test_the_same_run_beside_itself_has_not_moved(analysis):
-    frame = compare.comparison_frame(analysis.layers, analysis.layers)
+    frame = comparison.comparison_frame(analysis.layers, analysis.layers)
     assert (frame["octaves"].dropna() == 0).all()
     assert len(frame) == len(analysis.layers)
-    assert compare.apart(analysis.layers, analysis.layers) == (0, 0)
+    assert comparison.apart(analysis.layers, analysis.layers) == (0, 0)
 
 
 def test_updates_are_the_plan_s_and_their_captions_say_them(analysis):

@@ -92,17 +92,3 @@ def test_what_a_log_notes_is_a_warning_or_good_news(tmp_path):
         *(("run: why", True), ("run: 1.0", False), ("run: 0.5", False), ("run: 0.0", True)),
         *(("run: info", False), ("run: warning", True)),
     ]
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("ssd", ["ssd", "ssd-fp16-plan"]),
-        ("ssd-fp16-plan", ["ssd", "ssd-fp16-plan"]),
-        ("ssd-2", ["ssd-2"]),
-        ("other", []),
-    ],
-)
-def test_a_family_of_trainings(name, expected):
-    known = ["ssd-fp16-plan", "ssd", "ssd-2", "digits", "digits-fp16-plan"]
-    assert training.family(name, known) == expected

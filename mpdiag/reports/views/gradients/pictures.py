@@ -26,7 +26,7 @@ from mpdiag.display.wording import (
 from mpdiag.numerics.formats import FP16, FP32, FloatFormat
 from mpdiag.plan import LossScalePlan
 from mpdiag.reports.contents import RunContents
-from mpdiag.reports.picture import Picture, View
+from mpdiag.reports.picture import Picture
 from mpdiag.reports.plotting import exponent_axis
 from mpdiag.reports.receipts import Rows
 from mpdiag.reports.views.gradients import figure, scales
@@ -248,6 +248,3 @@ def reported(contents: RunContents) -> Iterator[Picture]:
         window = analysis.loss_scale.window
         deciding = Gradients(run, "activation_grad", late, FP16, window, layers, plan)
         yield deciding.layer_scales(exponent)
-
-
-VIEW = View("gradients", "Gradients", "equalizer", reported)

@@ -22,7 +22,7 @@ from mpdiag.analysis.layers import Layers
 from mpdiag.display.colors import GREEN, GREY, ORANGE, VERMILION
 from mpdiag.display.wording import counted, in_figure, sentence
 from mpdiag.reports import plotting, receipts
-from mpdiag.reports.picture import Picture, View
+from mpdiag.reports.picture import Picture
 from mpdiag.runs.training_log import FINAL_LOSS, FINAL_WORDS
 
 _MEASURES = ["absmax", "underflow", "overflow"]
@@ -361,6 +361,3 @@ def apart(a: Layers, b: Layers) -> tuple[int, int]:
     """How many layers only one of the runs has: of a, of b."""
     keys = [set(zip(x.kinds, x.names, strict=True)) for x in (a, b)]
     return len(keys[0] - keys[1]), len(keys[1] - keys[0])
-
-
-VIEW = View("compare", "Compare", "compare_arrows")

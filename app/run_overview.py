@@ -21,13 +21,13 @@ from mpdiag.plan import FILE as PLAN
 from mpdiag.plan import LossScalePlan
 from mpdiag.reports import next_commands
 from mpdiag.reports.contents import compared_with
-from mpdiag.reports.picture import Picture, View
+from mpdiag.reports.picture import Picture
 from mpdiag.reports.plotting import MARK
 from mpdiag.reports.text.analysis import after_analysis, can_be_settled, settling_command
-from mpdiag.reports.views import training
 from mpdiag.reports.views.gradients.frame import one_layer, scale_frame, summary
 from mpdiag.reports.views.gradients.pictures import Gradients, share_axis
 from mpdiag.reports.views.gradients.scales import room_words
+from mpdiag.reports.views.training import Trainings, final_losses
 from mpdiag.runs.coverage import coverage_of
 from mpdiag.runs.run import Run
 from mpdiag.runs.training_log import FINAL_LOSS, FINAL_WORDS, TrainingLog
@@ -194,14 +194,14 @@ def losses(
     known = [s.loss for log in logs.values() for s in log.steps if s.loss is not None]
     finite = [loss for loss in known if math.isfinite(loss)]
     wide = bool(finite) and min(finite) > 0 and max(finite) > 10 * min(finite)
-    picture = training.Trainings(folder, logs, places).losses(log=wide, window=WINDOW)
+    picture = Trainings(folder, logs, places).losses(log=wide, window=WINDOW)
     _small(picture, height)
     return replace(picture, caption=" ".join(outcome_words(logs)))
 
 
 def outcome_words(logs: Mapping[str, TrainingLog]) -> Iterator[str]:
     """How the trainings ended, in sentences: final losses, metrics, skipped steps."""
-    found = training.final_losses(logs)
+    found = final_losses(logs)
     if found:
         yield found
     metrics = dict.fromkeys(m.metric for log in logs.values() for m in log.metrics)
@@ -352,7 +352,7 @@ def scale_picture(
     folder: str, name: str, log: TrainingLog, places: Mapping[str, int] = MappingProxyType({})
 ) -> Picture:
     """The loss scale of a training, as high as the losses beside it; arguments as ``losses``."""
-    picture = training.Trainings(folder, {name: log}, places).scales()
+    picture = Trainings(folder, {name: log}, places).scales()
     _small(picture, HEIGHT)
     return picture
 
@@ -372,6 +372,3 @@ def profile_findings(profile: Mapping[str, Any]) -> tuple[Finding, ...]:
 def profile_steps(trace: Path) -> tuple[Step, ...]:
     """The commands to run after a look at a profile."""
     return steps_of([next_commands.after_profile(str(trace), None)])
-
-
-VIEW = View("overview", "Overview", "dashboard")

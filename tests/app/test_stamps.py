@@ -5,8 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-
-from mpdiag.runs.stamps import stamp_of_list, stamp_of_run
+from stamps import stamp_of_list, stamp_of_run
 
 
 @pytest.fixture

@@ -2,12 +2,12 @@
 
 import math
 
+import comparison as view
 import pytest
 from receipt_checks import same_numbers
 
 from mpdiag.analysis.comparison.compare import compare_groups
 from mpdiag.analysis.comparison.groups import SeedGroup, SeedTraining, read_group
-from mpdiag.reports.views import compare as view
 
 
 def group(name, values, *, metric="accuracy", losses=(1.0, 0.5)):

@@ -7,13 +7,11 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 import pandas as pd
+from glance import Glance
 
 from mpdiag.analysis.comparison.comparison_findings import Tone, tone_of
 from mpdiag.display.wording import percent, scale_text
 from mpdiag.numerics.formats import FORMATS
-from mpdiag.reports.glance import Glance
-from mpdiag.reports.picture import View
-from mpdiag.reports.views.training import family, root_of
 from mpdiag.runs.run import Listing
 
 Kind = Literal["recording", "training", "profile", "unreadable"]
@@ -175,6 +173,21 @@ def runs_frame(runs: Sequence[Listed], shown: Sequence[Badge] | None = None) -> 
     return frame
 
 
+def family(name: str, known: Iterable[str]) -> list[str]:
+    """The trainings that belong with one: those whose name begins with the same recording's.
+
+    ``mpdiag demo`` names them ``ssd``, ``ssd-fp16-no-scale``, ``ssd-fp16-plan``.
+    """
+    names = list(known)
+    root = root_of(name)
+    return sorted((n for n in names if n == root or n.startswith(f"{root}-fp16")), key=len)
+
+
+def root_of(name: str) -> str:
+    """The recording that a training belongs with, by its name; of a recording its own."""
+    return name.partition("-fp16")[0] or name
+
+
 def places(listings: Iterable[Listing]) -> dict[str, int]:
     """The place of each run among those of its model, by its folder's name.
 
@@ -252,6 +265,3 @@ def metric_text(glance: Glance) -> str:
 def _inside(meta: Any, name: str, field: str) -> str:
     part = meta.get(name)
     return str(part.get(field) or "") if isinstance(part, dict) else ""
-
-
-VIEW = View("runs", "Runs", "list")

@@ -3,13 +3,12 @@
 import math
 
 import pytest
-
-from mpdiag.plan import Verdict
-from mpdiag.reports.glance import Glance, PlanGlance
-from mpdiag.reports.views.runs import (
+from glance import Glance, PlanGlance
+from run_list import (
     Badge,
     Listed,
     badges,
+    family,
     format_of,
     grouped,
     marks,
@@ -17,6 +16,8 @@ from mpdiag.reports.views.runs import (
     places,
     runs_frame,
 )
+
+from mpdiag.plan import Verdict
 from mpdiag.runs.run import Listing, Run
 
 
@@ -119,3 +120,17 @@ def test_a_filter_looks_for_all_its_words(tmp_path):
     assert matches(row, "")
     assert matches(row, "complete MY")
     assert not matches(row, "my training")
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("ssd", ["ssd", "ssd-fp16-plan"]),
+        ("ssd-fp16-plan", ["ssd", "ssd-fp16-plan"]),
+        ("ssd-2", ["ssd-2"]),
+        ("other", []),
+    ],
+)
+def test_a_family_of_trainings(name, expected):
+    known = ["ssd-fp16-plan", "ssd", "ssd-2", "digits", "digits-fp16-plan"]
+    assert family(name, known) == expected

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import run_overview as overview
 
 from mpdiag.analysis.analyzer import analyze
 from mpdiag.analysis.operations.rounding_error import rounding_error
@@ -14,7 +15,6 @@ from mpdiag.display.wording import percent
 from mpdiag.numerics.formats import FP16
 from mpdiag.numerics.histograms import stack
 from mpdiag.plan import FILE as PLAN
-from mpdiag.reports.views import overview
 from mpdiag.reports.views.gradients.frame import in_model_order, scale_frame
 from mpdiag.reports.views.gradients.pictures import Gradients
 from mpdiag.reports.views.training import Trainings

@@ -6,10 +6,10 @@ import shutil
 from dataclasses import replace
 
 import pytest
+from glance import LARGEST, Glance, PlanGlance, read_glance, sparkline
 
 from mpdiag.plan import FILE as PLAN
 from mpdiag.plan import PrecisionPlan
-from mpdiag.reports.glance import LARGEST, Glance, PlanGlance, read_glance, sparkline
 from mpdiag.runs.results import StoredComparison, write_comparison
 
 

@@ -1,12 +1,12 @@
 """Layers over the steps: what is drawn is what the recording says."""
 
+import layer_course as tables
 import numpy as np
 import pytest
 
 from mpdiag.analysis.analyzer import analyze
 from mpdiag.analysis.layer_history import explain_layer
 from mpdiag.numerics.formats import FP16
-from mpdiag.reports.views import layer_tables as tables
 from mpdiag.reports.views.gradients.frame import in_model_order
 
 KIND = "activation_grad"
