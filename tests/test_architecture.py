@@ -114,7 +114,14 @@ def cycle(graph: dict[str, set[str]]) -> list[str]:
 def beyond_the_app(root: Path) -> list[str]:
     """What ``app/`` imports and should not: torch, or any of the package but facts and views."""
     rooms = ["version", "errors", "display", "numerics", "installation", "profiler", "files"]
-    rooms += ["plan", "runs", "analysis", "reports", "tensorcores.opened_trace", "tensorcores.views"]
+    rooms += [
+        "plan",
+        "runs",
+        "analysis",
+        "reports",
+        "tensorcores.opened_trace",
+        "tensorcores.views",
+    ]
     allowed = [f"{PACKAGE}.{name}" for name in rooms]
     wrong = []
     for path in sorted((root / "app").rglob("*.py")):
