@@ -21,6 +21,7 @@ import widgets  # noqa: E402 - likewise
 from mpdiag.errors import MpdiagError  # noqa: E402
 from mpdiag.profiler import is_installed  # noqa: E402
 
+# The menu, in its order: each page's file in ``views``, its title and a Material symbol.
 PAGES = (
     ("runs", "Runs", "list"),
     ("overview", "Overview", "dashboard"),
@@ -35,7 +36,6 @@ PAGES = (
     ("training", "Training", "show_chart"),
     ("compare", "Compare", "compare_arrows"),
 )
-"""The menu, in its order: each page's file in ``views``, its title and a Material symbol."""
 
 STYLE = """<style>
 .stMainBlockContainer { padding: 3rem 2.5rem 3rem; }
