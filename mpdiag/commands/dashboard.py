@@ -37,7 +37,7 @@ PAGES_NEED = (
     "plotly.graph_objects",
     "mpdiag.analysis.analyzer",
     "mpdiag.reports.registry",
-    "mpdiag.reports.contents",
+    "mpdiag.reports.text.analysis",
 )
 """What takes long to import; each page imports the rest itself."""
 
