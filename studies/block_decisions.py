@@ -2,7 +2,7 @@
 
     python studies/block_decisions.py --json studies/results/block-decisions.json
     python studies/block_decisions.py --models gpt llama                            # those tuned on
-    python studies/block_decisions.py --late --json studies/results/block-decisions-late.json
+    python studies/block_decisions.py --only late --json studies/results/block-decisions-late.json
 
 Six small models are trained in FP32 on bytes of the documentation, then a step is recorded with
 ``--blocks``. ``gpt`` and ``llama`` were seen while the estimate was written, ``moe`` and ``encoder``
@@ -367,8 +367,8 @@ def divergence(training: Training, recipe: Any, batch: tuple[Tensor, Tensor]) ->
     return added
 
 
-def study(name: str, steps: int, data: Tensor) -> dict[str, Any]:
-    """All figures of one model."""
+def study(name: str, steps: int, data: Tensor, only: str | None = None) -> dict[str, Any]:
+    """All figures of one model, or the intervals alone."""
     training = Training(MODELS[name], data)
     losses = [training.step(training.batch()) for _ in range(steps)]
     with tempfile.TemporaryDirectory() as folder:
@@ -384,6 +384,8 @@ def study(name: str, steps: int, data: Tensor) -> dict[str, Any]:
         curve = loss_curve(opened)
     covered = {t: intervals(rows, truth, t) for t in (*TARGETS, "mxfp8")}
     print(name, covered, flush=True)
+    if only:
+        return {"tuned": MODELS[name].tuned, "intervals": covered}
     found = {
         "tuned": MODELS[name].tuned,
         "loss": [round(losses[0], 3), round(losses[-1], 3)],
@@ -519,21 +521,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--models", nargs="*", default=list(MODELS), choices=list(MODELS))
     parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument(
-        "--late", action="store_true", help="only how the rise grows over a training"
-    )
+    parser.add_argument("--only", choices=("intervals", "late"), help="a part of the study")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     data = corpus()
     results = {}
     for name in options.models:
-        if options.late:
+        if options.only == "late":
             results[name] = late(name, options.steps, data)
             print(name, results[name], flush=True)
             keep(options, results)
             continue
-        results[name] = found = study(name, options.steps, data)
+        results[name] = found = study(name, options.steps, data, options.only)
+        if options.only:
+            keep(options, results)
+            continue
         print(name, found["loss"], found["shares"])
         for target, ranks in found["ranks"].items():
             print("  ", target, {k: v for k, v in ranks.items() if k != "of_each"})
