@@ -111,12 +111,14 @@ def _whole_batch(step: Sequence[Tensor], parts: int) -> Sequence[Tensor]:
 def _without_gradient(a: Sequence[Tensor], b: Sequence[Tensor], *kinds: str) -> list[Pair]:
     """Gradients that arrive on one side alone, though both sides know the tensor.
 
-    Compiled graphs may show no gradient of what they fuse; parameters have theirs under all.
+    Compiled graphs may show no gradient of what they fuse, nor distributed tensors of what is laid out
+    anew; parameters have theirs under all.
     """
     pairs = []
     for ours, theirs, swapped in ((a, b, False), (b, a, True)):
         there = {_name(t) for t in theirs}
-        known = {(t.kind, t.module, t.name, t.call) for t in theirs}
+        held = [t for t in theirs if t.at is None or t.kind == "weight"]
+        known = {(t.kind, t.module, t.name, t.call) for t in held}
         for t in ours:
             of = "weight" if t.kind == "weight_grad" else "output"
             lone = t.kind in ("weight_grad", *kinds) and _name(t) not in there

@@ -388,8 +388,7 @@ def _culprit(judged: Sequence[Judged], place: int, graphs: _Graphs) -> Culprit:
         module = agreed.a.module  # which comes after it in the model, and let no gradient through
     if t.kind in ("output", "gradient", "operation"):
         found = _made(one.pair, agreed, graphs)
-        alone = [id(one) for edit in graphs[2] if edit.side != "both" for one in edit.tensors]
-        if found is not None and (t.kind != "operation" or id(found) in alone):
+        if found is not None:
             made, module, op = found, found.module, found.name
     name = t.name if "weight" in t.kind else ""
     line = made.file, made.line, made.code
@@ -407,7 +406,7 @@ _KINDS = {
 
 
 def _made(pair: Pair, agreed: Pair | None, graphs: _Graphs) -> Tensor | None:
-    """The operation behind a module's output or gradient.
+    """The operation behind a module's output or gradient, or behind an operation that only reads.
 
     It is the first one since the last tensor that agrees which only one side has; else the last one
     before.
@@ -425,8 +424,8 @@ def _made(pair: Pair, agreed: Pair | None, graphs: _Graphs) -> Tensor | None:
         if edit.phase == phase and edit.side in ("a", "b")
         if since["ab".index(edit.side)] < t.order < until["ab".index(edit.side)]
     ]
-    if alone:
-        return min(alone, key=lambda t: t.order)
+    if alone or pair.a.kind == "operation":
+        return min(alone, key=lambda t: t.order, default=None)
     for side, before in ((b, until[1]), (a, until[0])):
         own = [t for t in side if t.kind == "operation" and t.phase == phase and t.order < before]
         if phase == "forward":
