@@ -223,28 +223,21 @@ class Layer:
         return time_frame(self.records, self.kind, self.name)
 
     @property
-    def held(self) -> Range:
-        """What the format holds at the loss scale."""
-        return figure.window(self.fmt, self.exponent)
-
-    @property
     def scale(self) -> str:
         """The loss scale, as a phrase."""
         return at_scale(2.0**self.exponent)
 
-    def _picture(self, key: str, title: str, caption: str, drawn: go.Figure) -> Picture:
-        """One of the pictures of ``over_steps``."""
-        receipt = Rows(self.run, self.kind, self.name).bins("step", "exponent")
-        return Picture(key, title, caption, drawn, self.over_steps, receipt)
-
     def over_time(self, *, log: bool = True) -> Picture:
         """Steps × powers of two."""
-        return self._picture(
+        held = figure.window(self.fmt, self.exponent)
+        return Picture(
             "over-time",
             f"{layer_name(self.name)} over time",
             f"Each column is a recorded step. The lines mark {self.fmt.label}'s range {self.scale}. "
             f"{_moved(self.over_steps)}".rstrip(),
-            over_time_figure(self.over_steps, self.held, log=log),
+            over_time_figure(self.over_steps, held, log=log),
+            self.over_steps,
+            Rows(self.run, self.kind, self.name).bins("step", "exponent"),
         )
 
     def course(self) -> Picture:
@@ -372,13 +365,10 @@ def _line(
     fig.dotted_line(x, y, name, colour, hover, width=2, dash=dash, **dots)
 
 
-_NOTHING = "no non-zero values in any recorded step"
-
-
 def over_time_figure(frame: pd.DataFrame, held: Range, *, log: bool) -> go.Figure:
     """Steps × exponents of one layer (``time_frame``), values upward, with the format's window."""
     if frame.empty:
-        return plotting.empty(_NOTHING)
+        return plotting.empty("no non-zero values in any recorded step")
     low, high = figure.exponents_shown(frame, held)
     steps = sorted(frame["step"].unique())
     counts = figure.matrix(frame, "step", steps, low, high)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import run_folder
 import streamlit as st
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from mpdiag.analysis.layers import Layers
     from mpdiag.runs.run import Listing
     from mpdiag.runs.schema import Kind
+
+Made = TypeVar("Made")
 
 
 @st.cache_resource(max_entries=3, show_spinner="Reading the run …")
@@ -77,36 +79,36 @@ def _once(run: str, moment: str, key: tuple[object, ...], _make: Callable[[], An
     return _make()
 
 
-def once(listing: Listing, *key: object, make: Callable[[], Any]) -> Any:
+def once(listing: Listing, *key: object, make: Callable[[], Made]) -> Made:
     """What ``make`` returns, made once for each key and each state of the run's files."""
-    return _once(str(listing.folder), str(stamp_of_run(listing.folder)), key, make)
+    found: Made = _once(str(listing.folder), str(stamp_of_run(listing.folder)), key, make)
+    return found
 
 
 def log(listing: Listing) -> TrainingLog:
     """A run's training log."""
-    found: TrainingLog = once(listing, "log", make=lambda: read_log(listing.folder))
-    return found
+    return once(listing, "log", make=lambda: read_log(listing.folder))
 
 
 def layers(listing: Listing, kind: Kind) -> Layers:
     """A run's layers of one kind, in the model's order."""
     of_run = analysis(listing)
-    found: Layers = once(
-        *(listing, "layers", kind),
+    return once(
+        listing,
+        "layers",
+        kind,
         make=lambda: in_model_order(of_run.layers.of_kind(kind), of_run.run.modules()),
     )
-    return found
 
 
 def late_layers(listing: Listing) -> Layers:
     """Activation gradients of the part of the training that decides, in the model's order."""
     of_run = analysis(listing)
-    late: Layers = once(
+    return once(
         listing,
         "late layers",
         make=lambda: in_model_order(of_run.loss_scale.late, of_run.run.modules()),
     )
-    return late
 
 
 @st.cache_resource(max_entries=512, show_spinner=False)
@@ -154,15 +156,13 @@ def answer(recording: Listing, training: Listing) -> str:
             return ""
 
     moment = str(stamp_of_run(training.folder))
-    found: str = once(recording, "answer", str(training.folder), moment, make=judged)
-    return found
+    return once(recording, "answer", str(training.folder), moment, make=judged)
 
 
 def contents(listing: Listing) -> RunContents:
     """A run's analysis with what else its folder holds."""
     of_run = analysis(listing)
-    found: RunContents = once(listing, "contents", make=lambda: read_contents(of_run))
-    return found
+    return once(listing, "contents", make=lambda: read_contents(of_run))
 
 
 def profile(listing: Listing) -> Mapping[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import run_list
 import streamlit as st
-from run_list import format_of, kind_of
+from run_list import format_of, kind_of, model_of
 from stamps import stamp_of_list
 
 from mpdiag.display.wording import duration, in_markdown
@@ -162,12 +162,6 @@ def logged_beside(listing: Listing) -> dict[str, Listing]:
     root = place_of(listing)
     found = (item for item in logged().values() if place_of(item) == root)
     return {item.folder.resolve().name: item for item in found}
-
-
-def model_of(listing: Listing) -> str:
-    """The type of a run's model, as far as its meta.json says."""
-    model = listing.run.meta.get("model") if listing.run else None
-    return str(model.get("type") or "") if isinstance(model, dict) else ""
 
 
 def describe(listing: Listing, *, named: bool = True) -> str:

@@ -23,9 +23,10 @@ KINDS: Mapping[Kind, str] = {
 }
 """What a run folder may hold, and what several of them are called."""
 COLUMNS = (
-    *("run", "verdict", "losses", "final_loss", "metric", "skipped", "kind", "format"),
-    *("steps", "recorded", "model", "device", "size", "created", "state"),
+    *("run", "verdict", "losses", "final_loss", "metric", "skipped", "format", "created", "size"),
+    *("steps", "recorded", "model", "device", "state", "kind"),
 )
+"""In the order in which they are shown; the last one is what a filter asks for."""
 MARK = "mark"
 """The column that sets off what is listed below its recording."""
 BELOW = "↳"
@@ -188,6 +189,11 @@ def root_of(name: str) -> str:
     return name.partition("-fp16")[0] or name
 
 
+def model_of(listing: Listing) -> str:
+    """The type of a run's model, as far as its meta.json says."""
+    return "" if listing.run is None else _inside(listing.run.meta, "model", "type")
+
+
 def places(listings: Iterable[Listing]) -> dict[str, int]:
     """The place of each run among those of its model, by its folder's name.
 
@@ -196,8 +202,7 @@ def places(listings: Iterable[Listing]) -> dict[str, int]:
     """
     models: dict[str, list[str]] = {}
     for item in listings:
-        model = "" if item.run is None else _inside(item.run.meta, "model", "type")
-        models.setdefault(model, []).append(item.folder.resolve().name)
+        models.setdefault(model_of(item), []).append(item.folder.resolve().name)
     order = [sorted(names, key=lambda n: (root_of(n), len(n), n)) for names in models.values()]
     return {name: i for names in order for i, name in enumerate(names)}
 
@@ -246,7 +251,7 @@ def _row(run: Listed) -> dict[str, Any]:
     seen = meta.get("steps_seen")
     return known | {
         "format": format_of(meta),
-        "model": _inside(meta, "model", "type"),
+        "model": model_of(listing),
         "steps": glance.steps if seen is None else seen,
         "recorded": meta.get("steps_recorded"),
         "device": _inside(meta, "device", "type"),

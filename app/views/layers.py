@@ -31,6 +31,7 @@ from mpdiag.reports.views.gradients.pictures import Gradients
 if TYPE_CHECKING:
     import pandas as pd
 
+    from mpdiag.analysis.layers import Layers
     from mpdiag.numerics.formats import FloatFormat
     from mpdiag.runs.schema import Kind
 
@@ -77,14 +78,12 @@ def all_layers(kind: Kind) -> None:
     if not len(named):
         st.info(in_markdown(f"No layer name contains “{text}”."))
         return
-    frame = run_cache.once(
-        *(chosen, "layer overview", kind, text), make=lambda: overview(kind, text or "")
-    )
+    frame = run_cache.once(chosen, "layer overview", kind, text, make=lambda: overview(kind, named))
     shown_table(frame, kind)
 
 
-def overview(kind: Kind, text: str) -> pd.DataFrame:
-    """All layers whose name contains a text."""
+def overview(kind: Kind, layers: Layers) -> pd.DataFrame:
+    """These layers, with their course over the steps."""
     records, fmt = analysis.run.records, analysis.target
     course = run_cache.once(
         *(chosen, "layer course", kind), make=lambda: layer_course.course_frame(records, kind, fmt)
@@ -92,10 +91,8 @@ def overview(kind: Kind, text: str) -> pd.DataFrame:
     updates = run_cache.once(
         chosen, "update course", make=lambda: layer_course.update_course_frame(records)
     )
-    late = kind == "activation_grad" and analysis.loss_scale.window is not None
-    layers = run_cache.late_layers(chosen) if late else run_cache.layers(chosen, kind)
     types = {str(m["name"]): str(m["type"]) for m in analysis.run.modules()}
-    return layer_course.overview_frame(analysis, layers_named(layers, text), course, updates, types)
+    return layer_course.overview_frame(analysis, layers, course, updates, types)
 
 
 def shown_table(frame: pd.DataFrame, kind: Kind) -> None:

@@ -13,10 +13,13 @@ from run_list import family, format_of, kind_of, root_of
 from stamps import stamp_of_run
 
 from mpdiag.analysis.comparison.compare import unused_precision
+from mpdiag.analysis.verdict.trained import followed_decisions
 from mpdiag.display.wording import in_markdown, percent, sentence
+from mpdiag.errors import MpdiagError
 from mpdiag.numerics.formats import FP16
+from mpdiag.plan import FILE as PLAN
+from mpdiag.plan import PrecisionPlan
 from mpdiag.profiler import is_installed, part
-from mpdiag.reports.contents import trained_by_plan
 from mpdiag.reports.views.gradients.frame import in_model_order
 from mpdiag.reports.views.gradients.pictures import Gradients
 from mpdiag.reports.views.training import Trainings
@@ -78,9 +81,13 @@ def tiles(recording: Listing, logs: Mapping[str, TrainingLog]) -> None:
 
 
 def by_its_plan(recording: Listing, logs: Mapping[str, TrainingLog]) -> list[str]:
-    """Which trainings follow the plan in a recording's folder; none where it holds none."""
+    """Which trainings follow the plan in a recording's folder; none where none can be read."""
     beside = run_folder.logged_beside(recording)
-    return trained_by_plan(recording.folder, {n: run_folder.opened(beside[n]) for n in logs})
+    try:
+        decisions = PrecisionPlan.load(recording.folder / PLAN).digest()
+    except (MpdiagError, OSError):
+        return []
+    return [n for n in logs if followed_decisions(run_folder.opened(beside[n])) == decisions]
 
 
 def coverage(analysis: Analysis) -> None:
@@ -140,13 +147,13 @@ def next_steps(
     """The commands to run after a look at a recording."""
     beside = run_folder.logged_beside(listing)
     trained = [beside[name].folder for name in by_its_plan(listing, logs)]
-    planned = (listing.folder / overview.PLAN).is_file()
+    planned = (listing.folder / PLAN).is_file()
     # It reads the logs of both sides whole, to know whether they can be compared.
-    found: tuple[overview.Step, ...] = run_cache.once(
-        *(listing, "next steps", *map(stamp_of_run, trained)),
+    return run_cache.once(
+        listing,
+        *("next steps", *map(stamp_of_run, trained)),
         make=lambda: overview.next_steps(analysis, planned=planned),
     )
-    return found
 
 
 def commands(steps: Sequence[overview.Step]) -> None:

@@ -17,10 +17,6 @@ from mpdiag.runs.training_log import FINAL_LOSS, FINAL_WORDS
 if TYPE_CHECKING:
     from mpdiag.runs.run import Listing
 
-ORDER = (
-    *("run", "verdict", "losses", "final_loss", "metric", "skipped", "format", "created", "size"),
-    *("steps", "recorded", "model", "device", "state"),
-)
 OPENS = "row_to_open"  # whether a row was clicked whose run the page is to open
 
 found = run_folder.listings()
@@ -149,7 +145,9 @@ def kept(frame: pd.DataFrame, text: str, kinds: list[views.Kind]) -> list[bool]:
 def shown(frame: pd.DataFrame, *, group: bool) -> pd.DataFrame:
     """The table as it is drawn: no column without a value, and blanks for what is missing."""
     full = [
-        c for c in ORDER if c in ("run", "verdict") or frame[c].astype(str).str.strip("[]").any()
+        name
+        for name in views.COLUMNS[:-1]
+        if name in ("run", "verdict") or frame[name].astype(str).str.strip("[]").any()
     ]
     table = frame[full].copy()
     for name in ("steps", "recorded", "skipped", "final_loss"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import plan_in_training
 import run_cache
 import run_folder
 import streamlit as st
@@ -12,8 +13,9 @@ from mpdiag.analysis.comparison.compare import unused_precision
 from mpdiag.analysis.scaling.replay import replay_run
 from mpdiag.display.wording import in_markdown, scale_text
 from mpdiag.numerics.loss_scalers import SCALERS, Backoff, scaler_class
-from mpdiag.reports.contents import read_plans
-from mpdiag.reports.views import training
+from mpdiag.plan import FILE as PLAN
+from mpdiag.plan import PrecisionPlan
+from mpdiag.reports.views.training import Trainings
 
 chosen = run_folder.current()
 widgets.heading("Training", chosen)
@@ -42,7 +44,7 @@ with curves:
             "Running median over steps", 1, 50, 15, key="smooth", bind="query-params"
         )
         log = right.toggle("Log scale", value=True, key="loss_log", bind="query-params")
-        shown = training.Trainings(folder, logs, run_folder.places(chosen))
+        shown = Trainings(folder, logs, run_folder.places(chosen))
         widgets.show(shown.losses(log=log, window=window))
         widgets.table(shown.outcomes())
         widgets.show(shown.scales())
@@ -53,12 +55,17 @@ with curves:
             widgets.show(shown.drift())
         if len(shown.alarms):
             widgets.table(shown.alarms)
-        plans = read_plans({name: logged[name].folder for name in names})
-        plans, others = training.followed(plans, logs)
-        expected = training.predictions_frame(plans, logs)
+        # A recording keeps the plan that was made from it: its own log is no training by that plan.
+        plans = {
+            name: PrecisionPlan.load(logged[name].folder / PLAN)
+            for name in names
+            if run_folder.opened(logged[name]).meta.get("training")
+            and (logged[name].folder / PLAN).is_file()
+        }
+        expected, others = plan_in_training.predictions(plans, logs)
         if len(expected):
             st.header("Predicted by the plan, observed in training", anchor=False)
-            widgets.table(training.spoken_predictions(expected))
+            widgets.table(expected)
         for words in others:
             st.caption(in_markdown(words))
         widgets.remarks(shown.remarks())
@@ -102,4 +109,4 @@ with replays:
         left, right = st.columns(2)
         left.metric("Recorded steps skipped", f"{played.skips} of {len(played.steps)}", border=True)
         right.metric("Scale at the end", scale_text(played.final_scale), border=True)
-        widgets.show(training.replayed(run, played, f"--scaler {scaler} {words}"))
+        widgets.show(plan_in_training.replayed(run, played, f"--scaler {scaler} {words}"))

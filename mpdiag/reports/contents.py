@@ -6,20 +6,15 @@ Views draw what they are given: this is where the reports read files.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from mpdiag.analysis.analyzer import Analysis, in_recipes
 from mpdiag.analysis.blocks.choice import BlockAnalysis
-from mpdiag.analysis.verdict.trained import followed_decisions
-from mpdiag.errors import MpdiagError, RunNotFound
+from mpdiag.errors import RunNotFound
 from mpdiag.files.paths import AnyPath
-from mpdiag.plan import FILE as PLAN
-from mpdiag.plan import PrecisionPlan
 from mpdiag.precision.audit import Audit, audit_of_run
 from mpdiag.runs import results
 from mpdiag.runs.operations import Operation
-from mpdiag.runs.run import Run, open_run
 from mpdiag.runs.training_log import FILE, TrainingLog, read_log
 
 
@@ -80,34 +75,6 @@ def read_contents(analysis: Analysis) -> RunContents:
         profile,
         audit_of_run(analysis.run),
     )
-
-
-def read_plans(folders: Mapping[str, Path]) -> dict[str, PrecisionPlan]:
-    """Read the plans that trainings followed, by name.
-
-    A recording keeps the plan that was made from it, but its own log is not a training by that
-    plan: its meta.json names no training.
-
-    Raises:
-        InputError: If a plan or a meta.json cannot be read.
-    """
-    return {
-        name: PrecisionPlan.load(folder / "plan.json")
-        for name, folder in folders.items()
-        if (folder / "plan.json").is_file() and open_run(folder).meta.get("training")
-    }
-
-
-def trained_by_plan(recording: AnyPath, runs: Mapping[str, Run]) -> list[str]:
-    """Which runs were trained by what the plan in a recording's folder decides, by name.
-
-    None where it holds no plan that can be read.
-    """
-    try:
-        decisions = PrecisionPlan.load(recording / PLAN).digest()
-    except (MpdiagError, OSError):
-        return []
-    return [name for name, run in runs.items() if followed_decisions(run) == decisions]
 
 
 def compared_with(recording: AnyPath) -> str:

@@ -1,4 +1,4 @@
-"""Trainings: losses, scales and skips, drift, a scaler's replay, predicted against observed."""
+"""Trainings: losses, scales and skips, drift."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,15 +9,12 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from mpdiag.analysis.scaling.replay import Replay
-from mpdiag.display.colors import GREEN, PURPLE, VERMILION
-from mpdiag.display.wording import beginning, counted, in_figure, percent, scale_text
-from mpdiag.numerics.formats import FP16
-from mpdiag.plan import PrecisionPlan
+from mpdiag.display.colors import VERMILION
+from mpdiag.display.wording import beginning, counted, in_figure, scale_text
 from mpdiag.reports import receipts
 from mpdiag.reports.contents import RunContents
 from mpdiag.reports.picture import Picture
-from mpdiag.reports.plotting import Drawing, empty, figure, log2_axis, log10_axis, run_styles
+from mpdiag.reports.plotting import empty, figure, log2_axis, log10_axis, run_styles
 from mpdiag.runs.training_log import FINAL_WORDS, RECORDED, TrainingLog
 
 _COLUMNS = ("step", "loss", "scale", "skipped", "reason", "gradient_norm", "seconds")
@@ -184,7 +181,9 @@ class Trainings:
         if len(skipped):
             causes = [in_figure(beginning(str(r), LONGEST)) for r in skipped["reason"]]
             hover = "step %{x} skipped: %{customdata}<extra></extra>"
-            _skips(fig, skipped, hover, 10, customdata=causes)
+            name = f"skipped ({len(skipped)})"
+            at = (skipped["step"], skipped["scale"])
+            fig.marks(*at, name, VERMILION, hover, mark=("x", 10), customdata=causes)
         log2_axis(fig, frame["scale"])
         return fig.update_xaxes(title="step")
 
@@ -261,122 +260,11 @@ def _height(known: pd.DataFrame, alarm: Mapping[Any, Any]) -> float:
     return float(near.iloc[0]) if len(near) else float(known["gradient_norm"].max())
 
 
-def _skips(fig: Drawing, skipped: pd.DataFrame, hover: str, size: int, **more: Any) -> None:
-    """A cross at each skipped step."""
-    x, y, name = skipped["step"], skipped["scale"], f"skipped ({len(skipped)})"
-    fig.marks(x, y, name, VERMILION, hover, mark=("x", size), **more)
-
-
 def final_losses(logs: Mapping[str, TrainingLog]) -> str:
     """Where the losses of some trainings end, in a sentence; "" where none was logged."""
     ends = {name: log.final_loss for name, log in logs.items()}
     told = ", ".join(f"{name} {end:.4g}" for name, end in ends.items() if end is not None)
     return f"Final loss ({FINAL_WORDS}): {told}." if told else ""
-
-
-def predictions_frame(
-    plans: Mapping[str, PrecisionPlan], logs: Mapping[str, TrainingLog]
-) -> pd.DataFrame:
-    """What plans expected beside what happened: ``run``, ``what``, ``predicted``, ``observed``.
-
-    Args:
-        plans: The plans that trainings followed, by training.
-        logs: Their logs.
-    """
-    rows: list[tuple[object, ...]] = []
-    for name, log in logs.items():
-        if name in plans:
-            scale, steps = plans[name].loss_scale, len(log.steps)
-            rate = scale.evidence.get("predicted_overflow_rate", np.nan)
-            most = scale.max_scale if scale.adaptive else scale.init_scale
-            skipped = len(log.skipped) / steps if steps else np.nan
-            largest = max((s.scale for s in log.steps), default=np.nan)
-            first = log.steps[0].scale if steps else np.nan
-            rows += [
-                (name, "first loss scale", scale.init_scale, first),
-                (name, "share of steps skipped, at most (95 %)", rate, skipped),
-                (name, "largest loss scale", most, largest),
-            ]
-    return pd.DataFrame(rows, columns=["run", "what", "predicted", "observed"])
-
-
-def followed(
-    plans: Mapping[str, PrecisionPlan], logs: Mapping[str, TrainingLog]
-) -> tuple[dict[str, PrecisionPlan], list[str]]:
-    """The plans that trainings followed, and a sentence for each that began with another loss scale.
-
-    A plan may lie in a training's folder and the training be told to scale otherwise: to show what
-    goes wrong without a scale, or by a script of its own. The plan then predicts nothing of it.
-
-    Args:
-        plans: The plans that lie in the trainings' folders, by training.
-        logs: The logs.
-    """
-    found: dict[str, PrecisionPlan] = {}
-    others = []
-    for name, plan in plans.items():
-        steps = logs[name].steps if name in logs else ()
-        planned = plan.loss_scale.init_scale
-        if steps and steps[0].step == 0 and steps[0].scale != planned:
-            began, said = scale_text(steps[0].scale), scale_text(planned)
-            others.append(
-                f"{name} began at a loss scale of {began}, not at the plan's {said}, so there is no "
-                "prediction for it."
-            )
-        else:
-            found[name] = plan
-    return found, others
-
-
-def spoken_predictions(frame: pd.DataFrame) -> pd.DataFrame:
-    """A ``predictions_frame`` as people read its numbers: scales with all digits, shares in percent."""
-    shown = frame.copy()
-    for column in ("predicted", "observed"):
-        shown[column] = [
-            _spoken(what, value) for what, value in zip(frame["what"], frame[column], strict=True)
-        ]
-    return shown
-
-
-def _spoken(what: str, value: float) -> str:
-    if np.isnan(value):
-        return "–"
-    return percent(value) if what.startswith("share") else f"{value:,.9g}"
-
-
-def replayed(run: str, played: Replay, arguments: str) -> Picture:
-    """A loss scaler replayed over the recorded steps: its scale at each, and what it would lose."""
-    columns = {"absmax": played.absmax, "overflow": played.overflow, "lost_share": played.lost}
-    frame = pd.DataFrame({"step": played.steps, "scale": played.scale, **columns})
-    return Picture(
-        "replay",
-        "Loss-scale replay",
-        "What this scaler would have done with the recorded gradients. Recorded steps are exact. A "
-        "step between two of them is assumed to reach the smaller of their maxima. Hover over a "
-        "point for the share of all activation gradients that FP16 loses there.",
-        replay_figure(frame),
-        frame,
-        receipts.command(f"mpdiag replay {run} {arguments} --json"),
-    )
-
-
-def replay_figure(frame: pd.DataFrame) -> go.Figure:
-    """A scaler's scales, under what each step admits."""
-    if frame.empty:
-        return empty("no recorded gradients")
-    fig = figure(340)
-    finite = frame[np.isfinite(frame["absmax"]) & (frame["absmax"] > 0)]
-    limits = FP16.overflow_threshold / finite["absmax"]
-    hover = "step %{x}: overflows at %{y:.4g}<extra></extra>"
-    fig.line(finite["step"], limits, "overflows from here on", PURPLE, hover, dash="dot", width=1.5)
-    hover = "step %{x}: scale %{y:g}, %{customdata:.2%} lost<extra></extra>"
-    lost = {"customdata": frame["lost_share"], "shape": "hv"}
-    fig.dotted_line(frame["step"], frame["scale"], "loss scale", GREEN, hover, **lost)
-    skipped = frame[frame["overflow"]]
-    if len(skipped):
-        _skips(fig, skipped, "step %{x}: skipped<extra></extra>", 11)
-    log2_axis(fig, [*frame["scale"], *limits])
-    return fig.update_xaxes(title="step")
 
 
 def reported(contents: RunContents) -> Iterator[Picture]:

@@ -6,6 +6,7 @@ from dataclasses import replace
 import comparison
 import pytest
 from layer_course import Layer
+from plan_in_training import replayed
 from plotly.utils import PlotlyJSONEncoder
 from receipt_checks import same_numbers
 
@@ -14,7 +15,7 @@ from mpdiag.analysis.scaling.replay import replay_run
 from mpdiag.display.wording import percent
 from mpdiag.numerics.formats import FP8_E4M3, FP16
 from mpdiag.reports.contents import read_contents
-from mpdiag.reports.views import operations, training
+from mpdiag.reports.views import operations
 from mpdiag.reports.views.gradients.frame import in_model_order
 from mpdiag.reports.views.gradients.pictures import Gradients
 from mpdiag.reports.views.updates import Updates
@@ -113,7 +114,7 @@ def test_nothing_recorded_is_a_sentence_and_no_error(analysis, make):
 
 def test_the_replay_is_the_analysis_own(analysis):
     played = replay_run(analysis.run, "backoff", init_scale=2.0**24)
-    picture = training.replayed("RUN", played, "--scaler backoff")
+    picture = replayed("RUN", played, "--scaler backoff")
     assert picture.frame["overflow"].sum() == played.skips > 0
     line = next(t for t in picture.figure.data if t.name == "loss scale")
     assert list(line.y) == list(played.scale)
