@@ -20,6 +20,7 @@ from mpdiag.reports.views.gradients.frame import in_model_order, scale_frame, su
 
 pytest.importorskip("streamlit", reason="needs Streamlit, of the extra `app`")
 playwright = pytest.importorskip("playwright.sync_api", reason="needs Playwright")
+pytestmark = pytest.mark.long
 
 TRAINING = """
 import sys, time, torch

@@ -67,6 +67,7 @@ def test_words_that_lie_over_others_or_are_cut_are_found():
     ]
 
 
+@pytest.mark.long
 def test_every_page_in_light_in_dark_and_on_a_phone(page, address):
     axe, found, kinds = axe_checks.script(), [], set()
 
@@ -102,6 +103,7 @@ def test_every_page_in_light_in_dark_and_on_a_phone(page, address):
     assert not found, "\n".join(found)
 
 
+@pytest.mark.long
 def test_an_opened_receipt(page, address):
     open_view(page, address, "updates", run="ssd")
     page.get_by_role("button", name="Receipt").first.click()

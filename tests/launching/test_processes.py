@@ -38,6 +38,7 @@ def recorded(real, tmp_path_factory):
     return folder, real(*command, cwd=folder)
 
 
+@pytest.mark.long
 def test_ranks_write_parts_of_their_own_into_one_run(recorded, plain):
     folder, done = recorded
     assert done.code == 0, done.err
@@ -56,6 +57,7 @@ def test_ranks_write_parts_of_their_own_into_one_run(recorded, plain):
     assert not codes & {"rank-stopped", "rank-missing", "ranks-disagree"}
 
 
+@pytest.mark.long
 def test_the_other_way_round_and_training_by_the_plan(recorded, plain, real):
     folder, _ = recorded
     analyze(folder / "runs" / "ddp").plan.save(folder / "plan.json")

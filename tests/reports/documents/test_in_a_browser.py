@@ -9,6 +9,7 @@ from mpdiag.reports.documents.write import write_report
 from mpdiag.tensorcores.reports.trace_report import write_trace_report
 
 __all__ = ["browser"]
+pytestmark = pytest.mark.long
 PHONE, DESK = {"width": 390, "height": 844}, {"width": 1400, "height": 900}
 TALLEST = 3000
 """Pixels of a trace's report on a desk, before anything is opened."""
