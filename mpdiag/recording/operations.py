@@ -112,9 +112,7 @@ class OperationWatch:
         self._left_at: int | None = None
         self._rests = False
         self._converted: dict[int, Parameter] = {}  # by the operation that did
-        self._held: dict[
-            int, str
-        ] = {}  # FSDP2 puts gathered parameters in the place of those named
+        self._held: dict[str, dict[str, Any]] = {}  # where FSDP2 puts what it gathers, by module
         self._lines = SourceLines(self._modules)
         self._tensors.clear()
         self._effects.drop()
@@ -257,8 +255,7 @@ class OperationWatch:
         self._lines.enter(module)
         if self.products is not None and id(module) in self._modules:
             self.products.enter(self._lines.module)
-            held = module._parameters.items()
-            self._held |= {id(p): joined(self._lines.module or "", name) for name, p in held}
+            self._held[self._lines.module or ""] = module._parameters
 
     def leave(self, module: nn.Module) -> None:
         """A module has returned, or failed."""
@@ -358,8 +355,10 @@ class OperationWatch:
             parameters = {}
             for (name, tensor), seen in zip(operation_facts.operands(named), inputs, strict=True):
                 whole = tensor if tensor._base is None else tensor._base
-                names = self._modules.get(id(whole)), seen.parameter, self._held.get(id(whole))
-                known = next(filter(None, names), "")
+                module = fields["module"] or ""
+                held = (n for n, p in self._held.get(module, {}).items() if p is whole)
+                known = self._modules.get(id(whole), "") or seen.parameter
+                known = known or next((joined(module, name) for name in held), "")
                 origin = self._converted.get(seen.producer)
                 if origin is not None:
                     parameters[name] = (

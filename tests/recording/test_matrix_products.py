@@ -1,5 +1,7 @@
 """Operands of matrix products as recorded, against the tensors of one layer laid out by hand."""
 
+from functools import partial
+
 import pytest
 import torch
 from recorded import Wrapped
@@ -226,15 +228,16 @@ def test_flops_and_names(tmp_path):
 
 
 def test_a_parameter_that_is_put_in_the_place_of_a_named_one_has_its_name(tmp_path):
-    """FSDP2 gathers a parameter into another object before a block runs."""
+    """FSDP2 gathers a parameter into another object before a block or a layer runs."""
     block = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
     gathered = {i: nn.Parameter(block[i].weight.detach().clone()) for i in (0, 2)}
 
-    def gather(*_):
-        for i, p in gathered.items():
-            block[i]._parameters["weight"] = p
+    def gather(*_, where):
+        for i in where:
+            block[i]._parameters["weight"] = gathered[i]
 
-    block.register_forward_pre_hook(gather)
+    block.register_forward_pre_hook(partial(gather, where=[0]))
+    block[2].register_forward_pre_hook(partial(gather, where=[2]))
     run, _ = operands_of(Wrapped(block, lambda b, x: b(x)), torch.randn(4, 8), tmp_path)
     names = {(o.module, o.parameter) for o in run.block_operands()}
     assert names == {(f"body.{i}", f"body.{i}.weight") for i in (0, 2)}
