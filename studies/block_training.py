@@ -449,17 +449,39 @@ def differences(cells: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
             for cell in cells.values()
             if name in cell and "bf16" in cell and name != "bf16"
         ]
-        if len(pairs) < 2:
+        if not pairs:
             continue
-        half = stats.t.ppf(0.975, len(pairs) - 1) * np.std(pairs, ddof=1) / math.sqrt(len(pairs))
         mean = float(np.mean(pairs))
-        found[name] = {
-            "mean": round(mean, 5),
-            "low": round(mean - half, 5),
-            "high": round(mean + half, 5),
-            "n": len(pairs),
-        }
+        found[name] = {"mean": round(mean, 5), "n": len(pairs)}
+        if len(pairs) > 1:
+            spread = np.std(pairs, ddof=1) / math.sqrt(len(pairs))
+            half = stats.t.ppf(0.975, len(pairs) - 1) * spread
+            found[name] |= {"low": round(mean - half, 5), "high": round(mean + half, 5)}
     return found
+
+
+def table(models: Mapping[str, Any]) -> Iterator[str]:
+    """The page's table: what came beside what was expected, line by line."""
+    yield "| model | variant | in BF16 | loss − BF16's | 95 % interval | n | relative | expected |"
+    yield "|---|---|---|---|---|---|---|---|"
+    for model, part in models.items():
+        told = part["foretold"]
+        cells = part["cells"].values()
+        base = float(np.mean([cell["bf16"]["held_out"] for cell in cells if "bf16" in cell]))
+        found = differences(part["cells"])
+        for name in filter(found.__contains__, (*MAIN, *ABLATIONS)):
+            if all("same_as" in cell[name] for cell in cells if name in cell):
+                continue
+            one = found[name]
+            wide = told.get(f"{name} in bf16", {}).get("flops")
+            rise = told["mxfp8" if name == "mxfp8" else "nvfp4"]["rise"]
+            rise = told.get(f"{name} in bf16", {}).get("rise", rise)
+            ends = f"{one['low']:+.4f} to {one['high']:+.4f}" if "low" in one else "–"
+            yield (
+                f"| {model} | `{name}` | {'–' if wide is None else f'{wide:.1%}'} "
+                f"| {one['mean']:+.4f} | {ends} | {one['n']} | {one['mean'] / base:+.2%} "
+                f"| {'–' if name in ABLATIONS else f'{rise:+.2%}'} |"
+            )
 
 
 def main() -> None:
@@ -470,11 +492,15 @@ def main() -> None:
     parser.add_argument("--by", default="hand", choices=("hand", "mpdiag"))
     parser.add_argument("--runs", type=Path, help="keeps the recordings for the next call")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--table", action="store_true", help="only print what the file has")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     document: dict[str, Any] = {}
     if options.json is not None and options.json.exists():
         document = json.loads(options.json.read_text(encoding="utf-8"))
+    if options.table:
+        print("\n".join(table(document[options.by])))
+        return
     plans = {}
     with tempfile.TemporaryDirectory() as place:
         for name in options.models:
