@@ -12,7 +12,7 @@ learning rate 6e-4. One such step takes a core of this CPU seconds: options take
 All variants of a seed see the same weights, inputs and noise. A variant is stored when it ends, and one
 that the file has is not trained again.
 
-- ``fp32``, ``bf16``: operands and outputs of products are rounded to BF16.
+- ``fp32``; ``bf16``: operands and outputs of products are rounded to BF16.
 - ``mxfp8 paper``: E4M3 in all three products, scales by ``floor`` as OCP and microxcaling have them,
   BF16 around, gains and offsets of layer norms in blocks too.
 - ``mxfp8 floor``: the same with layer norms in FP32.
