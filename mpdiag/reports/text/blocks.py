@@ -149,12 +149,13 @@ def block_layer_text(found: BlockAnalysis, module: str) -> Iterator[RenderableTy
                 one.finding,
             )
     worst = "; of the experts, the lowest SQNR" if any(len(o) > 1 for o in alike.values()) else ""
-    table.caption = (
-        f"SQNR in dB of {found.recipe.label}: an interval of 90 % where it was sampled, ≈ of a "
-        f"single tile{worst}; par: of Gaussian values"
-    )
     if table.rows:
         yield table
+        yield Text(
+            f"SQNR in dB of {found.recipe.label}: an interval of 90 % where it was sampled, ≈ of a "
+            f"single tile{worst}; par: of Gaussian values",
+            "dim",
+        )
     ranked = sorted((o.rise for o in found.effects if not math.isnan(o.rise)), reverse=True)
     for layer in found.choices(module):
         name = f"{layer_name(layer.name)} in " if len(places) > 1 else ""

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from mpdiag.analysis.difference.alignment import Edit
 from mpdiag.analysis.difference.diff import Culprit, RunDifference
-from mpdiag.display.wording import counted, spoken_layer
+from mpdiag.display.wording import counted, percent, spoken_layer
 from mpdiag.reports.text.tables import Fitted
 from mpdiag.reports.views.difference import OUTSIDE, PASSES, difference_frame
 
@@ -47,7 +47,8 @@ def difference_lines(found: RunDifference, a: Path, b: Path) -> tuple[str, list[
         pair, share = found.coarse.pair, found.coarse.apart.tolerance
         what = f"{pair.b.name or pair.b.kind} in {_module(pair.b.module)}"
         dtypes = " and ".join(dict.fromkeys((pair.a.dtype, pair.b.dtype)))
-        lines.append(f"Rounding alone may change {what} by {share:.0%} of its size ({dtypes}).")
+        size = percent(share, 0)
+        lines.append(f"Rounding alone may change {what} by {size} of its size ({dtypes}).")
     lines += [f"Environment: {', '.join(found.environment)}."] if found.environment else []
     lines += _edits(found)
     lines += [f"Not compared: {reason}." for reason in found.missing]
