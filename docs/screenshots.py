@@ -36,7 +36,17 @@ PAGES = {
 }
 """Of each picture: its page, how many figures must be drawn on it, the height of the window."""
 VIEWS = (
-    *("runs", "overview", "verdict", "precision", "gradients", "layers", "updates", "operations"),
+    *(
+        "runs",
+        "overview",
+        "verdict",
+        "precision",
+        "gradients",
+        "layers",
+        "updates",
+        "operations",
+        "formats",
+    ),
     *(
         "tensor_cores",
         "training",
