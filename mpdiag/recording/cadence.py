@@ -18,6 +18,8 @@ A training's dense beginning lasts longer where recording is cheap: up to step `
 longer than recording takes less than its budget.
 """
 
+from __future__ import annotations
+
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -27,21 +29,23 @@ from functools import lru_cache
 from hashlib import blake2b
 from itertools import count
 from statistics import fmean, median
-from typing import Any
-
-from torch.optim import Optimizer
+from typing import TYPE_CHECKING, Any
 
 from mpdiag.display.wording import percent
 from mpdiag.errors import UsageError
 from mpdiag.numerics.periods import covers_periods
-from mpdiag.recording.growth import LayerGrowth
-from mpdiag.recording.ledger import Ledger
-from mpdiag.recording.operations import OperationWatch
 from mpdiag.recording.step_clock import Step, StepListener
 from mpdiag.runs import block_operands
 from mpdiag.runs.answers import half_products
 from mpdiag.runs.operations import encode
-from mpdiag.runs.writer import RunWriter
+
+if TYPE_CHECKING:  # a script finds torch unloaded, as it would under plain Python
+    from torch.optim import Optimizer
+
+    from mpdiag.recording.growth import LayerGrowth
+    from mpdiag.recording.ledger import Ledger
+    from mpdiag.recording.operations import OperationWatch
+    from mpdiag.runs.writer import RunWriter
 
 Seconds = Callable[[], float]
 DENSE_STEPS = 20
@@ -372,7 +376,7 @@ class GovernedPace:
     """
 
     def __init__(
-        self, cadence: Cadence, governor: Governor, ledger: Ledger, operations: "OperationSteps"
+        self, cadence: Cadence, governor: Governor, ledger: Ledger, operations: OperationSteps
     ) -> None:
         self._cadence = cadence
         self._governor = governor

@@ -122,8 +122,9 @@ def _fsdp1(module: nn.Module) -> Iterator[tuple[list[torch.Tensor], Reduction]]:
         chosen = "FSDP1's MixedPrecision" if compute else ""
         reduce = getattr(policy, "reduce_dtype", None) or compute
         flat = getattr(getattr(module, "_handle", None), "flat_param", None)
-        held = getattr(flat, "_params", None) or ()
-        sizes = {id(p): s.numel() for p, s in zip(held, getattr(flat, "_shapes", ()), strict=True)}
+        held = getattr(flat, "_params", None) or ()  # none of a wrapper that shows flat weights
+        shapes = getattr(flat, "_shapes", ()) if held else ()
+        sizes = {id(p): s.numel() for p, s in zip(held, shapes, strict=True)}
         groups = [getattr(module, n, None) for n in ("process_group", "_inter_node_pg")]
         unknown = _alone(*(g.size() for g in groups if g is not None))
         # An inner wrapper comes later, and takes its own parameters over.
