@@ -121,7 +121,7 @@ def overview_frame(
 
     Args:
         analysis: Of the run: its target and its scale.
-        layers: The layers, in the order of the rows; the steps whose losses count.
+        layers: The layers, in the order of the rows, with the steps that are judged.
         course: ``course_frame`` at scale 1.
         updates: ``update_course_frame``.
         types: The type of each module.

@@ -175,7 +175,7 @@ def runs_frame(runs: Sequence[Listed], shown: Sequence[Badge] | None = None) -> 
 
 
 def family(name: str, known: Iterable[str]) -> list[str]:
-    """The trainings that belong with one: those whose name begins with the same recording's.
+    """The trainings that belong with one: their names begin with the name of the same recording.
 
     ``mpdiag demo`` names them ``ssd``, ``ssd-fp16-no-scale``, ``ssd-fp16-plan``.
     """

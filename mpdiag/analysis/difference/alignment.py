@@ -112,7 +112,7 @@ def _without_gradient(a: Sequence[Tensor], b: Sequence[Tensor], *kinds: str) -> 
     """Gradients that arrive on one side alone, though both sides know the tensor.
 
     Compiled graphs may show no gradient of what they fuse, nor distributed tensors of what is laid out
-    anew; parameters have theirs under all.
+    anew. Gradients of parameters are there in each case.
     """
     pairs = []
     for ours, theirs, swapped in ((a, b, False), (b, a, True)):

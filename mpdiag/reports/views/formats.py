@@ -112,7 +112,7 @@ def depths(run: str, one: OperandError) -> Picture:
 
 
 def drawn(blocks: BlockAnalysis) -> list[OperandError]:
-    """The operands in MX formats, whose scales depths are of; the farthest below par first."""
+    """The operands in MX formats, for depths count from an MX scale; the farthest below par first."""
     is_mx = BLOCK_FORMATS[blocks.recipe.weight.format].scale_rounding is not None
     known = [one for one in blocks.operands if is_mx and math.isfinite(one.sqnr_db)]
     return sorted(known, key=lambda one: one.sqnr_db - one.format.par_db)

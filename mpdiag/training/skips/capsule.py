@@ -15,7 +15,7 @@ where ``function()`` returns the model, and a function of model and batch that r
 (``capsule_replay``).
 
 In a distributed training rank 0 writes the whole weights, and every rank its own batch and random state:
-rank 1 into ``step000012-rank00001``, whose ``weights`` name the folder beside it that has them. Where
+rank 1 into ``step000012-rank00001``. Its document's ``weights`` is the name of rank 0's folder. Where
 neither DDP nor FSDP keeps models alike, as in a pipeline's stages, each rank writes its weights, too.
 """
 
