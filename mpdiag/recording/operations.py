@@ -403,7 +403,7 @@ class OperationWatch:
         draft.fields |= operation_facts.cost(func, args, kwargs, result)
         self._effects.after(draft.taped, draft.fields, args, kwargs, result)
         if self._trace is not None and self._trace.on:
-            fields = draft.fields
+            fields, read = draft.fields, self._trace.latest(tensors_of((args, kwargs)))
             for tensor in (*found, *silent):
                 self._trace.take(
                     "operation",
@@ -412,6 +412,7 @@ class OperationWatch:
                     name=op,
                     phase=fields["phase"],
                     about=fields,
+                    read=read,
                 )
         draft.taped = None
         self._tensors.drain()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ from mpdiag.recording.counting.tensors import has_memory, own_part
 from mpdiag.recording.step_clock import Step, StepListener
 from mpdiag.runs.trace import STEPS, TraceKind, TraceRow, encode, positions
 from mpdiag.tracing.dispatch import in_rehearsal
-from mpdiag.tracing.storages import elements_of
+from mpdiag.tracing.storages import WeakStorages, elements_of
 
 if TYPE_CHECKING:
     from mpdiag.emulation.step_tape import StepTape
@@ -65,12 +65,14 @@ class TraceWatch(StepListener):
         self._parameters = parameters
         self._rank = rank
         self._failed = failed
+        self._latest: WeakStorages[int] = WeakStorages()
         self._forget()
 
     def _forget(self) -> None:
         self._rows: list[TraceRow] = []
         self._taken: list[tuple[torch.Tensor, torch.Tensor]] = []  # elements and norm of each row
         self._marks: dict[int, Mark] = {}
+        self._latest.clear()
         self._calls: Counter[tuple[str, str | None, str, str]] = Counter()
 
     def wants(self, step: int) -> bool:
@@ -124,6 +126,7 @@ class TraceWatch(StepListener):
         name: str = "",
         phase: str = "",
         about: Mapping[str, Any] | None = None,
+        read: Collection[int] = (),
     ) -> None:
         """Look at a tensor, if the step is traced.
 
@@ -134,6 +137,7 @@ class TraceWatch(StepListener):
             name: Of the parameter or operation.
             phase: See ``TraceRow``; default: that of the kind.
             about: Of an operation: its ``file``, ``line``, ``code`` and ``scalars``.
+            read: Of an operation: what ``latest`` gave before it ran.
         """
         if not self.on or in_rehearsal():
             return
@@ -147,6 +151,9 @@ class TraceWatch(StepListener):
             if local.is_complex():
                 local, whole = torch.view_as_real(local.resolve_conj()), (*whole, 2)
             numbers, at = _held(tensor, whole)
+            read = read or self.latest([local])
+            storage = local.untyped_storage()
+            self._latest.put(storage._cdata, storage, len(self._rows))
             key = (kind, module, name, phase)
             self._rows.append(
                 TraceRow(
@@ -168,6 +175,7 @@ class TraceWatch(StepListener):
                     line=about.get("line", 0),
                     code=about.get("code", ""),
                     arguments=_text_of(about.get("scalars", {})),
+                    reads=tuple(read),
                 )
             )
             self._calls[key] += 1
@@ -180,6 +188,13 @@ class TraceWatch(StepListener):
                 self._marks[len(self._rows) - 1] = Mark(view, numbers, taken)
         except Exception as error:  # noqa: BLE001 - whatever it is, training goes on
             self._give_up("tracing a step", error)
+
+    def latest(self, tensors: Iterable[torch.Tensor]) -> Collection[int]:
+        """The last tensors taken, by ``order``, that share memory with these."""
+        parts = (own_part(t) for t in tensors)
+        plain = [p for p in parts if type(p) in (torch.Tensor, torch.nn.Parameter)]
+        keys = [p.untyped_storage()._cdata for p in plain if p.layout is torch.strided]
+        return sorted({row for key in keys if (row := self._latest.get(key)) is not None})
 
     def spread(self) -> None:
         """Run the step's twin, before its tape is let go."""

@@ -55,6 +55,7 @@ class TraceRow:
         spread: How far a twin of the step came apart here: the root mean square over the positions;
             None where there is no twin.
         arguments: Of an operation: its arguments that are no tensors, as JSON.
+        reads: The latest tensors, by ``order``, in the memory that the operation read, or that this is.
     """
 
     step: int
@@ -76,6 +77,7 @@ class TraceRow:
     line: int = 0
     code: str = ""
     arguments: str = field(default="", repr=False)
+    reads: tuple[int, ...] = ()
 
 
 @lru_cache(maxsize=4096)
@@ -113,6 +115,7 @@ def schema() -> pa.Schema:
         "partial": pa.bool_(),
         "spread": pa.float64(),
         "arguments": pa.string(),
+        "reads": pa.list_(pa.int32()),
     }
     return pa.schema([(name, types[name]) for name in TraceRow.__dataclass_fields__])
 
@@ -138,8 +141,12 @@ def decode(table: pa.Table) -> Iterator[TraceRow]:
         KeyError: If a column is missing.
         ValueError: If a column holds what it should not.
     """
+    import pyarrow as pa
+
+    if "reads" not in table.column_names:  # as written before there was such a column
+        table = table.append_column("reads", pa.nulls(len(table), pa.list_(pa.int32())))
     for row in table.select(schema().names).cast(schema()).to_pylist():
-        row["shape"] = tuple(row["shape"] or ())
+        row["shape"], row["reads"] = tuple(row["shape"] or ()), tuple(row["reads"] or ())
         row["values"] = np.asarray(row["values"], np.float64)
         row["at"] = None if row["at"] is None else np.asarray(row["at"], np.int32)
         refuse_nonsense(row)

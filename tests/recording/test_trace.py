@@ -55,6 +55,8 @@ def test_a_trace_is_read_as_it_was_written_and_has_the_training_s_values(tmp_pat
     for a, b in zip(rows, again, strict=True):
         assert np.array_equal(a.values, b.values)
         assert {**vars(a), "values": 0, "at": 0} == {**vars(b), "values": 0, "at": 0}
+    older = next(decode(encode(rows).drop_columns("reads")))  # which traces did not always have
+    assert older.reads == ()
     of = {(r.step, r.kind, r.name): r for r in rows}
     last = of[3, "weight", "2.weight"]
     assert last.norm != pytest.approx(float(before.norm()), rel=1e-9)

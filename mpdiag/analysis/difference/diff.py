@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import math
 from bisect import insort
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import astuple, dataclass, replace
+from posixpath import commonpath
 from typing import Any
 
 import numpy as np
@@ -21,8 +22,17 @@ from numpy.typing import NDArray
 from mpdiag.analysis.difference.alignment import Edit, Pair, aligned
 from mpdiag.analysis.difference.pieces import Layout, layout_of, matched
 from mpdiag.analysis.difference.sides import Steps, Tensor
-from mpdiag.analysis.difference.tolerance import FACTOR, Apart, apart, roundoff, size_of, spread
+from mpdiag.analysis.difference.tolerance import (
+    FACTOR,
+    Apart,
+    apart,
+    distance,
+    roundoff,
+    size_of,
+    spread,
+)
 from mpdiag.files.documents import finite
+from mpdiag.numerics.autocast_lists import MOVES
 from mpdiag.numerics.trimmed import trimmed_rms
 
 SCHEMA_VERSION = 1
@@ -194,7 +204,8 @@ def difference(a: Steps, b: Steps) -> RunDifference:
         last = step
         place = _first(some)
         if place is not None:
-            first = _culprit(some, place, (a[step], b[step], found))
+            known = _known(some[:place], replace(layout, strict=True))
+            first = _culprit(some, place, (a[step], b[step], found), known)
             before = judged[: len(judged) - len(some) + place]
             return RunDifference(
                 first, judged, edits, last, None, sum(j.pair.certain for j in before)
@@ -374,8 +385,24 @@ _Graphs = tuple[Sequence[Tensor], Sequence[Tensor], Sequence[Edit]]
 """A step's tensors on both sides, and what is edited."""
 
 
-def _culprit(judged: Sequence[Judged], place: int, graphs: _Graphs) -> Culprit:
-    """Name what parts: the operation, or the one behind what a module returned or was given back."""
+def _known(judged: Sequence[Judged], strict: Layout) -> set[int]:
+    """Which tensors surely agree, by ``id``: not only by a choice of how ranks hold them."""
+    return {
+        id(t)
+        for j in judged
+        if j.pair.certain
+        and all(
+            distance(x[0], y[0]) <= j.apart.tolerance * size_of(x[0], y[0])
+            for _, x, y, _ in matched(j.pair.a, j.pair.b, strict)
+        )
+        for t in (j.pair.a, j.pair.b)
+    }
+
+
+def _culprit(
+    judged: Sequence[Judged], place: int, graphs: _Graphs, known: Collection[int]
+) -> Culprit:
+    """Name what parts: the operation, or the ones behind it of which nothing is known."""
     one = judged[place]
     t = one.pair.b if one.pair.b.file else one.pair.a
     module, op = t.module, _KINDS.get(t.kind, t.name or t.kind)
@@ -386,10 +413,15 @@ def _culprit(judged: Sequence[Judged], place: int, graphs: _Graphs) -> Culprit:
     lost = t.kind == "weight_grad" and one.apart.difference == math.inf
     if lost and agreed is not None and agreed.a.kind == t.kind:
         module = agreed.a.module  # which comes after it in the model, and let no gradient through
-    if t.kind in ("output", "gradient", "operation"):
-        found = _made(one.pair, agreed, graphs)
-        if found is not None:
-            made, module, op = found, found.module, found.name
+    a, b, edits = graphs
+    hidden = _unknown(one.pair.a, a, known) + _unknown(one.pair.b, b, known)
+    if "weight" not in t.kind and hidden:
+        alone = {id(x) for e in edits if e.side != "both" for x in e.tensors}
+        edited = [x for x in hidden if id(x) in alone and roundoff(x.dtype)]
+        made = min(edited, key=lambda x: x.order) if edited else hidden[-1]
+        shown = all(any(_computes(x, t.phase) for x in side) for side in (a, b))
+        modules = {made.module} if shown else {x.module for x in hidden}
+        module, op = _around(modules), made.name if len(modules) == 1 else "operation"
     name = t.name if "weight" in t.kind else ""
     line = made.file, made.line, made.code
     return Culprit(
@@ -405,31 +437,27 @@ _KINDS = {
 """What parts, where it is a parameter's."""
 
 
-def _made(pair: Pair, agreed: Pair | None, graphs: _Graphs) -> Tensor | None:
-    """The operation behind a module's output or gradient, or behind an operation that only reads.
+def _unknown(t: Tensor, side: Sequence[Tensor], known: Collection[int]) -> list[Tensor]:
+    """The operations behind a tensor since those that agree, in order; of a sum of these none."""
+    rows = {(s.rank, s.order): s for s in side if s.phase == t.phase}
+    waiting, found = [t], {}
+    while waiting:
+        one = waiting.pop()
+        read = [rows[key] for i in one.reads if (key := (one.rank, i)) in rows]
+        new = [s for s in read if id(s) not in known and id(s) not in found]
+        computes = one is not t and one.kind == "operation" and one.name not in MOVES
+        if computes and (new or not read or not one.name.startswith("add")):
+            found[id(one)] = one
+        waiting += new
+    return sorted(found.values(), key=lambda s: s.order)
 
-    It is the first one since the last tensor that agrees which only one side has; else the last one
-    before.
-    """
-    a, b, edits = graphs
-    phase = pair.a.phase
-    since = (-1, -1)
-    if agreed is not None and agreed.a.phase == phase:
-        since = agreed.a.order, agreed.b.order
-    until = pair.a.order, pair.b.order
-    alone = [
-        t
-        for edit in edits
-        for t in edit.tensors
-        if edit.phase == phase and edit.side in ("a", "b")
-        if since["ab".index(edit.side)] < t.order < until["ab".index(edit.side)]
-    ]
-    if alone or pair.a.kind == "operation":
-        return min(alone, key=lambda t: t.order, default=None)
-    for side, before in ((b, until[1]), (a, until[0])):
-        own = [t for t in side if t.kind == "operation" and t.phase == phase and t.order < before]
-        if phase == "forward":
-            own = [t for t in own if t.module == pair.a.module]
-        if own:
-            return own[-1]
-    return None
+
+def _computes(t: Tensor, phase: str) -> bool:
+    """Whether it shows what a module computes, which a compiled graph does not."""
+    return (t.kind, t.phase) == ("operation", phase) and t.module is not None
+
+
+def _around(modules: Collection[str | None]) -> str | None:
+    """The module that all of these lie in."""
+    paths = [name.replace(".", "/") for name in modules if name is not None]
+    return commonpath(paths).replace("/", ".") if len(paths) == len(modules) else None

@@ -37,12 +37,14 @@ class Layout:
         turns: Whether rows were dealt out in turn, and not row after row; None for another way.
         scales: How many times larger a rank's gradients of its rows may be: it is of its own mean, or
             not; one where they show it.
+        strict: Whether an operation's values must be the whole, or have that scale.
     """
 
     ranks: int = 1
     split: bool = False
     turns: bool | None = False
     scales: tuple[float, ...] = (1.0,)
+    strict: bool = False
 
 
 def layout_of(pairs: Sequence[Pair]) -> Layout:
@@ -89,7 +91,9 @@ def matched(a: Tensor, b: Tensor, layout: Layout) -> Iterable[Match]:
     if not layout.split or not backward:
         return found
     scales = layout.scales
-    if a.kind != "gradient" or not _has_rows(a, b):  # it may be no gradient, or one of all ranks
+    if not (
+        _has_rows(a, b) and (layout.strict or a.kind == "gradient")
+    ):  # no gradient, or of all ranks
         scales = (1.0, *scales, *(1 / scale for scale in scales))
     return _divided(found, _scale(found, scales))
 
@@ -118,7 +122,7 @@ def _matched(one: Tensor, many: Tensor, layout: Layout) -> Iterator[Match]:
     if whole.shape == parts[0].shape:
         of_a_part = parts[0].rank is None and one.phase == "forward" and not whole.shape
         if not of_a_part:  # a mean, which may count for more than that of another part of the batch
-            ways = () if weight else (np.sum, np.mean)[: 1 + layout.split]
+            ways = () if weight or layout.strict else (np.sum, np.mean)[: 1 + layout.split]
             yield from _nearest(whole, parts, ways)
         return
     elements = sum(math.prod(part.shape) for part in parts)

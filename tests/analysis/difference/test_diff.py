@@ -265,6 +265,33 @@ def test_what_rounding_alone_may_lose_is_said():
     assert difference(a, a).coarse is None
 
 
+BRANCHES = {  # operations of the second side, and where the runs part
+    "one is not there": ("a+", "layer.b", "mm"),
+    "a compiled graph": ("", "layer", "operation"),
+    "the sum itself": ("ab+", "layer", "add"),
+}
+
+
+@pytest.mark.parametrize("name", BRANCHES)
+def test_of_two_branches_that_are_added_up_the_wrong_one_is_named(name):
+    """The sum is the first tensor to differ."""
+    there, *named = BRANCHES[name]
+
+    def side(made, total):
+        back, places = {"phase": "backward"}, {"a": "layer.a", "b": "layer.b", "+": "layer"}
+        rows = [row(np.ones(4), kind="gradient", module="out", **back)]
+        for order, (what, module) in enumerate(places.items(), 1):
+            of = {"reads": (1, 2), "name": "add"} if what == "+" else {"reads": (0,), "name": "mm"}
+            value = np.full(4, total if what == "+" else 1.0)
+            rows.append(row(value, kind="operation", order=order, module=module, **of, **back))
+        kept = [rows[0], *(r for r, what in zip(rows[1:], places, strict=True) if what in made)]
+        grad = row(np.full(4, total), kind="gradient", order=4, reads=(3,), **back)
+        return steps_of([*kept, grad])
+
+    first = difference(side("ab+", 2.0), side(there, 1.0)).first
+    assert [first.module, first.op, first.phase] == [*named, "backward"]
+
+
 # -- ranks, put together without processes ----------------------------------------------------------
 
 
