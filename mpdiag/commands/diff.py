@@ -39,5 +39,7 @@ def diff(
         terminal.show_json(found.to_json())
     else:
         terminal.show(difference_text(found, a, b))
+        if found.first is not None and output is None:
+            terminal.name_next("mpdiag", "diff", a, b, "-o", "difference.html")
     if strict and found.agree is not True:
         raise typer.Exit(ExitCode.FINDINGS)

@@ -10,21 +10,16 @@ from rich.text import Text
 from mpdiag.analysis.difference.alignment import Edit
 from mpdiag.analysis.difference.diff import Culprit, RunDifference
 from mpdiag.display.wording import counted, percent, spoken_layer
-from mpdiag.reports.text.tables import Fitted
-from mpdiag.reports.views.difference import OUTSIDE, PASSES, difference_frame
 
-_SHOWN = 4
+_SHOWN = 3
 """Edits of the graph that are listed."""
-_AROUND = 7
-"""Modules that are shown around the one where the runs part."""
 
 
 def difference_text(found: RunDifference, a: Path, b: Path) -> RenderableType:
     """The whole report of ``mpdiag diff``."""
     title, lines = difference_lines(found, a, b)
     style = {False: "bold red", True: "bold green", None: "bold yellow"}[found.agree]
-    around = [] if found.first is None else [_around(found, found.first)]
-    return Group(Text(title, style), *map(Text, lines), *around)
+    return Group(Text(title, style), *map(Text, lines))
 
 
 def difference_lines(found: RunDifference, a: Path, b: Path) -> tuple[str, list[str]]:
@@ -55,30 +50,14 @@ def difference_lines(found: RunDifference, a: Path, b: Path) -> tuple[str, list[
     return title, lines
 
 
-def _around(found: RunDifference, first: Culprit) -> Fitted:
-    """How far modules around the one where the runs part are apart in that step."""
-    frame = difference_frame(found)
-    ratios = (
-        frame[frame["step"] == first.step].groupby(["module", "pass"], sort=False)["ratio"].max()
-    )
-    layers = list(dict.fromkeys(frame["module"]))
-    place = first.module or OUTSIDE
-    begin = max(0, layers.index(place) - _AROUND // 2) if place in layers else 0
-    table = Fitted(("difference over tolerance", *PASSES), right=frozenset(PASSES), boxed=False)
-    for layer in layers[begin : begin + _AROUND]:
-        cells = [ratios.get((layer, name)) for name in PASSES]
-        words = ["" if r is None else Text(f"{r:.2g}", "bold red" if r > 1 else "") for r in cells]
-        table.add_row(layer, *words)
-    return table
-
-
 def _where(first: Culprit, before: int) -> Iterator[str]:
+    op = "an operation" if first.op == "operation" else first.op
     what = {
         "input": "the models are given different data",
         "weight": f"the runs begin with different values of {spoken_layer(first.name)}",
         "weight_grad": f"the gradient of {spoken_layer(first.name)}",
         "updated_weight": f"the optimizer's update of {spoken_layer(first.name)}",
-    }.get(first.kind, f"{first.op} in {_module(first.module)}, {first.phase} pass")
+    }.get(first.kind, f"{op} in {_module(first.module)}, {first.phase} pass")
     place = f" ({first.file}:{first.line})" if first.file else ""
     rank = "" if first.rank is None else f", rank {first.rank}"
     yield f"First: {what}{rank}{place}"

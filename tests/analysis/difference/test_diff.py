@@ -1,7 +1,6 @@
 """Where two runs part: named for planted faults, and nothing where rounding explains it."""
 
 import json
-import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -244,7 +243,7 @@ def test_the_command_its_document_and_a_fingerprint(sound, tmp_path):
     assert "First: mul in " in shown
     assert "Compared before it: " in shown
     assert "differ beyond rounding at step 0" in page.read_text()
-    assert re.search(r"^ *1\.down +0 ", shown, re.MULTILINE)
+    assert len(shown.splitlines()) <= 10
     assert run("diff", sound, faulty, "-o", tmp_path / "page.png").exit_code == 2
     untraced = tmp_path / "untraced"
     with mpdiag.record(nn.Linear(2, 2), None, untraced):
