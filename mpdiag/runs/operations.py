@@ -11,14 +11,15 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
 from mpdiag.files.arrow_columns import array_from
-from mpdiag.numerics.histograms import BINS, MIN_EXPONENT, ExponentHistogram
+from mpdiag.numerics.formats import FP16
+from mpdiag.numerics.histograms import BINS, MAX_EXPONENT, MIN_EXPONENT, ExponentHistogram
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -91,6 +92,25 @@ class TensorRecord:
             fp16_overflow=np.asarray(self.fp16_overflow),
             absmax=np.asarray(self.absmax),
             absmin=np.asarray(self.absmin),
+        )
+
+    def unscaled(self, scale: float) -> TensorRecord:
+        """A gradient without its loss scale, which its powers of two take as the nearest one.
+
+        ``fp16_overflow`` stays as recorded unless nothing overflows: at most as many do.
+        """
+        highest = self.first_exponent + len(self.counts) - 1
+        shift = max(round(math.log2(scale)), highest - MAX_EXPONENT)
+        below = max(0, MIN_EXPONENT + shift - self.first_exponent)  # FP32 subnormals by then
+        return replace(
+            self,
+            first_exponent=max(self.first_exponent - shift, MIN_EXPONENT),
+            counts=self.counts[below:],
+            means=self.means[below:],
+            subnormals=self.subnormals + sum(self.counts[:below]),
+            fp16_overflow=self.fp16_overflow * FP16.overflows(self.absmax / scale),
+            absmax=self.absmax / scale,
+            absmin=self.absmin / scale,
         )
 
 

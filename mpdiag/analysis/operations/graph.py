@@ -10,8 +10,9 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 from mpdiag.analysis.operations.loss_change import NO_CURVE, LossChange, LossCurve
 from mpdiag.numerics.autocast_lists import COMPOSITES, FP32, LISTS, policy_name
@@ -249,7 +250,32 @@ def split(operations: Iterable[Operation], curve: LossCurve = NO_CURVE) -> list[
     steps: dict[tuple[int, int], list[Operation]] = defaultdict(list)
     for op in operations:
         steps[op.rank, op.step].append(op)
-    return [StepGraph(found, curve) for found in steps.values()]
+    return [
+        _unscaled(StepGraph(found, curve), curve.scales.get(step, 1.0))
+        for (_, step), found in steps.items()
+    ]
+
+
+def _unscaled(graph: StepGraph, scale: float) -> StepGraph:
+    """A step as it is without the loss scale that its gradients were recorded with."""
+    if scale == 1:
+        return graph
+
+    def without(tensors: Iterable[TensorRecord]) -> tuple[TensorRecord, ...]:
+        return tuple(
+            # what fills a tensor with FP32's lowest number does so at any scale
+            t.unscaled(scale) if t.tensor in graph.gradients and t.absmax < FP32_LIMIT else t
+            for t in tensors
+        )
+
+    def facts(op: Operation) -> dict[str, Any]:
+        return {k: v / scale if k.startswith("loss_change_") else v for k, v in op.facts.items()}
+
+    operations = (
+        replace(op, inputs=without(op.inputs), outputs=without(op.outputs), facts=facts(op))
+        for op in graph.operations
+    )
+    return replace(graph, operations=list(operations))
 
 
 def in_fp32(op: Operation) -> bool:

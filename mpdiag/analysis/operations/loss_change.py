@@ -107,7 +107,7 @@ def loss_curve(run: Run) -> LossCurve:
         return NO_CURVE
     return LossCurve(
         {s.step: s.loss for s in steps if s.loss is not None and math.isfinite(s.loss)},
-        {s.step: s.scale for s in steps if s.scale not in (0, 1)},
+        {s.step: s.scale for s in steps if 0 < s.scale < math.inf and s.scale != 1},
     )
 
 

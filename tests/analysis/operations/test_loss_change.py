@@ -1,6 +1,7 @@
 """What rounding does to the loss, beside what a step does to it."""
 
 import itertools
+from copy import deepcopy
 from dataclasses import replace
 
 import pytest
@@ -10,6 +11,8 @@ from torch import nn
 
 import mpdiag
 from mpdiag.analysis.operations.detection import find_operations
+from mpdiag.analysis.operations.gradient_rules import effect
+from mpdiag.analysis.operations.graph import split
 from mpdiag.analysis.operations.loss_change import NO_CURVE, LossCurve, least_product, loss_curve
 from mpdiag.numerics.formats import FP16
 from mpdiag.numerics.histograms import ExponentHistogram
@@ -129,6 +132,36 @@ def test_what_follows_an_operation_that_another_step_puts_into_fp32_is_not_named
         return (3e-5 if step else 1e-8) * torch.randn(16, 4)
 
     assert flagged(recorded(tmp_path / "run", size, batch), "vanishing") == {"mm"}
+
+
+def test_a_loss_scale_changes_nothing_that_is_said_of_the_loss(tmp_path):
+    x = torch.randn(8, 3)
+    graphs = {}
+    for scale in (1.0, 2.0**14):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+        exact = deepcopy(model).double()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        scaler = torch.amp.GradScaler("cpu", init_scale=scale, enabled=scale > 1)
+        with mpdiag.record(model, optimizer, tmp_path / f"{scale}", budget=None):
+            for _ in range(11):
+                optimizer.zero_grad()
+                scaler.scale(model(x).square().mean()).backward()
+                scaler.step(optimizer)
+                scaler.update()
+        run = mpdiag.open_run(tmp_path / f"{scale}")
+        graphs[scale] = split(run.operations(), loss_curve(run))
+    middle = exact[0](x.double()).detach().requires_grad_()
+    exact[2](exact[1](middle)).square().mean().backward()
+    effects = []
+    for first, last in graphs.values():
+        op = next(op for op in first.operations if op.op == "addmm")
+        gradient = first.loss_change.gradient(op)
+        assert gradient.absmax == pytest.approx(middle.grad.abs().max().item(), rel=1e-5)
+        size = 1e-3 * middle.grad.norm().item() / first.curve.movement(0)
+        assert first.loss_change.of_error(op, 1e-3)[0] == pytest.approx(size, rel=0.05)
+        effects.append([effect(op, FP16) for op in last.operations if op.op == "addmm"])
+    assert effects[0][0] == pytest.approx(effects[1][0])
 
 
 def test_a_curve_of_a_run_without_a_log_is_empty(tmp_path):
