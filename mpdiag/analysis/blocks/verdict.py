@@ -3,7 +3,7 @@
 from collections.abc import Collection
 
 from mpdiag.analysis.blocks.choice import BlockAnalysis
-from mpdiag.analysis.verdict.evidence import UNTRAINED, UNTRIED
+from mpdiag.analysis.verdict.evidence import UNTRIED
 from mpdiag.analysis.verdict.judgement import how_ended, outcome
 from mpdiag.display.wording import counted, percent
 from mpdiag.numerics.block_recipes import OPERANDS
@@ -18,6 +18,7 @@ def judge_blocks(
     codes: Collection[str],
     seen: int,
     trained: StoredComparison | None = None,
+    probed: bool = False,
 ) -> Verdict:
     """The verdict.
 
@@ -26,6 +27,7 @@ def judge_blocks(
         codes: Of the analysis's findings.
         seen: The steps of the recorded training.
         trained: What a comparison said of emulated trainings by this very plan; None without one.
+        probed: Whether the first steps were trained by it.
     """
     label, plan = found.recipe.label, found.plan
     untrained = (
@@ -46,7 +48,7 @@ def judge_blocks(
         plan.evidence["flops_not_quantised"] or 0
     )
     if not quantised:
-        text = f"No layer can train in {label}. {UNTRAINED} it."
+        text = f"No layer can train in {label}."
         return Verdict("cannot", text, (plan.reason,), open_questions)
     evidence = (plan.reason, *found.patterns())
     if trained is not None and trained.verdict == "different":
@@ -63,7 +65,7 @@ def judge_blocks(
         "matrix FLOPs."
     )
     if trained is None:
-        text += f" {UNTRAINED} {label}."
+        text += "" if probed else f" Nothing was trained in {label}."
     elif shown:
         text += f" Shown by emulated training: {how_ended(trained)}, equivalent to FP32."
     else:

@@ -7,12 +7,12 @@ the same 1 of it as of the number that was too large. What is not known here is 
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Literal, TypeGuard, get_args
 
 from mpdiag.analysis.operations.graph import FP32_LIMIT, StoredStep
+from mpdiag.analysis.operations.loss_change import seeds
 from mpdiag.numerics.autocast_lists import LISTS, OPERATIONS, policy_name
 from mpdiag.runs.operations import Operation
 
@@ -86,7 +86,7 @@ def fate(step: StoredStep, start: Operation, scale: float = 1.0, *, read: bool =
     for op in step.graph.operations:
         for producer in {t.producer for t in op.inputs}:
             readers[producer].append(op)
-    losses = _losses(step.graph.operations)
+    losses = {t.producer for op in seeds(step.graph.operations) for t in op.inputs}
     infinite: dict[int, State] = {start.index: "mixed" if read else "recorded"}
     waiting = [start.index]
     met: dict[int, tuple[Reaches | State, Operation]] = {}
@@ -157,13 +157,3 @@ def _passed(
 
 def _is_number(value: object) -> bool:
     return isinstance(value, (int, float))
-
-
-def _losses(operations: Sequence[Operation]) -> frozenset[int]:
-    """The operations whose results a backward pass begins with."""
-    return frozenset(
-        t.producer
-        for op, following in pairwise(operations)
-        if op.op == "ones_like" and not op.node and following.node
-        for t in op.inputs
-    )

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from mpdiag.analysis.operations.loss_change import NO_CURVE, LossChange, LossCurve
+from mpdiag.analysis.operations.loss_change import NO_CURVE, LossChange, LossCurve, carriers, seeds
 from mpdiag.numerics.autocast_lists import COMPOSITES, FP32, LISTS, policy_name
 from mpdiag.numerics.formats import FloatFormat
 from mpdiag.runs.operations import NONE, Operation, TensorRecord
@@ -92,15 +92,8 @@ class StepGraph:
     @cached_property
     def gradients(self) -> frozenset[int]:
         """Tensors that carry the gradient of the loss: the loss scale multiplies these and no others."""
-        found: set[int] = set()
-        carriers: set[int] = set()
-        for i, op in enumerate(self.operations):
-            following = self.operations[i + 1] if i + 1 < len(self.operations) else None
-            seed = op.op == "ones_like" and following is not None and bool(following.node)
-            if seed or (op.node and any(t.producer in carriers for t in op.inputs)):
-                carriers.add(i)
-                found.update(t.tensor for t in op.outputs)
-        return frozenset(found)
+        carrying = carriers(self.operations, seeds(self.operations))
+        return frozenset(t.tensor for i in carrying for t in self.operations[i].outputs)
 
     def producer(self, tensor: TensorRecord) -> Operation | None:
         """The operation that wrote a tensor, None where it came from outside the step."""

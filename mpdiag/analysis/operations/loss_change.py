@@ -14,9 +14,10 @@ A change of the loss means little by itself. Two things are moved anyway:
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from statistics import median
 
 import numpy as np
@@ -131,17 +132,7 @@ class LossChange:
     @cached_property
     def _carriers(self) -> frozenset[int]:
         """Operations whose results carry the gradient of the step's last loss, its seed among them."""
-        operations = self.operations
-        seeds = [
-            i
-            for i, op in enumerate(operations[:-1])
-            if op.op == "ones_like" and operations[i + 1].node
-        ]
-        found = set(seeds[-1:])
-        for op in operations[seeds[-1] + 1 :] if seeds else ():
-            if op.node and any(t.producer in found for t in op.inputs):
-                found.add(op.index)
-        return frozenset(found)
+        return carriers(self.operations, seeds(self.operations)[-1:])
 
     @cached_property
     def among_others(self) -> bool:
@@ -203,6 +194,21 @@ class LossChange:
         change = math.sqrt(squared)
         samples = math.sqrt(shape[0]) if shape else 1.0
         return change / movement, samples * change / max(size, 1e-300)
+
+
+def seeds(operations: Sequence[Operation]) -> list[Operation]:
+    """The operations that make the gradient of a loss with respect to itself."""
+    following = pairwise(operations)
+    return [op for op, after in following if op.op == "ones_like" and after.node and not op.node]
+
+
+def carriers(operations: Sequence[Operation], begins: Iterable[Operation]) -> frozenset[int]:
+    """These operations, and those of backward passes that read what follows from their results."""
+    found = {op.index for op in begins}
+    for op in operations:
+        if op.node and any(t.producer in found for t in op.inputs):
+            found.add(op.index)
+    return frozenset(found)
 
 
 def least_product(

@@ -231,8 +231,6 @@ def failure_of(run: Run) -> str:
 SAME_BITS = "whether inductor computes the same bits without a recorder"
 UNTRIED = "an actual"
 """How what only a training by the plan shows begins."""
-UNTRAINED = "Nothing was trained in"
-"""How the sentence begins that a probe or a training makes untrue."""
 _SHOWN_REASONS = 2
 _FEW = 3
 """Steps that are named one by one."""

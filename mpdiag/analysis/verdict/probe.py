@@ -1,14 +1,13 @@
 """What a short training by the plan says beside the same steps in FP32, or in BF16 for block formats."""
 
 import math
-import re
 import statistics
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from mpdiag.analysis.findings import Finding
-from mpdiag.analysis.verdict.evidence import SAME_BITS, UNTRAINED, UNTRIED
+from mpdiag.analysis.verdict.evidence import SAME_BITS, UNTRIED
 from mpdiag.display.wording import counted
 from mpdiag.files.atomic import write_json
 from mpdiag.files.documents import finite, read_document
@@ -167,7 +166,6 @@ def with_probe(verdict: Verdict, probe: Probe) -> Verdict:
     )
     told = replace(
         verdict,
-        text=re.sub(rf" {UNTRAINED} [^.]+\.", "", verdict.text),  # a probe is a training
         evidence=(probe.describe(), *verdict.evidence),
         not_examined=open_questions,
     )
