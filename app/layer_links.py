@@ -9,6 +9,8 @@ import streamlit as st
 from mpdiag.display.wording import layer_name
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from mpdiag.numerics.formats import FloatFormat
     from mpdiag.runs.schema import Kind
 
@@ -43,6 +45,13 @@ def take_opened() -> None:
     """Set the widgets of the layer's page to what was asked for, before any of them is drawn."""
     for key, value in st.session_state.pop(_WAITING, {}).items():
         st.session_state[key] = value
+
+
+def take_word(key: str, known: Collection[str]) -> None:
+    """Set a widget to a word of the address, such as ``mxfp4``: by itself it takes labels alone."""
+    asked = st.query_params.get(key)
+    if asked in known:
+        st.session_state.setdefault(key, asked)
 
 
 def unless_set(key: str, **default: Any) -> dict[str, Any]:

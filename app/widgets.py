@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import run_cache
 import run_folder
 import streamlit as st
-from layer_links import unless_set
+from layer_links import take_word, unless_set
 from run_list import kind_of, root_of
 from stamps import stamp_of_run
 
@@ -112,6 +112,7 @@ def choose_kind(place: Any, kinds: Sequence[Kind]) -> Kind:
 
 def choose_format(place: Any, usual: FloatFormat) -> FloatFormat:
     """The formats to train in beside each other; the usual one, unless the session holds another."""
+    take_word("format", [fmt.name for fmt in TARGETS])
     name = place.segmented_control(
         "Format",
         [fmt.name for fmt in TARGETS],

@@ -6,7 +6,7 @@ import run_cache
 import run_folder
 import streamlit as st
 import widgets
-from layer_links import unless_set
+from layer_links import take_word, unless_set
 
 from mpdiag.display.wording import layer_name
 from mpdiag.numerics.block_recipes import BLOCK_RECIPES
@@ -22,6 +22,7 @@ mx = [name for name in found if drawn(found[name])]
 @st.fragment
 def operand() -> None:
     """The values of one operand in the units of a format's scale."""
+    take_word("recipe", mx)
     left, middle, right = st.columns([1, 1.6, 1.6], vertical_alignment="bottom")
     target = left.segmented_control(
         "Format",
