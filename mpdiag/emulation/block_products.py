@@ -99,6 +99,7 @@ class BlockProducts:
         rank: This process's rank: bits of stochastic rounding differ from rank to rank.
 
     Attributes:
+        rank: As above.
         step: Tells the training's step, which bits of stochastic rounding depend on.
         note: Told after some forward passes: the layers of which no product was computed, and those
             with sizes that engines do not take.
@@ -108,7 +109,7 @@ class BlockProducts:
         self.step: Callable[[], int] = lambda: 0
         self.note: Callable[[list[str], list[str]], None] = lambda _missing, _padded: None
         self._missing, self._padded = dict.fromkeys(names), dict.fromkeys("")
-        self._multiple, self._rank = multiple, rank
+        self._multiple, self.rank = multiple, rank
         self._passes = 0
         self._calls: defaultdict[int, list[_Called]] = defaultdict(list)  # by thread
         self._drawn: tuple[int, Counter[str]] = 0, Counter()
@@ -250,7 +251,7 @@ class BlockProducts:
             self._drawn = self.step(), Counter()
         step, counts = self._drawn
         counts[layer + gemm] += 1
-        generator = CounterGenerator(0, step, repr((layer, gemm, counts[layer + gemm], self._rank)))
+        generator = CounterGenerator(0, step, repr((layer, gemm, counts[layer + gemm], self.rank)))
         return generator.bits(lines.shape, lines.device)
 
 

@@ -239,6 +239,7 @@ class CapsuleWriter:
                 batch=batch,
                 facts={
                     "step": result.step,
+                    "rank": result.rank,
                     "scale": result.scale,
                     "reason": result.reason,
                     "model": f"{type(model).__module__}.{type(model).__qualname__}",

@@ -147,7 +147,7 @@ def _trainer_of(capsule: Capsule, model: nn.Module, scale: float) -> MixedPrecis
     optimizer = torch.optim.SGD(model.parameters(), 0.0)
     try:
         plan = PrecisionPlan.from_json(document["plan"])
-        return MixedPrecision(
+        mp = MixedPrecision(
             model,
             optimizer,
             plan,
@@ -158,6 +158,10 @@ def _trainer_of(capsule: Capsule, model: nn.Module, scale: float) -> MixedPrecis
     except (DamagedPlan, UsageError) as error:
         message = f"{capsule.folder} is damaged, or of another model ({error}): copy it again"
         raise DamagedCapsule(message) from error
+    mp.context.monitor.steps = int(document["step"])  # random bits of block formats follow from it
+    if (products := mp.context.wrapped.policy.products) is not None:
+        products.rank = int(document.get("rank", 0))
+    return mp
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """A skipped step, written down and run again elsewhere."""
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +16,10 @@ from torch import nn
 
 import mpdiag
 import mpdiag.runs.training_log
+from mpdiag.emulation.random_bits import CounterGenerator
 from mpdiag.errors import DamagedCapsule, UsageError
+from mpdiag.numerics.block_recipes import BLOCK_RECIPES
+from mpdiag.plan import BlockLayer, BlockPlan, PrecisionPlan
 from mpdiag.training.skips.capsule import load_capsule
 from mpdiag.training.skips.capsule_replay import replay_capsule
 
@@ -86,6 +90,36 @@ def test_dropout_draws_the_same_again(module):
     assert first == mixed != second == again == located
     assert replay_capsule(CAPSULE, module.build).loss == first
     assert replay_capsule("run/capsules/step000001", module.build).loss == second
+
+
+def test_a_step_in_a_block_format_draws_the_same_bits_again(tmp_path, monkeypatch):
+    drawn, layers = [], (BlockLayer("", "weight", "linear", *["nvfp4"] * 3),)
+    plan = PrecisionPlan(
+        target="bf16", blocks=BlockPlan("nvfp4", BLOCK_RECIPES["nvfp4"].formats(), layers)
+    )
+
+    def bits(self, shape, device):
+        drawn.append(bits_of(self, shape, device))
+        return drawn[-1]
+
+    bits_of = CounterGenerator.bits
+    monkeypatch.setattr(CounterGenerator, "bits", bits)
+    model = nn.Linear(16, 16)
+    with wrapped(model, plan, run=tmp_path) as mp:
+        for k in range(3):
+            batch = torch.full((16, 16), 1.0 if k < 2 else math.inf)
+            drawn.clear()
+            with mp.autocast():
+                loss = model(batch).sum()
+            skipped = mp.step(loss, batch=batch).skipped
+    assert skipped
+    first = list(drawn)
+    drawn.clear()
+    replay_capsule(
+        tmp_path / "capsules/step000002", lambda: (nn.Linear(16, 16), lambda m, x: m(x).sum())
+    )
+    assert drawn
+    assert all(map(torch.equal, drawn, first))
 
 
 @pytest.mark.parametrize("place", ["run", "memory://capsules/run"])
