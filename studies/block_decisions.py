@@ -77,9 +77,9 @@ class Attention(nn.Module):
 class Mlp(nn.Module):
     """GPT's."""
 
-    def __init__(self) -> None:
+    def __init__(self, hidden: int = 4 * WIDTH) -> None:
         super().__init__()
-        self.fc, self.out = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+        self.fc, self.out = nn.Linear(WIDTH, hidden), nn.Linear(hidden, WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.out(F.gelu(self.fc(x)))
@@ -98,13 +98,13 @@ class SwiGlu(nn.Module):
 
 
 class Experts(nn.Module):
-    """Four experts, a token goes to one, and one that all tokens share."""
+    """Four experts, a token goes to one, and perhaps one that all tokens share."""
 
-    def __init__(self) -> None:
+    def __init__(self, hidden: int = 4 * WIDTH, *, shared: bool = True) -> None:
         super().__init__()
         self.router = nn.Linear(WIDTH, 4, bias=False)
-        self.experts = nn.ModuleList(Mlp() for _ in range(4))
-        self.shared = SwiGlu()
+        self.experts = nn.ModuleList(Mlp(hidden) for _ in range(4))
+        self.shared = SwiGlu() if shared else None
 
     def forward(self, x: Tensor) -> Tensor:
         flat = x.flatten(0, 1)
@@ -112,8 +112,9 @@ class Experts(nn.Module):
         found = torch.zeros_like(flat)
         for number, expert in enumerate(self.experts):
             mine = (chosen == number).nonzero().flatten()
-            found = found.index_add(0, mine, expert(flat[mine]) * chances[mine, None])
-        return self.shared(x) + found.view_as(x)
+            if self.shared is not None or len(mine):
+                found = found.index_add(0, mine, expert(flat[mine]) * chances[mine, None])
+        return found.view_as(x) if self.shared is None else self.shared(x) + found.view_as(x)
 
 
 class Block(nn.Module):

@@ -45,7 +45,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from block_decisions import Attention
+from block_decisions import LENGTH, WIDTH, Block, Decoder, Experts, Mlp
 from scipy import stats
 from torch import Tensor, nn
 
@@ -58,7 +58,6 @@ from mpdiag.emulation.random_bits import CounterGenerator
 from mpdiag.numerics.block_formats import block_format
 from mpdiag.numerics.block_recipes import BLOCK_RECIPES, OPERANDS, BlockRecipe, OperandFormat
 
-WIDTH, LENGTH, WORDS = 128, 64, 128
 STEPS, RATE = 200, 1e-3
 MAIN = ("bf16", "nvfp4", "mxfp8", "last", "plan", "own")
 ABLATIONS = ("nearest", "unrotated", "1d")
@@ -72,72 +71,13 @@ Layers = Mapping[str, tuple[str, ...]]
 """The products that are quantised, by layer; a layer without any is in BF16."""
 
 
-class Mlp(nn.Module):
-    """Two layers."""
-
-    def __init__(self, hidden: int) -> None:
-        super().__init__()
-        self.fc, self.out = nn.Linear(WIDTH, hidden), nn.Linear(hidden, WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.out(F.gelu(self.fc(x)))
-
-
-class Experts(nn.Module):
-    """Four experts, a token goes to one."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.router = nn.Linear(WIDTH, 4, bias=False)
-        self.experts = nn.ModuleList(Mlp(2 * WIDTH) for _ in range(4))
-
-    def forward(self, x: Tensor) -> Tensor:
-        flat = x.flatten(0, 1)
-        chances, chosen = self.router(flat).softmax(-1).max(-1)
-        found = torch.zeros_like(flat)
-        for number, expert in enumerate(self.experts):
-            mine = (chosen == number).nonzero().flatten()
-            if len(mine):
-                found = found.index_add(0, mine, expert(flat[mine]) * chances[mine, None])
-        return found.view_as(x)
-
-
-class Block(nn.Module):
-    """Attention and a body, each behind a norm."""
-
-    def __init__(self, body: nn.Module, causal: bool) -> None:
-        super().__init__()
-        self.norm1, self.norm2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
-        self.attention, self.body = Attention(causal, bias=True), body
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.attention(self.norm1(x))
-        return x + self.body(self.norm2(x))
-
-
-class Gpt(nn.Module):
-    """A language model of bytes."""
-
-    def __init__(self, body: Callable[[], nn.Module], layers: int) -> None:
-        super().__init__()
-        self.embedding, self.places = nn.Embedding(WORDS, WIDTH), nn.Embedding(LENGTH, WIDTH)
-        self.layers = nn.ModuleList(Block(body(), causal=True) for _ in range(layers))
-        self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WORDS, bias=False)
-
-    def forward(self, words: Tensor) -> Tensor:
-        x = self.embedding(words) + self.places.weight
-        for block in self.layers:
-            x = block(x)
-        return self.head(self.norm(x)).flatten(0, 1)
-
-
 class Vit(nn.Module):
     """Of 16 patches of 2 × 2."""
 
     def __init__(self) -> None:
         super().__init__()
         self.patches, self.places = nn.Linear(4, WIDTH), nn.Parameter(torch.zeros(16, WIDTH))
-        self.layers = nn.ModuleList(Block(Mlp(4 * WIDTH), causal=False) for _ in range(3))
+        self.layers = nn.ModuleList(Block(nn.LayerNorm, Mlp(), causal=False) for _ in range(3))
         self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 10)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -149,9 +89,9 @@ class Vit(nn.Module):
 
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
-    "gpt": lambda: Gpt(lambda: Mlp(4 * WIDTH), 3),
+    "gpt": lambda: Decoder(Mlp, nn.LayerNorm, 3),
     "vit": Vit,
-    "moe": lambda: Gpt(Experts, 2),
+    "moe": lambda: Decoder(lambda: Experts(2 * WIDTH, shared=False), nn.LayerNorm, 2),
 }
 
 
@@ -297,7 +237,7 @@ class Training:
         seed = 77 if held_out else self.seed * 1_000_003
         generator = torch.Generator().manual_seed(seed + number)
         inputs, wanted = batch_of(self.name, generator, held_out=held_out)
-        return F.cross_entropy(self.model(inputs), wanted)
+        return F.cross_entropy(self.model(inputs).flatten(0, -2), wanted)
 
     def train(self, trainer: Any) -> list[float]:
         losses = []
