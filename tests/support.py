@@ -8,7 +8,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import mpdiag
-from mpdiag.plan import LossScalePlan, PrecisionPlan
+from mpdiag.numerics.block_recipes import BLOCK_RECIPES, OPERANDS
+from mpdiag.plan import BlockLayer, BlockPlan, LossScalePlan, PrecisionPlan
 
 
 def backoff(init_scale: float = 1024.0, **settings) -> PrecisionPlan:
@@ -20,6 +21,14 @@ def backoff(init_scale: float = 1024.0, **settings) -> PrecisionPlan:
 def constant(scale: float = 1024.0) -> PrecisionPlan:
     """A plan with a constant scale."""
     return PrecisionPlan(loss_scale=LossScalePlan(method="constant", init_scale=scale))
+
+
+def planned(target, *layers, wide=()) -> PrecisionPlan:
+    """A plan in which some layers, (module, parameter, kind), are quantised but for some products."""
+    each = ["bf16" if gemm in wide else target for gemm in OPERANDS]
+    rows = tuple(BlockLayer(*layer, *each) for layer in layers)
+    blocks = BlockPlan(target, BLOCK_RECIPES[target].formats(), layers=rows)
+    return PrecisionPlan(target="bf16", blocks=blocks)
 
 
 def network(seed: int = 0) -> nn.Module:

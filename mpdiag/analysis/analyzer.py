@@ -121,10 +121,9 @@ class Analysis:
     def with_probe(self, probe: Probe) -> "Analysis":
         """The same analysis, with what a short training by its plan showed."""
         bare = self.unprobed or self
-        verdict = bare.verdict if bare.blocks is None else _judge_blocks(bare, probed=True)
         return replace(
             bare,
-            plan=replace(bare.plan, verdict=with_probe(verdict, probe)),
+            plan=replace(bare.plan, verdict=with_probe(bare.verdict, probe)),
             findings=by_severity([*probe_findings(probe), *bare.findings]),
             probe=probe,
             unprobed=bare,
@@ -295,18 +294,14 @@ def _in_blocks(analysis: Analysis, recipe: BlockRecipe, budget: float, shards: i
         )
     known = rows, run.modules(), bare.layers, loss_curve(run)
     found = analyze_blocks(*known, recipe, budget=budget, shards=shards)
-    chosen = replace(bare, plan=replace(bare.plan, blocks=found.plan), blocks=found)
-    plan = replace(chosen.plan, verdict=_judge_blocks(chosen))
-    return _probed(replace(chosen, plan=plan))
-
-
-def _judge_blocks(chosen: Analysis, *, probed: bool = False) -> Verdict:
-    """The verdict on the block recipe of an analysis."""
-    found, run = chosen.blocks, chosen.run
-    assert found is not None
     seen = max(int(run.meta.get("steps_seen") or 0), *(step + 1 for step in found.steps))
-    codes = {f.code for f in chosen.findings}
-    return judge_blocks(found, codes, seen, _trained(run, chosen.plan), probed)
+    plan = replace(bare.plan, blocks=found.plan)
+    facts = found, {f.code for f in bare.findings}, seen, _trained(run, plan)
+    probed, untried = (
+        replace(bare, plan=replace(plan, verdict=judge_blocks(*facts, tried)), blocks=found)
+        for tried in (True, False)
+    )
+    return _probed(replace(untried, unprobed=probed))
 
 
 def _probed(found: Analysis) -> Analysis:

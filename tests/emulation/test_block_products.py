@@ -10,27 +10,18 @@ from itertools import pairwise
 import pytest
 import torch
 import torch.nn.functional as F
-from support import one_thread
+from support import one_thread, planned
 from torch import nn
 
 import mpdiag
 from mpdiag.emulation.block_errors import rotate
 from mpdiag.errors import UsageError
-from mpdiag.numerics.block_recipes import BLOCK_RECIPES, OPERANDS
-from mpdiag.plan import BlockLayer, BlockPlan, PrecisionPlan
+from mpdiag.numerics.block_recipes import OPERANDS
 
 __all__ = ["one_thread"]
 ENDS = [32, 32, 96, 128]
 RANDOM = 0.99
 """How many BF16 values are equal, at least, where FP32 sums are added in another order."""
-
-
-def planned(target, *layers, wide=()) -> PrecisionPlan:
-    """A plan in which some layers, (module, parameter, kind), are quantised but for some products."""
-    each = ["bf16" if gemm in wide else target for gemm in OPERANDS]
-    rows = tuple(BlockLayer(*layer, *each) for layer in layers)
-    blocks = BlockPlan(target, BLOCK_RECIPES[target].formats(), layers=rows)
-    return PrecisionPlan(target="bf16", blocks=blocks)
 
 
 def trainer(model, plan, **options):

@@ -4,11 +4,11 @@ import textwrap
 
 import pytest
 import torch
+from support import planned
 
 from mpdiag.errors import InputError
 from mpdiag.launching.probe import run_probe
-from mpdiag.numerics.block_recipes import BLOCK_RECIPES
-from mpdiag.plan import BlockLayer, BlockPlan, PrecisionPlan
+from mpdiag.plan import PrecisionPlan
 
 ENDLESS = """
     import itertools, sys, torch
@@ -45,9 +45,7 @@ def test_an_endless_script_is_ended_after_so_many_steps(script):
 
 
 def test_block_formats_are_probed_beside_bf16(script):
-    recipe = BLOCK_RECIPES["mxfp8"]
-    layers = (BlockLayer("", "weight", "linear", *["mxfp8"] * 3),)
-    plan = PrecisionPlan(target="bf16", blocks=BlockPlan("mxfp8", recipe.formats(), layers))
+    plan = planned("mxfp8", ("", "weight", "linear"))
     probe = run_probe(plan, [script, "1.0"], steps=3, recorded={0: -1.0})
     assert (probe.reference, probe.recorder_ulps) == ("BF16", None)  # no FP32 to hold it against
     torch.manual_seed(0)

@@ -6,11 +6,10 @@ from dataclasses import replace
 
 import pytest
 from script_processes import TRAIN, scripts
-from support import backoff, constant
+from support import backoff, constant, planned
 
-from mpdiag.numerics.block_recipes import BLOCK_RECIPES
 from mpdiag.numerics.loss_scalers import LogNormal
-from mpdiag.plan import BlockLayer, BlockPlan, Fp32Choice, LossScalePlan, PrecisionPlan
+from mpdiag.plan import Fp32Choice, LossScalePlan, PrecisionPlan
 from mpdiag.runs.training_log import read_log
 from mpdiag.tracing.conditions import OptimizerSettings, TrainingConditions
 from mpdiag.tracing.fingerprint import fingerprint
@@ -253,9 +252,7 @@ def test_emulation_and_other_arguments_are_said_before_the_training(train, tmp_p
 
 
 def test_a_plan_with_block_formats_trains_emulated_and_says_how_much_slower(train, tmp_path):
-    recipe = BLOCK_RECIPES["mxfp8"]
-    layers = tuple(BlockLayer(name, "weight", "linear", *["mxfp8"] * 3) for name in ("0", "gone"))
-    plan = PrecisionPlan(target="bf16", blocks=BlockPlan("mxfp8", recipe.formats(), layers))
+    plan = planned("mxfp8", *((name, "weight", "linear") for name in ("0", "gone")))
     done = train(DECAYING.format(rate=0.1, batch=32, evaluates=False), plan)
     assert done.code == 0, done.err
     said = "mpdiag: MXFP8 is emulated here, in FP32: a step takes 2 to 12 times as long as in BF16"

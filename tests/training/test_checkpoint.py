@@ -8,13 +8,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from support import backoff, constant, loss_of_batch, network
+from support import backoff, constant, loss_of_batch, network, planned
 from torch import nn
 
 import mpdiag
 from mpdiag.errors import StateMismatch, UsageError
-from mpdiag.numerics.block_recipes import BLOCK_RECIPES
-from mpdiag.plan import BlockLayer, BlockPlan, Fp32Choice, PrecisionPlan
+from mpdiag.plan import Fp32Choice
 from mpdiag.training.checkpoint import load_masters, masters_of
 
 
@@ -165,10 +164,8 @@ def test_a_damaged_state_is_refused_in_a_sentence():
 
 
 def test_a_training_in_block_formats_goes_on_with_the_same_random_bits():
-    recipe = BLOCK_RECIPES["nvfp4"]
-    kinds = {"0.0": "convolution", "0.4": "linear"}
-    layers = tuple(BlockLayer(n, "weight", k, *["nvfp4"] * 3) for n, k in kinds.items())
-    plan = PrecisionPlan(target="bf16", blocks=BlockPlan("nvfp4", recipe.formats(), layers))
+    layers = ("0.0", "weight", "convolution"), ("0.4", "weight", "linear")
+    plan = planned("nvfp4", *layers)
     model, mp = build("O1", plan)
     advance(model, mp, 0, 4)
     assert not mp.context.wrapped.policy.products._missing

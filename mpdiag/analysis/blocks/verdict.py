@@ -30,10 +30,7 @@ def judge_blocks(
         probed: Whether the first steps were trained by it.
     """
     label, plan = found.recipe.label, found.plan
-    untrained = (
-        f"{UNTRIED} training in {label}",
-        "what rounding errors add up to over the training",
-    )
+    untrained = f"{UNTRIED} training in {label}", "what rounding errors add up to over the training"
     open_questions = (
         *(untrained if trained is None else ()),
         f"{max(0, seen - len(found.steps))} of {seen} steps",

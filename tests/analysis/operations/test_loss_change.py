@@ -143,21 +143,19 @@ def test_a_loss_scale_changes_nothing_that_is_said_of_the_loss(tmp_path):
         exact = deepcopy(model).double()
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
         scaler = torch.amp.GradScaler("cpu", init_scale=scale, enabled=scale > 1)
-        with mpdiag.record(model, optimizer, tmp_path / f"{scale}", budget=None):
+        with mpdiag.record(model, optimizer, folder := tmp_path / f"{scale}", budget=None):
             for _ in range(11):
                 optimizer.zero_grad()
                 scaler.scale(model(x).square().mean()).backward()
                 scaler.step(optimizer)
                 scaler.update()
-        run = mpdiag.open_run(tmp_path / f"{scale}")
+        run = mpdiag.open_run(folder)
         graphs[scale] = split(run.operations(), loss_curve(run))
     middle = exact[0](x.double()).detach().requires_grad_()
     exact[2](exact[1](middle)).square().mean().backward()
     effects = []
     for first, last in graphs.values():
         op = next(op for op in first.operations if op.op == "addmm")
-        gradient = first.loss_change.gradient(op)
-        assert gradient.absmax == pytest.approx(middle.grad.abs().max().item(), rel=1e-5)
         size = 1e-3 * middle.grad.norm().item() / first.curve.movement(0)
         assert first.loss_change.of_error(op, 1e-3)[0] == pytest.approx(size, rel=0.05)
         effects.append([effect(op, FP16) for op in last.operations if op.op == "addmm"])
