@@ -39,7 +39,7 @@ OPERANDS: Mapping[str, tuple[str, str]] = {
 """The matrix products of a layer, and what each multiplies."""
 WIDE = "bf16"
 """What a product computes in that a recipe leaves alone."""
-EMULATED = "is emulated here, in FP32: a step takes 2 to 12 times as long as in BF16"
+EMULATED = "is emulated here, in FP32: a step takes 1.5 to 15 times as long as in BF16"
 """Of a training in a block format on a CPU, measured on small models."""
 BUDGET = 0.15
 """Share of the matrix FLOPs that may stay in BF16, as rules of thumb spend it (torchtitan, NVIDIA)."""
