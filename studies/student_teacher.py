@@ -1,23 +1,32 @@
 """Does the student of arXiv 2506.20752 diverge in MXFP8, and does a recording of its start say so?
 
     python studies/student_teacher.py --json studies/results/student-teacher.json
-    python studies/student_teacher.py --json … --width 256 --depth 4 --batch 256 --lr 2e-3 --steps 2000
+    python studies/student_teacher.py --json … --width 512 --depth 4 --batch 256 --lr 6e-4 --steps 6000
 
 The student is a residual MLP with layer norms (x + W2 · gelu(W1 · norm(x))), the teacher the same
 without norms or residuals, inputs are Gaussian, targets have noise of 0.005, the optimizer is Adam
 without a schedule (``olmo/synthetic/student_teacher.py`` of the paper's code, from which the sizes come
 too). That code keeps checkpoints around step 5,100 in MX, at width 512, depth 4, batch 2048 and
-learning rate 6e-4. One such step takes a core of this CPU seconds: options take the sizes down.
+learning rate 6e-4. Options take the sizes down.
 
-All variants of a seed see the same weights, inputs and noise. A variant is stored when it ends, and one
-that the file has is not trained again.
+All variants of a seed see the same weights, inputs and noise. A variant is stored every 500 steps, and
+one that the file has is not trained again.
 
 - ``fp32``; ``bf16``: operands and outputs of products are rounded to BF16.
 - ``mxfp8 paper``: E4M3 in all three products, scales by ``floor`` as OCP and microxcaling have them,
   BF16 around, gains and offsets of layer norms in blocks too.
 - ``mxfp8 floor``: the same with layer norms in FP32.
+- ``mxfp8 forward``: as ``mxfp8 paper``, with backward products in BF16.
+- ``mxfp8 rceil``: as ``mxfp8 paper``, with scales by ``rceil``, which clip nothing.
 - ``mxfp8``: as mpdiag's recipe (scales by ``rceil``, layer norms in FP32).
 - ``mxfp6 paper``: E2M3, as ``mxfp8 paper``.
+
+Every 500 steps the file has
+
+- ``clipped``: the share of layer norms' gains that ``floor`` clips: those above 0.875 of a power of two
+  in a block with none beyond it;
+- ``bias``: ‖g - g32‖ / ‖g32‖ of all parameters, g32 being the gradient of the same weights and batch in
+  FP32. The paper sees divergence where this passes 2.
 
 A training diverges if its loss exceeds 10 times its smallest of 100 steps before it and stays there to
 the end, or is not finite. ``spikes`` are steps with a loss of twice the median of the 100 before.
@@ -29,12 +38,15 @@ import math
 import platform
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import date
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numba
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -46,8 +58,11 @@ NOISE = 0.005
 RECORDED = 200
 """Steps of the healthy start that are recorded, every twentieth with operands."""
 
-Rounds = Callable[[Tensor, int], Tensor]
-"""What quantises a matrix with blocks along an axis."""
+EVERY = 500
+"""Steps after which a training is looked at."""
+ELEMENTS = {"mxfp8_e4m3": (3, 8, -6, 0x600000), "mxfp6_e2m3": (3, 2, 0, 0x700000)}
+"""Bits of the mantissa, largest and smallest exponent, mantissa of the largest value as FP32 has it."""
+U, S = np.uint32, np.int32
 
 
 @dataclass(frozen=True)
@@ -59,48 +74,118 @@ class Variant:
         rule: Of the scales.
         bf16: Whether operands and outputs are rounded to BF16.
         norms: Whether gains and offsets of layer norms are quantised.
+        backward: Whether operands of backward products are.
     """
 
     format: str = ""
-    rule: str = "rceil"
+    rule: str = "floor"
     bf16: bool = True
     norms: bool = False
+    backward: bool = True
 
-    def quantise(self, x: Tensor, axis: int) -> Tensor:
-        x = self.rounded(x)
-        if not self.format:
-            return x
-        return mpdiag.fake_quantize(x, self.format, axis=axis, scale_rounding=self.rule)
-
-    def rounded(self, x: Tensor) -> Tensor:
-        return x.bfloat16().float() if self.bf16 else x
+    def operand(self, x: Tensor, axis: int, *, backward: bool = False) -> Tensor:
+        """As a product reads it; a value of a block format is one of BF16, too."""
+        if self.format and (self.backward or not backward):
+            x = quantised(x, self.format, axis, self.rule)
+        return x.bfloat16() if self.bf16 else x
 
 
 VARIANTS = {
     "fp32": Variant(bf16=False),
     "bf16": Variant(),
-    "mxfp8 paper": Variant("mxfp8_e4m3", "floor", norms=True),
-    "mxfp8 floor": Variant("mxfp8_e4m3", "floor"),
-    "mxfp8": Variant("mxfp8_e4m3"),
-    "mxfp6 paper": Variant("mxfp6_e2m3", "floor", norms=True),
+    "mxfp8 paper": Variant("mxfp8_e4m3", norms=True),
+    "mxfp8 floor": Variant("mxfp8_e4m3"),
+    "mxfp8 forward": Variant("mxfp8_e4m3", norms=True, backward=False),
+    "mxfp8 rceil": Variant("mxfp8_e4m3", "rceil", norms=True),
+    "mxfp8": Variant("mxfp8_e4m3", "rceil"),
+    "mxfp6 paper": Variant("mxfp6_e2m3", norms=True),
 }
 
 
+@numba.njit(cache=True, error_model="numpy")
+def _rounded(x, out, bits, top, low, up):  # type: ignore[no-untyped-def]
+    """Blocks of 32 rows, each column its own: FP32 as integers, to BF16 and then to an MX format.
+
+    Args:
+        x: uint32 (blocks, 32, columns).
+        out: As x.
+        bits: Of the element's mantissa.
+        top: Exponent and mantissa of its largest value.
+        low: Its smallest exponent.
+        up: Whether a scale that would clip is one exponent larger.
+    """
+    blocks, _, columns = x.shape
+    room = np.empty((5, columns), np.uint32)
+    largest, limit, least, near, far = room[0], room[1], room[2], room[3], room[4]
+    value, offset, sign = near.view(np.float32), far.view(np.float32), U(0x80000000)
+    result = np.empty(columns, np.float32)
+    for b in range(blocks):
+        largest[:] = 0
+        for k in range(32):
+            for c in range(columns):
+                v = x[b, k, c]
+                v = (v + U(0x7FFF) + ((v >> U(16)) & U(1))) & U(0x7FFF0000)
+                largest[c] = max(largest[c], v)
+        for c in range(columns):
+            scale = S(largest[c] >> U(23)) - S(top[0])
+            if up and (largest[c] & U(0x7FFFFF)) > U(top[1]):
+                scale += S(1)
+            scale = min(max(scale, S(1)), S(254))
+            limit[c] = U(scale + S(top[0])) << U(23) | U(top[1])
+            least[c] = U(max(scale + S(low), S(1))) << U(23)
+        for k in range(32):
+            for c in range(columns):
+                v = x[b, k, c]
+                v = (v + U(0x7FFF) + ((v >> U(16)) & U(1))) & U(0x7FFF0000)
+                near[c] = min(v, limit[c])
+                unit = max(near[c], least[c]) & U(0x7F800000)
+                far[c] = unit + U((23 - bits) << 23) | U(0x400000)
+            for c in range(
+                columns
+            ):  # in FP32, a sum with 1.5 · 2^23 units is a whole number of them
+                result[c] = (value[c] + offset[c]) - offset[c]
+            whole = result.view(np.uint32)
+            for c in range(columns):
+                out[b, k, c] = whole[c] | (x[b, k, c] & sign)
+
+
+def quantised(x: Tensor, fmt: str, axis: int, rule: str) -> Tensor:
+    """A matrix, rounded to BF16 and to an MX format with blocks along an axis: as ``fake_quantize``."""
+    lines = (x.T if axis else x).detach().contiguous()
+    bits = lines.numpy().view(np.uint32).reshape(-1, 32, lines.shape[1])
+    out = np.empty_like(bits)
+    mantissa, exponent, low, largest = ELEMENTS[fmt]
+    _rounded(bits, out, mantissa, (exponent, largest), low, rule == "rceil")
+    found = torch.from_numpy(out.view(np.float32)).view(lines.shape)
+    return found.T if axis else found
+
+
+def check() -> None:
+    """Hold ``quantised`` against mpdiag, bit for bit."""
+    generator = torch.Generator().manual_seed(0)
+    x, power = torch.randn(2, 256, 512, generator=generator)
+    x = x * torch.exp(4 * power)
+    x[:40, :40], x[64:96] = 0, 0.95 + 0.02 * power[64:96]
+    for (fmt, rule), axis in product(product(ELEMENTS, ("floor", "rceil")), (0, 1)):
+        want = mpdiag.fake_quantize(x.bfloat16().float(), fmt, axis, scale_rounding=rule)
+        assert torch.equal(quantised(x, fmt, axis, rule), want)
+
+
 class Product(torch.autograd.Function):
-    """x · wᵀ with five quantised operands."""
+    """x · wᵀ with five quantised operands and sums in FP32."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, w: Tensor, how: Variant) -> Tensor:
         ctx.save_for_backward(x, w)
         ctx.how = how
-        return how.rounded(how.quantise(x, -1) @ how.quantise(w, -1).T)
+        return (how.operand(x, 1) @ how.operand(w, 1).T).float()
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, None]:
-        (x, w), how = ctx.saved_tensors, ctx.how
-        dx = how.quantise(dy, -1) @ how.quantise(w, 0)
-        dw = how.quantise(dy, 0).T @ how.quantise(x, 0)
-        return how.rounded(dx), how.rounded(dw), None
+        (x, w), operand = ctx.saved_tensors, partial(ctx.how.operand, backward=True)
+        dx = operand(dy, 1) @ operand(w, 0)
+        dw = operand(dy, 0).T @ operand(x, 0)
+        return dx.float(), dw.float(), None
 
 
 class StraightThrough(torch.autograd.Function):
@@ -108,7 +193,7 @@ class StraightThrough(torch.autograd.Function):
 
     @staticmethod
     def forward(_ctx: Any, x: Tensor, how: Variant) -> Tensor:
-        return how.quantise(x, -1)
+        return quantised(x[None], how.format, 1, how.rule)[0]
 
     @staticmethod
     def backward(_ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
@@ -177,17 +262,39 @@ class Training:
             parts += [nn.Linear(setting.width, setting.width, bias=False), nn.GELU()]
             parts += [nn.Linear(setting.width, setting.width, bias=False)]
         self.teacher = nn.Sequential(*parts).requires_grad_(False)
-        self.optimizer = torch.optim.Adam(self.model.parameters(), setting.lr)
+        self.optimizer = torch.optim.Adam(self.model.parameters(), setting.lr, fused=True)
 
-    def step(self, number: int, how: Variant | None) -> float:
+    def loss(self, number: int, how: Variant | None) -> Tensor:
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + number)
         x = torch.randn(self.setting.batch, self.setting.width, generator=generator)
         noise = NOISE * torch.randn(x.shape, generator=generator)
+        return F.mse_loss(self.model(x, how), self.teacher(x) + noise)
+
+    def step(self, number: int, how: Variant | None) -> float:
+        loss = self.loss(number, how)
         self.optimizer.zero_grad()
-        loss = F.mse_loss(self.model(x, how), self.teacher(x) + noise)
         loss.backward()
         self.optimizer.step()
         return float(loss.detach())
+
+    def bias(self, number: int, how: Variant) -> float:
+        """How far a step's gradient is from that in FP32, as a share of it."""
+        weights = list(self.model.parameters())
+        found, exact = (
+            torch.cat([g.flatten() for g in torch.autograd.grad(self.loss(number, one), weights)])
+            for one in (how, VARIANTS["fp32"])
+        )
+        return float((found - exact).norm() / exact.norm())
+
+    def gains(self) -> Tensor:
+        return torch.cat([block.norm.weight for block in self.model.layers]).detach()
+
+
+def clipped(gains: Tensor) -> float:
+    """The share of gains that E4M3 with scales by ``floor`` clips."""
+    blocks = gains.abs().view(-1, 32)
+    power = blocks.amax(1, keepdim=True).log2().floor().exp2()
+    return float((blocks > 1.75 * power).float().mean())
 
 
 def diverged(losses: list[float]) -> int | None:
@@ -212,24 +319,35 @@ def spikes(losses: list[float]) -> list[int]:
     return found[:50]
 
 
-def trained(setting: Setting, seed: int, name: str) -> dict[str, Any]:
-    """A variant of a seed, to the end or to a loss that is not finite."""
-    training, began = Training(setting, seed), time.process_time()
+def trained(setting: Setting, seed: int, name: str) -> Iterator[dict[str, Any]]:
+    """A variant of a seed, every 500 steps, to the end or to a loss that is not finite."""
+    training, how, began = Training(setting, seed), VARIANTS[name], time.process_time()
     losses: list[float] = []
+    course = []
     for number in range(setting.steps):
-        losses.append(training.step(number, VARIANTS[name]))
-        if not math.isfinite(losses[-1]):
-            break
-    gains = torch.cat([block.norm.weight for block in training.model.layers]).detach()
-    return {
-        "losses": [float(f"{np.mean(losses[i : i + 20]):.4g}") for i in range(0, len(losses), 20)],
-        "last": float(f"{np.median(losses[-100:]):.5g}"),
-        "lowest": float(f"{min(losses):.4g}"),
-        "diverged": diverged(losses),
-        "spikes": spikes(losses),
-        "gains": [round(float(v), 4) for v in (gains.min(), gains.mean(), gains.max())],
-        "seconds": round(time.process_time() - began, 1),
-    }
+        losses.append(training.step(number, how))
+        ended = number + 1 == setting.steps or not math.isfinite(losses[-1])
+        if (number + 1) % EVERY and not ended:
+            continue
+        gains = training.gains()
+        few = losses[-100:]
+        row = {
+            "step": number + 1,
+            "loss": float(f"{np.median(few):.4g}"),
+            "highest": float(f"{max(losses[-EVERY:]):.4g}"),
+            "gains": [round(float(v), 3) for v in (gains.min(), gains.mean(), gains.max())],
+            "clipped": round(clipped(gains), 3),
+            "bias": round(training.bias(number, how), 2) if how.format else None,
+        }
+        course.append(row)
+        yield {
+            "course": course,
+            "diverged": diverged(losses),
+            "spikes": spikes(losses),
+            "seconds": round(time.process_time() - began, 1),
+        }
+        if ended:
+            return
 
 
 def foretold(setting: Setting, seed: int) -> dict[str, Any]:
@@ -266,12 +384,16 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])
-    parser.add_argument("--variants", nargs="*", default=list(VARIANTS), choices=list(VARIANTS))
+    parser.add_argument(
+        "--variants", nargs="*", default=list(VARIANTS), choices=["foretold", *VARIANTS]
+    )
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    check()
+    torch.set_num_threads(1)
     setting = Setting(options.width, options.depth, options.batch, options.lr, options.steps)
     for seed in options.seeds:
-        for name in ("foretold", *options.variants):
+        for name in options.variants:
             keep(options.json, setting, seed, name)
 
 
@@ -283,16 +405,17 @@ def keep(file: Path | None, setting: Setting, seed: int, name: str) -> None:
     cell = document["settings"].setdefault(str(setting), {}).setdefault(str(seed), {})
     if name in cell:
         return
-    cell[name] = foretold(setting, seed) if name == "foretold" else trained(setting, seed, name)
-    shown = {key: value for key, value in cell[name].items() if key not in ("losses", "spikes")}
-    print(setting, "seed", seed, name, shown, flush=True)
-    if file is not None:
-        made = {
-            "made": date.today().isoformat(),
-            "torch": torch.__version__,
-            "machine": platform.machine(),
-        }
-        file.write_text(json.dumps(made | document, indent=1) + "\n", encoding="utf-8")
+    found = [foretold(setting, seed)] if name == "foretold" else trained(setting, seed, name)
+    for cell[name] in found:
+        last = cell[name].get("course", [cell[name]])[-1]
+        print(setting, "seed", seed, name, last, flush=True)
+        if file is not None:
+            made = {
+                "made": date.today().isoformat(),
+                "torch": torch.__version__,
+                "machine": platform.machine(),
+            }
+            file.write_text(json.dumps(document | made, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
