@@ -21,6 +21,7 @@ from mpdiag.analysis.comparison.groups import SeedGroup
 from mpdiag.analysis.layers import Layers
 from mpdiag.display.colors import GREEN, GREY, ORANGE, VERMILION
 from mpdiag.display.wording import counted, in_figure, sentence
+from mpdiag.numerics.block_recipes import format_label
 from mpdiag.reports import plotting, receipts
 from mpdiag.reports.picture import Picture
 from mpdiag.runs.training_log import FINAL_LOSS, FINAL_WORDS
@@ -62,7 +63,7 @@ def trained_in(meta: Mapping[str, Any]) -> str:
     names = {"float16": "FP16", "bfloat16": "BF16", "float32": "FP32"}
     if not dtype or level == "O0":
         return "FP32"
-    return f"{names.get(dtype, dtype.upper())}{f', level {level}' if level else ''}"
+    return f"{names.get(dtype) or format_label(dtype)}{f', level {level}' if level else ''}"
 
 
 def metric_frame(comparison: Comparison) -> pd.DataFrame:

@@ -46,7 +46,7 @@ class PlanGlance:
     def of(cls, plan: PrecisionPlan) -> "PlanGlance":
         """What a list says of a plan."""
         scale = plan.loss_scale
-        return cls(plan.verdict, plan.target, scale.need, scale.recommended)
+        return cls(plan.verdict, plan.aim, scale.need, scale.recommended)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """The list of runs as a table: what each is, how it ended, what is known of it without an analysis."""
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -11,7 +12,7 @@ from glance import Glance
 
 from mpdiag.analysis.comparison.comparison_findings import Tone, tone_of
 from mpdiag.display.wording import percent, scale_text
-from mpdiag.numerics.formats import FORMATS
+from mpdiag.numerics.block_recipes import BLOCK_RECIPES, format_label
 from mpdiag.runs.run import Listing
 
 Kind = Literal["recording", "training", "profile", "unreadable"]
@@ -60,6 +61,8 @@ _NEEDS = {
     "not needed": ("needs no scale", "good"),
     "unknown": ("not known", "plain"),
 }
+_TRAINED = re.compile(rf"-({'|'.join(('fp16', 'bf16', *BLOCK_RECIPES))})(-.*)?$")
+"""How the name of a training by a plan ends, as ``mpdiag train`` and ``mpdiag demo`` choose it."""
 _COMPARED: Mapping[Tone, Any] = {"good": "good", "bad": "bad", "open": "plain"}
 _OF_SEEDS = {
     "equivalent": "equivalent to FP32",
@@ -82,8 +85,7 @@ def format_of(meta: Mapping[str, Any]) -> str:
     training = meta.get("training")
     if not isinstance(training, dict):
         return ""
-    name = str(training.get("dtype") or "")
-    label = FORMATS[name].label if name in FORMATS else name
+    label = format_label(str(training.get("dtype") or ""))
     backend = "emulated" if training.get("backend") == "emulated" else ""
     return ", ".join(filter(None, (label, str(training.get("level") or ""), backend)))
 
@@ -122,6 +124,8 @@ class Listed:
             return Badge("not analyzed")
         if plan.verdict.level == "cannot":
             return Badge("cannot train so", "bad")
+        if plan.target in BLOCK_RECIPES:
+            return Badge(f"plan for {format_label(plan.target)}", "good")
         words, tone = _NEEDS.get(plan.need, _NEEDS["unknown"])
         shown = ", shown" if plan.verdict.level == "shown" else ""
         return Badge(words.format(scale_text(plan.scale)) + shown, tone)  # type: ignore[arg-type]
@@ -179,14 +183,12 @@ def family(name: str, known: Iterable[str]) -> list[str]:
 
     ``mpdiag demo`` names them ``ssd``, ``ssd-fp16-no-scale``, ``ssd-fp16-plan``.
     """
-    names = list(known)
-    root = root_of(name)
-    return sorted((n for n in names if n == root or n.startswith(f"{root}-fp16")), key=len)
+    return sorted((n for n in known if root_of(n) == root_of(name)), key=len)
 
 
 def root_of(name: str) -> str:
     """The recording that a training belongs with, by its name; of a recording its own."""
-    return name.partition("-fp16")[0] or name
+    return _TRAINED.sub("", name) or name
 
 
 def model_of(listing: Listing) -> str:

@@ -16,9 +16,10 @@ from mpdiag.analysis.analyzer import Analysis
 from mpdiag.analysis.comparison.comparison_findings import Tone, tone_of
 from mpdiag.analysis.findings import Finding
 from mpdiag.display.wording import counted, layer_name, percent, scale_text, sentence, spoken_layer
-from mpdiag.numerics.formats import FP32
+from mpdiag.numerics.block_recipes import BLOCK_RECIPES, format_label
+from mpdiag.numerics.formats import FP16, FP32
 from mpdiag.plan import FILE as PLAN
-from mpdiag.plan import LossScalePlan
+from mpdiag.plan import LossScalePlan, PrecisionPlan
 from mpdiag.reports import next_commands
 from mpdiag.reports.contents import compared_with
 from mpdiag.reports.picture import Picture
@@ -118,7 +119,7 @@ def how_trained(fmt: str, log: TrainingLog, *, by_the_plan: bool) -> str:
         return f"{fmt} by the plan"
     scales = {step.scale for step in log.steps}
     if scales == {1.0}:
-        return f"{fmt} without a scale"
+        return f"{fmt} without a scale" if fmt == FP16.label else fmt
     return f"{fmt} at a scale of {scale_text(scales.pop())}" if len(scales) == 1 else fmt
 
 
@@ -236,25 +237,26 @@ class Step:
     command: str
 
 
-def next_steps(analysis: Analysis, *, planned: bool) -> tuple[Step, ...]:
+def next_steps(analysis: Analysis, stored: PrecisionPlan | None) -> tuple[Step, ...]:
     """The commands to run after a look at a recording.
 
     Args:
-        analysis: Of it.
-        planned: Whether its plan lies in its folder.
+        analysis: Of it, for FP16.
+        stored: The plan that lies in its folder; it may be for another format.
     """
     run = analysis.run.folder
     found: list[next_commands.Words] = []
-    if analysis.concluded and not planned:
+    if analysis.concluded and stored is None:
         found.append(next_commands.analyze_it(run, None))
-    plan = Path(str(run)) / PLAN if planned else None
+    plan = None if stored is None else Path(str(run)) / PLAN
     words = after_analysis(analysis, run, plan)
     if words[1:2] != ("dashboard",):  # which shows this page
         found.append(words)
     if analysis.concluded and can_be_settled(analysis) and not compared_with(run):
         found.append(settling_command(analysis))
-    if plan is not None:
-        found.append(("mpdiag", "export", plan, "--to", "torch"))
+    if stored is not None:
+        blocks = BLOCK_RECIPES.get(stored.aim)
+        found.append(("mpdiag", "export", plan, "--to", blocks.engines[0] if blocks else "torch"))
     return steps_of(found)
 
 
@@ -274,7 +276,7 @@ def _reason(words: next_commands.Words) -> str:
     if "--probe" in words:
         return "Settle it: train its first steps by the plan"
     if "--target" in words and words[1] == "analyze":
-        return f"Plan for {str(words[words.index('--target') + 1]).upper()} instead"
+        return f"Plan for {format_label(str(words[words.index('--target') + 1]))} instead"
     return _REASONS.get(str(words[1]), "Next")
 
 

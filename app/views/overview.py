@@ -39,6 +39,10 @@ def recording(listing: Listing) -> None:
     """The verdict, how the trainings ended, the gradients before and after the scale, the rest."""
     analysis = run_cache.analysis(listing)
     widgets.verdict_box(analysis, listing)
+    plan = stored_plan(listing)
+    if plan is not None and plan.blocks is not None:
+        words = f"The plan in its folder: {plan.verdict.text}"
+        st.info(in_markdown(words), icon=":material/grid_on:")
     logs = logs_of_family(listing)
     tiles(listing, logs)
     worst = run_cache.once(listing, "before and after", make=lambda: pictures_of(analysis))
@@ -52,7 +56,7 @@ def recording(listing: Listing) -> None:
         coverage(analysis)
     with right:
         widgets.findings(analysis.findings, overview.FINDINGS, "verdict", "Why")
-        commands(next_steps(listing, analysis, logs))
+        commands(next_steps(listing, analysis, logs, plan))
 
 
 def tiles(recording: Listing, logs: Mapping[str, TrainingLog]) -> None:
@@ -83,11 +87,19 @@ def tiles(recording: Listing, logs: Mapping[str, TrainingLog]) -> None:
 def by_its_plan(recording: Listing, logs: Mapping[str, TrainingLog]) -> list[str]:
     """Which trainings follow the plan in a recording's folder; none where none can be read."""
     beside = run_folder.logged_beside(recording)
-    try:
-        decisions = PrecisionPlan.load(recording.folder / PLAN).digest()
-    except (MpdiagError, OSError):
+    plan = stored_plan(recording)
+    if plan is None:
         return []
+    decisions = plan.digest()
     return [n for n in logs if followed_decisions(run_folder.opened(beside[n])) == decisions]
+
+
+def stored_plan(listing: Listing) -> PrecisionPlan | None:
+    """The plan in a run's folder; None where none can be read."""
+    try:
+        return PrecisionPlan.load(listing.folder / PLAN)
+    except (MpdiagError, OSError):
+        return None
 
 
 def coverage(analysis: Analysis) -> None:
@@ -127,8 +139,10 @@ def side_by_side(pictures: Sequence[Picture]) -> None:
 def logs_of_family(listing: Listing) -> dict[str, TrainingLog]:
     """The logs of a run and of the trainings that belong with it, the recording's first."""
     logged = run_folder.logged_beside(listing)
-    names = family(listing.folder.resolve().name, logged)[:MOST_CURVES]
-    found = {name: run_cache.log(logged[name]) for name in names}
+    own = listing.folder.resolve().name
+    related = family(own, logged)
+    names = [n for n in related if n in (own, root_of(own)) or kind_of(logged[n]) == "training"]
+    found = {name: run_cache.log(logged[name]) for name in names[:MOST_CURVES]}
     return {name: log for name, log in found.items() if log.steps}
 
 
@@ -142,17 +156,19 @@ def curves_of(
 
 
 def next_steps(
-    listing: Listing, analysis: Analysis, logs: Mapping[str, TrainingLog]
+    listing: Listing,
+    analysis: Analysis,
+    logs: Mapping[str, TrainingLog],
+    plan: PrecisionPlan | None,
 ) -> tuple[overview.Step, ...]:
     """The commands to run after a look at a recording."""
     beside = run_folder.logged_beside(listing)
     trained = [beside[name].folder for name in by_its_plan(listing, logs)]
-    planned = (listing.folder / PLAN).is_file()
     # It reads the logs of both sides whole, to know whether they can be compared.
     return run_cache.once(
         listing,
         *("next steps", *map(stamp_of_run, trained)),
-        make=lambda: overview.next_steps(analysis, planned=planned),
+        make=lambda: overview.next_steps(analysis, plan),
     )
 
 

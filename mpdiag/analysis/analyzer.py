@@ -1,6 +1,7 @@
 """``analyze``: from a run folder to findings and a plan, by histograms alone."""
 
 import os
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -10,6 +11,7 @@ import numpy as np
 
 from mpdiag.analysis import recording_checks
 from mpdiag.analysis.blocks.choice import BlockAnalysis, analyze_blocks
+from mpdiag.analysis.blocks.effects import LIKELIHOODS
 from mpdiag.analysis.blocks.verdict import judge_blocks
 from mpdiag.analysis.figures import EMPTY, FigureTable, update_figures
 from mpdiag.analysis.findings import Finding, by_severity
@@ -293,10 +295,12 @@ def _in_blocks(analysis: Analysis, recipe: BlockRecipe, budget: float, shards: i
             "record it again with --blocks"
         )
     known = rows, run.modules(), bare.layers, loss_curve(run)
-    found = analyze_blocks(*known, recipe, budget=budget, shards=shards)
+    unseen = (run.meta.get("blocks") or {}).get("not_recorded") or ()
+    found = analyze_blocks(*known, recipe, budget=budget, shards=shards, unseen=unseen)
     seen = max(int(run.meta.get("steps_seen") or 0), *(step + 1 for step in found.steps))
     plan = replace(bare.plan, blocks=found.plan)
-    facts = found, {f.code for f in bare.findings}, seen, _trained(run, plan)
+    likelihood = any(re.search(LIKELIHOODS, operation.op) for operation in run.operations())
+    facts = found, {f.code for f in bare.findings}, seen, _trained(run, plan), likelihood
     probed, untried = (
         replace(bare, plan=replace(plan, verdict=judge_blocks(*facts, tried)), blocks=found)
         for tried in (True, False)

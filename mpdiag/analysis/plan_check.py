@@ -8,7 +8,7 @@ from typing import Any
 from mpdiag.analysis.findings import Finding, by_severity, error, info, warning
 from mpdiag.display.wording import scale_text
 from mpdiag.errors import InputError, UsageError
-from mpdiag.numerics.formats import FORMATS
+from mpdiag.numerics.block_recipes import format_label
 from mpdiag.plan import NO_SCALE, Fp32Choice, LossScalePlan, PrecisionPlan
 from mpdiag.tracing.conditions import changes
 from mpdiag.tracing.fingerprint import compare_models, other_model
@@ -64,8 +64,8 @@ def check_plan(plan: PrecisionPlan, now: PrecisionPlan, unanswered: str = "") ->
         InputError: If the plan is of another model.
     """
     if plan.aim != now.aim:
-        name = FORMATS[plan.aim].label if plan.aim in FORMATS else plan.aim
-        raise UsageError(f"the stored plan is for {name}: analyze with --target {plan.aim}")
+        words = f"the stored plan is for {format_label(plan.aim)}: analyze with --target {plan.aim}"
+        raise UsageError(words)
     found = [
         *_unanswered(now, unanswered),
         *_scale(plan.loss_scale, now.loss_scale),

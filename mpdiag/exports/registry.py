@@ -21,7 +21,7 @@ import math
 import pprint
 import re
 import textwrap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -214,9 +214,10 @@ def _require_blocks(plan: PrecisionPlan, support: "Support") -> None:
         return
     recipe = plan.blocks.recipe
     if recipe.target not in support.blocks:
+        *most, last = recipe.engines
         raise UsageError(
             f"{support.name} cannot train in {recipe.label}: export to "
-            f"{' or '.join(recipe.engines)}, or analyze with --target "
+            f"{' or '.join(filter(None, (', '.join(most), last)))}, or analyze with --target "
             f"{support.blocks[0] if support.blocks else plan.target}, and export that plan"
         )
     if not layers_of(plan.blocks).quantised and support.name != "FSDP2":
@@ -225,7 +226,7 @@ def _require_blocks(plan: PrecisionPlan, support: "Support") -> None:
         )
 
 
-def _block_facts(blocks: BlockPlan) -> dict[str, Any]:
+def _block_facts(blocks: BlockPlan, parameters: Collection[str]) -> dict[str, Any]:
     """What the templates may use of a block recipe; the names of its layers are ``BlockLayers``'."""
     layers = layers_of(blocks)
     wide = (*layers.kept, *layers.wide_wgrad)
@@ -235,6 +236,7 @@ def _block_facts(blocks: BlockPlan) -> dict[str, Any]:
         "target": blocks.target,
         "label": blocks.recipe.label,
         "quantised": layers.quantised,
+        "biased": [name for name in layers.whole if f"{name}.bias" in parameters],
         "all_experts": bool(experts) and all(len(layer.quantised) == 3 for layer in experts),
         "include": include(layers.whole, wide),
         "exclude": exclude(wide, layers.whole),
@@ -322,7 +324,8 @@ def _facts(plan: PrecisionPlan, support: "Support") -> dict[str, Any]:
         "loss_scale": scale,
         "interval": scale.growth_interval,
         "reduction": plan.reduction,
-        "blocks": None if plan.blocks is None else _block_facts(plan.blocks),
+        "blocks": plan.blocks
+        and _block_facts(plan.blocks, plan.model.parameters if plan.model else ()),
         "fp32_modules": modules_in_fp32(plan) if chosen != "fp32" else [],
         "autocast": {"dtype": dtype, "enabled": chosen != "fp32"},
         "grad_scaler": _grad_scaler(scaling, scale),

@@ -21,7 +21,7 @@ from mpdiag.launching import processes
 from mpdiag.launching.gradient_calls import GradientCalls
 from mpdiag.launching.plan_age import PlanAge
 from mpdiag.launching.termination import Termination
-from mpdiag.numerics.block_recipes import EMULATED
+from mpdiag.numerics.block_recipes import EMULATED, format_label
 from mpdiag.recording.lifecycle import carry_through
 from mpdiag.runs.provenance import announced_ranks
 
@@ -381,7 +381,7 @@ class ScriptTraining:
             if emulated and announced_ranks()[0] == 0:
                 how = "is emulated here, in FP32: a step takes 1.2 to 2.7 times as long as in FP32"
                 how = EMULATED if trainer.precision.blocks else how
-                processes.tell(f"{trainer.precision.name.upper()} {how}")
+                processes.tell(f"{format_label(trainer.precision.name)} {how}")
         self.trainers.append(trainer)
         for module, known in zip(modules, before, strict=True):
             if module is found.called:

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mpdiag.numerics.block_formats import Rounding, block_format
+from mpdiag.numerics.formats import FORMATS
 
 PAR = {
     ("fp8_tensor", ""): (31.56, 28.52),
@@ -172,7 +173,7 @@ BLOCK_RECIPES: dict[str, BlockRecipe] = {
             OperandFormat("fp8_128x128"),
             _1X128,
             128,
-            engines=("torchao", "transformer_engine"),
+            engines=("transformer_engine", "torchao"),  # torchao refuses layers with a bias
         ),
         BlockRecipe(
             "fp8-row", "FP8 by rows", *_same("fp8_row"), 16, engines=("torchao", "torchtitan")
@@ -188,3 +189,9 @@ BLOCK_RECIPES: dict[str, BlockRecipe] = {
         ),
     )
 }
+
+
+def format_label(name: str) -> str:
+    """The label of a format or of a recipe: ``"FP8 by rows"`` for ``"fp8-row"``; else the name."""
+    known = FORMATS.get(name) or BLOCK_RECIPES.get(name)
+    return known.label if known else name

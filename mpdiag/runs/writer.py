@@ -15,7 +15,7 @@ from mpdiag.files.arrow_columns import array_from
 from mpdiag.files.atomic import atomic_path, json_text, write_json
 from mpdiag.files.paths import AnyPath, is_remote, place
 from mpdiag.runs.precision import PRECISION, PrecisionFacts
-from mpdiag.runs.results import COMPARISON
+from mpdiag.runs.results import COMPARISON, PROBE
 from mpdiag.runs.run import META, SCHEMA_VERSION, modules_schema
 from mpdiag.runs.schema import repeating_columns
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _MADE = (
     *("plan.json", "training.jsonl", "profile.json", "sensitivity.json", "search.json"),
-    *("report.html", "report.md", COMPARISON, PRECISION),
+    *("report.html", "report.md", COMPARISON, PRECISION, PROBE),
 )
 """What is made of a run; once the run is replaced, these files describe another one."""
 

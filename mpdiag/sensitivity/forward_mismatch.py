@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from mpdiag.analysis.analyzer import analyze
@@ -85,7 +85,25 @@ def mismatch(
             passes = (FollowedPass(s, batch, wide, keep=keep, head=first.head) for s in (a, b))
             kept = tokens.distance(*(one.logits for one in passes))
         fp16, reason = _in_fp16(a, b, batch, tokens)
-    return Mismatch(tokens.count, distance, layers, keep, budget, kept, fp16, reason, scale)
+    found = tokens.count, distance, layers, keep, budget, kept, fp16, reason, scale
+    return Mismatch(*found, _unequal(a.model, b.model))
+
+
+def _unequal(a: nn.Module, b: nn.Module) -> tuple[str, ...]:
+    """Parameters that one model lacks, or of which rounding does not explain the difference."""
+    ours, theirs = (dict(m.named_parameters(remove_duplicate=False)) for m in (a, b))
+    return tuple(n for n in {**ours, **theirs} if not _rounded(ours.get(n), theirs.get(n)))
+
+
+def _rounded(x: Tensor | None, y: Tensor | None) -> bool:
+    """Whether one is the other, rounded once to the coarser dtype of both."""
+    if x is None or y is None or x.shape != y.shape:
+        return False
+    if not (x.is_floating_point() and y.is_floating_point()):
+        return False
+    coarse = max(torch.finfo(x.dtype), torch.finfo(y.dtype), key=lambda one: one.eps)
+    x, y = x.detach().float(), y.detach().to(x.device).float()
+    return bool(((x - y).abs() <= coarse.eps * (x.abs() + coarse.tiny)).all())
 
 
 class _Tokens:
@@ -104,12 +122,13 @@ class _Tokens:
             if isinstance(t, Tensor) and t.shape == shape and not t.is_floating_point()
         ]
         tokens = whole[0].long() if whole else logits.argmax(-1)
-        real, mask = tokens >= 0, given.get("attention_mask")
-        if isinstance(mask, Tensor) and mask.shape == shape:
-            real &= mask.bool()
+        mask = given.get("attention_mask")
+        whole_mask = isinstance(mask, Tensor) and mask.shape == shape
+        seen = mask.bool() if whole_mask else torch.ones_like(tokens).bool()
+        real = (tokens >= 0) & seen
         self._shifted = bool(whole) and logits.dim() > 2  # the logits before a token foretell it
         if self._shifted:
-            tokens, real = tokens[..., 1:], real[..., 1:]
+            tokens, real = tokens[..., 1:], real[..., 1:] & seen[..., :-1]  # not after padding
         self._tokens, self._real = tokens[real][:, None], real
         self.count = len(self._tokens)
         if not self.count:
@@ -290,8 +309,8 @@ def _in_fp16(a: Side, b: Side, batch: Any, tokens: _Tokens) -> tuple[Distance | 
         try:
             with torch.no_grad():
                 logits.append(Side((model, side.forward)).logits(batch))
-        except RuntimeError as error:
-            return None, f"it did not run in FP16 ({str(error).splitlines()[0]})"
+        except UsageError as error:
+            return None, f"in FP16 {error}"
     if not all(one.isfinite().all() for one in logits):
         return None, "the logits overflow in FP16"
     return tokens.distance(*logits), ""

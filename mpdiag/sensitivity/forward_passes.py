@@ -39,9 +39,13 @@ class Side:
         """What the model makes of a batch, ``(…, vocabulary)``.
 
         Raises:
-            UsageError: If that is no logits.
+            UsageError: If that is no logits, or the call fails.
         """
-        found = self.forward(self.model, batch)
+        try:
+            found = self.forward(self.model, batch)
+        except Exception as error:
+            message = f"{type(error).__name__}: {error}".partition("\n")[0]
+            raise UsageError(f"a forward pass failed ({message})") from error
         found = found["logits"] if isinstance(found, Mapping) and "logits" in found else found
         found = getattr(found, "logits", found)
         found = found[0] if isinstance(found, (tuple, list)) and found else found

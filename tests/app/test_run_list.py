@@ -26,8 +26,8 @@ def listed(tmp_path, name="run", *, glance=None, live=False, called=None, **meta
     return Listed(run, called or name, glance or Glance(), "complete", live)
 
 
-def planned(need, level="expected", scale=64.0):
-    return Glance(plan=PlanGlance(Verdict(level, "…"), "fp16", need, scale))
+def planned(need, level="expected", scale=64.0, target="fp16"):
+    return Glance(plan=PlanGlance(Verdict(level, "…"), target, need, scale))
 
 
 @pytest.mark.parametrize(
@@ -39,6 +39,7 @@ def planned(need, level="expected", scale=64.0):
         (planned("not needed"), Badge("needs no scale", "good")),
         (planned("not needed", "shown"), Badge("needs no scale, shown", "good")),
         (planned("needed", "cannot"), Badge("cannot train so", "bad")),
+        (planned("not needed", target="fp8-row"), Badge("plan for FP8 by rows", "good")),
         (planned("what else"), Badge("not known")),
     ],
 )
@@ -128,9 +129,10 @@ def test_a_filter_looks_for_all_its_words(tmp_path):
         ("ssd", ["ssd", "ssd-fp16-plan"]),
         ("ssd-fp16-plan", ["ssd", "ssd-fp16-plan"]),
         ("ssd-2", ["ssd-2"]),
+        ("gpt-fp8-row-2", ["gpt", "gpt-nvfp4", "gpt-fp8-row-2"]),
         ("other", []),
     ],
 )
 def test_a_family_of_trainings(name, expected):
-    known = ["ssd-fp16-plan", "ssd", "ssd-2", "digits", "digits-fp16-plan"]
+    known = ["ssd-fp16-plan", "ssd", "ssd-2", "digits", "gpt-fp8-row-2", "gpt-nvfp4", "gpt"]
     assert family(name, known) == expected

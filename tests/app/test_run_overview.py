@@ -115,10 +115,10 @@ def test_losses_beside_each_other(gradients):
 
 
 def test_the_next_commands_can_be_run(ssd, tmp_path):
-    compared = overview.next_steps(ssd, planned=False)
+    compared = overview.next_steps(ssd, None)
     assert [step.command.split()[1] for step in compared] == ["analyze"]
     shutil.copytree(ssd.run.folder, tmp_path / "ssd", ignore=shutil.ignore_patterns(COMPARISON))
-    first = overview.next_steps(analyze(tmp_path / "ssd"), planned=False)
+    first = overview.next_steps(analyze(tmp_path / "ssd"), None)
     assert [step.command.split()[1] for step in first] == ["analyze", "why"]
     assert all(step.reason != "Next" for step in first)
     settle = ("mpdiag", "analyze", "a b", "--probe", "--", "train.py")

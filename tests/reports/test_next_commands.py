@@ -115,7 +115,7 @@ def test_what_is_named_next_knows_what_was_done(here):
     steps = [step.command for step in overview.training_steps(trained, run)]
     assert not any("compare" in step for step in steps)
     analysis = analyze(run)
-    steps = overview.next_steps(analysis, planned=True)
+    steps = overview.next_steps(analysis, PrecisionPlan.load(run))
     assert not {step.command.split()[1] for step in steps} & {"train", "compare", "dashboard"}
 
 

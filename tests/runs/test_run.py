@@ -55,7 +55,7 @@ def test_leftovers_of_a_kill_are_no_parts(tmp_path):
 
 def test_an_earlier_run_is_replaced_only_when_told(tmp_path):
     write(tmp_path / "run", table(), table())
-    made = ["plan.json", "search.json", "sensitivity.json", "capsules/step000003/capsule.json"]
+    made = ["plan.json", "search.json", "probe.json", "capsules/step000003/capsule.json"]
     (tmp_path / "run" / "capsules" / "step000003").mkdir(parents=True)
     for name in made:
         (tmp_path / "run" / name).write_text("{}")

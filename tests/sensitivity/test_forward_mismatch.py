@@ -84,13 +84,14 @@ def test_the_distance_is_that_of_the_tokens():
     with torch.no_grad():
         logits = [m(**given)["logits"].double() for m in (a, b)]
     of_a, of_b = (log_probabilities(x, given["input_ids"]) for x in logits)
-    assert found.tokens == 54
+    assert (found.tokens, found.unequal) == (54, ())
     assert found.distance.mean == pytest.approx(float((of_a - of_b).abs().mean()), rel=1e-9)
     assert found.distance.max == pytest.approx(float((of_a - of_b).abs().max()), rel=1e-9)
     p, q = (x[:, :-1].softmax(-1) for x in logits)
     assert found.distance.kl == pytest.approx(float((p * (p / q).log()).sum(-1).mean()), rel=1e-6)
-    masked = {**given, "attention_mask": (torch.arange(10) < 7).expand(6, 10)}
-    assert mpdiag.mismatch(a, b, masked, probes=1).tokens == 36
+    for real in (torch.arange(10) < 7, torch.arange(10) >= 3):  # padded right, left
+        masked = {**given, "attention_mask": real.expand(6, 10)}
+        assert mpdiag.mismatch(a, b, masked, probes=1).tokens == 36
 
 
 @pytest.mark.parametrize("name", ["head", "blocks.0.up", "blocks.1.attention.qkv", "embed"])
@@ -106,7 +107,7 @@ def test_the_layer_that_alone_differs_adds_everything_and_fp32_removes_it(name):
     others = [x for x in found.layers if x.name != name]
     assert max(x.added for x in others) < 1e-3
     assert max(abs(x.removable or 0.0) for x in others) < 1e-3
-    assert found.keep == (name,)
+    assert (found.keep, found.unequal) == ((name,), (f"{name}.weight",))
     assert found.kept.mean < 1e-3 * found.distance.mean
 
 
@@ -181,6 +182,7 @@ def test_fp16_in_place_of_bf16_is_measured_and_nothing_changes(root, tmp_path):
         (lambda a, b: (a, (b, lambda m, x: "no"), batch()), "returns no logits"),
         (lambda a, b: (a, (b, lambda m, x: m(**x)["logits"][:1]), batch()), r"\[1, 10, 16\]"),
         (lambda a, b: ((a, torch.no_grad()(row_by_row)), b, batch()), "without gradients"),
+        (lambda a, b: (a, b, {"ids": 1}), r"a forward pass failed \(TypeError: .*'ids'"),
         (lambda a, b: (a, b, {**batch(), "labels": batch()["input_ids"] * 0 - 100}), "no token"),
         (lambda a, b: (a, _infinite(b), batch()), "find_nonfinite"),
     ],

@@ -6,6 +6,7 @@ import pytest
 from tensorcores.timeline.test_ranks import trace
 
 from mpdiag.errors import InputError, UsageError
+from mpdiag.runs.writer import _MADE
 from mpdiag.tensorcores.opened_trace import open_traces, traces_beside
 
 
@@ -28,7 +29,8 @@ def test_what_is_no_trace_or_of_another_run_is_a_sentence(tmp_path):
 
 
 def test_the_files_of_a_run_are_no_traces(tmp_path):
-    for name in ("meta.json", "plan.json", "profile.json", "training.jsonl", "report.html"):
+    made = ("meta.json", "precision.json", "profile.json", "training.jsonl", "report.html")
+    for name in (*made, *_MADE):
         (tmp_path / name).write_text(json.dumps({}))
     (tmp_path / "stats").mkdir()
     kept = trace(tmp_path / "step.json", 0, 40)

@@ -121,6 +121,7 @@ def analyze_blocks(
     *,
     budget: float = BUDGET,
     shards: int = 1,
+    unseen: Iterable[Mapping[str, Any]] = (),
 ) -> BlockAnalysis:
     """Judge a recipe by the recorded operands, and choose what stays in BF16.
 
@@ -132,6 +133,7 @@ def analyze_blocks(
         recipe: The recipe.
         budget: Share of the matrix FLOPs that may stay in BF16.
         shards: Tensor-parallel parts that a layer is divided into.
+        unseen: What ``meta.json`` says of products that show no operands.
     """
     part = layers.of_kind("weight_grad")
     energies = part.histograms.energy().value / part.steps.clip(1) if len(part) else []
@@ -155,6 +157,8 @@ def analyze_blocks(
         BlockLayer(name, "weight", "linear", WIDE, WIDE, WIDE, "no product of it was recorded")
         for name in missing
     ]
+    seen = {(e.module, e.kind) for e in effects}
+    hidden = {str(u["module"] or "") for u in unseen if (u["module"], u["product"]) not in seen}
     spent = sum(e.flops * (e.key in kept or (e.key in wide_wgrad) / 3) for e in free)
     plan = BlockPlan(
         target=recipe.target,
@@ -172,6 +176,7 @@ def analyze_blocks(
                     "rise": left,
                     "rise_all_quantised": left_of(free, ()),
                     "late_over_early": late_over_early(free),
+                    "not_recorded": sorted({*missing, *hidden}),
                 }
             )
         ),

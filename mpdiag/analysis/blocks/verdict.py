@@ -18,6 +18,7 @@ def judge_blocks(
     codes: Collection[str],
     seen: int,
     trained: StoredComparison | None = None,
+    likelihood: bool = True,
     probed: bool = False,
 ) -> Verdict:
     """The verdict.
@@ -27,6 +28,7 @@ def judge_blocks(
         codes: Of the analysis's findings.
         seen: The steps of the recorded training.
         trained: What a comparison said of emulated trainings by this very plan; None without one.
+        likelihood: Whether the loss is a negative log-likelihood, for which the estimate holds.
         probed: Whether the first steps were trained by it.
     """
     label, plan = found.recipe.label, found.plan
@@ -34,6 +36,7 @@ def judge_blocks(
     open_questions = (
         *(untrained if trained is None else ()),
         f"{max(0, seen - len(found.steps))} of {seen} steps",
+        *(() if likelihood else ("how far the loss rises (the estimate is for a cross-entropy)",)),
         "speed",
     )
     if _DIVERGES & set(codes):
@@ -59,7 +62,7 @@ def judge_blocks(
     text = (
         f"{len(quantised)} of {counted(len(layers), 'linear layer')} {how} in {label}"
         f"{f' ({partly} with wgrad in BF16)' if partly else ''}. BF16 keeps {percent(share)} of the "
-        "matrix FLOPs."
+        f"{'recorded ' if plan.evidence.get('not_recorded') else ''}matrix FLOPs."
     )
     if trained is None:
         text += "" if probed else f" Nothing was trained in {label}."

@@ -27,6 +27,7 @@ from mpdiag.reports import next_commands
 from mpdiag.reports.text.audit import answers_text
 from mpdiag.reports.text.charts import Histogram
 from mpdiag.reports.text.tables import EXPLAIN, Fitted, add_findings, finding_lines, titled_rows
+from mpdiag.tracing.fingerprint import some_of
 
 FINDINGS = 3
 """Findings that are shown without ``-v``, which shows all."""
@@ -452,10 +453,7 @@ def _operations(analysis: Analysis) -> RenderableType:
         sentences=frozenset({"modules", "why"}),
     )
     for (op, reason), modules in grouped.items():
-        names = ", ".join(modules[:3]) + (
-            f" and {len(modules) - 3} more" if len(modules) > 3 else ""
-        )
-        table.add_row(op, names, reason)
+        table.add_row(op, some_of(modules), reason)
     return table
 
 

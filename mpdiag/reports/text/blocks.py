@@ -17,6 +17,7 @@ from mpdiag.numerics.block_recipes import OPERANDS, WIDE
 from mpdiag.plan import BlockLayer
 from mpdiag.reports.text.tables import Fitted, titled_rows
 from mpdiag.runs.block_operands import BlockOperand
+from mpdiag.tracing.fingerprint import some_of
 
 TOP = 8
 """Layers that are shown without ``-v``, which shows all."""
@@ -107,17 +108,15 @@ def _summary(found: BlockAnalysis) -> Iterator[tuple[str, str]]:
     reasons: dict[str, list[str]] = {}
     for layer in found.plan.layers:
         if not layer.quantised:
-            reasons.setdefault(layer.reason, []).append(layer_name(layer.name))
+            reasons.setdefault(layer.reason, []).append(layer.name)
     for reason, names in reasons.items():
-        yield "Stay in BF16", f"{_listed(names)}: {reason}"
+        yield "Stay in BF16", f"{some_of(list(dict.fromkeys(names)))}: {reason}"
+    chosen = {layer.module for layer in found.plan.layers}
+    if hidden := [n for n in evidence.get("not_recorded", ()) if n not in chosen]:
+        yield "Stay in BF16", f"{some_of(hidden)}: mpdiag could not record the operands"
     if ragged := found.plan.ragged:
         words = f"pad the tokens (of experts: of each) to multiples of {found.recipe.multiple}"
-        yield "Padding", f"{words}: {_listed(ragged)}"
-
-
-def _listed(names: list[str]) -> str:
-    """The first names of some."""
-    return ", ".join(dict.fromkeys(names[:4])) + (" …" if len(names) > 4 else "")
+        yield "Padding", f"{words}: {some_of(ragged)}"
 
 
 def block_layer_text(found: BlockAnalysis, module: str) -> Iterator[RenderableType]:

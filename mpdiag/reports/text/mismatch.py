@@ -8,9 +8,12 @@ from rich.text import Text
 from mpdiag.analysis.mismatch import MATTERS, Distance, Mismatch
 from mpdiag.display.wording import layer_name, percent, scale_text
 from mpdiag.reports.text.tables import Fitted, titled_rows
+from mpdiag.tracing.fingerprint import some_of
 
 TOP = 8
 """Layers that are shown."""
+HELPS = 0.95
+"""What helps makes the mean difference at most this large a share of what it was."""
 
 
 def mismatch_text(found: Mismatch) -> Iterator[RenderableType]:
@@ -35,7 +38,8 @@ def mismatch_text(found: Mismatch) -> Iterator[RenderableType]:
         shares = (layer.difference, layer.added, layer.removable, held)
         figures = ("–" if share is None else percent(share) for share in shares)
         table.add_row(layer_name(layer.name), *figures)
-    yield table
+    if found.ranking:
+        yield table
     rows = titled_rows()
     for title, words in _advice(found, numel):
         rows.add_row(title, Text(words))
@@ -44,8 +48,14 @@ def mismatch_text(found: Mismatch) -> Iterator[RenderableType]:
 
 def _advice(found: Mismatch, numel: int) -> Iterator[tuple[str, str]]:
     """What would help: titles and words."""
+    if found.unequal:
+        words = f"The models' weights differ by more than rounding: {some_of(found.unequal)}."
+        yield "Weights", f"{words} Copy them first: all figures include this difference."
     if found.kept is not None:
-        yield "FP32", f"Keep {', '.join(found.keep)} in FP32. {_gain(found, found.kept)}"
+        kept = ", ".join(found.keep)
+        yield "FP32", _gain(found, found.kept, f"Keep {kept} in FP32", f"{kept} in FP32")
+    elif not found.ranking:
+        yield "FP32", "Not measured: no layer gave outputs of the same shapes in both passes."
     else:
         yield "FP32", f"No layer within {percent(found.budget, 0)} of the parameters helps."
     beyond = [
@@ -62,14 +72,17 @@ def _advice(found: Mismatch, numel: int) -> Iterator[tuple[str, str]]:
         if found.loss_scale is not None:
             needed = f"Train with a loss scale of {scale_text(found.loss_scale)}."
             scale = "It needs no loss scale." if found.loss_scale == 1 else needed
-        yield "FP16", f"Use it in place of BF16. {_gain(found, found.fp16)} {scale}"
+        gain = _gain(found, found.fp16, "Use it in place of BF16", "It")
+        yield "FP16", f"{gain} {scale}"
     else:
         yield "FP16", f"Not measured: {found.fp16_reason}."
 
 
-def _gain(found: Mismatch, other: Distance) -> str:
+def _gain(found: Mismatch, other: Distance, advice: str, name: str) -> str:
+    """Advice with what it gains, or that it does not help, as measured."""
     if not other.mean:
-        return "The difference is gone (measured)."
+        return f"{advice}. The difference is gone (measured)."
     times = found.distance.mean / other.mean
-    than = f"{times:.2g} times smaller" if times >= 1 else f"{1 / times:.2g} times larger"
-    return f"Measured: {other.mean:.3g} on average, {than}."
+    if times * HELPS < 1:
+        return f"{name} does not help. Measured: {other.mean:.3g} on average."
+    return f"{advice}. Measured: {other.mean:.3g} on average, {times:.2g} times smaller."

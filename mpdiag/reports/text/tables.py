@@ -1,7 +1,8 @@
 """Tables and findings that fit any terminal: words are never cut.
 
 A table is drawn as one while its figures fit on one line and its sentences have room to wrap. Otherwise
-the columns that matter least are left out first, and then each row becomes a few lines.
+the columns that matter least are left out first, and then each row becomes a few lines. Empty columns
+are left out always.
 """
 
 from collections.abc import Sequence
@@ -61,8 +62,9 @@ class Fitted:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """How rich draws it: as a table, or row by row where that is too wide."""
         del console
-        shown = list(range(len(self.columns)))
-        spare = [self.columns.index(name) for name in self.spare]
+        used = [any(cell.plain for cell in cells) for cells in zip(*self.rows, strict=True)]
+        shown = [i for i, _ in enumerate(self.columns) if not used or used[i]]
+        spare = [i for i in map(self.columns.index, self.spare) if i in shown]
         while self._least(shown) > options.max_width and spare:
             shown.remove(spare.pop(0))
         if self._least(shown) <= options.max_width:

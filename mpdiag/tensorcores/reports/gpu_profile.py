@@ -233,14 +233,12 @@ def _matrix_operations(profile: Profile, most: int) -> RenderableType:
     if not rows:
         return _kernels(profile)
     kept = [i for i, name in enumerate(OPERATIONS) if name not in ("fix", "at most")]
-    kept = [i for i in kept if any(row[i] for row in rows)]
-    columns = tuple(OPERATIONS[i] for i in kept)
     table = Fitted(
-        columns,
+        tuple(OPERATIONS[i] for i in kept),
         "Matrix operations",
         names=frozenset({"operation"}),
         right=frozenset({"time", "TFLOP/s"}),
-        spare=tuple(name for name in ("dtype", "module") if name in columns),
+        spare=("dtype", "module"),
         lead=2,
         boxed=False,
     )
