@@ -34,6 +34,7 @@ from mpdiag.exports.block_layers import exactly, exclude, include, layers_of
 from mpdiag.numerics.formats import FP16, format_named
 from mpdiag.numerics.loss_scalers import Backoff, ConstantScale
 from mpdiag.plan import NO_SCALE, BlockPlan, Fp32Choice, LossScalePlan, PrecisionPlan
+from mpdiag.tracing.fingerprint import some_of
 
 BLOCK_ENGINES = ("torchtitan", "torchao", "transformer_engine", "modelopt")
 """Those that hold block recipes and nothing else."""
@@ -214,10 +215,9 @@ def _require_blocks(plan: PrecisionPlan, support: "Support") -> None:
         return
     recipe = plan.blocks.recipe
     if recipe.target not in support.blocks:
-        *most, last = recipe.engines
         raise UsageError(
             f"{support.name} cannot train in {recipe.label}: export to "
-            f"{' or '.join(filter(None, (', '.join(most), last)))}, or analyze with --target "
+            f"{' or '.join(', '.join(recipe.engines).rsplit(', ', 1))}, or analyze with --target "
             f"{support.blocks[0] if support.blocks else plan.target}, and export that plan"
         )
     if not layers_of(plan.blocks).quantised and support.name != "FSDP2":
@@ -353,9 +353,6 @@ EXPORTERS: Mapping[str, Callable[[PrecisionPlan], Export]] = {
 }
 
 
-MANY = 12
-"""The most names that a note writes out."""
-
 # What autocast does by itself, by the type of a module: these need no setting in its family.
 _BY_AUTOCAST = (
     "Softmax LogSoftmax Softmax2d Softmin Softplus LayerNorm GroupNorm RMSNorm BatchNorm "
@@ -413,11 +410,8 @@ def _seen_to(choice: Fp32Choice) -> bool:
     return op.startswith(tuple(_BY_AUTOCAST)) or op.endswith("Loss")
 
 
-def listed(names: list[str]) -> str:
-    """Names in a row, the first ones; the model itself is called so."""
-    shown = [name or "the model itself" for name in names[:MANY]]
-    rest = len(names) - len(shown)
-    return ", ".join(shown) + (f" and {rest} more" if rest else "")
+listed = partial(some_of, shown=12)
+"""Names in a row, the first ones."""
 
 
 def _of_format(plan: PrecisionPlan, support: Support) -> Iterator[str]:

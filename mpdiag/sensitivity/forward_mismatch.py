@@ -123,12 +123,12 @@ class _Tokens:
         ]
         tokens = whole[0].long() if whole else logits.argmax(-1)
         mask = given.get("attention_mask")
-        whole_mask = isinstance(mask, Tensor) and mask.shape == shape
-        seen = mask.bool() if whole_mask else torch.ones_like(tokens).bool()
-        real = (tokens >= 0) & seen
+        if not isinstance(mask, Tensor) or mask.shape != shape:
+            mask = torch.ones_like(tokens)
+        real = (tokens >= 0) & mask.bool()
         self._shifted = bool(whole) and logits.dim() > 2  # the logits before a token foretell it
         if self._shifted:
-            tokens, real = tokens[..., 1:], real[..., 1:] & seen[..., :-1]  # not after padding
+            tokens, real = tokens[..., 1:], real[..., 1:] & mask[..., :-1].bool()
         self._tokens, self._real = tokens[real][:, None], real
         self.count = len(self._tokens)
         if not self.count:

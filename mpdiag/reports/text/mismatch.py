@@ -68,21 +68,20 @@ def _advice(found: Mismatch, numel: int) -> Iterator[tuple[str, str]]:
         words = f"would remove {removed}, but the layer holds {held} of the parameters"
         yield "", f"FP32 in {layer_name(layer.name)} {words} (--budget {found.budget:g})."
     if found.fp16 is not None:
-        scale = "Record a training to learn its loss scale."
+        scale = " Record a training to learn its loss scale."
         if found.loss_scale is not None:
-            needed = f"Train with a loss scale of {scale_text(found.loss_scale)}."
-            scale = "It needs no loss scale." if found.loss_scale == 1 else needed
-        gain = _gain(found, found.fp16, "Use it in place of BF16", "It")
-        yield "FP16", f"{gain} {scale}"
+            needed = f" Train with a loss scale of {scale_text(found.loss_scale)}."
+            scale = " It needs no loss scale." if found.loss_scale == 1 else needed
+        yield "FP16", _gain(found, found.fp16, "Use it in place of BF16", "It", scale)
     else:
         yield "FP16", f"Not measured: {found.fp16_reason}."
 
 
-def _gain(found: Mismatch, other: Distance, advice: str, name: str) -> str:
+def _gain(found: Mismatch, other: Distance, advice: str, name: str, then: str = "") -> str:
     """Advice with what it gains, or that it does not help, as measured."""
     if not other.mean:
-        return f"{advice}. The difference is gone (measured)."
+        return f"{advice}. The difference is gone (measured).{then}"
     times = found.distance.mean / other.mean
     if times * HELPS < 1:
         return f"{name} does not help. Measured: {other.mean:.3g} on average."
-    return f"{advice}. Measured: {other.mean:.3g} on average, {times:.2g} times smaller."
+    return f"{advice}. Measured: {other.mean:.3g} on average, {times:.2g} times smaller.{then}"

@@ -1,8 +1,8 @@
 """Tables and findings that fit any terminal: words are never cut.
 
 A table is drawn as one while its figures fit on one line and its sentences have room to wrap. Otherwise
-the columns that matter least are left out first, and then each row becomes a few lines. Empty columns
-are left out always.
+the columns that matter least are left out first, and then each row becomes a few lines. Without
+words in any row a column is always left out.
 """
 
 from collections.abc import Sequence
