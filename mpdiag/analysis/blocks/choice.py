@@ -160,26 +160,21 @@ def analyze_blocks(
     seen = {(e.module, e.kind) for e in effects}
     hidden = {str(u["module"] or "") for u in unseen if (u["module"], u["product"]) not in seen}
     spent = sum(e.flops * (e.key in kept or (e.key in wide_wgrad) / 3) for e in free)
+    evidence = {
+        "flops_in_bf16": _share(spent, whole),
+        "flops_not_quantised": _share(sum(e.flops for e in effects if e.key in bound), whole),
+        "budget": budget,
+        "rise": left,
+        "rise_all_quantised": left_of(free, ()),
+        "late_over_early": late_over_early(free),
+        "not_recorded": sorted({*missing, *hidden}),
+    }
     plan = BlockPlan(
         target=recipe.target,
         formats=recipe.formats(),
         layers=tuple(chosen),
         reason=_reason(free, kept, left, budget) if curve.losses else _NO_LOSSES,
-        evidence=dict(
-            finite(
-                {
-                    "flops_in_bf16": _share(spent, whole),
-                    "flops_not_quantised": _share(
-                        sum(e.flops for e in effects if e.key in bound), whole
-                    ),
-                    "budget": budget,
-                    "rise": left,
-                    "rise_all_quantised": left_of(free, ()),
-                    "late_over_early": late_over_early(free),
-                    "not_recorded": sorted({*missing, *hidden}),
-                }
-            )
-        ),
+        evidence=dict(finite(evidence)),
     )
     return BlockAnalysis(
         recipe=recipe,
