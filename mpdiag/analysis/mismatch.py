@@ -67,8 +67,7 @@ class Mismatch:
         fp16: The distance with FP16 in place of BF16, measured; None if it was not.
         fp16_reason: Why FP16 was not measured; empty where it was.
         loss_scale: For a training in FP16, from the recording; None without one.
-        unequal: Parameters that one model lacks, or of which rounding to the coarser dtype does not
-            explain the difference. ``kept`` and ``fp16`` have the first model's weights.
+        unequal: Parameters that one model lacks, or that differ by more than rounding.
     """
 
     tokens: int

@@ -44,8 +44,7 @@ def judge_blocks(
         return Verdict("cannot", text, (), open_questions)
     layers = [layer for layer in plan.layers if layer.kind in ("linear", "grouped", "experts")]
     quantised = [layer for layer in layers if layer.quantised]
-    wide = (plan.evidence[name] or 0 for name in ("flops_in_bf16", "flops_not_quantised"))
-    share = sum(map(float, wide))
+    share = sum(plan.evidence[name] or 0.0 for name in ("flops_in_bf16", "flops_not_quantised"))
     if not quantised:
         text = f"No layer can train in {label}."
         return Verdict("cannot", text, (plan.reason,), open_questions)

@@ -12,8 +12,6 @@ from mpdiag.tracing.fingerprint import some_of
 
 TOP = 8
 """Layers that are shown."""
-HELPS = 0.95
-"""What helps makes the mean difference at most this large a share of what it was."""
 
 
 def mismatch_text(found: Mismatch) -> Iterator[RenderableType]:
@@ -58,12 +56,8 @@ def _advice(found: Mismatch, numel: int) -> Iterator[tuple[str, str]]:
         yield "FP32", "Not measured: no layer gave outputs of the same shapes in both passes."
     else:
         yield "FP32", f"No layer within {percent(found.budget, 0)} of the parameters helps."
-    beyond = [
-        layer
-        for layer in found.ranking
-        if (layer.removable or 0.0) >= MATTERS and layer.name not in found.keep
-    ]
-    for layer in beyond[:1]:
+    beyond = [layer for layer in found.ranking if layer.name not in found.keep][:1]
+    for layer in (one for one in beyond if (one.removable or 0.0) >= MATTERS):
         removed, held = percent(layer.removable or 0.0, 0), percent(layer.numel / numel, 0)
         words = f"would remove {removed}, but the layer holds {held} of the parameters"
         yield "", f"FP32 in {layer_name(layer.name)} {words} (--budget {found.budget:g})."
@@ -82,6 +76,6 @@ def _gain(found: Mismatch, other: Distance, advice: str, name: str, then: str = 
     if not other.mean:
         return f"{advice}. The difference is gone (measured).{then}"
     times = found.distance.mean / other.mean
-    if times * HELPS < 1:
+    if times < 1.05:  # another rounding alone may do that
         return f"{name} does not help. Measured: {other.mean:.3g} on average."
     return f"{advice}. Measured: {other.mean:.3g} on average, {times:.2g} times smaller.{then}"

@@ -1,8 +1,7 @@
 """Tables and findings that fit any terminal: words are never cut.
 
-A table is drawn as one while its figures fit on one line and its sentences have room to wrap. Otherwise
-the columns that matter least are left out first, and then each row becomes a few lines. Without
-words in any row a column is always left out.
+Empty columns are left out. A table is drawn as one while its figures fit on one line and its sentences
+have room to wrap. Otherwise the columns that matter least go first, then each row becomes a few lines.
 """
 
 from collections.abc import Sequence
