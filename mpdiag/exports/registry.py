@@ -291,13 +291,15 @@ def _wrapped(text: str, mark: str, bullet: str) -> list[str]:
     return [mark + line for line in wrapped]
 
 
+listed = partial(some_of, shown=12)
+"""Names in a row, the first ones."""
 _FILTERS: dict[str, Callable[..., Any]] = {
     "tojson": json.dumps,  # in the order of the keys, which Jinja's own sorts
     "literal": repr,
     "one_line": _one_line,
     "arguments": _arguments,
     "python": partial(pprint.pformat, width=96, sort_dicts=False),
-    "listed": lambda names: listed(list(names)),
+    "listed": listed,
 }
 
 
@@ -408,10 +410,6 @@ def _seen_to(choice: Fp32Choice) -> bool:
     """Whether autocast keeps this operation in FP32 (or its statistics) without being told."""
     op = choice.op
     return op.startswith(tuple(_BY_AUTOCAST)) or op.endswith("Loss")
-
-
-listed = partial(some_of, shown=12)
-"""Names in a row, the first ones."""
 
 
 def _of_format(plan: PrecisionPlan, support: Support) -> Iterator[str]:
