@@ -309,6 +309,7 @@ class Head(nn.Module):
     "NVIDIA/Megatron-LM/issues/7452",
     "Finding 1: label smoothing over a split vocabulary averages over one rank's words",
     "code: mean =",
+    "code: loss = (1 - share)",  # the share follows from the number of words, too
     ranks=2,
 )
 def label_smoothing(variant: str) -> Training:
@@ -651,6 +652,7 @@ class Attached(torch.autograd.Function):
     "The result of MoEAuxLossAutoScaler.apply() is discarded, so the balance loss has no gradient",
     "layer.gate",
     "layer",
+    "code: share.square()",
 )
 def discarded_loss(variant: str) -> Training:
     layer = Experts()

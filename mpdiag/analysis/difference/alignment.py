@@ -63,10 +63,9 @@ def aligned(a: Sequence[Tensor], b: Sequence[Tensor]) -> tuple[list[Pair], list[
     """The pairs of two steps in the order in which they are judged, and the edits of the graph.
 
     Args:
-        a: All tensors of a step on one side.
+        a: All tensors of a step on one side, of ``whole_batches``.
         b: Those on the other.
     """
-    a, b = (_whole_batch(side, _parts(side, other)) for side, other in ((a, b), (b, a)))
     named = {_name(t): t for t in b if t.kind != "operation"}
     pairs = [Pair(t, named[_name(t)]) for t in a if t.kind != "operation" and _name(t) in named]
     ours, theirs = _operations(a), _operations(b)
@@ -78,6 +77,11 @@ def aligned(a: Sequence[Tensor], b: Sequence[Tensor]) -> tuple[list[Pair], list[
             pairs += some
             edits += found
     return sorted(pairs, key=lambda pair: _place(pair.a)), edits
+
+
+def whole_batches(a: Sequence[Tensor], b: Sequence[Tensor]) -> list[Sequence[Tensor]]:
+    """Both sides of a step, with the parts of a batch put together where one side has more of them."""
+    return [_whole_batch(side, _parts(side, other)) for side, other in ((a, b), (b, a))]
 
 
 def _parts(step: Sequence[Tensor], other: Sequence[Tensor]) -> int:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mpdiag.analysis.difference.alignment import Edit, Pair, aligned
+from mpdiag.analysis.difference.alignment import Edit, Pair, aligned, whole_batches
 from mpdiag.analysis.difference.pieces import Layout, layout_of, matched
 from mpdiag.analysis.difference.sides import Steps, Tensor
 from mpdiag.analysis.difference.tolerance import (
@@ -191,7 +191,8 @@ def difference(a: Steps, b: Steps) -> RunDifference:
     history = _Gradients()
     last = cut_off = None
     for number, step in enumerate(shared):
-        pairs, found = aligned(a[step], b[step])
+        ours, theirs = whole_batches(a[step], b[step])
+        pairs, found = aligned(ours, theirs)
         edits = edits or found
         layout = layout_of(pairs)
         later = bool(number or step)
@@ -204,8 +205,8 @@ def difference(a: Steps, b: Steps) -> RunDifference:
         last = step
         place = _first(some)
         if place is not None:
-            known = _known(some[:place], replace(layout, strict=True))
-            first = _culprit(some, place, (a[step], b[step], found), known)
+            known = [_agreeing(some[:place], replace(layout, strict=s)) for s in (True, False)]
+            first = _culprit(some, place, (ours, theirs, found), known)
             before = judged[: len(judged) - len(some) + place]
             return RunDifference(
                 first, judged, edits, last, None, sum(j.pair.certain for j in before)
@@ -385,22 +386,22 @@ _Graphs = tuple[Sequence[Tensor], Sequence[Tensor], Sequence[Edit]]
 """A step's tensors on both sides, and what is edited."""
 
 
-def _known(judged: Sequence[Judged], strict: Layout) -> set[int]:
-    """Which tensors surely agree, by ``id``: not only by a choice of how ranks hold them."""
+def _agreeing(judged: Sequence[Judged], layout: Layout) -> set[int]:
+    """Which tensors agree, by ``id``; with a strict layout not by a choice of how ranks hold them."""
     return {
         id(t)
         for j in judged
-        if j.pair.certain
+        if (j.pair.certain or j.pair.a.pieces[0].values.any())  # zeros agree by chance
         and all(
             distance(x[0], y[0]) <= j.apart.tolerance * size_of(x[0], y[0])
-            for _, x, y, _ in matched(j.pair.a, j.pair.b, strict)
+            for _, x, y, _ in matched(j.pair.a, j.pair.b, layout)
         )
         for t in (j.pair.a, j.pair.b)
     }
 
 
 def _culprit(
-    judged: Sequence[Judged], place: int, graphs: _Graphs, known: Collection[int]
+    judged: Sequence[Judged], place: int, graphs: _Graphs, known: Sequence[Collection[int]]
 ) -> Culprit:
     """Name what parts: the operation, or the ones behind it of which nothing is known."""
     one = judged[place]
@@ -437,14 +438,23 @@ _KINDS = {
 """What parts, where it is a parameter's."""
 
 
-def _unknown(t: Tensor, side: Sequence[Tensor], known: Collection[int]) -> list[Tensor]:
-    """The operations behind a tensor since those that agree, in order; of a sum of these none."""
+def _unknown(t: Tensor, side: Sequence[Tensor], known: Sequence[Collection[int]]) -> list[Tensor]:
+    """The operations behind a tensor since those that agree, in order; of a sum of these none.
+
+    Args:
+        t: The tensor.
+        side: The tensors of its step.
+        known: ``id`` of those that surely agree, and of those that agree by a choice, too. Beside
+            one that surely agrees, another choice cannot stand.
+    """
     rows = {(s.rank, s.order): s for s in side if s.phase == t.phase}
     waiting, found = [t], {}
     while waiting:
         one = waiting.pop()
         read = [rows[key] for i in one.reads if (key := (one.rank, i)) in rows]
-        new = [s for s in read if id(s) not in known and id(s) not in found]
+        chosen = one is t and t.kind == "operation" and all(id(s) not in known[0] for s in read)
+        agree = known[1 if chosen else 0]
+        new = [s for s in read if id(s) not in agree and id(s) not in found]
         computes = one is not t and one.kind == "operation" and one.name not in MOVES
         if computes and (new or not read or not one.name.startswith("add")):
             found[id(one)] = one
