@@ -17,9 +17,7 @@ from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from typing import Any
 
-import numpy as np
-
-from mpdiag.analysis.difference.sides import Tensor
+from mpdiag.analysis.difference.sides import Tensor, times
 from mpdiag.numerics.autocast_lists import MOVES
 
 _PLACES = ("weight", "input", "forward", "backward", "weight_grad", "updated_weight")
@@ -76,6 +74,10 @@ def aligned(a: Sequence[Tensor], b: Sequence[Tensor]) -> tuple[list[Pair], list[
             some, found = _matched(ours.get(key, []), theirs.get(key, []))
             pairs += some
             edits += found
+    weights = [{t.name: t for t in side if t.kind == "weight"} for side in (a, b)]
+    for i, side in enumerate("ab"):
+        lone = [t for name, t in weights[i].items() if name not in weights[1 - i]]
+        edits += [Edit(t.module, t.phase, f"parameter {t.name}", side, [t]) for t in lone]
     return sorted(pairs, key=lambda pair: _place(pair.a)), edits
 
 
@@ -127,10 +129,7 @@ def _without_gradient(a: Sequence[Tensor], b: Sequence[Tensor], *kinds: str) -> 
             of = "weight" if t.kind == "weight_grad" else "output"
             lone = t.kind in ("weight_grad", *kinds) and _name(t) not in there
             if lone and (of, t.module, t.name, t.call) in known:
-                pieces = tuple(
-                    replace(p, values=p.values * np.nan, norm=math.nan) for p in t.pieces
-                )
-                none = replace(t, pieces=pieces)
+                none = times(t, math.nan)
                 pairs.append(Pair(none, t) if swapped else Pair(t, none))
     return pairs
 
@@ -188,6 +187,7 @@ def _changed(pairs: Sequence[tuple[Tensor, Tensor]]) -> Iterator[tuple[str, str,
             f"{name} {ours.get(name, 'default')} -> {theirs.get(name, 'default')}"
             for name, value in (theirs | ours).items()
             if ours.get(name) != theirs.get(name) and not isinstance(value, list)
+            if x.shape == y.shape or not isinstance(value, int)  # which follow a rank's rows
         ]
         if other:
             yield "both", f"{x.name}({', '.join(other)})", y

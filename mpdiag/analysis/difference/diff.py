@@ -203,10 +203,12 @@ def difference(a: Steps, b: Steps) -> RunDifference:
             break
         judged += some
         last = step
-        place = _first(some)
+        place = _first(some, (ours, theirs))
         if place is not None:
+            place, everywhere = _off(some, place, layout)
             known = [_agreeing(some[:place], replace(layout, strict=s)) for s in (True, False)]
-            first = _culprit(some, place, (ours, theirs, found), known)
+            first = _culprit(some[place], (ours, theirs, found), known)
+            first = _outside(first, found) if everywhere else first
             before = judged[: len(judged) - len(some) + place]
             return RunDifference(
                 first, judged, edits, last, None, sum(j.pair.certain for j in before)
@@ -368,18 +370,51 @@ def _beyond_judgement(judged: Sequence[Judged]) -> bool:
     return bool(found) and 2 * lost > len(found)
 
 
-def _first(judged: Sequence[Judged]) -> int | None:
-    """The first one beyond rounding; of an uncertain pair only where the next certain one is, too."""
+def _first(judged: Sequence[Judged], sides: Sequence[Sequence[Tensor]]) -> int | None:
+    """The first one beyond rounding; of an uncertain pair only where the next certain one is, too.
+
+    Gradients are added up in any order: a sum counts where something that reads it is beyond, too.
+    """
+    beyond = {id(t) for j in judged if j.apart.ratio > 1.0 for t in (j.pair.a, j.pair.b)}
+    agree = {id(t) for j in judged if j.pair.certain for t in (j.pair.a, j.pair.b)} - beyond
+    read, felt = set(), set()
+    for side in sides:
+        rows = {(s.rank, s.order): id(s) for s in side if s.name == "add"}
+        for s in side:
+            held = {rows[key] for i in s.reads if (key := (s.rank, i)) in rows}
+            read |= held
+            felt |= held if id(s) not in agree else set()
     waiting: int | None = None
-    for i, one in enumerate(judged):
-        beyond = one.apart.ratio > 1.0
-        if one.pair.certain:
-            if beyond:
-                return i if waiting is None else waiting
+    for i, j in enumerate(judged):
+        chance = {id(j.pair.a), id(j.pair.b)} <= read - felt  # such a pair of sums is none
+        if j.apart.ratio > 1.0 and not chance:
+            waiting = i if waiting is None else waiting
+            if j.pair.certain:
+                return waiting
+        elif j.pair.certain:
             waiting = None
-        elif beyond and waiting is None:
-            waiting = i
     return None
+
+
+def _off(judged: Sequence[Judged], place: int, layout: Layout) -> tuple[int, bool]:
+    """The first gradient that is off by another factor than most are; whether there is none.
+
+    Clipping, or what the loss is multiplied by, makes all gradients off by one factor.
+    """
+    values = {
+        i: (x[0], y[0])
+        for i, j in enumerate(judged)
+        if j.pair.a.kind == "weight_grad"
+        for _, x, y, _ in matched(j.pair.a, j.pair.b, layout)
+        if x[0].any()
+    }
+    beyond = [i for i in values if judged[i].apart.ratio > 1.0]
+    if place not in values or 2 * len(beyond) <= len(values):
+        return place, False
+    factor = float(np.nanmedian([x @ y / (x @ x) for x, y in (values[i] for i in beyond)]))
+    room = {i: FACTOR * judged[i].apart.tolerance * size_of(*values[i]) for i in beyond}
+    other = [i for i in beyond if not distance(factor * values[i][0], values[i][1]) <= room[i]]
+    return min(other, default=place), not other
 
 
 _Graphs = tuple[Sequence[Tensor], Sequence[Tensor], Sequence[Edit]]
@@ -400,34 +435,34 @@ def _agreeing(judged: Sequence[Judged], layout: Layout) -> set[int]:
     }
 
 
-def _culprit(
-    judged: Sequence[Judged], place: int, graphs: _Graphs, known: Sequence[Collection[int]]
-) -> Culprit:
-    """Name what parts: the operation, or the ones behind it of which nothing is known."""
-    one = judged[place]
-    t = one.pair.b if one.pair.b.file else one.pair.a
-    module, op = t.module, _KINDS.get(t.kind, t.name or t.kind)
-    made = t
-    agreed = next(
-        (j.pair for j in reversed(judged[:place]) if j.pair.certain and j.step == one.step), None
-    )
-    lost = t.kind == "weight_grad" and one.apart.difference == math.inf
-    if lost and agreed is not None and agreed.a.kind == t.kind:
-        module = agreed.a.module  # which comes after it in the model, and let no gradient through
+def _culprit(one: Judged, graphs: _Graphs, known: Sequence[Collection[int]]) -> Culprit:
+    """Name what parts: the tensor, or the operations behind it of which nothing is known."""
     a, b, edits = graphs
+    made = one.pair.b if one.pair.b.file else one.pair.a
+    kind, phase = made.kind, made.phase
+    module, op = made.module, _KINDS.get(kind, made.name or kind)
+    name = made.name if "weight" in kind else ""
     hidden = _unknown(one.pair.a, a, known) + _unknown(one.pair.b, b, known)
-    if "weight" not in t.kind and hidden:
+    if hidden and (not name or one.apart.difference == math.inf):
         alone = {id(x) for e in edits if e.side != "both" for x in e.tensors}
         edited = [x for x in hidden if id(x) in alone and roundoff(x.dtype)]
-        made = min(edited, key=lambda x: x.order) if edited else hidden[-1]
-        shown = all(any(_computes(x, t.phase) for x in side) for side in (a, b))
+        made = min(edited or hidden, key=lambda x: x.order)
+        shown = all(any(_computes(x, phase) for x in side) for side in (a, b))
         modules = {made.module} if shown else {x.module for x in hidden}
         module, op = _around(modules), made.name if len(modules) == 1 else "operation"
-    name = t.name if "weight" in t.kind else ""
     line = made.file, made.line, made.code
-    return Culprit(
-        module, op, t.phase, *line, one.rank, one.step, t.kind, name, *astuple(one.apart)
-    )
+    return Culprit(module, op, phase, *line, one.rank, one.step, kind, name, *astuple(one.apart))
+
+
+def _outside(first: Culprit, edits: Sequence[Edit]) -> Culprit:
+    """Where all gradients are off by one factor: the first edit of the loss, if there is one."""
+    loss = [e.tensors[0] for e in edits if e.module is None and e.phase == "forward"]
+    made = next((t for t in loss if roundoff(t.dtype)), None)
+    first = replace(first, module=None, name="")
+    if made is None:
+        return first
+    line = {"file": made.file, "line": made.line, "code": made.code}
+    return replace(first, op=made.name, kind=made.kind, phase=made.phase, **line)
 
 
 _KINDS = {
@@ -439,7 +474,7 @@ _KINDS = {
 
 
 def _unknown(t: Tensor, side: Sequence[Tensor], known: Sequence[Collection[int]]) -> list[Tensor]:
-    """The operations behind a tensor since those that agree, in order; of a sum of these none.
+    """The operations behind a tensor since those that agree, in order; sums of these if no other.
 
     Args:
         t: The tensor.
@@ -448,18 +483,18 @@ def _unknown(t: Tensor, side: Sequence[Tensor], known: Sequence[Collection[int]]
             one that surely agrees, another choice cannot stand.
     """
     rows = {(s.rank, s.order): s for s in side if s.phase == t.phase}
-    waiting, found = [t], {}
+    waiting, found, sums = [t], {}, {}
     while waiting:
         one = waiting.pop()
         read = [rows[key] for i in one.reads if (key := (one.rank, i)) in rows]
         chosen = one is t and t.kind == "operation" and all(id(s) not in known[0] for s in read)
         agree = known[1 if chosen else 0]
         new = [s for s in read if id(s) not in agree and id(s) not in found]
-        computes = one is not t and one.kind == "operation" and one.name not in MOVES
-        if computes and (new or not read or not one.name.startswith("add")):
-            found[id(one)] = one
+        if one is not t and one.kind == "operation" and one.name not in MOVES:
+            plain = one.name == "add" and not new
+            (sums if plain else found)[id(one)] = one
         waiting += new
-    return sorted(found.values(), key=lambda s: s.order)
+    return sorted((found or sums).values(), key=lambda s: s.order)
 
 
 def _computes(t: Tensor, phase: str) -> bool:

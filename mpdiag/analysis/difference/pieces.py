@@ -34,6 +34,7 @@ class Layout:
     Attributes:
         ranks: How many ranks the other side has for one here.
         split: Whether each rank has rows of the batch of its own.
+        batch: How many rows the batch has.
         turns: Whether rows were dealt out in turn, and not row after row; None for another way.
         scales: How many times larger a rank's gradients of its rows may be: it is of its own mean, or
             not; one where they show it.
@@ -42,6 +43,7 @@ class Layout:
 
     ranks: int = 1
     split: bool = False
+    batch: int = 1
     turns: bool | None = False
     scales: tuple[float, ...] = (1.0,)
     strict: bool = False
@@ -72,11 +74,12 @@ def _dealt(inputs: Sequence[Pair]) -> Layout:
             continue
         ranks = len(many.pieces)
         if one.shape != many.shape:
-            far = {t: _furthest(list(_rows(one, many, turns=t))) for t in (False, True)}
+            inside = math.prod(one.shape[1:])
+            far = {t: _furthest(list(_rows(one, many, inside, turns=t))) for t in (False, True)}
             turns = min(far, key=lambda t: far[t])
             known = far[turns] <= _NEAR * far[not turns]
             scales = (1.0, float(ranks), 1.0 / ranks)
-            return Layout(ranks, True, turns if known else None, scales)
+            return Layout(ranks, True, one.shape[0], turns if known else None, scales)
     return Layout(ranks)
 
 
@@ -130,25 +133,27 @@ def _matched(one: Tensor, many: Tensor, layout: Layout) -> Iterator[Match]:
         return
     rows = weight or (layout.split and layout.turns is not None)
     if rows and whole.shape[1:] == parts[0].shape[1:]:
-        yield from _rows(one, many, turns=bool(layout.turns) and not weight)
+        turns = bool(layout.turns) and not weight
+        inside, left = divmod(elements, layout.batch if turns else whole.shape[0])
+        if not left:  # of words in one dimension a row of the batch has several
+            yield from _rows(one, many, inside, turns=turns)
     norm = math.sqrt(sum(part.norm**2 for part in parts))
     if weight or one.phase != "backward" or not layout.split:
         none = np.zeros(0)
         yield None, (none, whole.norm), (none, norm), elements
 
 
-def _rows(one: Tensor, many: Tensor, *, turns: bool) -> Iterator[Match]:
-    """The rows of a batch that a rank and the whole were both looked at."""
-    whole = one.pieces[0]
+def _rows(one: Tensor, many: Tensor, inside: int, *, turns: bool) -> Iterator[Match]:
+    """The rows, of as many elements, at which a rank and the whole were both looked at."""
+    whole, ranks = one.pieces[0], len(many.pieces)
     known = positions(whole.shape)
-    inside, ranks = math.prod(whole.shape[1:]), len(many.pieces)
     before = 0
     for i, part in enumerate(many.pieces):
         row, column = np.divmod(positions(part.shape), max(inside, 1))
         there = (row * ranks + i if turns else row + before) * inside + column
         _, ours, theirs = np.intersect1d(known, there, assume_unique=True, return_indices=True)
         yield part.rank, (whole.values[ours], math.nan), (part.values[theirs], math.nan), 0
-        before += part.shape[0] if part.shape else 1
+        before += math.prod(part.shape) // max(inside, 1)
 
 
 def _scale(found: Sequence[Match], scales: Sequence[float]) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,9 +61,34 @@ def steps_of(rows: Sequence[TraceRow]) -> Steps:
             module, own = None if module is None else name, row.name
         found[row.step][row.kind, row.phase, module, own, row.call].append(row)
     return {
-        step: sorted((_joined(key, held) for key, held in by.items()), key=lambda t: t.order)
+        step: _unscaled(
+            sorted((_joined(key, held) for key, held in by.items()), key=lambda t: t.order)
+        )
         for step, by in sorted(found.items())
     }
+
+
+def _unscaled(step: Sequence[Tensor]) -> Sequence[Tensor]:
+    """A step without the loss scale of torch's ``GradScaler``, by whose inverse it multiplies."""
+    end = next((t.order for t in step if t.name.startswith("_amp_foreach_non_finite")), 0)
+    inverse = [t for t in step if t.name == "reciprocal" and not t.shape and t.order < end]
+    if not inverse:
+        return step
+    by = float(inverse[-1].values[0])
+    scaled = {t.order for t in step if t.name == "ones_like"}  # a backward pass begins with it
+    found = []
+    for t in step:
+        if t.phase == "backward" and t.order < end and not scaled.isdisjoint(t.reads):
+            scaled.add(t.order)
+            t = times(t, by)
+        found.append(t)
+    return found
+
+
+def times(t: Tensor, by: float) -> Tensor:
+    """A tensor with all its values multiplied."""
+    pieces = tuple(replace(p, values=p.values * by, norm=p.norm * by) for p in t.pieces)
+    return replace(t, pieces=pieces, spread=None if t.spread is None else t.spread * by)
 
 
 def _joined(key: _Key, rows: Sequence[TraceRow]) -> Tensor:

@@ -55,7 +55,9 @@ def _where(first: Culprit, before: int) -> Iterator[str]:
     what = {
         "input": "the models are given different data",
         "weight": f"the runs begin with different values of {spoken_layer(first.name)}",
-        "weight_grad": f"the gradient of {spoken_layer(first.name)}",
+        "weight_grad": f"the gradient of {spoken_layer(first.name)}"
+        if first.name
+        else "all gradients, by one factor",
         "updated_weight": f"the optimizer's update of {spoken_layer(first.name)}",
     }.get(first.kind, f"{op} in {_module(first.module)}, {first.phase} pass")
     place = f" ({first.file}:{first.line})" if first.file else ""
