@@ -67,7 +67,7 @@ def aligned(a: Sequence[Tensor], b: Sequence[Tensor]) -> tuple[list[Pair], list[
     named = {_name(t): t for t in b if t.kind != "operation"}
     pairs = [Pair(t, named[_name(t)]) for t in a if t.kind != "operation" and _name(t) in named]
     ours, theirs = _operations(a), _operations(b)
-    pairs += _without_gradient(a, b, "gradient" if ours and theirs else "weight_grad")
+    pairs += _without_gradient(a, b)
     edits: list[Edit] = []
     if ours and theirs:
         for key in dict.fromkeys((*ours, *theirs)):
@@ -114,21 +114,14 @@ def _whole_batch(step: Sequence[Tensor], parts: int) -> Sequence[Tensor]:
     return sorted(found, key=lambda t: t.order)
 
 
-def _without_gradient(a: Sequence[Tensor], b: Sequence[Tensor], *kinds: str) -> list[Pair]:
-    """Gradients that arrive on one side alone, though both sides know the tensor.
-
-    Compiled graphs may show no gradient of what they fuse, nor distributed tensors of what is laid out
-    anew. Gradients of parameters are there in each case.
-    """
+def _without_gradient(a: Sequence[Tensor], b: Sequence[Tensor]) -> list[Pair]:
+    """Parameters of both sides that have a gradient on one side alone."""
     pairs = []
     for ours, theirs, swapped in ((a, b, False), (b, a, True)):
-        there = {_name(t) for t in theirs}
-        held = [t for t in theirs if t.at is None or t.kind == "weight"]
-        known = {(t.kind, t.module, t.name, t.call) for t in held}
+        known = {t.name for t in theirs if t.kind == "weight"}
+        known -= {t.name for t in theirs if t.kind == "weight_grad"}
         for t in ours:
-            of = "weight" if t.kind == "weight_grad" else "output"
-            lone = t.kind in ("weight_grad", *kinds) and _name(t) not in there
-            if lone and (of, t.module, t.name, t.call) in known:
+            if t.kind == "weight_grad" and t.name in known:
                 none = times(t, math.nan)
                 pairs.append(Pair(none, t) if swapped else Pair(t, none))
     return pairs
@@ -187,7 +180,7 @@ def _changed(pairs: Sequence[tuple[Tensor, Tensor]]) -> Iterator[tuple[str, str,
             f"{name} {ours.get(name, 'default')} -> {theirs.get(name, 'default')}"
             for name, value in (theirs | ours).items()
             if ours.get(name) != theirs.get(name) and not isinstance(value, list)
-            if x.shape == y.shape or not isinstance(value, int)  # which follow a rank's rows
+            if len(x.pieces) == len(y.pieces) or not isinstance(value, int)  # as many rows
         ]
         if other:
             yield "both", f"{x.name}({', '.join(other)})", y

@@ -198,17 +198,17 @@ def difference(a: Steps, b: Steps) -> RunDifference:
         later = bool(number or step)
         moved = _Moved(_weights_apart(pairs, history.possible)) if later else None
         some = list(_judged(pairs, step, layout, moved, history))
+        some = _sums_in_any_order(some, (ours, theirs))
         if later and _beyond_judgement(some):
             cut_off = step
             break
         judged += some
         last = step
-        place = _first(some, (ours, theirs))
+        place = _first(some)
         if place is not None:
             place, everywhere = _off(some, place, layout)
-            known = [_agreeing(some[:place], replace(layout, strict=s)) for s in (True, False)]
-            first = _culprit(some[place], (ours, theirs, found), known)
-            first = _outside(first, found) if everywhere else first
+            first = _culprit(some[place], (ours, theirs, found), _known(some[:place]))
+            first = replace(first, module=None, name="") if everywhere else first
             before = judged[: len(judged) - len(some) + place]
             return RunDifference(
                 first, judged, edits, last, None, sum(j.pair.certain for j in before)
@@ -370,30 +370,42 @@ def _beyond_judgement(judged: Sequence[Judged]) -> bool:
     return bool(found) and 2 * lost > len(found)
 
 
-def _first(judged: Sequence[Judged], sides: Sequence[Sequence[Tensor]]) -> int | None:
-    """The first one beyond rounding; of an uncertain pair only where the next certain one is, too.
-
-    Gradients are added up in any order: a sum counts where something that reads it is beyond, too.
-    """
-    beyond = {id(t) for j in judged if j.apart.ratio > 1.0 for t in (j.pair.a, j.pair.b)}
-    agree = {id(t) for j in judged if j.pair.certain for t in (j.pair.a, j.pair.b)} - beyond
-    read, felt = set(), set()
-    for side in sides:
-        rows = {(s.rank, s.order): id(s) for s in side if s.name == "add"}
-        for s in side:
-            held = {rows[key] for i in s.reads if (key := (s.rank, i)) in rows}
-            read |= held
-            felt |= held if id(s) not in agree else set()
+def _first(judged: Sequence[Judged]) -> int | None:
+    """The first one beyond rounding; of an uncertain pair only where the next certain one is, too."""
     waiting: int | None = None
-    for i, j in enumerate(judged):
-        chance = {id(j.pair.a), id(j.pair.b)} <= read - felt  # such a pair of sums is none
-        if j.apart.ratio > 1.0 and not chance:
+    for i, one in enumerate(judged):
+        if one.apart.ratio > 1.0:
             waiting = i if waiting is None else waiting
-            if j.pair.certain:
+            if one.pair.certain:
                 return waiting
-        elif j.pair.certain:
+        elif one.pair.certain:
             waiting = None
     return None
+
+
+def _sums_in_any_order(judged: Sequence[Judged], sides: Sequence[Sequence[Tensor]]) -> list[Judged]:
+    """Sums that differ are not certainly the same ones if nothing that is made of them differs."""
+    found = [j for j in judged if j.pair.certain and j.apart.ratio > 1.0]
+    beyond = {id(t) for j in found for t in (j.pair.a, j.pair.b)}
+    known = _known(judged) - beyond
+    shown: set[int] = set()
+    for side in sides:
+        read: set[tuple[int, int]] = set()
+        felt: set[tuple[int, int]] = set()
+        for s in sorted(side, key=lambda s: -s.order):
+            place, reads = (s.rank, s.order), {(s.rank, i) for i in s.reads}
+            added = s.name == "add" or s.kind == "gradient"
+            off = id(s) in beyond and not (added and place in read)
+            if off or (place in felt and id(s) not in known):
+                shown.add(id(s))
+                felt |= reads
+            read |= reads
+    return [
+        replace(j, pair=replace(j.pair, certain=False))
+        if {id(j.pair.a), id(j.pair.b)} <= beyond - shown
+        else j
+        for j in judged
+    ]
 
 
 def _off(judged: Sequence[Judged], place: int, layout: Layout) -> tuple[int, bool]:
@@ -421,28 +433,27 @@ _Graphs = tuple[Sequence[Tensor], Sequence[Tensor], Sequence[Edit]]
 """A step's tensors on both sides, and what is edited."""
 
 
-def _agreeing(judged: Sequence[Judged], layout: Layout) -> set[int]:
-    """Which tensors agree, by ``id``; with a strict layout not by a choice of how ranks hold them."""
-    return {
-        id(t)
-        for j in judged
-        if (j.pair.certain or j.pair.a.pieces[0].values.any())  # zeros agree by chance
-        and all(
-            distance(x[0], y[0]) <= j.apart.tolerance * size_of(x[0], y[0])
-            for _, x, y, _ in matched(j.pair.a, j.pair.b, layout)
-        )
-        for t in (j.pair.a, j.pair.b)
-    }
+def _known(judged: Sequence[Judged]) -> set[int]:
+    """Which tensors surely agree, by ``id``: not by chance, nor only if ranks add them up."""
+    found: set[int] = set()
+    for j in judged:
+        a, b = j.pair.a, j.pair.b
+        joined = len(a.pieces) != len(b.pieces) and j.rank is None and a.shape == b.shape
+        agree = j.apart.ratio <= 1.0 and not (joined and "weight" not in a.kind)
+        if agree and (j.pair.certain or a.pieces[0].values.any()):
+            found |= {id(a), id(b)}
+    return found
 
 
-def _culprit(one: Judged, graphs: _Graphs, known: Sequence[Collection[int]]) -> Culprit:
+def _culprit(one: Judged, graphs: _Graphs, known: Collection[int]) -> Culprit:
     """Name what parts: the tensor, or the operations behind it of which nothing is known."""
     a, b, edits = graphs
     made = one.pair.b if one.pair.b.file else one.pair.a
     kind, phase = made.kind, made.phase
     module, op = made.module, _KINDS.get(kind, made.name or kind)
     name = made.name if "weight" in kind else ""
-    hidden = _unknown(one.pair.a, a, known) + _unknown(one.pair.b, b, known)
+    compared = one.pair.certain and kind == "operation"
+    hidden = _unknown(one.pair.a, a, known, compared) + _unknown(one.pair.b, b, known, compared)
     if hidden and (not name or one.apart.difference == math.inf):
         alone = {id(x) for e in edits if e.side != "both" for x in e.tensors}
         edited = [x for x in hidden if id(x) in alone and roundoff(x.dtype)]
@@ -454,17 +465,6 @@ def _culprit(one: Judged, graphs: _Graphs, known: Sequence[Collection[int]]) -> 
     return Culprit(module, op, phase, *line, one.rank, one.step, kind, name, *astuple(one.apart))
 
 
-def _outside(first: Culprit, edits: Sequence[Edit]) -> Culprit:
-    """Where all gradients are off by one factor: the first edit of the loss, if there is one."""
-    loss = [e.tensors[0] for e in edits if e.module is None and e.phase == "forward"]
-    made = next((t for t in loss if roundoff(t.dtype)), None)
-    first = replace(first, module=None, name="")
-    if made is None:
-        return first
-    line = {"file": made.file, "line": made.line, "code": made.code}
-    return replace(first, op=made.name, kind=made.kind, phase=made.phase, **line)
-
-
 _KINDS = {
     "weight": "weight",
     "weight_grad": "gradient of a parameter",
@@ -473,23 +473,18 @@ _KINDS = {
 """What parts, where it is a parameter's."""
 
 
-def _unknown(t: Tensor, side: Sequence[Tensor], known: Sequence[Collection[int]]) -> list[Tensor]:
-    """The operations behind a tensor since those that agree, in order; sums of these if no other.
-
-    Args:
-        t: The tensor.
-        side: The tensors of its step.
-        known: ``id`` of those that surely agree, and of those that agree by a choice, too. Beside
-            one that surely agrees, another choice cannot stand.
-    """
+def _unknown(
+    t: Tensor, side: Sequence[Tensor], known: Collection[int], compared: bool
+) -> list[Tensor]:
+    """The operations behind a tensor since those that agree, in order; sums of these if no other."""
     rows = {(s.rank, s.order): s for s in side if s.phase == t.phase}
     waiting, found, sums = [t], {}, {}
     while waiting:
         one = waiting.pop()
         read = [rows[key] for i in one.reads if (key := (one.rank, i)) in rows]
-        chosen = one is t and t.kind == "operation" and all(id(s) not in known[0] for s in read)
-        agree = known[1 if chosen else 0]
-        new = [s for s in read if id(s) not in agree and id(s) not in found]
+        new = [s for s in read if id(s) not in known and id(s) not in found]
+        if one is t and compared and len(new) == len(read):
+            return []  # none of them is known to be right, so it may as well be wrong itself
         if one is not t and one.kind == "operation" and one.name not in MOVES:
             plain = one.name == "add" and not new
             (sums if plain else found)[id(one)] = one

@@ -38,7 +38,6 @@ class Layout:
         turns: Whether rows were dealt out in turn, and not row after row; None for another way.
         scales: How many times larger a rank's gradients of its rows may be: it is of its own mean, or
             not; one where they show it.
-        strict: Whether an operation's values must be the whole, or have that scale.
     """
 
     ranks: int = 1
@@ -46,7 +45,6 @@ class Layout:
     batch: int = 1
     turns: bool | None = False
     scales: tuple[float, ...] = (1.0,)
-    strict: bool = False
 
 
 def layout_of(pairs: Sequence[Pair]) -> Layout:
@@ -94,9 +92,7 @@ def matched(a: Tensor, b: Tensor, layout: Layout) -> Iterable[Match]:
     if not layout.split or not backward:
         return found
     scales = layout.scales
-    if not (
-        _has_rows(a, b) and (layout.strict or a.kind == "gradient")
-    ):  # no gradient, or of all ranks
+    if not (a.from_loss or b.from_loss or a.kind == "gradient") or not _has_rows(a, b):
         scales = (1.0, *scales, *(1 / scale for scale in scales))
     return _divided(found, _scale(found, scales))
 
@@ -125,18 +121,17 @@ def _matched(one: Tensor, many: Tensor, layout: Layout) -> Iterator[Match]:
     if whole.shape == parts[0].shape:
         of_a_part = parts[0].rank is None and one.phase == "forward" and not whole.shape
         if not of_a_part:  # a mean, which may count for more than that of another part of the batch
-            ways = () if weight or layout.strict else (np.sum, np.mean)[: 1 + layout.split]
+            ways = () if weight else (np.sum, np.mean)[: 1 + layout.split]
             yield from _nearest(whole, parts, ways)
         return
     elements = sum(math.prod(part.shape) for part in parts)
     if elements != math.prod(whole.shape):
         return
     rows = weight or (layout.split and layout.turns is not None)
-    if rows and whole.shape[1:] == parts[0].shape[1:]:
-        turns = bool(layout.turns) and not weight
-        inside, left = divmod(elements, layout.batch if turns else whole.shape[0])
-        if not left:  # of words in one dimension a row of the batch has several
-            yield from _rows(one, many, inside, turns=turns)
+    turns = bool(layout.turns) and not weight
+    inside, left = divmod(elements, layout.batch if turns else (*whole.shape, 1)[0])
+    if rows and not left and whole.shape[1:] == parts[0].shape[1:]:
+        yield from _rows(one, many, inside, turns=turns)
     norm = math.sqrt(sum(part.norm**2 for part in parts))
     if weight or one.phase != "backward" or not layout.split:
         none = np.zeros(0)

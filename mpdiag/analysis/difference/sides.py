@@ -39,9 +39,11 @@ class Tensor(TraceRow):
 
     Attributes:
         pieces: One for each rank that holds a tensor of its own; else one for all.
+        from_loss: Whether it was made of the gradient that a backward pass begins with.
     """
 
     pieces: tuple[Piece, ...] = ()
+    from_loss: bool = False
 
 
 Steps = Mapping[int, Sequence[Tensor]]
@@ -61,26 +63,27 @@ def steps_of(rows: Sequence[TraceRow]) -> Steps:
             module, own = None if module is None else name, row.name
         found[row.step][row.kind, row.phase, module, own, row.call].append(row)
     return {
-        step: _unscaled(
+        step: _backward(
             sorted((_joined(key, held) for key, held in by.items()), key=lambda t: t.order)
         )
         for step, by in sorted(found.items())
     }
 
 
-def _unscaled(step: Sequence[Tensor]) -> Sequence[Tensor]:
-    """A step without the loss scale of torch's ``GradScaler``, by whose inverse it multiplies."""
-    end = next((t.order for t in step if t.name.startswith("_amp_foreach_non_finite")), 0)
+def _backward(step: Sequence[Tensor]) -> Sequence[Tensor]:
+    """A step in which gradients are known as such, and have no loss scale of torch's ``GradScaler``.
+
+    That multiplies them by the inverse of its scale after the backward pass.
+    """
+    end = next((t.order for t in step if t.name.startswith("_amp_foreach_non_finite")), math.inf)
     inverse = [t for t in step if t.name == "reciprocal" and not t.shape and t.order < end]
-    if not inverse:
-        return step
-    by = float(inverse[-1].values[0])
-    scaled = {t.order for t in step if t.name == "ones_like"}  # a backward pass begins with it
+    by = float(inverse[-1].values[0]) if inverse and end < math.inf else 1.0
+    made = {t.order for t in step if t.name == "ones_like"}
     found = []
     for t in step:
-        if t.phase == "backward" and t.order < end and not scaled.isdisjoint(t.reads):
-            scaled.add(t.order)
-            t = times(t, by)
+        if t.phase == "backward" and t.order < end and not made.isdisjoint(t.reads):
+            made.add(t.order)
+            t = replace(t if by == 1.0 else times(t, by), from_loss=True)
         found.append(t)
     return found
 
