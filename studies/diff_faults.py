@@ -37,7 +37,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import mpdiag
 
 KINDS = ("precision", "fp16", "compiled", "inductor", "ddp", "fsdp", "rewritten")
-SEEDS = {"dev": 0, "held-out": 300_000, "last": 400_000, "fresh": 500_000}
+SEEDS = {"dev": 0, "held-out": 300_000, "last": 400_000, "fresh": 500_000, "newest": 600_000}
 RANKS, COMPILED = ("ddp", "fsdp"), ("compiled", "inductor")
 RESULTS = Path(__file__).parent / "results/diff-faults.json"
 CLEAN = 1
