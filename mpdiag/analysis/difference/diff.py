@@ -478,7 +478,9 @@ def _unknown(
 ) -> list[Tensor]:
     """The operations behind a tensor since those that agree, in order; sums of these if no other."""
     rows = {(s.rank, s.order): s for s in side if s.phase == t.phase}
-    waiting, found, sums = [t], {}, {}
+    waiting = [t]
+    found: dict[int, Tensor] = {}
+    sums: dict[int, Tensor] = {}
     while waiting:
         one = waiting.pop()
         read = [rows[key] for i in one.reads if (key := (one.rank, i)) in rows]
