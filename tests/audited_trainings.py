@@ -25,6 +25,9 @@ class Masters(torch.optim.AdamW):
         for copy, p in zip(self.copies, self.model, strict=True):
             copy.grad = None if p.grad is None else p.grad.float()
         super().step(closure)
+        self.copy_back()
+
+    def copy_back(self, _: int = 0):
         for copy, p in zip(self.copies, self.model, strict=True):
             p.data.copy_(copy)
 

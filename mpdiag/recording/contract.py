@@ -5,9 +5,10 @@ tensors of the same shape that one does: one that rounds to the parameter is its
 """
 
 import re
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ from mpdiag.tracing.sharding import Reduction, reductions, unapplied
 FIRST_STEPS = 3
 """Steps after which the precision is read; later only in recorded steps."""
 _HEAD = 64
+Pairs = Mapping[int, tuple[torch.Tensor, Optimizer]]
 _BITS_OF = re.compile(r"(?i)(?:nf|fp|int|float(?=8tensor))([48])(?!\d)|([48])bit")
 """In the name of a class of quantized weights: Params4bit, Int8Params, Float8Tensor."""
 _COUNTERS = ("step", "steps")
@@ -47,6 +49,7 @@ def read_parameters(
     *,
     world: int,
     setter: Callable[[nn.Parameter], str | None] = lambda _: None,
+    masters: Pairs = MappingProxyType({}),
 ) -> tuple[ParameterPrecision, ...]:
     """The precision of each parameter, as far as the objects of a training tell.
 
@@ -56,14 +59,11 @@ def read_parameters(
         around: The models, and what is wrapped around them.
         world: Processes that train together.
         setter: Says who gave a parameter its dtype, if that was seen.
+        masters: Copies that held the parameters' values before the step.
     """
     wrapped = reductions(around)
     holders = {id(p): o for o in optimizers for g in o.param_groups for p in g["params"]}
-    own = {id(p) for p in names.values()}
-    loose: dict[int, list[tuple[torch.Tensor, Optimizer]]] = defaultdict(list)
-    for optimizer in optimizers:
-        for p in (p for g in optimizer.param_groups for p in g["params"] if id(p) not in own):
-            loose[p.numel()].append((p, optimizer))
+    copies = masters or _pairs(names.values(), optimizers)
     found = []
     for name, parameter in names.items():
         holder, state, master = holders.get(id(parameter)), {}, None
@@ -73,18 +73,27 @@ def read_parameters(
                 master = next(
                     (t for t in _tensors(state).values() if _is_master(t, parameter)), None
                 )
-        else:  # its optimizer may step a copy of it
-            candidates = loose[parameter.numel()]
-            masters = ((t, o) for t, o in candidates if _is_master(t, parameter))
-            master, holder = next(masters, (None, None))
-            if master is not None and holder is not None:
-                state = holder.state.get(master, {})
-                # Of parameters with equal values each has its own.
-                candidates[:] = [c for c in candidates if c[0] is not master]
+        elif id(parameter) in copies:
+            master, holder = copies[id(parameter)]
+            state = holder.state.get(master, {})
         found.append(
             _of(name, parameter, holder, state, master, wrapped.get(id(parameter)), world, setter)
         )
     return tuple(found)
+
+
+def _pairs(weights: Collection[nn.Parameter], optimizers: Sequence[Optimizer]) -> Pairs:
+    """The FP32 copies that optimizers step in place of parameters, by the parameter's ``id``."""
+    stepped = {id(p): (p, o) for o in optimizers for g in o.param_groups for p in g["params"]}
+    own = set(map(id, weights))
+    loose = [pair for key, pair in stepped.items() if key not in own]
+    found: dict[int, tuple[torch.Tensor, Optimizer]] = {}
+    for parameter in (p for p in weights if loose and id(p) not in stepped):
+        alike = (i for i, (t, _) in enumerate(loose) if t.numel() == parameter.numel())
+        place = next((i for i in alike if _is_master(loose[i][0], parameter)), None)
+        if place is not None:  # of parameters with equal values each has its own
+            found[id(parameter)] = loose.pop(place)
+    return found
 
 
 def _of(
@@ -121,7 +130,8 @@ def _of(
             reduced = reduction.dtype or arrives
     held = {key: t for key, t in _tensors(state).items() if t is not master}
     states = {key: str(short(stored_as(t))) for key, t in held.items()}
-    if holder is not None and not states and not state and _keeps_states(holder):
+    kept = holder is not None and any(map(_tensors, holder.state.values()))
+    if holder is not None and not states and not state and (kept or not holder.state):
         unknown["states"] = elsewhere or "the optimizer has not stepped it"
     set_by = (reduction.policy if reduction is not None else "") or setter(parameter)
     if not set_by:
@@ -179,11 +189,6 @@ def _tensors(state: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         for key, value in state.items()
         if isinstance(value, torch.Tensor) and key not in _COUNTERS
     }
-
-
-def _keeps_states(optimizer: Optimizer) -> bool:
-    """Whether it keeps states for any parameter, so that those of one that has none are yet to come."""
-    return any(_tensors(state) for state in optimizer.state.values()) or not optimizer.state
 
 
 def _is_master(candidate: torch.Tensor, parameter: nn.Parameter) -> bool:
@@ -287,6 +292,7 @@ class ContractWatch(StepListener):
         self._failed = failed
         self._setters = setters
         self._gradients: dict[str, str] = {}
+        self._masters: dict[int, tuple[torch.Tensor, Optimizer]] = {}
         self._reads = self._due = True
         self._unapplied: tuple[Observed, ...] = ()
 
@@ -297,8 +303,16 @@ class ContractWatch(StepListener):
     def step_began(self, step: Step) -> None:
         """Note whether the step is read, and whether the one before had several backward passes."""
         self._due = self._reads and (step.number < FIRST_STEPS or step.recorded)
+        self._masters.clear()
         if step.accumulating and self.facts is not None and not self.facts.accumulating:
             self.facts = replace(self.facts, accumulating=True)
+
+    def optimizer_begins(self) -> None:
+        """Pair copies with their parameters; a loop may copy the new weights after the step ended."""
+        with suppress(Exception):  # reading them after the step says what fails
+            if self._due:
+                weights = [p for root in self._subjects.roots for p in root.parameters()]
+                self._masters.update(_pairs(weights, self._optimizers))
 
     def optimizer_stepped(self, optimizer: Any) -> None:
         """Note the dtypes of gradients while they are there."""
@@ -327,11 +341,12 @@ class ContractWatch(StepListener):
             for root in self._subjects.roots
             for name, p in root.named_parameters()
         }
+        told, copies = self._setters.of, self._masters
         around = [*self._subjects.roots, *self._wrappers()]
         read = [
             self._with_gradient(p)
             for p in read_parameters(
-                names, self._optimizers, around, world=self._world, setter=self._setters.of
+                names, self._optimizers, around, world=self._world, setter=told, masters=copies
             )
         ]
         settings = tuple(_settings(o) for o in self._optimizers)

@@ -90,6 +90,9 @@ class StepListener:
     def evaluation_ended(self) -> None:
         """An optimizer has evaluated its closure, perhaps not for the last time in this step."""
 
+    def optimizer_begins(self) -> None:
+        """An optimizer is about to step."""
+
     def optimizer_stepped(self, optimizer: Any) -> None:
         """An optimizer stepped, or a scaler skipped its step; the step has not ended yet."""
 
@@ -300,6 +303,8 @@ class StepClock:
         if evaluates:
             self.evaluation = 0
             self._reconsider()
+        for listener in self._listeners:
+            listener.optimizer_begins()
 
     def _look_at(self, optimizer: object) -> None:
         """Whether a phase begins with this step of an optimizer."""

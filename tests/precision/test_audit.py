@@ -61,10 +61,15 @@ def test_what_no_optimizer_holds_is_said(tmp_path):
     assert finding.evidence["parameters"] == ["1.weight", "1.bias"]
 
 
-def test_an_optimizer_of_copies_holds_what_it_copies(tmp_path):
+@pytest.mark.parametrize("by_loop", [False, True])
+def test_an_optimizer_of_copies_holds_what_it_copies(tmp_path, by_loop):
     net = model(BF16)
     net[1].float()
-    found = train(net, Masters(net.parameters(), lr=1e-2), tmp_path / "run")
+    optimizer = Masters(net.parameters(), lr=1e-2)
+    between = optimizer.copy_back
+    if by_loop:
+        optimizer.copy_back = lambda: None
+    found = train(net, optimizer, tmp_path / "run", between=between)
     assert {(p.stored, p.master, p.optimizer) for p in found.parameters} == {
         ("bfloat16", "float32", "Masters"),
         ("float32", "float32", "Masters"),
