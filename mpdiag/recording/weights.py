@@ -33,6 +33,7 @@ from mpdiag.runs.schema import TOTAL, Stage
 from mpdiag.tracing.capture import is_captured
 from mpdiag.tracing.dispatch import is_traced
 from mpdiag.tracing.names import NamedParameter, Subjects
+from mpdiag.tracing.source_lines import is_inner_step
 from mpdiag.tracing.uncompiled import apart
 
 BLOCK = 4096
@@ -340,7 +341,7 @@ class WeightObserver(StepListener):
     # -- an optimizer's step -----------------------------------------------------------------------
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
-        if is_captured():
+        if is_captured() or is_inner_step(optimizer):
             return None
         self.guard.operations.pause()
         closure = _closure(args, kwargs)
@@ -395,6 +396,8 @@ class WeightObserver(StepListener):
             kept.append(_Kept(named, copied(ready, blocks), ready.values.numel(), blocks))
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if is_inner_step(optimizer):
+            return
         self._inside.end()
         if is_captured():
             return

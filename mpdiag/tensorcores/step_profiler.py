@@ -39,6 +39,7 @@ from mpdiag.tensorcores.inductor_code import LOG_FOLDER, read_fused
 from mpdiag.tensorcores.trace_analysis import profile_trace
 from mpdiag.tracing.dispatch import is_traced
 from mpdiag.tracing.names import type_name
+from mpdiag.tracing.source_lines import is_inner_step
 from mpdiag.tracing.uncompiled import watch_calls
 
 
@@ -100,7 +101,7 @@ class StepProfiler:
         return self.measured >= self.steps
 
     def _after_optimizer(self, optimizer: Any, *_: Any) -> None:
-        if not self._counts_itself:
+        if not self._counts_itself or is_inner_step(optimizer):
             return
         self._optimizer = self._optimizer or id(optimizer)
         # Of several optimizers, only the first one's steps count.

@@ -23,7 +23,17 @@ _GLUE = ("contextlib.py", "functools.py")
 _FUNCTIONAL = os.path.join(_TORCH, "nn", "functional.py")  # noqa: PTH118
 
 
+_STEP = torch.optim.Optimizer.profile_hook_step(print).__code__
 Noted = TypeVar("Noted")
+
+
+def is_inner_step(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether an optimizer's hook runs in a step inside its own step: a subclass calls its base's."""
+    frame, steps = sys._getframe(1), 0
+    while frame.f_back is not None and steps < 2:
+        frame = frame.f_back
+        steps += frame.f_code is _STEP and frame.f_locals["args"][0] is optimizer
+    return steps > 1
 
 
 @dataclass(frozen=True)

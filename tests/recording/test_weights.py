@@ -44,6 +44,24 @@ def test_numbers_equal_gradients_worked_out_by_hand(tmp_path):
         assert_same_histogram(tmp_path / "run", truth, kind=kind, name=name)
 
 
+def test_a_step_that_calls_its_base_class_is_one_step(tmp_path):
+    class Warm(torch.optim.SGD):
+        def step(self, closure=None):
+            return super().step(closure)
+
+    layer = nn.Linear(3, 2, bias=False)
+    torch.optim.SGD(layer.parameters(), 0.5)  # from here on the base's step calls hooks, too
+    optimizer = Warm(layer.parameters(), 0.5)
+    with mpdiag.record(layer, optimizer, tmp_path / "run", every=1):
+        for _ in range(3):
+            layer(torch.randn(4, 3)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    run = mpdiag.open_run(tmp_path / "run")
+    assert run.meta["steps_seen"] == 3
+    assert set(run.records.numel[run.records.of_kind("weight_grad")].tolist()) == {6}
+
+
 def test_an_accelerator_counts_what_a_step_holds_together(tmp_path, monkeypatch):
     """Gradients before an optimizer's step at once, and updates after it; the numbers are the CPU's."""
     calls = []
