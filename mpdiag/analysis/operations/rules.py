@@ -32,7 +32,8 @@ from mpdiag.analysis.operations.graph import (
     stored_itself,
 )
 from mpdiag.analysis.operations.sources import before_difference
-from mpdiag.display.wording import percent
+from mpdiag.analysis.scaling.necessity import MATTERS, NEEDED
+from mpdiag.display.wording import percent, scale_text
 from mpdiag.numerics.autocast_lists import LISTS, NO_HALF_FUNCTIONS, OPERATIONS, policy_name
 from mpdiag.numerics.formats import FloatFormat
 from mpdiag.runs.operations import Operation, TensorRecord
@@ -651,6 +652,28 @@ def gradients(step: StoredStep, scale: float) -> Iterator[OperationFinding]:
                 yield finding_of(one, "gradient-overflow", reason, "", without, evidence)
             if blamed:
                 break
+    yield from _lost_gradients(step, scale)
+
+
+def _lost_gradients(step: StoredStep, scale: float) -> Iterator[OperationFinding]:
+    """Find products with a factor so large that the format loses their results' gradients."""
+    zero = step.target.zero_exponent - int(math.log2(scale))
+
+    def lost(t: TensorRecord) -> float:
+        whole = t.histogram.abs_sum().value
+        return float(t.histogram.abs_sum(zero).value / whole) if t.counted and whole else 0.0
+
+    for op in (op for op in step.graph.operations if op.node and op.forward >= 0):
+        forward, made = step.graph.operations[op.forward], op.outputs[0]
+        if forward.op in ("mul", "div") and any(step.low[t.tensor] for t in forward.outputs):
+            given = [t for t in op.inputs if t.tensor in step.graph.gradients]
+            share = max((lost(t) for t in given if t.shape == made.shape), default=0.0)
+            if share >= NEEDED and lost(made) < MATTERS:
+                at = f"at a loss scale of {scale_text(scale)}"
+                reason = f"{step.target.label} loses {percent(share)} of its result's gradient {at}"
+                without = "the layers before it learn from what is left"
+                evidence = {"lost": share, "scale": scale, "backward": op.op}
+                yield finding_of(forward, "gradient-error", reason, "", without, evidence)
 
 
 def called(op: Operation) -> str:

@@ -62,6 +62,18 @@ def test_an_infinity_is_followed_to_the_loss(case, tmp_path):
     assert reaches in (truth, "unknown") or (not truth and reaches in ("zeros", "alike"))
 
 
+@pytest.mark.parametrize(("factor", "found"), [(1e4, ["mul"]), (1.0, [])])
+def test_a_gradient_that_is_lost_before_it_is_multiplied_is_found(tmp_path, factor, found):
+    """The layer's own gradient is a ten-thousand times that of the product, and is not lost."""
+    net = Net(lambda x: F.layer_norm(x * factor, (16,)))
+    run = record_steps(
+        tmp_path / "run", net, loss=lambda model, _: weighed(model(batch())) / 30, operations=1
+    )
+    analysis = mpdiag.analyze(run)
+    assert analysis.loss_scale.plan.need == "not needed"
+    assert [c.op for c in analysis.plan.fp32_operations] == found
+
+
 def test_a_gradient_that_a_mask_may_drop_is_not_said_to_skip_steps(tmp_path):
     run = record_steps(
         tmp_path / "run", Net(lambda x: torch.atan2(x, x + 1e-4), gain=1e-4, bias=0.0), operations=1
