@@ -71,7 +71,7 @@ class DriftWatch:
 
     def due(self, step: int) -> bool:
         """Whether to look at the gradients of this step."""
-        return step % LOOK_EVERY == 0 and "weight_grad_absmax" in self._evidence
+        return (step == 1 or step % LOOK_EVERY == 0) and "weight_grad_absmax" in self._evidence
 
     def note_skip(self, step: int, skipped: bool) -> Alarm | None:
         """Count skips against the predicted rate."""
@@ -107,7 +107,9 @@ class DriftWatch:
         size = sum(v.numel() for v in values)
         zero = sum(v.numel() - int(torch.count_nonzero(v)) for v in values) / max(1, size)
         predicted = float(self._evidence.get("weight_grad_zero_after", 1.0))
-        if zero > predicted + ALLOWED_ZEROS:
+        if (
+            step > 0 and zero > predicted + ALLOWED_ZEROS
+        ):  # LoRA's B is 0 in step 0: no gradient of A
             message = (
                 f"{percent(zero, 0)} of the gradients are zero, where the recording predicted "
                 f"{percent(predicted, 0)}: a larger loss scale may be needed; record again"

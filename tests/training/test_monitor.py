@@ -60,6 +60,17 @@ def test_gradients_that_vanish_are_an_alarm(plan):
     assert [a.alarm for a in mp.alarms] == ["underflow"]
 
 
+def test_gradients_that_are_zero_before_the_first_step_are_none():
+    """Those of LoRA's A are, as B is 0 at first."""
+    said = []
+    evidence = {"weight_grad_absmax": 1.0, "weight_grad_zero_after": 0.0}
+    watch = DriftWatch(PrecisionPlan(loss_scale=LossScalePlan(evidence=evidence)), said.append)
+    assert [step for step in range(60) if watch.due(step)] == [0, 1, 50]
+    assert watch.look(0, [torch.zeros(4)]) is None
+    assert watch.look(1, [torch.zeros(4)]).observed == 1
+    assert len(said) == 1
+
+
 def test_more_skips_than_predicted_are_an_alarm():
     plan = PrecisionPlan(
         loss_scale=LossScalePlan(method="constant", evidence={"predicted_overflow_rate": 0.001})

@@ -437,7 +437,7 @@ def refuse_low_precision(models: Sequence[nn.Module]) -> None:
             if parameter.dtype in HALF:
                 raise UsageError(
                     f"parameter {name!r} is {str(parameter.dtype).removeprefix('torch.')} already: "
-                    "give MixedPrecision the FP32 model, it casts what the level asks for"
+                    "leave the model in FP32, because training by the plan casts what it needs"
                 )
 
 
