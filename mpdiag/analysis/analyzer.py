@@ -384,7 +384,8 @@ def _with_operations(
     best = again()
     if not best.fits or best.out_of_reach:
         names = {str(row["name"]) for row in rows if row["what"] == "module"}
-        best = next((tried for tried in _with_modules(best, names, again) if _holds(tried)), best)
+        tried = _with_modules(best, names, again)
+        best = next((t for t in tried if t.fits and not t.tight and not t.out_of_reach), best)
     if best is scale:
         return scale, found
     found = detection.find_operations(recorded, target, best.plan.recommended, curve, sizes)
@@ -413,11 +414,6 @@ def _with_modules(
             kept = (*kept, around[0][0])
             tried = again(*kept)
             yield tried
-
-
-def _holds(scale: LossScaleAnalysis) -> bool:
-    """Whether a scale fits that loses nothing that may matter."""
-    return scale.fits and not scale.tight and not scale.out_of_reach
 
 
 def _modules_apart(scale: LossScaleAnalysis) -> tuple[Fp32Choice, ...]:

@@ -232,20 +232,14 @@ def _coverage_findings(run: Run) -> Iterator[Finding]:
     )
 
 
-def unseen_periods_sentence(unseen: Iterable[int]) -> str:
-    """What a recording that misses phases of these periods does not show."""
-    return f"the recording may have missed what your training does every {_ranges(sorted(unseen))} steps"
-
-
 def clipping_findings(seen: Clipping) -> Iterator[Finding]:
     """What is not known of gradients that the loop clips before they are recorded."""
     if seen.largest:
         steps = len(seen.largest)
         yield info(
             code="gradients-clipped",
-            message="your loop clips gradients before they are recorded, by up to "
-            f"{seen.ratio:.3g} times; their size before it is known in the "
-            f"{counted(steps, 'step')} whose operations were recorded",
+            message="your loop clips gradients before they are recorded (by up to "
+            f"{seen.ratio:.3g} times in {counted(steps, 'step')} whose operations were recorded)",
             evidence={"ratio": seen.ratio, "steps": sorted(seen.largest)},
             fix="if steps are skipped, record more operations (operations=N) or use a dynamic "
             "loss scale",
@@ -266,8 +260,8 @@ def period_findings(run: Run, recorded: Sequence[int]) -> Iterator[Finding]:
     every = (run.meta.get("cadence") or {}).get("every")
     yield info(
         code="periods-not-seen",
-        message=f"{unseen_periods_sentence(unseen)}; {len(recorded)} of "
-        f"{counted(steps, 'step')} were recorded",
+        message="the recording may have missed what your training does every "
+        f"{_ranges(sorted(unseen))} steps; {len(recorded)} of {counted(steps, 'step')} were recorded",
         evidence={
             "steps_recorded": len(recorded),
             "steps_seen": steps,

@@ -64,8 +64,7 @@ def record(
     from mpdiag.launching.recorded_script import Options, record_command
     from mpdiag.reports import next_commands, terminal
 
-    if out is not None:
-        refuse_file(out, "--out")
+    refuse_file(out or Path("runs"), "--out")
     options = Options(
         every,
         max_steps,

@@ -26,8 +26,7 @@ def train(
     from mpdiag.launching.trained_script import recording_of, train_command
     from mpdiag.reports import next_commands, terminal
 
-    if out is not None:
-        refuse_file(out, "--out")
+    refuse_file(out or Path("runs"), "--out")
     code, trained = train_command(script or [], plan, out, backend=backend)
     run = None if trained is None else trained.folder
     if trained is not None and run is not None:

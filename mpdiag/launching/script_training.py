@@ -210,7 +210,9 @@ class ScriptTraining:
         again = in_backward() and torch.is_autocast_enabled(trainer.context.ranks.device.type)
         if again and self._products is None:
             return None
-        if self._age.wants_input and torch.is_grad_enabled() and self._is_whole_model(module):
+        trained = [m for t in self.trainers for m in t.context.wrapped.models]
+        # A recording knows the input of a module that is all that trains.
+        if self._age.wants_input and torch.is_grad_enabled() and trained == [module]:
             self._age.called(args)
         late, self._late = self._late, []
         stack = ExitStack()
@@ -253,10 +255,6 @@ class ScriptTraining:
                 return call()
         with Eagerly():
             return eager()
-
-    def _is_whole_model(self, module: nn.Module) -> bool:
-        """Whether a module is all that trains: a recording knows the input of such a one."""
-        return [module] == [m for t in self.trainers for m in t.context.wrapped.models]
 
     @contextmanager
     def _casts(self, trainer: ScriptTrainer, module: nn.Module) -> Iterator[None]:

@@ -371,7 +371,8 @@ class Ledger:
         scales: dict[int, float] = {}  # one device tensor serves a whole step: read it once
         for e in entries:
             if id(e.scale) not in scales:
-                scales[id(e.scale)] = _positive(float(e.scale))
+                scale = float(e.scale)  # 1 in place of one that is impossible (0, infinite, NaN)
+                scales[id(e.scale)] = scale if 0.0 < scale < float("inf") else 1.0
         return {
             "step": np.array([e.step for e in entries]),
             "micro": np.array([k.micro for k in keys]),
@@ -410,8 +411,3 @@ def _words(values: list[str]) -> Any:
     codes: dict[str, int] = {}
     found = np.array([codes.setdefault(value, len(codes)) for value in values], np.int32)
     return pa.DictionaryArray.from_arrays(array_of(found), array_from(list(codes), pa.string()))
-
-
-def _positive(scale: float) -> float:
-    """The scale, or 1 in place of one that is impossible (0, infinite, NaN)."""
-    return scale if 0.0 < scale < float("inf") else 1.0

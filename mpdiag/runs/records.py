@@ -192,7 +192,10 @@ class Records:
         if len(parts) == 1:
             return parts.pop()
         vocabularies = [part.words for part in parts]
-        words = {name: _union(own[name] for own in vocabularies) for name in TEXT}
+        words = {
+            name: tuple(dict.fromkeys(word for own in vocabularies for word in own[name]))
+            for name in TEXT
+        }
         known = dict.fromkeys(key for part in parts for key in part.facts)
         facts = {key: np.concatenate([part.fact(*key) for part in parts]) for key in known}
         apart = {name: [getattr(part, name) for part in parts] for name in (*_ROW, *_BINS)}
@@ -364,11 +367,6 @@ _ROW = tuple(f.name for f in fields(Records) if f.name not in ("words", "facts",
 
 def _offsets(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.concatenate([[0], np.cumsum(lengths)])
-
-
-def _union(vocabularies: Any) -> tuple[str, ...]:
-    """Every word once, in order of first appearance."""
-    return tuple(dict.fromkeys(word for words in vocabularies for word in words))
 
 
 def _facts(column: Any) -> dict[tuple[str, str], NDArray[np.int64]]:

@@ -133,17 +133,14 @@ def read_profile(folder: AnyPath) -> dict[str, Any]:
         raise DamagedRun(message) from error
     lists = isinstance(document, dict) and all(
         isinstance(rows := document.get(name, []), list)
-        and all(isinstance(row, dict) and _has_texts(row) for row in rows)
+        and all(isinstance(row, dict) for row in rows)
+        and all(isinstance(row.get(text), str | None) for row in rows for text in _TEXTS)
         for name in ("kernels", "operations", "findings")
     )
     if not lists:
         raise DamagedRun(f"{path} is not a profile: profile again with mpdiag profile --json")
     _refuse_newer(path, document.get("schema_version"))
     return dict(document)
-
-
-def _has_texts(row: Mapping[str, Any]) -> bool:
-    return all(isinstance(row.get(name), str | None) for name in _TEXTS)
 
 
 MUST, MAY, OPEN = "must stay in FP32", "safe in a narrow format", "not decided"

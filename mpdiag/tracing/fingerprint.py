@@ -49,7 +49,10 @@ class ModelFingerprint:
 
     def to_json(self) -> dict[str, Any]:
         """``{"parameters": {"conv.weight": "8x3x3x3"}, "complete": true}``."""
-        shapes = {name: _shape_text(shape) for name, shape in self.parameters.items()}
+        shapes = {
+            name: None if shape is None else "x".join(map(str, shape)) or "scalar"
+            for name, shape in self.parameters.items()
+        }
         return {"parameters": shapes, "complete": self.complete}
 
     @classmethod
@@ -102,10 +105,6 @@ def _without_ddp(paths: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
         tuple(part for i, part in enumerate(path) if path[:i] not in alone or i == len(path) - 1)
         for path in paths
     ]
-
-
-def _shape_text(shape: Shape | None) -> str | None:
-    return None if shape is None else "x".join(map(str, shape)) or "scalar"
 
 
 def _shape_of(text: Any) -> Shape | None:

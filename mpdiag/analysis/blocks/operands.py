@@ -133,7 +133,8 @@ def operand_error(rows: Sequence[BlockOperand], fmt: OperandFormat) -> OperandEr
     (one,) = merged(rows)
     tiles, like = tiles_of(rows, fmt)
     off = fmt.par_db - like.par_db
-    low, middle, high = (db + off for db in sqnr_interval(tiles, _measured_share(rows, tiles)))
+    share = sum(t.values for row in tiles for t in row) / sum(row.elements for row in rows)
+    low, middle, high = (db + off for db in sqnr_interval(tiles, share))
     zeros, clipped = _shares(one, fmt, reduce(add, (t for row in tiles for t in row), _NOTHING))
     turned = None if fmt.rotated else _rotation_gain(rows, like)
     found = OperandError(
@@ -197,10 +198,6 @@ def sqnr_interval(tiles: _Tiles, share: float) -> tuple[float, float, float]:
     error = math.sqrt((1 - share) * spread / count) / signal  # of places drawn without replacement
     reach = t_quantile((1 + CONFIDENCE) / 2, count - 1) * error / ratio * 10 / math.log(10)
     return middle - reach, middle, middle + reach
-
-
-def _measured_share(rows: Sequence[BlockOperand], tiles: _Tiles) -> float:
-    return sum(t.values for row in tiles for t in row) / sum(row.elements for row in rows)
 
 
 def _shares(one: BlockOperand, fmt: OperandFormat, total: BlockError) -> tuple[float, float | None]:

@@ -193,7 +193,7 @@ def _not_trained(case: Case) -> Iterator[str]:
 def _not_run_again(steps: tuple[int, ...] | None) -> Iterator[str]:
     """Steps in which the effect of rounding on gradients is unknown; nothing without operations."""
     if steps:
-        known = " and ".join(f"{step:,}" for step in steps)
+        known = " and ".join(f"{step:,}" for step in steps).replace(" and ", ", ", len(steps) - 2)
         if len(steps) > _FEW:
             known = f"{counted(len(steps), 'step')} from {steps[0]:,} to {steps[-1]:,}"
         else:
@@ -221,8 +221,10 @@ def failure_of(run: Run) -> str:
             f"The recording has not ended{written if isinstance(seen, int) and moment else ''}: it is "
             "running, was killed, or filled the disk."
         )
-    if not failures or state != "failed":
+    if state != "failed":
         return ""
+    if not failures:
+        return f"The script failed after {counted(int(run.meta.get('steps_seen') or 0), 'step')}."
     first = failures[0]
     error = str(first.get("error") or "").strip()
     return f"The recording failed at step {first.get('step', 0)} ({error})."

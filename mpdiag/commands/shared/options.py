@@ -1,5 +1,6 @@
 """Arguments and options that several commands share, how help shows them, and ``--strict``."""
 
+import os
 import sys
 from collections.abc import Iterable
 from functools import partial
@@ -120,13 +121,18 @@ def refuse_shadow(output: Path) -> None:
 
 
 def refuse_file(folder: AnyPath, option: str) -> None:
-    """Refuse a file where a folder is to be made, before anything is trained for it.
+    """Refuse a place where no folder can be made, before anything is trained for it.
 
     Raises:
         UsageError: With the option that names a folder.
     """
-    if not is_remote(folder) and folder.exists() and not folder.is_dir():
+    if is_remote(folder):
+        return
+    if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} is a file: name a folder with {option}")
+    near = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    if not os.access(near, os.W_OK):
+        raise UsageError(f"{near} cannot be written: name another folder with {option}")
 
 
 def given_words(context: typer.Context) -> dict[str, str]:

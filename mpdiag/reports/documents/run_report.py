@@ -53,13 +53,16 @@ def run_page(contents: RunContents) -> str:
     """The whole document."""
     analysis = contents.analysis
     severities = [finding.severity for finding in analysis.findings]
+    fine = (
+        "fine" if analysis.verdict.level == "shown" else "info"
+    )  # green: what a training has shown
     switched = _before_after(contents)
     return page(
         "run.html.j2",
         analysis.run.name,
         [p for p in reported_pictures(contents) if switched is None or p.key != KEY],
         counts=_counts(severities),
-        tone=next((s for s in ("error", "warning") if s in severities), _tone(analysis)),
+        tone=next((s for s in ("error", "warning") if s in severities), fine),
         verdict=analysis.verdict.text,
         command=next_command(analysis),
         before_after=switched,
@@ -88,11 +91,6 @@ def _precision(audit: Audit | None) -> dict[str, Any] | None:
         "findings": findings(f.to_json() for f in audit.findings),
         "answers": frame_table(answers_frame(audit.answers)),
     }
-
-
-def _tone(analysis: Analysis) -> str:
-    """Of a verdict without warnings: green is for what a training has shown."""
-    return "fine" if analysis.verdict.level == "shown" else "info"
 
 
 def next_command(analysis: Analysis) -> str:

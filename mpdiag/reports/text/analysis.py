@@ -44,7 +44,8 @@ def summary_text(analysis: Analysis) -> Iterator[RenderableType]:
     if analysis.advises:
         for title, words in _plan(analysis):
             rows.add_row(title, Text(words))
-        rows.add_row("", "")
+        if analysis.findings:
+            rows.add_row("", "")
     add_findings(rows, analysis.findings[:FINDINGS], more=len(analysis.findings) - FINDINGS)
     bounds = analysis.verdict.not_examined
     if bounds:
@@ -197,7 +198,7 @@ def after_analysis(
     if not analysis.advises:  # a plan would rest on nothing
         return "mpdiag", "report", run
     if analysis.rounded_to is not None:
-        return settling_command(analysis)
+        return settling_command(analysis) if analysis.run.script_words else next_commands.NOTHING
     if _calls_for_bf16(analysis):
         return "mpdiag", "analyze", run, "--target", BF16.name, "-o", "plan.json"
     done = next_commands.after_training(run, analysis.plan)
@@ -399,12 +400,13 @@ def kept_in_fp32(analysis: Analysis) -> str:
     """How much stays in FP32, in words."""
     plan = analysis.plan
     kept = _kept(plan)
+    if not kept:
+        return _NOTHING_MORE
     if not analysis.run.meta.get("operations", {}).get("steps"):
-        return counted(len(kept), "module") if kept else _NOTHING_MORE
+        return counted(len(kept), "module")
     covered = sum(bool(c.evidence.get("policy")) for c in plan.fp32_operations)
     more = f", and {covered} on autocast's own list" if covered else ""
-    words = counted(len(kept), "operation or module", "operations or modules")
-    return f"{words}{more}" if kept or covered else _NOTHING_MORE
+    return counted(len(kept), "operation or module", "operations or modules") + more
 
 
 def _kept(plan: PrecisionPlan) -> list[Fp32Choice]:

@@ -104,6 +104,8 @@ RECORDINGS = {
     "autocast off": {"precision": HALVES | {"autocast_off": True, "half_parameters": 0}},
     "failed": FAILED,
     "failed early": FAILED | {"steps": 3},
+    "script failed": FAILED | {"failures": []},
+    "script failed early": FAILED | {"failures": [], "steps": 3, "steps_seen": 3},
     "not ended": {"state": "recording"},
     "an optimizer that was not seen": {"optimizers": [SEEN, MISSED], "steps_seen": 301},
     "an optimizer that searches": {"optimizers": [SEEN, SEARCHING]},
