@@ -26,7 +26,7 @@ def diff(
 ) -> None:
     """Say where two runs part. Module, operation and line, beyond rounding."""
     from mpdiag.analysis.difference.compared import diff as compare_traces
-    from mpdiag.reports import terminal
+    from mpdiag.reports import next_commands, terminal
     from mpdiag.reports.documents.write import write_difference
     from mpdiag.reports.text.difference import difference_text
 
@@ -40,6 +40,6 @@ def diff(
     else:
         terminal.show(difference_text(found, a, b))
         if found.first is not None and output is None:
-            terminal.name_next("mpdiag", "diff", a, b, "-o", "difference.html")
+            terminal.name_next(*next_commands.hold_against(a, b, "-o", "difference.html"))
     if strict and found.agree is not True:
         raise typer.Exit(ExitCode.FINDINGS)

@@ -28,4 +28,4 @@ def fingerprint(
     with writing(path), atomic_path(path) as partial:
         partial.write_bytes(content)
     terminal.show(f"{path} written ({len(content) / 1e3:.0f} kB)")
-    terminal.name_next(*next_commands.hold_against(path, run))
+    terminal.name_next(*next_commands.hold_against(path, run, "--strict"))

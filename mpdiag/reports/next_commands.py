@@ -51,9 +51,9 @@ def look_at(folder: AnyPath) -> Words:
     return ("mpdiag", "dashboard", folder) if folder.is_dir() else NOTHING
 
 
-def hold_against(fingerprint: AnyPath, run: AnyPath) -> Words:
-    """The run that a fingerprint was made of; later ones are compared with it in the same way."""
-    return "mpdiag", "diff", fingerprint, run, "--strict"
+def hold_against(a: AnyPath, b: AnyPath, *options: str) -> Words:
+    """The difference of two runs, or of a fingerprint and the run that it was made of."""
+    return "mpdiag", "diff", a, b, *options
 
 
 def decide(run: AnyPath, target: str) -> Words:
