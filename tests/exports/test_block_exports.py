@@ -19,6 +19,7 @@ from mpdiag.exports.block_layers import exactly, exclude, include
 from mpdiag.exports.registry import BLOCK_ENGINES, EXPORTERS, export_plan
 from mpdiag.numerics.block_recipes import BLOCK_RECIPES, OPERANDS, WIDE
 from mpdiag.plan import BlockLayer, BlockPlan, Fp32Choice, PrecisionPlan
+from mpdiag.training.setup import fingerprint_of
 
 SIZE, LAYERS = 128, 12  # layers 1, 10 and 11: parts of names that contain each other
 
@@ -88,7 +89,7 @@ def layers_planned(model, target, wide_wgrad=()):
 def plan_of(model, target, **options) -> PrecisionPlan:
     layers = tuple(layers_planned(model, target, **options))
     blocks = BlockPlan(target, BLOCK_RECIPES[target].formats(), layers)
-    return PrecisionPlan(target="bf16", blocks=blocks)
+    return PrecisionPlan(target="bf16", blocks=blocks, model=fingerprint_of(model))
 
 
 def planned(plan, kind="linear", products=tuple(OPERANDS)):
@@ -135,6 +136,8 @@ def test_torchao_converts_the_planned_layers(shape, target, monkeypatch):
     export = export_plan(plan, "torchao")
     assert not any("cannot split" in note for note in export.notes)
     biased = {name for name in linears(model) if model.get_submodule(name).bias is not None}
+    noted = any(f"{len(biased & planned(plan))} of " in note for note in export.notes)
+    assert noted == (target == "fp8-block" and bool(biased))
     run_text(export, model=model)
     changed = {name for name, module in model.named_modules() if type(module) is not before[name]}
     wrapped = {name for name, p in model.named_parameters() if "Wrapper" in type(p.data).__name__}

@@ -1,5 +1,6 @@
 """What stays in BF16: by effect for its FLOPs, within a budget, and beside rules of thumb."""
 
+import json
 import math
 from dataclasses import replace
 from shutil import copytree
@@ -114,8 +115,20 @@ def test_a_recording_becomes_a_plan_in_the_words_of_its_schema(run, tmp_path):
     assert document["target"] == analysis.plan.aim == "mxfp8"
     assert analysis.verdict.level == "expected"
     assert "Nothing was trained in MXFP8" in analysis.verdict.text
+    assert any("is for a cross-entropy" in words for words in analysis.verdict.not_examined)
     analysis.plan.save(tmp_path / "plan.json")
     assert PrecisionPlan.load(tmp_path / "plan.json") == analysis.plan
+
+
+def test_products_without_operands_are_named(run, tmp_path):
+    folder = copytree(run, tmp_path / "run")
+    meta = json.loads((folder / "meta.json").read_text())
+    meta["blocks"]["not_recorded"] = [{"module": "rnn", "product": "lstm", "reason": "…"}]
+    (folder / "meta.json").write_text(json.dumps(meta))
+    analysis = analyze(folder, "mxfp8")
+    assert analysis.plan.blocks.evidence["not_recorded"] == ["0.spare", "rnn"]
+    assert "of the recorded matrix FLOPs" in analysis.verdict.text
+    assert "rnn: mpdiag could not" in printed(*blocks_text(analysis))
 
 
 def test_a_plan_with_blocks_is_another_training_than_one_without(run):
