@@ -23,7 +23,7 @@ mx = [name for name in found if drawn(found[name])]
 def operand() -> None:
     """The values of one operand in the units of a format's scale."""
     take_word("recipe", mx)
-    left, middle, right = st.columns([1, 1.6, 1.6], vertical_alignment="bottom")
+    left, middle, right = st.columns([1.4, 1.5, 1.5], vertical_alignment="bottom")
     target = left.segmented_control(
         "Format",
         mx,

@@ -3,6 +3,7 @@
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,10 @@ from markupsafe import Markup
 from mpdiag.analysis.analyzer import Analysis
 from mpdiag.analysis.figures import Key, at_scale
 from mpdiag.display.wording import counted, percent, sentence
+from mpdiag.errors import MpdiagError
 from mpdiag.files.paths import is_remote
 from mpdiag.numerics.formats import half_of
+from mpdiag.plan import FILE, PrecisionPlan
 from mpdiag.precision.audit import Audit
 from mpdiag.precision.half_choice import fp16_or_bf16
 from mpdiag.reports.contents import RunContents
@@ -94,10 +97,14 @@ def _precision(audit: Audit | None) -> dict[str, Any] | None:
 
 
 def next_command(analysis: Analysis) -> str:
-    """The command to run next, as the terminal names it; by the plan beside the recording if any."""
-    folder = analysis.run.folder
-    beside = folder / "plan.json"
-    plan = Path(str(beside)) if not is_remote(folder) and beside.is_file() else None
+    """The command to run next, as the terminal names it; by the plan beside the recording if any.
+
+    A plan for another format is not of this page.
+    """
+    folder, plan = analysis.run.folder, None
+    with suppress(MpdiagError, OSError):
+        if not is_remote(folder) and PrecisionPlan.load(str(folder)).aim == analysis.plan.aim:
+            plan = Path(str(folder)) / FILE
     return shlex.join(map(str, after_analysis(analysis, folder, plan)))
 
 
