@@ -97,10 +97,7 @@ def _precision(audit: Audit | None) -> dict[str, Any] | None:
 
 
 def next_command(analysis: Analysis) -> str:
-    """The command to run next, as the terminal names it; by the plan beside the recording if any.
-
-    A plan for another format is not of this page.
-    """
+    """The command to run next, as the terminal names it; by the plan beside it for this very format."""
     folder, plan = analysis.run.folder, None
     with suppress(MpdiagError, OSError):
         if not is_remote(folder) and PrecisionPlan.load(str(folder)).aim == analysis.plan.aim:

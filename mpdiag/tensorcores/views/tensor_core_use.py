@@ -133,7 +133,7 @@ def _step_caption(frame: pd.DataFrame) -> str:
     """How long the steps are, and how they were measured."""
     idle = frame["idle"].sum() / frame["wall_us"].sum() if frame["wall_us"].sum() > 0 else math.nan
     longest = frame.nlargest(1, "wall_us").to_dict("records")[0]
-    words = f"{counted(len(frame), 'step')}, {percent(idle)} of their time idle"
+    words = f"{counted(len(frame), 'step')}, {percent(idle)} of the time idle"
     if len(frame) > 1:
         words += f"; the longest is step {longest['step']} with {milliseconds(longest['wall_us'])}"
     return (
