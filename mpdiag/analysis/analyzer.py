@@ -11,7 +11,6 @@ import numpy as np
 
 from mpdiag.analysis import recording_checks
 from mpdiag.analysis.blocks.choice import BlockAnalysis, analyze_blocks
-from mpdiag.analysis.blocks.effects import LIKELIHOODS
 from mpdiag.analysis.blocks.verdict import judge_blocks
 from mpdiag.analysis.figures import EMPTY, FigureTable, update_figures
 from mpdiag.analysis.findings import Finding, by_severity
@@ -42,7 +41,7 @@ from mpdiag.analysis.verdict.probe import Probe, probe_findings, read_probe, wit
 from mpdiag.analysis.weight_updates import advise_levels, analyze_weight_updates
 from mpdiag.display.wording import counted, scale_text
 from mpdiag.errors import DamagedRun
-from mpdiag.numerics.block_recipes import BLOCK_RECIPES, BUDGET, BlockRecipe
+from mpdiag.numerics.block_recipes import BLOCK_RECIPES, BUDGET, BlockRecipe, format_label
 from mpdiag.numerics.formats import BF16, FP16, FloatFormat, format_named, half_of
 from mpdiag.plan import Fp32Choice, MasterWeightsPlan, PrecisionPlan, Verdict
 from mpdiag.runs.answers import Answer, answers
@@ -136,7 +135,8 @@ class Analysis:
             counted(sum(f.severity == severity for f in self.findings), word)
             for severity, word in (("error", "error"), ("warning", "warning"), ("info", "note"))
         )
-        return f"<Analysis of {str(self.run.folder)!r} for {self.target.label}: {self.verdict} {counts}>"
+        label = format_label(self.plan.aim)
+        return f"<Analysis of {str(self.run.folder)!r} for {label}: {self.verdict} {counts}>"
 
     def _repr_html_(self) -> str:
         """The verdict, the findings and the plan in a notebook."""
@@ -299,7 +299,8 @@ def _in_blocks(analysis: Analysis, recipe: BlockRecipe, budget: float, shards: i
     found = analyze_blocks(*known, recipe, budget=budget, shards=shards, unseen=unseen)
     seen = max(int(run.meta.get("steps_seen") or 0), *(step + 1 for step in found.steps))
     plan = replace(bare.plan, blocks=found.plan)
-    likelihood = any(re.search(LIKELIHOODS, operation.op) for operation in run.operations())
+    losses = re.compile("nll_loss|log_softmax|logsumexp|cross_entropy|ctc_loss|log_sigmoid")
+    likelihood = any(losses.search(operation.op) for operation in run.operations())
     facts = found, {f.code for f in bare.findings}, seen, _trained(run, plan), likelihood
     probed, untried = (
         replace(bare, plan=replace(plan, verdict=judge_blocks(*facts, tried)), blocks=found)

@@ -38,9 +38,8 @@ STDIN = "-"
 TRACES = (".json", ".json.gz", ".sqlite")
 """How the names of traces end that a folder is searched for."""
 NOT_TRACES = (
-    *("meta.json", "plan.json", "profile.json", "sensitivity.json", "search.json"),
+    *("meta.json", "plan.json", "profile.json", "sensitivity.json", "search.json", "margins.json"),
     *("comparison.json", "precision.json", "probe.json", "training.jsonl", "settings.json"),
-    "margins.json",
 )
 """Files with the endings of traces that are ours."""
 

@@ -405,8 +405,7 @@ def _named_models(models: Models) -> list[tuple[str, nn.Module]]:
         named = []
     if not named or not all(isinstance(model, nn.Module) for _, model in named):
         raise UsageError(
-            "the first argument of record() must be a torch.nn.Module, or a list or mapping of them, "
-            f"not {type(models).__name__}"
+            f"give a torch.nn.Module, or a list or mapping of them, not {type(models).__name__}"
         )
     return named
 

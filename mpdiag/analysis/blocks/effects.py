@@ -27,8 +27,6 @@ from mpdiag.analysis.operations.loss_change import LossCurve
 from mpdiag.numerics.block_recipes import OPERANDS, BlockRecipe, OperandFormat
 from mpdiag.runs.block_operands import BlockOperand
 
-LIKELIHOODS = "nll_loss|log_softmax|logsumexp|cross_entropy|ctc_loss|log_sigmoid"
-"""Operations of losses that are negative log-likelihoods."""
 Key = tuple[str, str]
 """A layer: module and parameter."""
 _Operands = dict[tuple[str, str], BlockOperand]

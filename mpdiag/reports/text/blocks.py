@@ -111,9 +111,9 @@ def _summary(found: BlockAnalysis) -> Iterator[tuple[str, str]]:
             reasons.setdefault(layer.reason, []).append(layer.name)
     for reason, names in reasons.items():
         yield "Stay in BF16", f"{some_of(list(dict.fromkeys(names)))}: {reason}"
-    chosen = {layer.module for layer in found.plan.layers}
-    if hidden := [n for n in evidence.get("not_recorded", ()) if n not in chosen]:
-        yield "Stay in BF16", f"{some_of(hidden)}: mpdiag could not record the operands"
+    hidden = {*evidence.get("not_recorded", ())} - {layer.module for layer in found.plan.layers}
+    if hidden:
+        yield "Stay in BF16", f"{some_of(sorted(hidden))}: mpdiag could not record the operands"
     if ragged := found.plan.ragged:
         words = f"pad the tokens (of experts: of each) to multiples of {found.recipe.multiple}"
         yield "Padding", f"{words}: {some_of(ragged)}"
