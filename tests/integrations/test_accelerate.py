@@ -95,8 +95,10 @@ def test_a_skip_is_told_and_the_scheduler_waits():
     assert all(torch.isfinite(buffer).all() for buffer in model.buffers())
 
 
-@pytest.mark.parametrize("level", ["O1", "O2", "O3"])
-@pytest.mark.parametrize("into", ["a new training", "the same one"])
+@pytest.mark.parametrize(
+    ("level", "into"),
+    [*((level, "a new training") for level in ("O1", "O2", "O3")), ("O2", "the same one")],
+)
 def test_a_training_resumed_from_a_saved_state_is_the_uninterrupted_one(tmp_path, level, into):
     """Bit for bit, masters and counts too; at O2 ``save_state`` itself saves the model's halves."""
 

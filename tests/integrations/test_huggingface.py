@@ -174,8 +174,7 @@ def test_a_training_resumed_from_a_checkpoint_is_the_uninterrupted_one(tmp_path,
     assert same(whole.model, found.model)
 
 
-@pytest.mark.parametrize("level", ["O1", "O2"])
-def test_the_best_model_is_loaded_at_the_end_and_stays(tmp_path, level):
+def test_the_best_model_is_loaded_at_the_end_and_stays(tmp_path):
     """``load_best_model_at_end`` writes into the model after the last step; nothing undoes it."""
     seen = {}
 
@@ -200,7 +199,7 @@ def test_the_best_model_is_loaded_at_the_end_and_stays(tmp_path, level):
         tmp_path,
         bridge.PlanTrainer,
         plan=backoff(),
-        plan_options={"level": level},
+        plan_options={"level": "O2"},
         settings=settings,
         eval_dataset=data(8),
         callbacks=[Worse()],

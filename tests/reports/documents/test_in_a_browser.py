@@ -13,6 +13,19 @@ pytestmark = pytest.mark.long
 PHONE, DESK = {"width": 390, "height": 844}, {"width": 1400, "height": 900}
 TALLEST = 3000
 """Pixels of a trace's report on a desk, before anything is opened."""
+LEGENDS_LIE_APART = """() => {
+    const boxes = (figure, part) =>
+        [...figure.querySelectorAll(part)].map((p) => p.getBoundingClientRect());
+    const figures = [...document.querySelectorAll('.js-plotly-plot')]
+        .filter((figure) => boxes(figure, '.legend').length > 0);
+    return figures.length > 1 && figures.every((figure) => {
+        const [legend, whole] = [boxes(figure, '.legend')[0], figure.getBoundingClientRect()];
+        const plots = boxes(figure, '.nsewdrag, .xaxislayer-above').map((p) => p.bottom);
+        return legend && legend.height > 0 && Math.max(...plots) <= legend.top &&
+            legend.bottom <= whole.bottom + 1;
+    });
+}"""
+"""No legend lies on its plot, once Plotly has measured its words and moved what is beside them."""
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +65,7 @@ def size(page, side):
 
 
 @pytest.mark.parametrize("name", ["run", "trace", "hostile"])
-def test_no_page_scrolls_sideways_on_a_phone(page, pages, name):
+def test_no_page_scrolls_sideways_on_a_phone_and_no_legend_lies_on_a_plot(page, pages, name):
     page.set_viewport_size(PHONE)
     opened(page, pages[name])
     assert size(page, "Width") == PHONE["width"]
@@ -63,26 +76,7 @@ def test_no_page_scrolls_sideways_on_a_phone(page, pages, name):
     assert size(page, "Width") == PHONE["width"]
     assert page.locator(".modebar").count() == 0  # it would lie on the legend
     assert page.evaluate("window.hacked") is None
-
-
-@pytest.mark.parametrize("name", ["run", "trace"])
-def test_a_legend_is_read_on_a_phone_and_lies_on_no_plot(page, pages, name):
-    page.set_viewport_size(PHONE)
-    opened(page, pages[name])
-    page.evaluate("document.querySelectorAll('.fold').forEach((part) => { part.open = true; })")
-    page.wait_for_function(
-        """() => {  // Plotly measures words, and moves what is beside them
-        const boxes = (figure, part) =>
-            [...figure.querySelectorAll(part)].map((p) => p.getBoundingClientRect());
-        const figures = [...document.querySelectorAll('.js-plotly-plot')]
-            .filter((figure) => boxes(figure, '.legend').length > 0);
-        return figures.length > 1 && figures.every((figure) => {
-            const [legend, whole] = [boxes(figure, '.legend')[0], figure.getBoundingClientRect()];
-            const plots = boxes(figure, '.nsewdrag, .xaxislayer-above').map((p) => p.bottom);
-            return legend && legend.height > 0 && Math.max(...plots) <= legend.top &&
-                legend.bottom <= whole.bottom + 1;
-        }); }"""
-    )
+    page.wait_for_function(LEGENDS_LIE_APART)
 
 
 def test_a_trace_s_report_is_short_until_something_is_opened(page, pages):
