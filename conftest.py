@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from hypothesis import settings
 from script_processes import Done, ForkServer, environment
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Generator, Iterator
 
 # Threads that wait sleep: spinning, they would starve each other where cores are few or busy, and a
 # training takes five times as long. Read when torch is first imported; child processes inherit it.
@@ -33,8 +34,43 @@ settings.register_profile("mpdiag", deadline=None, derandomize="CI" in os.enviro
 settings.load_profile("mpdiag")
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What is imported and collected lives to the end: from here on it is passed over.
+
+    Nearly a million objects, through which every recording looks for optimizers and scalers.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        _pass_over_what_lives()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(
+    item: pytest.Item, nextitem: pytest.Item | None
+) -> Generator[None, object, object]:
+    """So is what the tests of a file have imported, once they have ended."""
+    done = yield
+    if nextitem is None or nextitem.path != item.path:
+        _pass_over_what_lives()
+    return done
+
+
+def _pass_over_what_lives() -> None:
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what needs a GPU where there is none; torch is only asked if a test needs to know."""
+    """Long files come first, so that no worker is left with one while the others idle.
+
+    What needs a GPU is skipped where there is none; torch is only asked if a test needs to know.
+    """
+    long = {item.path for item in items if item.get_closest_marker("long")}
+    items.sort(key=lambda item: item.path not in long and item.nodeid.startswith("tests/"))
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if not marked:
         return

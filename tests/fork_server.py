@@ -8,6 +8,7 @@ that are installed are imported as well, for scripts that need them.
 """
 
 import atexit
+import gc
 import json
 import os
 import runpy
@@ -19,14 +20,19 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 
+import pyarrow.compute
+import pyarrow.parquet  # noqa: F401
+import rich.console  # noqa: F401
 import torch._dynamo  # slow to import: the reason for this process
 import torch.distributed.fsdp
 import torch.distributed.tensor.parallel  # noqa: F401
 
+import mpdiag.analysis.analyzer
 import mpdiag.cli
 import mpdiag.launching.recorded_script
 import mpdiag.launching.trained_script
 import mpdiag.recording.recorder
+import mpdiag.reports.terminal
 import mpdiag.training.script_trainer
 
 
@@ -134,6 +140,8 @@ def main() -> None:
         with suppress(ImportError):
             import_module(name)
     sys.argv[1:] = []
+    gc.collect()
+    gc.freeze()  # a child shares these objects, and looks through none of them
     children: dict[int, Child] = {}
     for line in sys.stdin:
         order = json.loads(line)
