@@ -7,7 +7,7 @@ reads the parameter again gives the gradient of the input, the other that of the
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mpdiag.runs.operations import Operation, TensorRecord
 
@@ -43,7 +43,7 @@ class Computed:
 
 @dataclass(frozen=True)
 class Products:
-    """What a training multiplies in, by the first recorded step in which a product ran.
+    """What a training multiplies in, by the first recorded step in which each product ran.
 
     Attributes:
         parameters: By a parameter's name.
@@ -71,7 +71,10 @@ def computed_in(operations: Iterable[Operation]) -> Products:
     modules: dict[str, Computed] = {}
     for place in sorted(steps, key=lambda key: key[::-1]):
         named, inside = _in_step(steps[place])
-        parameters = {**named, **parameters}
+        for name, now in named.items():  # of two models, one step shows one backward pass
+            known = parameters.get(name, now)
+            grads = known.input_grad or now.input_grad, known.weight_grad or now.weight_grad
+            parameters[name] = replace(known, input_grad=grads[0], weight_grad=grads[1])
         modules = {**inside, **modules}
     return Products(parameters, modules)
 
@@ -133,14 +136,14 @@ def _computed(
     origin: Mapping[int, str],
 ) -> Computed:
     ordered = sorted(uses, key=lambda use: use[0].op not in PRODUCTS)
-    first, tensor = ordered[0]
+    tensor = ordered[0][1]
     dtypes = dict.fromkeys(t.dtype for _, t in ordered)
     dtypes.pop(tensor.dtype)
     input_grad = weight_grad = None
-    for operation in backward.get(first.index, ()):
+    for used, operation in ((o, b) for o, _ in ordered for b in backward.get(o.index, ())):
         if operation.op in PASSES_ON:
             continue
-        if first.op not in PRODUCTS:
+        if used.op not in PRODUCTS:
             weight_grad = weight_grad or next((t.dtype for t in operation.inputs), None)
         elif operation.op in _BOTH:
             input_grad = weight_grad = operation.inputs[0].dtype

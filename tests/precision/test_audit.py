@@ -61,6 +61,19 @@ def test_what_no_optimizer_holds_is_said(tmp_path):
     assert finding.evidence["parameters"] == ["1.weight", "1.bias"]
 
 
+def test_a_backward_pass_that_only_a_later_step_has_is_known(tmp_path):
+    """The first step of a GAN shows the generator's forward pass alone."""
+    nets = {"made": nn.Linear(4, 4), "judge": nn.Linear(4, 1)}
+    optimizers = [torch.optim.SGD(net.parameters(), lr=0.1) for net in nets.values()]
+    with mpdiag.record(nets, optimizers, tmp_path / "run", every=1):
+        for step in range(4):
+            made = nets["made"](torch.randn(8, 4))
+            nets["judge"](made if step % 2 else made.detach()).mean().backward()
+            optimizers[1 - step % 2].step()
+    weights = [p for p in mpdiag.audit(tmp_path / "run").parameters if "weight" in p.name]
+    assert [p.weight_grad for p in weights] == ["float32"] * 2
+
+
 @pytest.mark.parametrize("by_loop", [False, True])
 def test_an_optimizer_of_copies_holds_what_it_copies(tmp_path, by_loop):
     net = model(BF16)

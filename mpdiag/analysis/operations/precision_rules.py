@@ -198,7 +198,7 @@ def underflow(step: StoredStep) -> Iterator[rules.OperationFinding]:
             added = t.argument == "self" and op.op in ("addmm", "baddbmm")
             if added or not t.counted or not (step.policy or low[t.tensor]):
                 continue
-            lost = _share_lost(t, target)
+            lost = rules.share_lost(t, target.zero_exponent)
             if lost < FAINT:
                 continue
             loses = f"{target.label} rounds {percent(lost, 0)} of their sum to 0"
@@ -210,12 +210,6 @@ def underflow(step: StoredStep) -> Iterator[rules.OperationFinding]:
             yield rules.finding_of(op, "underflow", told, instead, without, evidence)
             if low[t.tensor]:
                 yield from _blamed(step, t, op, "underflow", made, without, evidence)
-
-
-def _share_lost(t: TensorRecord, target: FloatFormat) -> float:
-    """Share of Σ|x| that a format makes 0."""
-    whole = float(t.histogram.abs_sum().value)
-    return float(t.histogram.abs_sum(target.zero_exponent).value) / whole if whole else 0.0
 
 
 def without_kernel(step: StoredStep) -> Iterator[rules.OperationFinding]:

@@ -16,6 +16,7 @@ be.
 * ``gradient-overflow``: a backward operation leaves the range at the plan's loss scale.
 """
 
+import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -616,6 +617,12 @@ def rms(t: TensorRecord) -> float:
     return float(np.sqrt(float(t.histogram.energy().value) / max(1, t.numel)))
 
 
+def share_lost(t: TensorRecord, zero: int) -> float:
+    """The share of a tensor's Σ|x| that lies at 2^``zero`` or below."""
+    whole = float(t.histogram.abs_sum().value)
+    return float(t.histogram.abs_sum(zero).value) / whole if whole else 0.0
+
+
 def _same_line(graph: StepGraph, t: TensorRecord, op: Operation) -> bool:
     before = graph.producer(t)
     return before is not None and (before.file, before.line) == (op.file, op.line)
@@ -657,12 +664,7 @@ def gradients(step: StoredStep, scale: float) -> Iterator[OperationFinding]:
 
 def _lost_gradients(step: StoredStep, scale: float) -> Iterator[OperationFinding]:
     """Find products with a factor so large that the format loses their results' gradients."""
-    zero = step.target.zero_exponent - int(math.log2(scale))
-
-    def lost(t: TensorRecord) -> float:
-        whole = t.histogram.abs_sum().value
-        return float(t.histogram.abs_sum(zero).value / whole) if t.counted and whole else 0.0
-
+    lost = functools.partial(share_lost, zero=step.target.zero_exponent - int(math.log2(scale)))
     for op in (op for op in step.graph.operations if op.node and op.forward >= 0):
         forward, made = step.graph.operations[op.forward], op.outputs[0]
         if forward.op in ("mul", "div") and any(step.low[t.tensor] for t in forward.outputs):

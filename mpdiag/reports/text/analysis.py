@@ -199,7 +199,7 @@ def after_analysis(
         return "mpdiag", "report", run
     if analysis.rounded_to is not None:
         return settling_command(analysis) if analysis.run.script_words else next_commands.NOTHING
-    if _calls_for_bf16(analysis):
+    if analysis.target == FP16 and any(f.code == "no-loss-scale-fits" for f in analysis.findings):
         return "mpdiag", "analyze", run, "--target", BF16.name, "-o", "plan.json"
     done = next_commands.after_training(run, analysis.plan)
     if done:
@@ -224,12 +224,6 @@ def _after_blocks(blocks: BlockAnalysis, run: AnyPath, plan: Path | None) -> tup
         return "mpdiag", "export", plan, "--to", blocks.recipe.engines[0]
     worst = blocks.worst()
     return ("mpdiag", "why", run, worst[0], "--target", target) if worst else next_commands.NOTHING
-
-
-def _calls_for_bf16(analysis: Analysis) -> bool:
-    """Whether FP16 was asked for, and no loss scale fits it."""
-    codes = {f.code for f in analysis.findings}
-    return analysis.target == FP16 and "no-loss-scale-fits" in codes
 
 
 def _verdict(analysis: Analysis) -> Text:
