@@ -148,7 +148,7 @@ def _how(case: Case, works: str) -> str:
     fmt, plan, rest = case.target.label, case.scale.plan, _kept(case)
     scale = scale_text(plan.recommended)
     if case.target not in TRAINABLE:
-        return f"The values fit {fmt} with a scale per tensor{rest}. mpdiag cannot train in {fmt}."
+        return f"The values fit {fmt} with a scale per tensor{rest}. To train, use --target fp8-tensor."
     if plan.need == "needed":
         return f"{fmt} {works} with a loss scale of {scale}{rest}. Without one, {_harm(case)}."
     if plan.need == "advisable":
