@@ -48,7 +48,7 @@ def _advice(found: Mismatch, numel: int) -> Iterator[tuple[str, str]]:
     """What would help: titles and words."""
     if found.unequal:
         words = f"The models' weights differ by more than rounding: {some_of(found.unequal)}."
-        yield "Weights", f"{words} Copy them first: all figures include this difference."
+        yield "Weights", f"{words} Copy them first: the gains below include that."
     if found.kept is not None:
         kept = ", ".join(found.keep)
         yield "FP32", _gain(found, found.kept, f"Keep {kept} in FP32", f"{kept} in FP32")
