@@ -27,13 +27,17 @@ class Failures:
     Args:
         folder: The run folder, for the warning.
         clock: Knows the step; muted when memory has run out.
+        tell: Told of the first failure; by default it is warned of.
 
     Attributes:
         found: The first 20: dicts of step, where and error.
     """
 
-    def __init__(self, folder: AnyPath, clock: StepClock) -> None:
+    def __init__(
+        self, folder: AnyPath, clock: StepClock, tell: Callable[[str], None] | None = None
+    ) -> None:
         self.found: list[dict[str, Any]] = []
+        self._tell = tell or _warn
         self._folder = folder
         self._clock = clock
 
@@ -49,7 +53,7 @@ class Failures:
             text = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"
             self.found.append({"step": self._clock.number, "where": where, "error": text})
         if first:
-            _warn(
+            self._tell(
                 f"recording into {self._folder} failed at step {self._clock.number} in {where} "
                 f"({self.found[0]['error']}); training goes on, the record is incomplete"
             )

@@ -204,7 +204,8 @@ class Recorder:
         )
         self._optimizers = optimizers
         self._clock = StepClock(optimizers, in_backward, after_backward)
-        self._failures = Failures(folder, self._clock)
+        tell = None if precision is None or rank else precision.tell  # of a command
+        self._failures = Failures(folder, self._clock, tell)
         failed = self._failures.note
         names = self._subjects.names
         products = MatrixProducts(rank) if options.blocks else None

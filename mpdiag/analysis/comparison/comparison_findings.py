@@ -223,6 +223,7 @@ def _one_seed(m: MetricComparison, decisive: Sequence[MetricComparison]) -> Find
     by = f"{abs(r.difference):.3g}, {margins:.{0 if margins >= 10 else 1}f} margins"
     if answer == "as FP32 (one seed)":
         message = f"{m.metric} differs by {r.difference:+.3g}, within the margin {r.margin:.3g}"
+        message = message if r.difference else f"{m.metric} is the same"
     else:
         message = f"{m.metric} is {'worse' if worse or undecided else 'better'} by {by}"
     if (worse or undecided) and not decides:
