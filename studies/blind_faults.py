@@ -1,0 +1,343 @@
+"""Does ``mpdiag diff`` find mistakes that people make? Planted without looking at its code.
+
+    python studies/blind_faults.py dev --as before [--only NAME] [--code CHECKOUT] [--work DIR]
+    python studies/blind_faults.py --table
+
+Eight trainings in studies/blind_scripts/ are written as people write them. mistakes.txt there changes
+a line or a few of one of them, and says which module a reader would blame. It was written before the
+first run. One side of a pair is the right training in FP32 on one device. The other one is of some
+kind (autocast, a compiler, two ranks …), right or with one mistake. A hash of a pair's name puts it
+into one half: ``dev`` was shown to who mends ``diff``, ``unseen`` was not.
+
+- *named*: the first place is the culprit, or lies in it; of a compiled model also around it.
+- *seen*: another place that the mistake reaches. *missed*: the runs are said to agree.
+- *cannot say*: not even that.
+
+Every pair is stored as soon as it is judged; stored ones are not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+SCRIPTS = ROOT / "studies" / "blind_scripts"
+RESULTS = ROOT / "studies" / "results" / "blind-faults.json"
+TIMEOUT = 400
+OPTIONS: dict[str, tuple[str, ...]] = {
+    "bf16": ("--amp", "bf16"),
+    "fp16": ("--amp", "fp16"),
+    "aot_eager": ("--compile", "aot_eager"),
+    "inductor": ("--compile", "inductor"),
+    "ddp": (),
+    "fsdp": ("--fsdp",),
+    "accum": ("--accum", "2"),
+    "refactor": (),
+}
+"""Kinds of pairs: the options of the second training."""
+TITLES = {
+    "bf16": "FP32, BF16",
+    "fp16": "FP32, FP16 with a GradScaler",
+    "aot_eager": "eager, compiled (`aot_eager`)",
+    "inductor": "eager, compiled (`inductor`)",
+    "ddp": "one device, DDP on 2 ranks",
+    "fsdp": "one device, FSDP2 on 2 ranks",
+    "accum": "one batch, two accumulated halves",
+    "refactor": "before and after a refactoring",
+}
+RANKS = ("ddp", "fsdp")
+COMPILED = ("aot_eager", "inductor")
+CLEAN = {
+    "bf16": ("gpt", "cnn", "moe", "ssm", "translate", "diffusion", "clip"),
+    "fp16": ("gpt", "cnn", "moe", "translate", "diffusion", "graph"),
+    "aot_eager": ("gpt", "translate", "graph"),
+    "inductor": ("cnn", "ssm", "clip", "moe"),
+    "ddp": ("gpt", "translate", "clip", "graph"),
+    "fsdp": ("gpt", "moe", "diffusion"),
+    "accum": ("gpt", "ssm", "translate"),
+    "refactor": ("gpt", "cnn", "moe", "ssm", "translate", "diffusion"),
+}
+DROPOUT = ("gpt", "translate", "ssm")
+"""Scripts that drop out in clean pairs of kinds that draw the same masks."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The right training beside another one.
+
+    Attributes:
+        culprits: Modules, or ``outside``, ``input``, ``gradient``, ``update``; empty if clean.
+        edits: Old and new texts of the second training's script.
+    """
+
+    name: str
+    script: str
+    kind: str
+    culprits: tuple[str, ...] = ()
+    edits: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def half(self) -> str:
+        return "dev" if sha256(self.name.encode()).digest()[0] % 2 else "unseen"
+
+    @property
+    def shared(self) -> tuple[str, ...]:
+        """Options of both trainings."""
+        drops = not self.culprits and self.kind in ("aot_eager", "refactor")
+        return ("--dropout", "0.1") if drops and self.script in DROPOUT else ()
+
+
+def _blocks(text: str) -> Iterator[tuple[str, tuple[tuple[str, str], ...]]]:
+    """Headers and edits: lines of ``- old`` followed by lines of ``+ new``."""
+    header, edits, before = "", list[tuple[list[str], list[str]]](), ""
+    for line in text.splitlines():
+        sign = line[:2] if line[:2] in ("- ", "+ ") else line[:1] if line in ("-", "+") else ""
+        if not line or line.startswith("#"):
+            continue
+        if not sign:
+            if header:
+                yield header, tuple(("\n".join(a), "\n".join(b)) for a, b in edits)
+            header, edits = line, []
+        elif sign[0] == "-":
+            if before != "-":
+                edits.append(([], []))
+            edits[-1][0].append(line[2:])
+        else:
+            edits[-1][1].append(line[2:])
+        before = sign[:1]
+    yield header, tuple(("\n".join(a), "\n".join(b)) for a, b in edits)
+
+
+def pairs() -> list[Pair]:
+    """All pairs, faulty and clean. Raises ValueError if two have one name."""
+    found = []
+    for header, edits in _blocks((SCRIPTS / "mistakes.txt").read_text()):
+        name, script, kind, culprits, _ = (part.strip() for part in header.split("|"))
+        found.append(Pair(f"{script}-{name}", script, kind, tuple(culprits.split()), edits))
+    for kind, scripts in CLEAN.items():
+        found += [Pair(f"clean-{script}-{kind}", script, kind) for script in scripts]
+    if len({pair.name for pair in found}) < len(found):
+        raise ValueError("two pairs have the same name")
+    return sorted(found, key=lambda pair: (pair.script, pair.kind))
+
+
+def refactorings() -> dict[str, tuple[tuple[str, str], ...]]:
+    return dict(_blocks((SCRIPTS / "refactors.txt").read_text()))
+
+
+def write(pair: Pair, folder: Path) -> Path:
+    """Writes the second training's script. Raises ValueError if an edit does not fit exactly once."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    texts = {name: (SCRIPTS / name).read_text() for name in (f"{pair.script}.py", "common.py")}
+    for old, new in pair.edits:
+        places = [name for name, text in texts.items() if text.count(old) == 1]
+        if len(places) != 1:
+            raise ValueError(f"{pair.name}: {old!r} does not occur exactly once")
+        texts[places[0]] = texts[places[0]].replace(old, new)
+    if pair.kind == "refactor":
+        for old, new in refactorings()[pair.script]:
+            texts[f"{pair.script}.py"] = texts[f"{pair.script}.py"].replace(old, new)
+    for name, text in texts.items():
+        (folder / name).write_text(text)
+    return folder / f"{pair.script}.py"
+
+
+def mpdiag(code: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(code), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "mpdiag", *words]
+    return subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=TIMEOUT, check=False
+    )
+
+
+def record(code: Path, out: Path, command: Sequence[str], ranks: int = 1) -> None:
+    """Records a traced training. Raises RuntimeError with the end of its output if that fails."""
+    shutil.rmtree(out, ignore_errors=True)
+    launcher = ("torchrun", "--nproc-per-node", str(ranks)) if ranks > 1 else ()
+    done = mpdiag(code, "record", "--trace", "--out", str(out), "--", *launcher, *command)
+    if done.returncode:
+        raise RuntimeError(f"the training failed: {(done.stdout + done.stderr)[-600:]}")
+
+
+def culprit_found(pair: Pair, first: dict[str, Any]) -> bool:
+    """Whether the first place is one that a reader would blame."""
+    module, phase, kind = first["module"] or "", first["phase"], first["kind"]
+    names = {old.removeprefix("self."): new.removeprefix("self.") for old, new in _renames(pair)}
+    for culprit in pair.culprits:
+        special = {
+            "outside": not module and kind != "input" and phase != "update",
+            "input": kind == "input",
+            "gradient": "gradient" in (phase, kind) or "gradient" in kind,
+            "update": phase == "update",
+        }
+        if culprit in special:
+            if special[culprit]:
+                return True
+            continue
+        renamed = ".".join(names.get(part, part) for part in culprit.split("."))
+        for name in (culprit, renamed):
+            around = pair.kind in COMPILED and (name + ".").startswith(module + ".")
+            if module and ((module + ".").startswith(name + ".") or around):
+                return True
+    return False
+
+
+def _renames(pair: Pair) -> list[tuple[str, str]]:
+    if pair.kind != "refactor":
+        return []
+    return [edit for edit in refactorings()[pair.script] if edit[0].startswith("self.")]
+
+
+def judge(pair: Pair, said: dict[str, Any]) -> str:
+    """What diff's answer is worth."""
+    first, unsure = said["first"], said["compared"]["cannot_say_from"] is not None
+    if first is None:
+        if not pair.culprits:
+            return "agree" if said["agree"] else "cannot say"
+        return "missed" if said["agree"] and not unsure else "cannot say"
+    if not pair.culprits:
+        return "false alarm"
+    return "named" if culprit_found(pair, first) else "seen"
+
+
+def run(pair: Pair, code: Path, work: Path) -> dict[str, Any]:
+    """Records both sides, unless the right one is there, and judges what diff says of them."""
+    reference = work / "-".join((pair.script, "right", *pair.shared[1:]))
+    if not (reference / "done").exists():
+        shutil.rmtree(reference, ignore_errors=True)
+        script = str(SCRIPTS / f"{pair.script}.py")
+        record(code, reference / "run", [script, *pair.shared])
+        (reference / "done").touch()
+    script = str(write(pair, work / pair.name))
+    options = [*pair.shared, *OPTIONS[pair.kind]]
+    other = work / pair.name / "run"
+    try:
+        record(code, other, [script, *options], 2 if pair.kind in RANKS else 1)
+        done = mpdiag(code, "diff", str(reference / "run"), str(other), "--json")
+        said = json.loads(done.stdout)
+    except (RuntimeError, ValueError, subprocess.TimeoutExpired) as error:
+        return {"result": "failed", "error": str(error)[-800:]}
+    text = mpdiag(code, "diff", str(reference / "run"), str(other)).stdout
+    return {"result": judge(pair, said), "text": text, **said}
+
+
+def commit(code: Path) -> str:
+    command = ["git", "-C", str(code), "rev-parse", "--short", "HEAD"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def slim(pair: Pair, when: str, code: str, found: dict[str, Any]) -> dict[str, Any]:
+    """What is kept of a pair: no paths of this machine."""
+    first = found.get("first")
+    kept = (
+        "module",
+        "op",
+        "phase",
+        "kind",
+        "name",
+        "rank",
+        "step",
+        "difference",
+        "tolerance",
+        "code",
+    )
+    described = asdict(pair)
+    del described["edits"]
+    return {
+        **described,
+        "half": pair.half,
+        "when": when,
+        "commit": code,
+        "result": found["result"],
+        "first": None if first is None else {key: first[key] for key in kept},
+        "compared": found.get("compared"),
+        "coarse": found.get("coarse"),
+        "not_compared": found.get("not_compared"),
+    }
+
+
+def stored() -> list[dict[str, Any]]:
+    return json.loads(RESULTS.read_text()) if RESULTS.exists() else []
+
+
+def store(row: dict[str, Any]) -> None:
+    key = (row["name"], row["when"])
+    rows = [old for old in stored() if (old["name"], old["when"]) != key] + [row]
+    rows.sort(key=lambda row: (row["when"], row["name"]))
+    RESULTS.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+def _range(values: Sequence[float]) -> str:
+    differ = [value for value in values if value]
+    return f"{statistics.median(differ):.2g}, {max(differ):.2g}" if differ else "none differs"
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """One table of the stored pairs for each half and time, in Markdown."""
+    lines = []
+    for half, when in sorted({(row["half"], row["when"]) for row in rows}):
+        chosen = [row for row in rows if (row["half"], row["when"]) == (half, when)]
+        lines += [
+            f"\n{half}, {when}",
+            "",
+            "| pair | named | seen | missed | cannot say | clean that agree | median, largest ratio |",
+            "|---|---|---|---|---|---|---|",
+        ]
+        for kind in (*OPTIONS, "all"):
+            of = [row for row in chosen if kind in (row["kind"], "all")]
+            faults = [row["result"] for row in of if row["culprits"]]
+            clean = [row for row in of if not row["culprits"]]
+            agree = [row for row in clean if row["result"] == "agree"]
+            ratios = [row["compared"]["largest_ratio"] or 0.0 for row in clean if row["compared"]]
+            cells = [f"{faults.count('named')} of {len(faults)}"]
+            cells += [str(faults.count(result)) for result in ("seen", "missed", "cannot say")]
+            cells += [f"{len(agree)} of {len(clean)}", _range(ratios)]
+            lines.append(f"| {TITLES.get(kind, kind)} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("half", nargs="?", choices=("dev", "unseen"))
+    parser.add_argument("--as", dest="when", default="after", help="the name of this round")
+    parser.add_argument("--only", help="the pairs with this in their name, stored or not")
+    parser.add_argument("--code", type=Path, default=ROOT, help="the checkout that is judged")
+    parser.add_argument("--work", type=Path, help="keep scripts and recordings here")
+    parser.add_argument("--table", action="store_true")
+    args = parser.parse_args()
+    if args.half is not None:
+        with TemporaryDirectory() as temporary:
+            work, code = (args.work or Path(temporary)).resolve(), args.code.resolve()
+            done = {row["name"] for row in stored() if row["when"] == args.when}
+            for pair in pairs():
+                again = args.only is not None and args.only in pair.name
+                if pair.half != args.half or not (again or args.only is None):
+                    continue
+                if pair.name in done and not again:
+                    continue
+                found = run(pair, code, work)
+                store(slim(pair, args.when, commit(code), found))
+                first = found.get("first") or {}
+                where = f"{first.get('module')} {first.get('op')} {first.get('phase')}"
+                print(f"{pair.name}: {found['result']} {where if first else ''}", flush=True)
+                if args.work:
+                    (work / pair.name / "said.txt").write_text(found.get("text") or str(found))
+    if args.table:
+        print(table(stored()))
+
+
+if __name__ == "__main__":
+    main()
