@@ -230,8 +230,7 @@ def run(pair: Pair, code: Path, work: Path) -> dict[str, Any]:
         said = json.loads(done.stdout)
     except (RuntimeError, ValueError, subprocess.TimeoutExpired) as error:
         return {"result": "failed", "error": str(error)[-800:]}
-    text = mpdiag(code, "diff", str(reference / "run"), str(other)).stdout
-    return {"result": judge(pair, said), "text": text, **said}
+    return {"result": judge(pair, said), **said}
 
 
 def commit(code: Path) -> str:
@@ -334,7 +333,7 @@ def main() -> None:
                 where = f"{first.get('module')} {first.get('op')} {first.get('phase')}"
                 print(f"{pair.name}: {found['result']} {where if first else ''}", flush=True)
                 if args.work:
-                    (work / pair.name / "said.txt").write_text(found.get("text") or str(found))
+                    (work / pair.name / "said.json").write_text(json.dumps(found, indent=1))
     if args.table:
         print(table(stored()))
 

@@ -6,7 +6,6 @@ import os
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 parser = argparse.ArgumentParser()
@@ -33,6 +32,8 @@ def autocast():
 def prepare(model, blocks=()):
     """Shards or replicates the model over the ranks, then compiles it."""
     if world > 1 and args.fsdp:
+        from torch.distributed.fsdp import fully_shard
+
         for block in blocks:
             fully_shard(block)
         fully_shard(model)
