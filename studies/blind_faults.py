@@ -25,6 +25,7 @@ import shutil
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import sha256
@@ -155,21 +156,46 @@ def write(pair: Pair, folder: Path) -> Path:
     return folder / f"{pair.script}.py"
 
 
-def mpdiag(code: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(code), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "mpdiag", *words]
-    return subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=TIMEOUT, check=False
-    )
+class Commands:
+    """Runs mpdiag's commands in forks of a process that has imported torch, as the tests do."""
+
+    def __init__(self, code: Path) -> None:
+        self.code = code
+        modules = ("torch._inductor.compile_fx", "torch.distributed.tensor")
+        command = [sys.executable, "-W", "ignore", str(code / "tests" / "fork_server.py"), *modules]
+        environment = {**os.environ, "PYTHONPATH": str(code), "OMP_NUM_THREADS": "1"}
+        self.server = subprocess.Popen(
+            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def _ask(self, order: dict[str, Any]) -> Any:
+        assert self.server.stdin is not None
+        assert self.server.stdout is not None
+        print(json.dumps(order), file=self.server.stdin, flush=True)
+        return json.loads(self.server.stdout.readline())
+
+    def mpdiag(self, *words: str) -> tuple[int, str]:
+        """Exit code and output. Raises TimeoutError, with the command still running."""
+        job = {"program": "mpdiag", "words": words, "cwd": str(ROOT), "env": {}}
+        (pid,) = self._ask({"start": [job]})
+        said, until = ["", ""], time.monotonic() + TIMEOUT
+        while time.monotonic() < until:
+            ((ended, *more),) = self._ask({"look": [pid]})
+            said = [old + new for old, new in zip(said, more, strict=True)]
+            if ended is not None:
+                return ended, "".join(said) if ended else said[0]
+            time.sleep(0.1)
+        raise TimeoutError(f"mpdiag {words[0]} ran for {TIMEOUT} s")
 
 
-def record(code: Path, out: Path, command: Sequence[str], ranks: int = 1) -> None:
+def record(commands: Commands, out: Path, command: Sequence[str], ranks: int = 1) -> None:
     """Records a traced training. Raises RuntimeError with the end of its output if that fails."""
     shutil.rmtree(out, ignore_errors=True)
     launcher = ("torchrun", "--nproc-per-node", str(ranks)) if ranks > 1 else ()
-    done = mpdiag(code, "record", "--trace", "--out", str(out), "--", *launcher, *command)
-    if done.returncode:
-        raise RuntimeError(f"the training failed: {(done.stdout + done.stderr)[-600:]}")
+    words = ("record", "--trace", "--out", str(out), "--", *launcher, *command)
+    ended, said = commands.mpdiag(*words)
+    if ended:
+        raise RuntimeError(f"the training failed: {said[-600:]}")
 
 
 def culprit_found(pair: Pair, first: dict[str, Any]) -> bool:
@@ -213,22 +239,22 @@ def judge(pair: Pair, said: dict[str, Any]) -> str:
     return "named" if culprit_found(pair, first) else "seen"
 
 
-def run(pair: Pair, code: Path, work: Path) -> dict[str, Any]:
+def run(pair: Pair, commands: Commands, work: Path) -> dict[str, Any]:
     """Records both sides, unless the right one is there, and judges what diff says of them."""
     reference = work / "-".join((pair.script, "right", *pair.shared[1:]))
     if not (reference / "done").exists():
         shutil.rmtree(reference, ignore_errors=True)
         script = str(SCRIPTS / f"{pair.script}.py")
-        record(code, reference / "run", [script, *pair.shared])
+        record(commands, reference / "run", [script, *pair.shared])
         (reference / "done").touch()
     script = str(write(pair, work / pair.name))
     options = [*pair.shared, *OPTIONS[pair.kind]]
     other = work / pair.name / "run"
     try:
-        record(code, other, [script, *options], 2 if pair.kind in RANKS else 1)
-        done = mpdiag(code, "diff", str(reference / "run"), str(other), "--json")
-        said = json.loads(done.stdout)
-    except (RuntimeError, ValueError, subprocess.TimeoutExpired) as error:
+        record(commands, other, [script, *options], 2 if pair.kind in RANKS else 1)
+        _, text = commands.mpdiag("diff", str(reference / "run"), str(other), "--json")
+        said = json.loads(text)
+    except (RuntimeError, ValueError, TimeoutError) as error:
         return {"result": "failed", "error": str(error)[-800:]}
     return {"result": judge(pair, said), **said}
 
@@ -321,13 +347,14 @@ def main() -> None:
         with TemporaryDirectory() as temporary:
             work, code = (args.work or Path(temporary)).resolve(), args.code.resolve()
             done = {row["name"] for row in stored() if row["when"] == args.when}
+            commands = Commands(code)
             for pair in pairs():
                 again = args.only is not None and args.only in pair.name
                 if pair.half != args.half or not (again or args.only is None):
                     continue
                 if pair.name in done and not again:
                     continue
-                found = run(pair, code, work)
+                found = run(pair, commands, work)
                 store(slim(pair, args.when, commit(code), found))
                 first = found.get("first") or {}
                 where = f"{first.get('module')} {first.get('op')} {first.get('phase')}"
