@@ -131,7 +131,7 @@ def pairs() -> list[Pair]:
         found += [Pair(f"clean-{script}-{kind}", script, kind) for script in scripts]
     if len({pair.name for pair in found}) < len(found):
         raise ValueError("two pairs have the same name")
-    return sorted(found, key=lambda pair: (pair.script, pair.kind))
+    return sorted(found, key=lambda pair: (pair.kind == "inductor", pair.script, pair.kind))
 
 
 def refactorings() -> dict[str, tuple[tuple[str, str], ...]]:
@@ -188,14 +188,15 @@ class Commands:
         raise TimeoutError(f"mpdiag {words[0]} ran for {TIMEOUT} s")
 
 
-def record(commands: Commands, out: Path, command: Sequence[str], ranks: int = 1) -> None:
-    """Records a traced training. Raises RuntimeError with the end of its output if that fails."""
-    shutil.rmtree(out, ignore_errors=True)
+def record(commands: Commands, folder: Path, command: Sequence[str], ranks: int = 1) -> None:
+    """Records a traced training into ``folder/run``. Raises RuntimeError if that fails."""
+    shutil.rmtree(folder / "run", ignore_errors=True)
     launcher = ("torchrun", "--nproc-per-node", str(ranks)) if ranks > 1 else ()
-    words = ("record", "--trace", "--out", str(out), "--", *launcher, *command)
+    words = ("record", "--trace", "--out", str(folder / "run"), "--", *launcher, *command)
     ended, said = commands.mpdiag(*words)
     if ended:
         raise RuntimeError(f"the training failed: {said[-600:]}")
+    (folder / "done").touch()
 
 
 def culprit_found(pair: Pair, first: dict[str, Any]) -> bool:
@@ -240,19 +241,16 @@ def judge(pair: Pair, said: dict[str, Any]) -> str:
 
 
 def run(pair: Pair, commands: Commands, work: Path) -> dict[str, Any]:
-    """Records both sides, unless the right one is there, and judges what diff says of them."""
+    """Records both sides, unless they are there, and judges what diff says of them."""
     reference = work / "-".join((pair.script, "right", *pair.shared[1:]))
-    if not (reference / "done").exists():
-        shutil.rmtree(reference, ignore_errors=True)
-        script = str(SCRIPTS / f"{pair.script}.py")
-        record(commands, reference / "run", [script, *pair.shared])
-        (reference / "done").touch()
-    script = str(write(pair, work / pair.name))
-    options = [*pair.shared, *OPTIONS[pair.kind]]
-    other = work / pair.name / "run"
+    other, ranks = work / pair.name, 2 if pair.kind in RANKS else 1
     try:
-        record(commands, other, [script, *options], 2 if pair.kind in RANKS else 1)
-        _, text = commands.mpdiag("diff", str(reference / "run"), str(other), "--json")
+        if not (reference / "done").exists():
+            record(commands, reference, [str(SCRIPTS / f"{pair.script}.py"), *pair.shared])
+        if not (other / "done").exists():
+            script = str(write(pair, other))
+            record(commands, other, [script, *pair.shared, *OPTIONS[pair.kind]], ranks)
+        _, text = commands.mpdiag("diff", str(reference / "run"), str(other / "run"), "--json")
         said = json.loads(text)
     except (RuntimeError, ValueError, TimeoutError) as error:
         return {"result": "failed", "error": str(error)[-800:]}
@@ -340,7 +338,7 @@ def main() -> None:
     parser.add_argument("--as", dest="when", default="after", help="the name of this round")
     parser.add_argument("--only", help="the pairs with this in their name, stored or not")
     parser.add_argument("--code", type=Path, default=ROOT, help="the checkout that is judged")
-    parser.add_argument("--work", type=Path, help="keep scripts and recordings here")
+    parser.add_argument("--work", type=Path, help="keep recordings here, and use them again")
     parser.add_argument("--table", action="store_true")
     args = parser.parse_args()
     if args.half is not None:
