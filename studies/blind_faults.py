@@ -66,7 +66,7 @@ CLEAN = {
     "aot_eager": ("gpt", "translate", "graph"),
     "inductor": ("cnn", "ssm", "clip", "moe"),
     "ddp": ("gpt", "translate", "clip", "graph"),
-    "fsdp": ("gpt", "moe", "diffusion"),
+    "fsdp": ("gpt", "translate", "diffusion"),
     "accum": ("gpt", "ssm", "translate"),
     "refactor": ("gpt", "cnn", "moe", "ssm", "translate", "diffusion"),
 }
@@ -207,7 +207,7 @@ def culprit_found(pair: Pair, first: dict[str, Any]) -> bool:
         special = {
             "outside": not module and kind != "input" and phase != "update",
             "input": kind == "input",
-            "gradient": "gradient" in (phase, kind) or "gradient" in kind,
+            "gradient": kind == "weight_grad",
             "update": phase == "update",
         }
         if culprit in special:

@@ -1,0 +1,37 @@
+"""The judge of planted mistakes: its edits fit, and it tells a culprit from another place."""
+
+from typing import Any
+
+import pytest
+
+from studies import blind_faults
+from studies.blind_faults import Pair
+
+FAULT = Pair("gpt-x", "gpt", "refactor", ("blocks.0.mlp", "update"))
+
+
+def test_each_mistake_fits_its_script_once_and_compiles(tmp_path):
+    for pair in blind_faults.pairs():
+        script = blind_faults.write(pair, tmp_path / pair.name)
+        compile(script.read_text(), str(script), "exec")
+
+
+@pytest.mark.parametrize(
+    ("module", "phase", "result"),
+    [
+        ("blocks.0.ffn.down", "forward", "named"),
+        ("blocks.0", "forward", "seen"),
+        ("blocks.0.mlp2", "forward", "seen"),
+        ("embed", "update", "named"),
+        (None, "backward", "seen"),
+    ],
+)
+def test_the_first_place_is_named_if_it_lies_in_a_culprit(module, phase, result):
+    first: dict[str, Any] = {"module": module, "phase": phase, "kind": "operation"}
+    said = {"first": first, "agree": False, "compared": {"cannot_say_from": None}}
+    assert blind_faults.judge(FAULT, said) == result
+
+
+def test_a_fault_of_which_nothing_can_be_said_is_not_missed():
+    said = {"first": None, "agree": True, "compared": {"cannot_say_from": 1}}
+    assert blind_faults.judge(FAULT, said) == "cannot say"
