@@ -454,12 +454,13 @@ def _culprit(one: Judged, graphs: _Graphs, known: Collection[int]) -> Culprit:
     name = made.name if "weight" in kind else ""
     compared = one.pair.certain and kind == "operation"
     hidden = _unknown(one.pair.a, a, known, compared) + _unknown(one.pair.b, b, known, compared)
-    if hidden and (not name or one.apart.difference == math.inf):
+    lost = one.apart.difference == math.inf
+    if hidden and (lost or not name):
         alone = {id(x) for e in edits if e.side != "both" for x in e.tensors}
         edited = [x for x in hidden if id(x) in alone and roundoff(x.dtype)]
         made = min(edited or hidden, key=lambda x: x.order)
         shown = all(any(_computes(x, phase) for x in side) for side in (a, b))
-        modules = {made.module} if shown else {x.module for x in hidden}
+        modules = {made.module} if shown or lost else {x.module for x in hidden}
         module, op = _around(modules), made.name if len(modules) == 1 else "operation"
     line = made.file, made.line, made.code
     return Culprit(module, op, phase, *line, one.rank, one.step, kind, name, *astuple(one.apart))

@@ -1,6 +1,7 @@
 """Where two runs part: named for planted faults, and nothing where rounding explains it."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -42,6 +43,7 @@ def recorded(
     share=1.0,
     clip=False,
     trace=True,
+    scale=0.0,
     **options,
 ):
     torch.manual_seed(0)
@@ -51,16 +53,18 @@ def recorded(
         change(model)
     held = [p for p in model.parameters() if not getattr(p, "stale", False)]
     step = optimizer(held, rate)
+    scaler = torch.amp.GradScaler("cpu", init_scale=scale, enabled=scale > 0)
     with mpdiag.record(model, step, folder, trace=trace, **options) as recorder:
         for _ in range(2):
             step.zero_grad()
             for part, labels in zip(x.split(rows), y.split(rows), strict=True):
                 with torch.autocast("cpu", dtype or torch.bfloat16, enabled=dtype is not None):
                     loss = F.cross_entropy(model(part), labels) * factor
-                (loss * (len(part) / 16 * share)).backward()
+                scaler.scale(loss * (len(part) / 16 * share)).backward()
             if clip:
                 nn.utils.clip_grad_norm_(model.parameters(), 0.1)
-            step.step()
+            scaler.step(step)
+            scaler.update()
     assert recorder.failures == []
     return folder
 
@@ -120,6 +124,21 @@ def test_a_planted_fault_is_named(name, sound, tmp_path):
     assert first.step == 0
     assert found.agree is False
     assert all(j.apart.ratio <= 1 for j in found.judged[: found.before] if j.pair.certain)
+
+
+@pytest.mark.parametrize("name", ["none", "cut", "halved"])
+def test_a_grad_scaler_on_one_side_is_no_fault_and_hides_none(name, sound, tmp_path):
+    change, *place = FAULTS.get(name, (None,))
+    options = {"dtype": torch.float16, "scale": 1024.0, "operations": 1}
+    first = mpdiag.diff(sound, recorded(tmp_path / "run", change, **options)).first
+    assert first is None if name == "none" else [first.module, first.phase, first.op] == place
+
+
+def test_of_gradients_that_clipping_makes_off_by_one_factor_the_other_one_is_named(tmp_path):
+    sides = (("a", None), ("b", FAULTS["halved"][0]))
+    options = {"clip": True, "operations": 0}
+    first = mpdiag.diff(*(recorded(tmp_path / n, c, **options) for n, c in sides)).first
+    assert (first.module, first.op) == ("1.up", "gradient of a parameter")
 
 
 def test_running_statistics_are_compared(tmp_path):
@@ -238,6 +257,9 @@ def test_the_command_its_document_and_a_fingerprint(sound, tmp_path):
         document = json.loads(other.stdout)
         assert_described("diff", document)
         assert document["first"]["module"] == "1"
+    there = [shutil.copytree(side, tmp_path / "there" / side.name) for side in (sound, faulty)]
+    moved = run("diff", *there, "--json")  # as on another machine: only files travel
+    assert json.loads(moved.stdout) == json.loads(run("diff", sound, faulty, "--json").stdout)
     page = tmp_path / "page.html"
     shown = run("diff", sound, faulty, "-o", page).stdout
     assert "First: mul in " in shown
@@ -291,6 +313,24 @@ def test_of_two_branches_that_are_added_up_the_wrong_one_is_named(name):
     assert [first.module, first.op, first.phase] == [*named, "backward"]
 
 
+@pytest.mark.parametrize("last", [3.0, 2.0])
+def test_gradients_are_added_up_in_any_order(last):
+    """Three of them: only the sum of all has to be the same."""
+
+    def side(order, total):
+        back = {"phase": "backward", "kind": "operation"}
+        rows = [
+            row(np.full(4, v), order=i, name="mm", module=f"m{i}", **back)
+            for i, v in enumerate((1.0, 5.0, -3.0))
+        ]
+        part = rows[order[0]].values + rows[order[1]].values
+        rows.append(row(part, order=3, name="add", module="part", reads=order[:2], **back))
+        rows.append(row(np.full(4, total), order=4, name="add", reads=(3, order[2]), **back))
+        return steps_of(rows)
+
+    assert difference(side((0, 1, 2), 3.0), side((0, 2, 1), last)).agree is (last == 3.0)
+
+
 # -- ranks, put together without processes ----------------------------------------------------------
 
 
@@ -321,6 +361,9 @@ def test_rows_of_a_batch_are_found_again_on_their_ranks(turns):
     ranks = [
         r for i in range(2) for r in (row(dealt[i], i, kind="input"), row(2 * dealt[i], i, order=1))
     ]
+    flat = {"module": "flat", "order": 2}  # a row of the batch is two of its own
+    whole.append(row(batch.reshape(16, 2), **flat))
+    ranks += [row(part.reshape(8, 2), i, **flat) for i, part in enumerate(dealt)]
     assert difference(steps_of(whole), steps_of(ranks)).agree
     ranks[3] = row(2.1 * dealt[1], 1, order=1)
     found = difference(steps_of(whole), steps_of(ranks))
