@@ -1,0 +1,80 @@
+"""What a traced step costs: steps of a traced training over those of the same one, unrecorded.
+
+    python benchmarks/tracing.py [--steps 9] [--json FILE]
+
+Two copies of a transformer take turns step by step. One is recorded, and every second of its steps
+from step 2 on is traced. Figures are processor time, which a busy machine disturbs least: the median
+and the smallest ratio of pairs of steps, of those that are traced and of those that are only recorded.
+Both copies must end with the same bits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import sys
+import tempfile
+import time
+from datetime import date
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import torch
+from recording import Trainee
+
+import mpdiag
+
+
+def main() -> None:
+    """Measure and print.
+
+    Raises:
+        RuntimeError: If recording failed, changed the weights, or ran no twin.
+    """
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=9)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    plain, traced = (Trainee("transformer", "cpu", time.process_time) for _ in range(2))
+    chosen = range(2, options.steps, 2)
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place) / "run"
+        with mpdiag.record(traced.model, traced.optimizer, folder, trace=chosen) as recorder:
+            times = [(plain.step(), traced.step()) for _ in range(options.steps)]
+        run = mpdiag.open_run(folder)
+        rows = [row for row in run.trace() if row.step in chosen]
+        size = sum(file.stat().st_size for file in (folder / "trace").iterdir())
+    weights = zip(plain.model.parameters(), traced.model.parameters(), strict=True)
+    same = all(torch.equal(a, b) for a, b in weights)
+    if recorder.failures or not same or all(row.spread is None for row in rows):
+        raise RuntimeError(f"not measured: {recorder.failures}, {run.meta['trace']}, {same=}")
+    ratios = [b / a for a, b in times]
+    later = {
+        "traced": [ratios[i] for i in chosen],
+        "recorded": [r for i, r in enumerate(ratios) if i not in chosen and i > 0],
+    }
+    found = {
+        "milliseconds": round(1e3 * statistics.median(a for a, _ in times), 1),
+        **{name: round(statistics.median(some), 2) for name, some in later.items()},
+        **{f"{name}_smallest": round(min(some), 2) for name, some in later.items()},
+        "tensors_of_a_step": len(rows) // len(chosen),
+        "kilobytes_of_a_step": round(size / len(chosen) / 1e3),
+    }
+    print(found)
+    if options.json:
+        machine = {
+            "processor": platform.processor() or platform.machine(),
+            "threads": 1,
+            "torch": torch.__version__,
+            "clock": "processor",
+            "date": date.today().isoformat(),
+        }
+        options.json.write_text(json.dumps({"machine": machine, "rows": [found]}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
