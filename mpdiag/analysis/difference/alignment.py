@@ -11,13 +11,14 @@ from __future__ import annotations
 import json
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from typing import Any
 
 from mpdiag.analysis.difference.sides import Tensor, times
+from mpdiag.analysis.difference.tolerance import roundoff
 from mpdiag.numerics.autocast_lists import MOVES
 
 _PLACES = ("weight", "input", "forward", "backward", "weight_grad", "updated_weight")
@@ -78,7 +79,31 @@ def aligned(a: Sequence[Tensor], b: Sequence[Tensor]) -> tuple[list[Pair], list[
     for i, side in enumerate("ab"):
         lone = [t for name, t in weights[i].items() if name not in weights[1 - i]]
         edits += [Edit(t.module, t.phase, f"parameter {t.name}", side, [t]) for t in lone]
+    turned = _turned(a, b)
+    pairs = [replace(p, certain=False) if _inside(p.a, turned) else p for p in pairs]
     return sorted(pairs, key=lambda pair: _place(pair.a)), edits
+
+
+def _turned(a: Sequence[Tensor], b: Sequence[Tensor]) -> set[str]:
+    """Modules in which rounding, or a fault before, has turned a choice: whole numbers differ."""
+    ours, theirs = (
+        {_name(t): t for t in side if t.kind == "operation" and not roundoff(t.dtype)}
+        for side in (a, b)
+    )
+    both = [(t, theirs[key]) for key, t in ours.items() if key in theirs and t.phase == "forward"]
+    return {
+        x.module
+        for x, y in both
+        if x.module and len(x.pieces) == len(y.pieces)
+        if x.shape != y.shape or x.pieces[0].norm != y.pieces[0].norm
+    }
+
+
+def _inside(t: Tensor, turned: Collection[str]) -> bool:
+    """Whether a tensor lies in a module, or in one inside, that is judged by what it returns."""
+    own = t.kind == "operation" and t.module in turned
+    weights = t.kind in ("weight", "updated_weight") or t.module is None
+    return own or (not weights and any(str(t.module).startswith(f"{m}.") for m in turned))
 
 
 def whole_batches(a: Sequence[Tensor], b: Sequence[Tensor]) -> list[Sequence[Tensor]]:

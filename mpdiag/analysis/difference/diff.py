@@ -199,12 +199,13 @@ def difference(a: Steps, b: Steps) -> RunDifference:
         moved = _Moved(_weights_apart(pairs, history.possible)) if later else None
         some = list(_judged(pairs, step, layout, moved, history))
         some = _sums_in_any_order(some, (ours, theirs))
-        if later and _beyond_judgement(some):
+        place = _first(some)
+        explained = place is not None and some[place].apart.difference <= some[place].possible
+        if later and (explained or _beyond_judgement(some)):
             cut_off = step
             break
         judged += some
         last = step
-        place = _first(some)
         if place is not None:
             place, everywhere = _off(some, place, layout)
             first = _culprit(some[place], (ours, theirs, found), _known(some[:place]))
@@ -226,8 +227,10 @@ def _judged(
     """Every pair of a step, judged; ``moved`` is None in the training's first step."""
     before: dict[_Key, tuple[NDArray[np.float64], NDArray[np.float64]]] = {}
     depth = 0
+    coarsest = [0.0, 0.0]  # what is made of BF16 is no finer in FP32
     for pair in pairs:
         a, b = pair.a, pair.b
+        coarsest = [max(e, roundoff(t.dtype)) for e, t in zip(coarsest, (a, b), strict=True)]
         exact = a.kind in ("weight", "input")
         drift, furthest = (0.0, 0.0) if moved is None else moved.of(a, b)
         if a.kind == "weight" and moved is not None:
@@ -244,9 +247,8 @@ def _judged(
                     if found is not None:
                         yield Judged(pair, step, rank, found)
                 continue
-            room = (
-                _conversion(a, b) * size if exact else math.hypot(spread(a, b, size, depth), drift)
-            )
+            spreads = 0.0 if exact else spread(a, b, size, depth, coarsest)
+            room = _conversion(a, b) * size if exact else math.hypot(spreads, drift)
             if a.kind == "weight_grad":
                 history.note(key, ours[0], theirs[0], FACTOR * room)
             found = apart(ours, theirs, room, numel)

@@ -14,6 +14,7 @@ Computing 41, 2019).
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -59,7 +60,7 @@ def roundoff(dtype: str) -> float:
     return _ROUNDOFF.get(dtype, 0.0)
 
 
-def spread(a: Tensor, b: Tensor, size: float, depth: int) -> float:
+def spread(a: Tensor, b: Tensor, size: float, depth: int, epsilon: Sequence[float]) -> float:
     """How far rounding on both sides may have moved a tensor.
 
     Args:
@@ -67,8 +68,8 @@ def spread(a: Tensor, b: Tensor, size: float, depth: int) -> float:
         b: On the other.
         size: Its root mean square.
         depth: How many operations came before it.
+        epsilon: The largest roundoff of what came before it, on each side.
     """
-    epsilon = [roundoff(t.dtype) for t in (a, b)]
     if a.spread is None and b.spread is None:
         return _BOUND * max(epsilon) * math.sqrt(depth + 1) * size
     wider = [e / max(min(epsilon), 2.0**-53) if min(epsilon) else 1.0 for e in epsilon]
@@ -112,6 +113,8 @@ def apart(
     largest = max(a[1], b[1])
     if not (math.isfinite(a[1]) and math.isfinite(b[1]) and largest > 0.0):
         return found
+    if a[0].size and not (a[0].any() or b[0].any()):
+        return found  # a twin shows nothing where all is zero, as of tokens that another expert has
     typical = largest / math.sqrt(numel)  # the positions may lie where a tensor is small
     allowed = FACTOR * moved / min(size, typical) + _NORM
     norms = Apart(abs(a[1] - b[1]) / largest, allowed)
