@@ -21,6 +21,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shutil
 import statistics
 import subprocess
@@ -288,7 +289,7 @@ def slim(pair: Pair, when: str, code: str, found: dict[str, Any]) -> dict[str, A
         "first": None if first is None else {key: first[key] for key in kept},
         "compared": found.get("compared"),
         "coarse": found.get("coarse"),
-        "not_compared": found.get("not_compared"),
+        "not_compared": [re.sub(r"/\S+/", "", said) for said in found.get("not_compared") or ()],
     }
 
 
