@@ -238,8 +238,8 @@ def clipping_findings(seen: Clipping) -> Iterator[Finding]:
         steps = len(seen.largest)
         yield info(
             code="gradients-clipped",
-            message="your loop clips gradients before they are recorded (by up to "
-            f"{seen.ratio:.3g} times in {counted(steps, 'step')} whose operations were recorded)",
+            message="your loop clips gradients before they are recorded; by up to "
+            f"{seen.ratio:.3g} times in the {counted(steps, 'step')} with recorded operations",
             evidence={"ratio": seen.ratio, "steps": sorted(seen.largest)},
             fix="if steps are skipped, record more operations (operations=N) or use a dynamic "
             "loss scale",
