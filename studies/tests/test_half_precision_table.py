@@ -19,5 +19,6 @@ def test_the_table_lists_what_torch_refuses(monkeypatch):
     # Its import would forbid all tests after this one to set torch.backends' flags.
     monkeypatch.setattr(torch.backends, "disable_global_flags", lambda: None)
     from torch.testing._internal.common_methods_invocations import op_db
+
     known = {row.split("\t")[1] for row in study.TABLE.read_text().splitlines() if "\t" in row}
     assert study.refusing(op_db) - known == set()
