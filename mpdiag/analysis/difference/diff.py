@@ -201,7 +201,8 @@ def difference(a: Steps, b: Steps) -> RunDifference:
         some = _sums_in_any_order(some, (ours, theirs))
         place = _first(some)
         explained = place is not None and some[place].apart.difference <= some[place].possible
-        if later and (explained or _beyond_judgement(some)):
+        given = place is not None and some[place].pair.a.kind == "input"  # not made of weights
+        if later and not given and (explained or _beyond_judgement(some)):
             cut_off = step
             break
         judged += some
@@ -341,11 +342,12 @@ class _Moved:
             if t.kind in ("weight", "operation", "output"):
                 found[side] = max(found[side], roundoff(t.dtype))
         each = [
-            t.spread / (max(1.0, computed / held) if held else 1.0)
+            (max(1.0, computed / held) if held else 1.0, t.spread)
             for t, held, computed in zip((a, b), *self._roundoffs.values(), strict=True)
             if t.spread is not None
         ]
-        self._spread = min(each, default=0.0)
+        coarser, moved = min(each, default=(1.0, 0.0))  # the finer side shows the weights' share
+        self._spread = moved / coarser
         usual = self._seen[len(self._seen) // 2] if len(self._seen) >= _ENOUGH else math.inf
         return min(self._ulps, _USUAL * usual) * self._spread, self._ulps * self._spread
 

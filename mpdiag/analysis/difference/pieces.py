@@ -129,31 +129,53 @@ def _matched(one: Tensor, many: Tensor, layout: Layout) -> Iterator[Match]:
         return
     rows = weight or (layout.split and layout.turns is not None)
     turns = bool(layout.turns) and not weight
-    inside, left = divmod(elements, layout.batch if turns else (*whole.shape, 1)[0])
+    length = (*whole.shape, 1)[0]
+    inside, left = divmod(elements, layout.batch if turns else length)
     if rows and not left and whole.shape[1:] == parts[0].shape[1:]:
-        yield from _rows(one, many, inside, turns=turns)
+        found = list(_rows(one, many, inside, turns=turns))
+        outer, left = divmod(length, layout.batch)
+        if outer > 1 and not left and not weight:  # words before sentences, as in torch's attention
+            other = list(_rows(one, many, elements // length, turns=turns, outer=outer))
+            other = [match for match in other if match[1][0].any()]
+            if other and _nearest_of(other, layout) < _NEAR * _nearest_of(found, layout):
+                found = other
+        yield from found
     norm = math.sqrt(sum(part.norm**2 for part in parts))
     if weight or one.phase != "backward" or not layout.split:
         none = np.zeros(0)
         yield None, (none, whole.norm), (none, norm), elements
 
 
-def _rows(one: Tensor, many: Tensor, inside: int, *, turns: bool) -> Iterator[Match]:
-    """The rows, of as many elements, at which a rank and the whole were both looked at."""
+def _rows(
+    one: Tensor, many: Tensor, inside: int, *, turns: bool, outer: int = 1
+) -> Iterator[Match]:
+    """The rows, of as many elements, at which a rank and the whole were both looked at.
+
+    The batch may lie inside another dimension of ``outer``, then flattened: rows repeat as often.
+    """
     whole, ranks = one.pieces[0], len(many.pieces)
     known = positions(whole.shape)
+    held = [math.prod(part.shape) // max(inside * outer, 1) for part in many.pieces]
     before = 0
-    for i, part in enumerate(many.pieces):
+    for i, (part, length) in enumerate(zip(many.pieces, held, strict=True)):
         row, column = np.divmod(positions(part.shape), max(inside, 1))
-        there = (row * ranks + i if turns else row + before) * inside + column
+        round_, row = np.divmod(row, max(length, 1))
+        row = (row * ranks + i if turns else row + before) + round_ * sum(held)
+        there = row * inside + column
         _, ours, theirs = np.intersect1d(known, there, assume_unique=True, return_indices=True)
         yield part.rank, (whole.values[ours], math.nan), (part.values[theirs], math.nan), 0
-        before += math.prod(part.shape) // max(inside, 1)
+        before += length
 
 
 def _scale(found: Sequence[Match], scales: Sequence[float]) -> float:
     """By how much a rank's gradients are to be divided, whichever comes nearest."""
     return min(scales, key=lambda scale: _furthest(_divided(found, scale)))
+
+
+def _nearest_of(found: Sequence[Match], layout: Layout) -> float:
+    """How far parts are apart, whatever they are divided by."""
+    scales = (1.0, float(layout.ranks), 1.0 / layout.ranks)
+    return _furthest(_divided(found, _scale(found, scales)))
 
 
 def _divided(found: Sequence[Match], by: float) -> Sequence[Match]:

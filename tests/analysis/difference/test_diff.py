@@ -352,22 +352,42 @@ def row(values, rank=0, shape=None, at=None, kind="output", order=0, **more):
     )
 
 
+@pytest.mark.parametrize("words_first", [False, True])
 @pytest.mark.parametrize("turns", [False, True])
-def test_rows_of_a_batch_are_found_again_on_their_ranks(turns):
+def test_rows_of_a_batch_are_found_again_on_their_ranks(turns, words_first):
     """In blocks and in turn; a rank whose values differ is named."""
     batch = np.random.default_rng(0).normal(size=(8, 4))
     dealt = [batch[i::2] if turns else batch[4 * i : 4 * i + 4] for i in range(2)]
-    whole = [row(batch, kind="input"), row(2 * batch, order=1)]
-    ranks = [
-        r for i in range(2) for r in (row(dealt[i], i, kind="input"), row(2 * dealt[i], i, order=1))
-    ]
-    flat = {"module": "flat", "order": 2}  # a row of the batch is two of its own
-    whole.append(row(batch.reshape(16, 2), **flat))
-    ranks += [row(part.reshape(8, 2), i, **flat) for i, part in enumerate(dealt)]
-    assert difference(steps_of(whole), steps_of(ranks)).agree
-    ranks[3] = row(2.1 * dealt[1], 1, order=1)
-    found = difference(steps_of(whole), steps_of(ranks))
-    assert (found.first.kind, found.first.rank) == ("output", 1)
+
+    def side(parts, last=1.0):
+        for i, part in enumerate(parts):
+            words = part.reshape(-1, 2, 2)  # a row of the batch is two of its own
+            words = words.swapaxes(0, 1) if words_first else words
+            yield row(part, i, kind="input")
+            yield row(2 * part, i, order=1)
+            yield row((last if i else 1.0) * words.reshape(-1, 2), i, module="flat", order=2)
+
+    assert difference(steps_of([*side([batch])]), steps_of([*side(dealt)])).agree
+    found = difference(steps_of([*side([batch])]), steps_of([*side(dealt, last=1.05)]))
+    assert (found.first.module, found.first.rank) == ("flat", 1)
+
+
+@pytest.mark.parametrize(
+    ("off", "spread", "kind"), [(0, 1e-6, None), (1, 1e-6, "input"), (1, 10.0, "input")]
+)
+def test_a_later_step_follows_the_weights_but_its_data_do_not(off, spread, kind):
+    """Weights 2,000 ulps apart move what no BF16 touches as far as the FP32 twin says for each."""
+
+    def side(moved, given, dtype):
+        about = {"kind": "operation", "name": "mul"}
+        weight = row(np.ones(4) + moved, kind="weight", name="w", order=0)
+        low = replace(row(np.ones(4), order=2, **about), dtype=dtype, spread=0.01)
+        fine = row(np.ones(4) + moved, order=3, **{**about, "module": "next"})
+        rows = [weight, row(np.ones(4) + given, kind="input", order=1), low, fine]
+        return steps_of([replace(r, step=1, spread=max(r.spread, spread)) for r in rows])
+
+    found = difference(side(0.0, 0, "float32"), side(2e-4, off, "bfloat16"))
+    assert (found.first and found.first.kind) == kind
 
 
 @pytest.mark.parametrize("scale", [1, 2])
