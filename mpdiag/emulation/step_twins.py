@@ -66,7 +66,7 @@ def spreads(tape: StepTape, marks: Sequence[Mark]) -> list[float] | None:
             apart, size = replay.distance(mark, values), float(values.square().mean().sqrt())
             if len(mark.numbers) < _FEW and math.isfinite(size):
                 apart = max(apart, before * size)
-            elif 0.0 < size < math.inf:
+            elif apart and 0.0 < size < math.inf:  # whole numbers show nothing
                 before = apart / size
             found.append(apart)
         return found

@@ -51,6 +51,11 @@ _SEEN = 4.0
 _FEWEST = 4
 """Elements with clear gradients of which an update is judged, at least."""
 
+_CHANCE = 2.0
+"""Ratio of difference to tolerance that few values may reach by chance."""
+_MANY = 64
+"""Values from which on they do not."""
+
 _Key = tuple[str, "int | None"]
 """A parameter and a rank."""
 
@@ -375,16 +380,22 @@ def _beyond_judgement(judged: Sequence[Judged]) -> bool:
 
 
 def _first(judged: Sequence[Judged]) -> int | None:
-    """The first one beyond rounding; of an uncertain pair only where the next certain one is, too."""
+    """The first one beyond rounding; of a doubtful one only where the next certain one is, too."""
     waiting: int | None = None
     for i, one in enumerate(judged):
         if one.apart.ratio > 1.0:
             waiting = i if waiting is None else waiting
-            if one.pair.certain:
+            if one.pair.certain and not _by_chance(one):
                 return waiting
         elif one.pair.certain:
             waiting = None
     return None
+
+
+def _by_chance(one: Judged) -> bool:
+    """Whether a tensor may be beyond rounding because its twin came near: few values show a twin."""
+    few = one.pair.a.pieces[0].values.size < _MANY and one.apart.ratio <= _CHANCE
+    return few and one.pair.a.kind not in ("weight", "input", "updated_weight")
 
 
 def _sums_in_any_order(judged: Sequence[Judged], sides: Sequence[Sequence[Tensor]]) -> list[Judged]:
@@ -422,7 +433,7 @@ def _off(judged: Sequence[Judged], place: int, layout: Layout) -> tuple[int, boo
         for i, j in enumerate(judged)
         if j.pair.a.kind == "weight_grad"
         for _, x, y, _ in matched(j.pair.a, j.pair.b, layout)
-        if x[0].any()
+        if math.isfinite(x[0] @ y[0]) and x[0].any()
     }
     beyond = [i for i in values if judged[i].apart.ratio > 1.0]
     if place not in values or 2 * len(beyond) <= len(values):

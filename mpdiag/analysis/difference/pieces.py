@@ -135,10 +135,11 @@ def _matched(one: Tensor, many: Tensor, layout: Layout) -> Iterator[Match]:
         found = list(_rows(one, many, inside, turns=turns))
         outer, left = divmod(length, layout.batch)
         if outer > 1 and not left and not weight:  # words before sentences, as in torch's attention
-            other = list(_rows(one, many, elements // length, turns=turns, outer=outer))
-            other = [match for match in other if match[1][0].any()]
-            if other and _nearest_of(other, layout) < _NEAR * _nearest_of(found, layout):
-                found = other
+            way = _rows(one, many, elements // length, turns=turns, outer=outer)
+            other = [match for match in way if match[1][0].any()]
+            scales = (1.0, float(layout.ranks), 1.0 / layout.ranks)
+            far, near = (_furthest(_divided(x, _scale(x, scales))) for x in (found, other))
+            found = other if other and near < _NEAR * far else found
         yield from found
     norm = math.sqrt(sum(part.norm**2 for part in parts))
     if weight or one.phase != "backward" or not layout.split:
@@ -160,7 +161,7 @@ def _rows(
     for i, (part, length) in enumerate(zip(many.pieces, held, strict=True)):
         row, column = np.divmod(positions(part.shape), max(inside, 1))
         round_, row = np.divmod(row, max(length, 1))
-        row = (row * ranks + i if turns else row + before) + round_ * sum(held)
+        row = round_ * sum(held) + (row * ranks + i if turns else row + before)
         there = row * inside + column
         _, ours, theirs = np.intersect1d(known, there, assume_unique=True, return_indices=True)
         yield part.rank, (whole.values[ours], math.nan), (part.values[theirs], math.nan), 0
@@ -170,12 +171,6 @@ def _rows(
 def _scale(found: Sequence[Match], scales: Sequence[float]) -> float:
     """By how much a rank's gradients are to be divided, whichever comes nearest."""
     return min(scales, key=lambda scale: _furthest(_divided(found, scale)))
-
-
-def _nearest_of(found: Sequence[Match], layout: Layout) -> float:
-    """How far parts are apart, whatever they are divided by."""
-    scales = (1.0, float(layout.ranks), 1.0 / layout.ranks)
-    return _furthest(_divided(found, _scale(found, scales)))
 
 
 def _divided(found: Sequence[Match], by: float) -> Sequence[Match]:
