@@ -1,13 +1,14 @@
 """Faults planted into trainings, and whether ``mpdiag diff`` names their module.
 
-    python studies/diff_faults.py [--seeds dev|held-out|last] [--kinds …] [--models …]
+    python studies/diff_faults.py [--seeds dev|held-out|last|…] [--kinds …] [--models …]
 
 Five small models train two steps, sound and with a fault in a module drawn by chance. The pairs are
 of seven kinds: FP32 with BF16 and with FP16 (autocast, and a loss scale on both sides), eager with a
 graph of torch's compiler (``aot_eager`` and ``inductor``), one device with DDP and with FSDP2 over two
 ranks (gloo), and two ways to write the same model. For each kind there are clean pairs, too: what
 differs there is rounding. The seeds ``dev`` were looked at while ``diff`` was built; ``held-out`` were
-not, and their weights and data are others. What they showed was mended; ``last`` were run after that.
+not, and their weights and data are others. What they showed was mended; ``last`` and those after it
+were run once each, after that.
 
 Each pair is written to ``studies/results/diff-faults.json`` when it is judged; those there are not
 trained again. ``--table`` sums them up.
@@ -37,7 +38,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import mpdiag
 
 KINDS = ("precision", "fp16", "compiled", "inductor", "ddp", "fsdp", "rewritten")
-SEEDS = {"dev": 0, "held-out": 300_000, "last": 400_000, "fresh": 500_000, "newest": 600_000}
+SEEDS = {"dev": 0, "held-out": 300_000, "last": 400_000, "fresh": 500_000, "newest": 600_000,
+         "final": 700_000}  # fmt: skip
 RANKS, COMPILED = ("ddp", "fsdp"), ("compiled", "inductor")
 RESULTS = Path(__file__).parent / "results/diff-faults.json"
 CLEAN = 1
