@@ -55,7 +55,6 @@ COMPARISONS = {"Lt": "<=", "LtE": "<", "Gt": ">=", "GtE": ">", "Eq": "!=", "NotE
 ARITHMETIC = {"Add": "-", "Sub": "+", "Mult": "/", "Div": "*", "FloorDiv": "*", "Mod": "*",
               "LShift": ">>", "RShift": "<<", "BitAnd": "|", "BitOr": "&"}  # fmt: skip
 
-FUTURE = "from __future__ import annotations\n"
 ASKED = """
 import builtins, os
 _on, _hits, _seen = int(os.environ.get("MUTANT", "-1")), os.environ.get("MUTANT_HITS"), set()
@@ -318,7 +317,9 @@ def build(tree: Path, copy: Path) -> dict[int, Mutant]:
         ast.parse(raw)
         path.write_bytes(raw)
     root = copy / "mpdiag" / "__init__.py"  # whoever imports any part imports it first
-    root.write_text(root.read_text().replace(FUTURE, f"{FUTURE}\n{ASKED}", 1))
+    text = root.read_text()
+    first = text.index("\nimport ")
+    root.write_text(text[:first] + ASKED + text[first:])
     processes = copy / "tests" / "script_processes.py"
     text = processes.read_text()
     current = '"PYTEST_CURRENT_TEST": os.environ.get("PYTEST_CURRENT_TEST", "")'
@@ -329,8 +330,12 @@ def build(tree: Path, copy: Path) -> dict[int, Mutant]:
 # -- the tests that reach them, and whether one fails ----------------------------------------------
 
 
-def reached(copy: Path, workers: int) -> dict[int, list[str]]:
-    """The tests that reach each mutant, from one run of them all; quick ones first."""
+def reached(copy: Path, workers: int, folders: Sequence[str]) -> dict[int, list[str]]:
+    """The tests that reach each mutant, from one run of them all; quick ones first.
+
+    Raises:
+        RuntimeError: If hardly any test passes in the copy: then no outcome says anything.
+    """
     hits, report = copy / "hits", copy / "times.xml"
     shutil.rmtree(hits, ignore_errors=True)
     hits.mkdir()
@@ -338,11 +343,16 @@ def reached(copy: Path, workers: int) -> dict[int, list[str]]:
     environment = {**os.environ, "PYTHONPATH": str(copy), "MUTANT_HITS": str(hits),
                    "OMP_NUM_THREADS": "1"}  # fmt: skip
     command = [sys.executable, "-m", "pytest", "-q", "-n", str(workers), "--dist", "loadfile",
-               "-p", "no:cacheprovider", f"--junitxml={report}", *ignored, "tests"]  # fmt: skip
+               "-p", "no:cacheprovider", f"--junitxml={report}", *ignored, *folders]  # fmt: skip
     with (copy / "baseline.txt").open("w") as output:
         subprocess.run(command, cwd=copy, env=environment, stdout=output, check=False)
     cases = list(ET.parse(report).iter("testcase"))  # noqa: S314 - made above
     bad = {(c.get("classname"), c.get("name")) for c in cases if len(c)}
+    if 2 * len(bad) > len(cases):
+        message = (
+            f"{len(bad)} of {len(cases)} tests failed or were skipped: see {copy}/baseline.txt"
+        )
+        raise RuntimeError(message)
     times = {(c.get("classname"), c.get("name")): float(c.get("time") or 0) for c in cases}
     by_mutant: dict[int, set[str]] = {}
     for path in hits.iterdir():
@@ -451,11 +461,11 @@ def serve(copy: Path, part: str, result: Path) -> None:
             file.write(json.dumps({**mutant, **outcome}) + "\n")
 
 
-def run(tree: Path, name: str, workers: int, only: Sequence[str]) -> None:
+def run(tree: Path, name: str, workers: int, only: Sequence[str], folders: Sequence[str]) -> None:
     """Try the mutants of some folders in a tree; the outcomes are kept under a name."""
     copy = Path(tempfile.mkdtemp(prefix="mutants-"))
     mutants = build(tree, copy)
-    tests = reached(copy, workers)
+    tests = reached(copy, workers, folders)
     chosen = [n for n in sorted(mutants) if mutants[n].folder in only]
     work = [(asdict(mutants[n]), tests.get(n, [])) for n in chosen]
     result = copy / "outcomes.jsonl"
@@ -495,12 +505,13 @@ def main() -> None:
     parser.add_argument("--tree", type=Path, default=ROOT)
     parser.add_argument("--name", default="now")
     parser.add_argument("--only", nargs="+", choices=FOLDERS, default=FOLDERS)
+    parser.add_argument("--tests", nargs="+", default=["tests"], help="folders of tests")
     parser.add_argument("--workers", type=int, default=os.cpu_count())
     options = parser.parse_args()
     if options.what == "draw":
         draw()
     elif options.what == "run":
-        run(options.tree.resolve(), options.name, options.workers, options.only)
+        run(options.tree.resolve(), options.name, options.workers, options.only, options.tests)
     elif options.what == "table":
         table()
     else:
