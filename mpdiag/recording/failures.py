@@ -27,7 +27,7 @@ class Failures:
     Args:
         folder: The run folder, for the warning.
         clock: Knows the step; muted when memory has run out.
-        tell: Told of the first failure; by default it is warned of.
+        tell: Called with the sentence of the first failure; without it, Python warns.
 
     Attributes:
         found: The first 20: dicts of step, where and error.
