@@ -13,19 +13,18 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from datetime import date
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 import torch
+from machine import machine
 from recording import Trainee
 from torch import nn
 
@@ -113,14 +112,9 @@ def main() -> None:
         rows.append(steps(name, options.steps))
         print(rows[-1], flush=True)
     if options.json:
-        machine = {
-            "processor": platform.processor() or platform.machine(),
-            "threads": 1,
-            "torch": torch.__version__,
-            "clock": "processor",
-            "date": date.today().isoformat(),
-        }
-        options.json.write_text(json.dumps({"machine": machine, "rows": rows}, indent=2) + "\n")
+        options.json.write_text(
+            json.dumps({"machine": machine(clock="processor"), "rows": rows}, indent=2) + "\n"
+        )
 
 
 if __name__ == "__main__":

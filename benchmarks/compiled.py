@@ -24,7 +24,6 @@ import importlib
 import json
 import multiprocessing
 import os
-import platform
 import signal
 import statistics
 import sys
@@ -33,7 +32,6 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from datetime import date
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -42,6 +40,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "studies"))
 sys.path.insert(0, str(Path(__file__).parent))
 
 import torch
+from machine import machine
 from real.compilation import arrived, compilations, records
 from recording import Cnn, Layer, Lstm, Vit, images, tokens
 from torch import nn
@@ -360,14 +359,8 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that no training is left
     importlib.import_module("torch._inductor.compile_fx")  # once, before processes are forked
     torch.set_num_threads(1)
-    machine = {
-        "processor": platform.processor() or platform.machine(),
-        "threads": 1,
-        "torch": torch.__version__,
-        "clock": "processor",
-        "date": date.today().isoformat(),
-    }
-    print(machine)
+    here = machine(clock="processor")
+    print(here)
     print("of two figures the first is without a recorder, the second recorded in every step")
     print(
         f"{'model':12} {'backend':9} {'graphs':>7} {'breaks':>7} {'recomp.':>7} {'arrived':>9} "
@@ -384,7 +377,7 @@ def main() -> None:
             rows.append(row)
             print(told(row), flush=True)
             if options.json:
-                document = {"machine": machine, "rows": rows}
+                document = {"machine": here, "rows": rows}
                 options.json.write_text(json.dumps(document, indent=2) + "\n")
 
 

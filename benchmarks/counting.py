@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import time
-from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from machine import machine
 
 from mpdiag.recording.counting.host import HostRows
 
@@ -120,13 +119,7 @@ def main() -> None:
             flush=True,
         )
     if options.json:
-        facts = {
-            "processor": platform.processor() or platform.machine(),
-            "threads": options.threads,
-            "torch": torch.__version__,
-            "date": date.today().isoformat(),
-        }
-        options.json.write_text(json.dumps({"machine": facts, "rows": rows}, indent=2) + "\n")
+        options.json.write_text(json.dumps({"machine": machine(), "rows": rows}, indent=2) + "\n")
 
 
 if __name__ == "__main__":

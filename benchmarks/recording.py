@@ -11,17 +11,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from datetime import date
 from pathlib import Path
 from typing import Any
 
 import torch
+from machine import machine
 from torch import nn
 
 import mpdiag
@@ -365,15 +364,11 @@ def main() -> None:
             )
             print(f"{row['workload']:12} {row['variant']:30} {figures}", flush=True)
     if options.json:
-        machine = {
-            "processor": platform.processor() or platform.machine(),
-            "threads": torch.get_num_threads(),
-            "torch": torch.__version__,
-            "clock": "processor" if processor else "wall",
-            "device": torch.cuda.get_device_name() if options.device != "cpu" else "cpu",
-            "date": date.today().isoformat(),
-        }
-        options.json.write_text(json.dumps({"machine": machine, "rows": rows}, indent=2) + "\n")
+        here = machine(
+            clock="processor" if processor else "wall",
+            device=torch.cuda.get_device_name() if options.device != "cpu" else "cpu",
+        )
+        options.json.write_text(json.dumps({"machine": here, "rows": rows}, indent=2) + "\n")
 
 
 if __name__ == "__main__":

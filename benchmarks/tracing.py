@@ -12,17 +12,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import statistics
 import sys
 import tempfile
 import time
-from datetime import date
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 import torch
+from machine import machine
 from recording import Trainee
 
 import mpdiag
@@ -66,14 +65,9 @@ def main() -> None:
     }
     print(found)
     if options.json:
-        machine = {
-            "processor": platform.processor() or platform.machine(),
-            "threads": 1,
-            "torch": torch.__version__,
-            "clock": "processor",
-            "date": date.today().isoformat(),
-        }
-        options.json.write_text(json.dumps({"machine": machine, "rows": [found]}, indent=2) + "\n")
+        options.json.write_text(
+            json.dumps({"machine": machine(clock="processor"), "rows": [found]}, indent=2) + "\n"
+        )
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from mpdiag.analysis.findings import Finding, error, info, warning
 from mpdiag.analysis.layers import Layers
 from mpdiag.analysis.scaling.clipping import Clipping
-from mpdiag.display.wording import counted, percent
+from mpdiag.display.wording import counted, enumerated, percent
 from mpdiag.errors import DamagedRun, MpdiagError
 from mpdiag.numerics.periods import unseen_periods
 from mpdiag.runs.answers import half_products
@@ -285,7 +285,7 @@ def _ranges(numbers: Sequence[int]) -> str:
     words = []
     for part in parts:
         words += [f"{part[0]} to {part[-1]}"] if len(part) > 2 else list(map(str, part))
-    return " and ".join(([", ".join(words[:-1])] if len(words) > 1 else []) + words[-1:])
+    return enumerated(words)
 
 
 LIVE_SECONDS = 120.0

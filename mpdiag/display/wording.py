@@ -34,6 +34,11 @@ def counted(number: int, one: str, several: str = "") -> str:
     return f"{number:,} {one if number == 1 else several or one + 's'}"
 
 
+def enumerated(words: Sequence[str], last: str = "and") -> str:
+    """Words in a row: ``a``, ``a and b``, ``a, b and c``."""
+    return f" {last} ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))
+
+
 def did_you_mean(word: str, names: Iterable[str]) -> str:
     """A hint at the name that a mistyped word is nearest to, in brackets; "" if it is near none."""
     from difflib import get_close_matches  # the command line imports this module at its start

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mpdiag.display.rendering import environment
-from mpdiag.display.wording import did_you_mean
+from mpdiag.display.wording import did_you_mean, enumerated
 from mpdiag.errors import UsageError
 from mpdiag.exports.block_layers import exactly, exclude, include, layers_of
 from mpdiag.numerics.formats import FP16, format_named
@@ -217,7 +217,7 @@ def _require_blocks(plan: PrecisionPlan, support: "Support") -> None:
     if recipe.target not in support.blocks:
         raise UsageError(
             f"{support.name} cannot train in {recipe.label}: export to "
-            f"{' or '.join(', '.join(recipe.engines).rsplit(', ', 1))}, or analyze with --target "
+            f"{enumerated(recipe.engines, 'or')}, or analyze with --target "
             f"{support.blocks[0] if support.blocks else plan.target}, and export that plan"
         )
     if not layers_of(plan.blocks).quantised and support.name != "FSDP2":

@@ -99,9 +99,10 @@ def page(browser):
     page = context.new_page()
     page.set_default_timeout(PATIENCE)
     page.troubles = []
-    page.on("pageerror", lambda error: page.troubles.append(str(error)))
-    page.on("console", lambda message: _note(page, message))
-    page.on("request", lambda request: _leaves(page, request.url))
+    # Of every page of the context: a test may open a second one.
+    context.on("weberror", lambda found: page.troubles.append(str(found.error)))
+    context.on("console", lambda message: _note(page, message))
+    context.on("request", lambda request: _leaves(page, request.url))
     yield page
     context.close()
     assert page.troubles == []

@@ -170,9 +170,9 @@ def test_open_writers_of_tensorboard_are_found_and_closed_ones_are_written_to_th
     writer.close()
     read = EventAccumulator(str(tmp_path))
     read.Reload()
-    # Files of one second are read in the order of their names, so not always in that of writing.
-    sent = sorted((e.step, e.value) for e in read.Scalars("mpdiag/underflow"))
-    assert sent == [(0, 0.25), (3, 0.5)]
+    # Files of one second are read in the order of their names, which need not be that of writing.
+    sent = sorted(read.Scalars("mpdiag/underflow"), key=lambda event: event.wall_time)
+    assert [(e.step, e.value) for e in sent] == [(0, 0.25), (3, 0.5)]
 
 
 def test_lines_of_json(tmp_path):

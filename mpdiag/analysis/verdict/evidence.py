@@ -10,7 +10,7 @@ from mpdiag.analysis.findings import Finding
 from mpdiag.analysis.operations.rules import OperationFinding
 from mpdiag.analysis.scaling.loss_scale import LossScaleAnalysis
 from mpdiag.analysis.scaling.windows import unseen_windows
-from mpdiag.display.wording import counted, percent, scale_text, spoken_layer
+from mpdiag.display.wording import counted, enumerated, percent, scale_text, spoken_layer
 from mpdiag.numerics.formats import TRAINABLE, FloatFormat
 from mpdiag.plan import NO_SCALE
 from mpdiag.runs import coverage
@@ -193,7 +193,7 @@ def _not_trained(case: Case) -> Iterator[str]:
 def _not_run_again(steps: tuple[int, ...] | None) -> Iterator[str]:
     """Steps in which the effect of rounding on gradients is unknown; nothing without operations."""
     if steps:
-        known = " and ".join(f"{step:,}" for step in steps).replace(" and ", ", ", len(steps) - 2)
+        known = enumerated([f"{step:,}" for step in steps])
         if len(steps) > _FEW:
             known = f"{counted(len(steps), 'step')} from {steps[0]:,} to {steps[-1]:,}"
         else:

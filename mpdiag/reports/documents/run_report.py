@@ -56,9 +56,8 @@ def run_page(contents: RunContents) -> str:
     """The whole document."""
     analysis = contents.analysis
     severities = [finding.severity for finding in analysis.findings]
-    fine = (
-        "fine" if analysis.verdict.level == "shown" else "info"
-    )  # green: what a training has shown
+    # Green is for what a training has shown.
+    fine = "fine" if analysis.verdict.level == "shown" else "info"
     switched = _before_after(contents)
     return page(
         "run.html.j2",
