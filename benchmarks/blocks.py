@@ -10,17 +10,15 @@ recorder is made to after its folder is closed.
 
 import argparse
 import json
-import platform
 import tempfile
 import time
 from collections import defaultdict
 from contextlib import ExitStack
 from dataclasses import replace
-from datetime import date
 from itertools import product
 from pathlib import Path
 
-import torch
+from machine import machine
 from recording import WORKLOADS, plain, recorded
 from recording import Trainee as Recorded
 from torch import nn
@@ -101,12 +99,7 @@ def main() -> None:
     parser.add_argument("--part", nargs="*", choices=[*PARTS], default=[*PARTS])
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    results = {
-        "date": date.today().isoformat(),
-        "torch": torch.__version__,
-        "device": platform.machine(),
-        "threads": torch.get_num_threads(),
-    }
+    results = machine(clock="processor")
     for workload, part in product(options.workload, options.part):
         title = f"{workload}, {part}, {options.steps} steps"
         results[title] = figures = PARTS[part](workload, options.steps)
