@@ -50,6 +50,8 @@ from mpdiag.runs.results import StoredComparison, read_comparison
 from mpdiag.runs.run import Run, open_run
 
 SCHEMA_VERSION = 1
+_LIKELIHOODS = re.compile("nll_loss|log_softmax|logsumexp|cross_entropy|ctc_loss|log_sigmoid")
+"""Operations of losses that are negative log-likelihoods."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +71,7 @@ class Analysis:
         probe: A short training by the plan, where one was made, now or earlier.
         figures: Every figure that a claim is made with: sentences and reports take them from here.
         unanswered: Why the recording allows no answer, as a sentence; empty if it allows one.
-        unprobed: The same without what the probe showed; None where there is none.
+        unprobed: What a probe is added to, without one; None where that is this analysis.
         blocks: What the recording says of a block recipe, where the target is one; ``target`` is then
             BF16, the format of all that the recipe leaves alone.
     """
@@ -299,14 +301,14 @@ def _in_blocks(analysis: Analysis, recipe: BlockRecipe, budget: float, shards: i
     found = analyze_blocks(*known, recipe, budget=budget, shards=shards, unseen=unseen)
     seen = max(int(run.meta.get("steps_seen") or 0), *(step + 1 for step in found.steps))
     plan = replace(bare.plan, blocks=found.plan)
-    losses = re.compile("nll_loss|log_softmax|logsumexp|cross_entropy|ctc_loss|log_sigmoid")
-    likelihood = any(losses.search(operation.op) for operation in run.operations())
+    likelihood = any(_LIKELIHOODS.search(operation.op) for operation in run.operations())
     facts = found, {f.code for f in bare.findings}, seen, _trained(run, plan), likelihood
-    probed, untried = (
+    before_probe, untrained = (
         replace(bare, plan=replace(plan, verdict=judge_blocks(*facts, tried)), blocks=found)
         for tried in (True, False)
     )
-    return _probed(replace(untried, unprobed=probed))
+    # A probe is a training: the verdict that one is added to does not say that nothing was trained.
+    return _probed(replace(untrained, unprobed=before_probe))
 
 
 def _probed(found: Analysis) -> Analysis:

@@ -39,6 +39,12 @@ def enumerated(words: Sequence[str], last: str = "and") -> str:
     return f" {last} ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))
 
 
+def some_of(names: Sequence[str], shown: int = 3) -> str:
+    """The first of some layers or parameters, and how many more there are."""
+    listed = ", ".join(layer_name(name) for name in names[:shown])
+    return listed + (f" and {len(names) - shown} more" if len(names) > shown else "")
+
+
 def did_you_mean(word: str, names: Iterable[str]) -> str:
     """A hint at the name that a mistyped word is nearest to, in brackets; "" if it is near none."""
     from difflib import get_close_matches  # the command line imports this module at its start

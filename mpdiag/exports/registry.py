@@ -28,13 +28,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mpdiag.display.rendering import environment
-from mpdiag.display.wording import did_you_mean, enumerated
+from mpdiag.display.wording import did_you_mean, enumerated, some_of
 from mpdiag.errors import UsageError
 from mpdiag.exports.block_layers import exactly, exclude, include, layers_of
 from mpdiag.numerics.formats import FP16, format_named
 from mpdiag.numerics.loss_scalers import Backoff, ConstantScale
 from mpdiag.plan import NO_SCALE, BlockPlan, Fp32Choice, LossScalePlan, PrecisionPlan
-from mpdiag.tracing.fingerprint import some_of
 
 BLOCK_ENGINES = ("torchtitan", "torchao", "transformer_engine", "modelopt")
 """Those that hold block recipes and nothing else."""

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mpdiag.display.wording import layer_name
+from mpdiag.display.wording import some_of
 
 Shape = tuple[int, ...]
 """Sizes of a parameter."""
@@ -114,12 +114,6 @@ def _shape_of(text: Any) -> Shape | None:
     if not isinstance(text, str) or not all(s.isascii() and s.isdigit() for s in sizes):
         raise ValueError(f"{text!r} is not a shape")
     return tuple(map(int, sizes))
-
-
-def some_of(names: Sequence[str], shown: int = 3) -> str:
-    """The first of some layers, and how many more there are."""
-    listed = ", ".join(layer_name(name) for name in names[:shown])
-    return listed + (f" and {len(names) - shown} more" if len(names) > shown else "")
 
 
 def other_model(

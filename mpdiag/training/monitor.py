@@ -107,9 +107,8 @@ class DriftWatch:
         size = sum(v.numel() for v in values)
         zero = sum(v.numel() - int(torch.count_nonzero(v)) for v in values) / max(1, size)
         predicted = float(self._evidence.get("weight_grad_zero_after", 1.0))
-        if (
-            step > 0 and zero > predicted + ALLOWED_ZEROS
-        ):  # LoRA's B is 0 in step 0: no gradient of A
+        begun = step > 0  # LoRA's B is 0 in step 0, so no gradient reaches its A
+        if begun and zero > predicted + ALLOWED_ZEROS:
             message = (
                 f"{percent(zero, 0)} of the gradients are zero, where the recording predicted "
                 f"{percent(predicted, 0)}: a larger loss scale may be needed; record again"

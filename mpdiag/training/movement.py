@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mpdiag.analysis.findings import Finding, warning
+from mpdiag.display.wording import some_of
 from mpdiag.errors import UsageError
-from mpdiag.tracing.fingerprint import some_of
 from mpdiag.tracing.precision import HALF
 from mpdiag.training.judgement import any_nonzero
 from mpdiag.training.scaling import parameters_of

@@ -14,6 +14,7 @@ from torch import Tensor, distributed, nn
 from torch.nn.parameter import UninitializedParameter
 from torch.optim import Optimizer
 
+from mpdiag.display.wording import some_of
 from mpdiag.emulation import recurrent
 from mpdiag.emulation.mode import Emulation
 from mpdiag.errors import UsageError
@@ -25,7 +26,6 @@ from mpdiag.tracing.fingerprint import (
     fingerprint,
     other_model,
     share_a_layer,
-    some_of,
 )
 from mpdiag.tracing.precision_share import PrecisionShare
 from mpdiag.tracing.uncompiled import lets_compile, prepare

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from mpdiag.display.wording import counted
+from mpdiag.display.wording import counted, some_of
 from mpdiag.runs.run import Run
-from mpdiag.tracing.fingerprint import ModelFingerprint, compare_models, some_of
+from mpdiag.tracing.fingerprint import ModelFingerprint, compare_models
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,15 @@ from mpdiag.analysis.blocks.choice import BlockAnalysis
 from mpdiag.analysis.figures import at_scale
 from mpdiag.analysis.plan_check import PlanCheck
 from mpdiag.analysis.scaling.loss_scale import LossScaleAnalysis
-from mpdiag.display.wording import counted, layer_name, magnitude, percent, scale_text, spoken_layer
+from mpdiag.display.wording import (
+    counted,
+    layer_name,
+    magnitude,
+    percent,
+    scale_text,
+    some_of,
+    spoken_layer,
+)
 from mpdiag.files.paths import AnyPath
 from mpdiag.numerics.formats import BF16, FORMATS, FP16, TRAINABLE
 from mpdiag.numerics.loss_scalers import LARGEST_SCALE
@@ -27,7 +35,6 @@ from mpdiag.reports import next_commands
 from mpdiag.reports.text.audit import answers_text
 from mpdiag.reports.text.charts import Histogram
 from mpdiag.reports.text.tables import EXPLAIN, Fitted, add_findings, finding_lines, titled_rows
-from mpdiag.tracing.fingerprint import some_of
 
 FINDINGS = 3
 """Findings that are shown without ``-v``, which shows all."""

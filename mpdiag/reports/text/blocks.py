@@ -12,12 +12,11 @@ from mpdiag.analysis.blocks.choice import HARMLESS, BlockAnalysis
 from mpdiag.analysis.blocks.effects import LayerEffect, local_name
 from mpdiag.analysis.blocks.operands import OperandError
 from mpdiag.analysis.verdict.probe import Probe
-from mpdiag.display.wording import layer_name, percent
+from mpdiag.display.wording import layer_name, percent, some_of
 from mpdiag.numerics.block_recipes import OPERANDS, WIDE
 from mpdiag.plan import BlockLayer
 from mpdiag.reports.text.tables import Fitted, titled_rows
 from mpdiag.runs.block_operands import BlockOperand
-from mpdiag.tracing.fingerprint import some_of
 
 TOP = 8
 """Layers that are shown without ``-v``, which shows all."""

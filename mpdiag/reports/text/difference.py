@@ -60,10 +60,9 @@ def _where(first: Culprit, before: int) -> Iterator[str]:
         else "all gradients, by one factor",
         "updated_weight": f"the optimizer's update of {spoken_layer(first.name)}",
     }.get(first.kind, f"{op} in {_module(first.module)}, {first.phase} pass")
-    place = f"{first.file}:{first.line}"
-    place = (
-        f" (from {place} on)" if first.op == "operation" else f" ({place})" if first.file else ""
-    )
+    line = f"{first.file}:{first.line}"
+    line = f"from {line} on" if first.op == "operation" else line
+    place = f" ({line})" if first.file else ""
     rank = "" if first.rank is None else f", rank {first.rank}"
     yield f"First: {what}{rank}{place}"
     if first.code:

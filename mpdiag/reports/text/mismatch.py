@@ -6,9 +6,8 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from mpdiag.analysis.mismatch import MATTERS, Distance, Mismatch
-from mpdiag.display.wording import layer_name, percent, scale_text
+from mpdiag.display.wording import layer_name, percent, scale_text, some_of
 from mpdiag.reports.text.tables import Fitted, titled_rows
-from mpdiag.tracing.fingerprint import some_of
 
 TOP = 8
 """Layers that are shown."""
