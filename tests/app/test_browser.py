@@ -244,7 +244,8 @@ RUN = (
 )
 
 
-def test_a_dashboard_is_opened_by_its_token_alone(page, locked):
+def test_a_dashboard_is_opened_by_its_token_alone(locked, page):
+    # `locked` comes first, so its server outlives the page: one whose server is gone complains.
     bare, _, token = locked.partition("?")
     assert token.startswith("token=")
     assert page.goto(bare).status == 403
