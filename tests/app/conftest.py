@@ -96,8 +96,8 @@ def locked(browser, runs, root):
 def page(browser):
     """A page that notes each error, and each request that leaves this machine."""
     context = browser.new_context(viewport={"width": 1300, "height": 900})
+    context.set_default_timeout(PATIENCE)
     page = context.new_page()
-    page.set_default_timeout(PATIENCE)
     page.troubles = []
     # Of every page of the context: a test may open a second one.
     context.on("weberror", lambda found: page.troubles.append(str(found.error)))
