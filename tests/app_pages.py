@@ -23,7 +23,6 @@ def titles(test):
 
 
 def words(test):
-    """All text on the page."""
     return "\n".join(str(e.value) for kind in (*_TEXTS, *_TITLES) for e in getattr(test, kind))
 
 
@@ -34,7 +33,6 @@ def commands(test):
 
 
 def figures(test):
-    """The figures of a page."""
     return test.get("plotly_chart")
 
 

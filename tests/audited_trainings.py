@@ -33,7 +33,6 @@ class Masters(torch.optim.AdamW):
 
 
 def model(dtype: torch.dtype = FP32) -> nn.Module:
-    """A layer norm between two linear layers."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.ReLU(), nn.Linear(16, 4))
     return net.to(dtype)
@@ -88,6 +87,7 @@ def _of(dtype, make=torch.optim.AdamW, **options) -> Callable:
 
 STUCK, DECAY = "precision-stuck-state", "precision-decay-without-effect"
 SUM, STILL = "precision-narrow-sum", "precision-updates-rounded-away"
+NO_MASTERS = "BF16 weights and AdamW states, no FP32 masters"
 CASES = (
     Case("fp32", _of(FP32), "FP32 weights and AdamW states", ()),
     Case(
@@ -96,22 +96,12 @@ CASES = (
         "FP32 weights and AdamW states; autocast computes in BF16",
         (),
     ),
-    Case(
-        "bf16",
-        _of(BF16),
-        "BF16 weights and AdamW states, no FP32 masters",
-        (STUCK, DECAY),
-    ),
-    Case(
-        "bf16-summed",
-        _of(BF16, micro=4),
-        "BF16 weights and AdamW states, no FP32 masters",
-        (STUCK, DECAY, SUM),
-    ),
+    Case("bf16", _of(BF16), NO_MASTERS, (STUCK, DECAY)),
+    Case("bf16-summed", _of(BF16, micro=4), NO_MASTERS, (STUCK, DECAY, SUM)),
     Case(
         "bf16-short-memory",
         _of(BF16, settings={"betas": (0.9, 0.95), "weight_decay": 0.0}),
-        "BF16 weights and AdamW states, no FP32 masters",
+        NO_MASTERS,
         (STILL,),
     ),
     Case(

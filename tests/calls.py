@@ -11,7 +11,6 @@ COMMANDS = {name: cli.command(name) for name in cli.COMMANDS}
 
 
 def run(*words, **environment):
-    """Call ``mpdiag`` with these words."""
     return CliRunner().invoke(cli.app, [str(word) for word in words], env=environment or None)
 
 

@@ -37,7 +37,6 @@ class Ran:
 
 
 def script(name: str) -> Any:
-    """A script of the documentation's."""
     spec = importlib.util.spec_from_file_location(f"docs_{name}", ROOT / "docs" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -49,7 +48,6 @@ def text(page: str) -> str:
 
 
 def blocks(page: str, language: str) -> list[str]:
-    """The code blocks of a language."""
     found = re.findall(r"^```(\w*)\n(.*?)^```", text(page), flags=re.MULTILINE | re.DOTALL)
     return [code for name, code in found if name == language]
 

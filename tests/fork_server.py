@@ -83,8 +83,6 @@ def exit_code(job: dict) -> int:
 
 @dataclass(frozen=True)
 class Child:
-    """A job under way."""
-
     pid: int
     pipes: tuple[int, int]
 

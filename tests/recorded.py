@@ -37,8 +37,6 @@ def recorded_steps(folder, model, count=1, x=None, **options):
 
 
 class Wrapped(nn.Module):
-    """A module, and how it is called."""
-
     def __init__(self, body, forward):
         super().__init__()
         self.body = body
@@ -50,15 +48,12 @@ class Wrapped(nn.Module):
 
 @dataclasses.dataclass
 class Output:
-    """A structured output."""
-
     logits: torch.Tensor
     hidden: list[torch.Tensor]
     name: str = "output"
 
 
 def around_linear(forward):
-    """A linear layer, and how it is called."""
     return Wrapped(nn.Linear(8, 8), forward)
 
 

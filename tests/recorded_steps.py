@@ -9,8 +9,6 @@ from mpdiag.runs.run import open_run
 
 
 class Layers(nn.Module):
-    """Layers by their names, and how they are called."""
-
     def __init__(self, call, **layers) -> None:
         super().__init__()
         self.call = call
@@ -22,8 +20,6 @@ class Layers(nn.Module):
 
 
 class Head(nn.Module):
-    """The function under test, in a module of its own."""
-
     def __init__(self, function) -> None:
         super().__init__()
         self.function = function
@@ -33,8 +29,6 @@ class Head(nn.Module):
 
 
 class Net(nn.Module):
-    """A linear layer and a function of its output."""
-
     def __init__(self, function, gain=1.0, bias=None) -> None:
         super().__init__()
         torch.manual_seed(0)
@@ -50,7 +44,6 @@ class Net(nn.Module):
 
 
 def batch():
-    """Eight rows for a ``Net``."""
     return torch.randn(8, 16, generator=torch.Generator().manual_seed(1))
 
 
@@ -61,7 +54,6 @@ def weighed(output):
 
 
 def of_batch(model, _step):
-    """The loss of a ``Net``."""
     return weighed(model(batch()))
 
 
@@ -87,7 +79,6 @@ def recorded_twice(model, x, folder):
 
 
 def loss_of_network(model, step):
-    """The loss of ``support.network``."""
     x, y = support.batch(step)
     return nn.functional.cross_entropy(model(x), y)
 

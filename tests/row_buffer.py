@@ -26,14 +26,11 @@ class UpdateCounts:
 
     @property
     def facts(self):
-        """As the counters give them."""
         swallowed = self.swallowed_fp16, self.swallowed_bf16
         return [self.changed, *swallowed, self.vanished_fp16, self.ratio_zeros]
 
 
 class RowBuffer:
-    """Rows gathered one at a time."""
-
     def __init__(self):
         self._histograms = []
         self._labels = []
@@ -56,7 +53,6 @@ class RowBuffer:
         self._labels.append(labels)
 
     def to_table(self):
-        """The rows as an Arrow table with ``schema()``."""
         names = (
             self._labels[0]
             if self._labels

@@ -36,7 +36,6 @@ def validator(name, *, closed):
 
 
 def faults(name, document, *, closed=False):
-    """What a schema finds wrong with a document."""
     found = validator(name, closed=closed).iter_errors(document)
     return [f"{e.json_path}: {e.message[:200]}" for e in found]
 

@@ -12,7 +12,6 @@ from mpdiag.launching.script_training import ScriptTraining, TrainScriptSettings
 
 @contextmanager
 def attached(watch):
-    """Watch what trains inside."""
     watch.attach()
     state = "failed"
     try:
@@ -23,18 +22,15 @@ def attached(watch):
 
 
 def recording(folder, **options):
-    """Record what trains inside."""
     settings = RecordingSettings(folder, Options(**options), "script.py")
     return attached(ScriptRecording(settings))
 
 
 def training(folder, plan):
-    """Train by a plan what trains inside."""
     return attached(ScriptTraining(TrainScriptSettings(plan, folder, "emulated")))
 
 
 def weights(made):
-    """Copies of the weights of all models that a loop has made."""
     return [p.detach().clone() for m in made.models.values() for p in m.parameters()]
 
 

@@ -44,8 +44,6 @@ for _ in range(3):
 
 @dataclass(frozen=True)
 class Done:
-    """How a process ended."""
-
     code: int
     out: str
     err: str
@@ -87,7 +85,6 @@ class Forked:
             self.err += err
 
     def wait_for(self, text: str, seconds: float = 60) -> None:
-        """Until it has printed this."""
         self._until(lambda: text in self.out or self.code is not None, seconds)
         assert text in self.out, self.err
 
@@ -99,7 +96,6 @@ class Forked:
         return self._until(lambda: self.code is not None, seconds)
 
     def end(self, seconds: float = 120) -> Done:
-        """Wait for its end, or end it."""
         if not self.ends_within(seconds):
             self.signal(signal.SIGKILL)
             self.ends_within(seconds)
@@ -133,7 +129,6 @@ class ForkServer:
         )
 
     def __call__(self, program, *words, cwd, env=None, timeout=120) -> Done:
-        """One process, to its end."""
         return self.start(program, *words, cwd=cwd, env=env).end(timeout)
 
     def start(self, program, *words, cwd, env=None) -> Forked:

@@ -53,11 +53,21 @@ def loss_of_batch(model: nn.Module, mp: mpdiag.MixedPrecision, seed: int = 1) ->
         return nn.functional.cross_entropy(model(x).float(), y)
 
 
+def summed(
+    model: nn.Module, mp: mpdiag.MixedPrecision, x: torch.Tensor | None = None
+) -> torch.Tensor:
+    """The sum of a model's outputs under its trainer, by default of two rows of four ones."""
+    with mp.autocast():
+        return model(torch.ones(2, 4) if x is None else x).float().sum()
+
+
 NEEDS_GLOO = pytest.mark.skipif(
     not torch.distributed.is_available() or not torch.distributed.is_gloo_available(),
     reason="this build of torch has no gloo",
 )
 
+BF16 = mpdiag.PrecisionOverrides(dtype="bf16")
+LEVELS = ["O0", "O1", "O2", "O3"]
 PRECISIONS = [
     ("O0", None),
     ("O1", "fp16"),
@@ -87,6 +97,13 @@ def trainer(
     return mpdiag.MixedPrecision(model, optimizer, constant(), level=level, **options)
 
 
+def build(level, dtype, lr=0.1, kind=torch.optim.SGD, **options):
+    """A perceptron, its optimizer and their trainer."""
+    model = perceptron()
+    optimizer = kind(model.parameters(), lr)
+    return model, optimizer, trainer(model, optimizer, level, dtype, **options)
+
+
 def wrapped(
     model: nn.Module,
     plan: PrecisionPlan | None = None,
@@ -107,8 +124,6 @@ def take_step(model: nn.Module, mp: mpdiag.MixedPrecision, seed: int = 0, **opti
 
 
 class Casts(TorchDispatchMode):
-    """Counts the casts of one tensor."""
-
     def __init__(self, tensor: torch.Tensor) -> None:
         super().__init__()
         self.tensor, self.count = tensor, 0
@@ -117,6 +132,24 @@ class Casts(TorchDispatchMode):
         if func is torch.ops.aten._to_copy.default and args[0] is self.tensor:
             self.count += 1
         return func(*args, **(kwargs or {}))
+
+
+class Container(torch.optim.Optimizer):
+    """Optimizers inside hold the parameters, as torchtitan's OptimizersContainer."""
+
+    def __init__(self, model, kind=torch.optim.SGD):
+        self.optimizers = [kind(part.parameters(), 0.1) for part in model]
+        super().__init__(list(model.parameters()), {"lr": 0.1})
+
+    def step(self, closure=None):
+        if closure is not None:
+            closure()
+        for optimizer in self.optimizers:
+            optimizer.step()
+
+    def zero_grad(self, set_to_none=True):
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none)
 
 
 @pytest.fixture(autouse=True)

@@ -4,12 +4,11 @@ An import points strictly downward, or to a sibling in the same room. It counts 
 at the top, inside a function, under TYPE_CHECKING, or as ``import_module("…")``.
 """
 
-import ast
-from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
+from source_texts import imported_names
 
 PACKAGE = "mpdiag"
 
@@ -58,22 +57,6 @@ def place(module: str) -> tuple[int, str] | None:
     return ROOMS.get(name)
 
 
-def imported_names(path: Path) -> Iterator[tuple[str, list[str]]]:
-    """Each import of a file: the module named, and the names taken from it (none: itself)."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            yield from ((alias.name, []) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: relative import in line {node.lineno}"
-            assert node.module is not None
-            yield node.module, [alias.name for alias in node.names]
-        elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
-            function = node.func.attr if isinstance(node.func, ast.Attribute) else node.func
-            function = function.id if isinstance(function, ast.Name) else function
-            if function == "import_module":
-                yield str(node.args[0].value), []
-
-
 def edges(house: dict[str, Path]) -> dict[str, set[str]]:
     """For each module, the modules of this package that it imports."""
     result: dict[str, set[str]] = {}
@@ -102,7 +85,6 @@ def upward(graph: dict[str, set[str]]) -> list[str]:
 
 
 def cycle(graph: dict[str, set[str]]) -> list[str]:
-    """One cycle of imports, or nothing."""
     try:
         TopologicalSorter({m: targets - {m} for m, targets in graph.items()}).prepare()
     except CycleError as error:

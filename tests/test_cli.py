@@ -32,11 +32,9 @@ def test_help_fits_a_terminal_without_cutting_a_sentence():
     assert len(run("record", "-h").stdout.splitlines()) < 24
 
 
-def test_version_and_the_module_is_the_command():
+def test_version_and_the_module_is_the_command(real, root):
     assert run("--version").stdout == f"mpdiag {__version__}\n"
-    command = [sys.executable, "-m", "mpdiag", "--version"]
-    child = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert child.stdout == f"mpdiag {__version__}\n"
+    assert real("-m", "mpdiag", "--version", cwd=root).out == f"mpdiag {__version__}\n"
 
 
 def test_each_command_is_a_function_in_a_file_of_its_name(root):

@@ -7,6 +7,7 @@ from importlib import import_module
 from importlib.util import find_spec
 
 import pytest
+from source_texts import imported_names
 
 import mpdiag
 
@@ -71,13 +72,9 @@ def test_type_checkers_see_the_same_names(root):
     assert set(mpdiag.__all__) == {*mpdiag._HOMES, "__version__"}
 
 
-def test_completion_offers_public_names_alone():
-    names = subprocess.run(
-        [sys.executable, "-c", "import mpdiag; mpdiag.open_run; print(*dir(mpdiag))"],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.split()
+def test_completion_offers_public_names_alone(real, root):
+    code = "import mpdiag; mpdiag.open_run; print(*dir(mpdiag))"
+    names = real("-c", code, cwd=root).out.split()
     assert {n for n in names if not n.startswith("_")} == {*mpdiag._HOMES}
     assert {"__version__", "__doc__", "__path__"} <= set(names)
 
@@ -87,19 +84,15 @@ def test_an_unknown_name_is_an_attribute_error():
         mpdiag.recrod  # noqa: B018 - the look-up is the test
 
 
-def _imports(path):
-    """Each name that a script takes from the package, as (module, name); the name may be a module."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "mpdiag":
-            yield from ((node.module, alias.name) for alias in node.names)
-
-
 @pytest.mark.parametrize("folder", ["studies", "benchmarks", "examples", "sample_runs", "app"])
 def test_scripts_import_what_is_there(root, folder):
     missing = [
         f"{path.relative_to(root)}: {module}.{name}"
         for path in sorted((root / folder).rglob("*.py"))
-        for module, name in _imports(path)
-        if not hasattr(import_module(module), name) and find_spec(f"{module}.{name}") is None
+        for module, names in imported_names(path)
+        for name in names
+        if module.startswith("mpdiag")
+        and not hasattr(import_module(module), name)
+        and find_spec(f"{module}.{name}") is None
     ]
     assert missing == []

@@ -32,17 +32,11 @@ def never_started(folder):
     gc.collect()
 
 
-def started(folder):
-    model = network()
-    with mpdiag.record(model, sgd(model), folder):
-        pass
-    gc.collect()
-
-
 def recorded(folder, **options):
     model = network()
     with mpdiag.record(model, sgd(model), folder, **options):
         pass
+    gc.collect()
 
 
 def metric_of_no_run(folder):
@@ -101,7 +95,7 @@ MISUSES = {
         "write one with mpdiag analyze RUN -o plan.json",
     ),
     "a recorder that was never started": (never_started, "write `with mpdiag.record(...):`"),
-    "a recorder that was started": (started, None),
+    "a recorder that was started": (recorded, None),
     "include": (
         lambda f: recorded(f, include="zzz"),
         "include='zzz' leaves no module or parameter",

@@ -1,9 +1,9 @@
 """What a message or a page names exists: options, scripts, result files."""
 
-import ast
 import re
 
 from calls import COMMANDS
+from source_texts import texts
 
 OPTIONS = {
     name: {o for p in c.params for o in (*p.opts, *p.secondary_opts)} | {"--help"}
@@ -28,20 +28,6 @@ OF_TOOLS = re.compile(r"python |make |pytest|ruff|git |mkdocs|uv |pip |docker|st
 
 _OPTION = re.compile(r"(?<![\w`-])--[a-z][a-z0-9-]+\b(?!\.)")
 _CALL = re.compile(r"mpdiag (\w+)((?: [^`\n|;]*)?)")
-
-
-def strings(path):
-    """Every text in a file of Python but its docstrings, on one line each."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    bare = {id(n.value) for n in ast.walk(tree) if isinstance(n, ast.Expr)}
-    inside = {id(part) for n in ast.walk(tree) if isinstance(n, ast.JoinedStr) for part in n.values}
-    for node in ast.walk(tree):
-        if id(node) in bare | inside:
-            continue
-        if isinstance(node, ast.JoinedStr):
-            yield "".join(p.value if isinstance(p, ast.Constant) else "{}" for p in node.values)
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            yield node.value
 
 
 def unknown(text):
@@ -70,7 +56,7 @@ def test_options_in_messages_exist(root):
     for path in sorted([*(root / "mpdiag").rglob("*.py"), *(root / "app").rglob("*.py")]):
         place = path.relative_to(root).as_posix()
         if not place.startswith(OF_FRAMEWORKS):
-            found[place] = set().union(*map(unknown, strings(path)))
+            found[place] = set().union(*map(unknown, texts(path.read_text(encoding="utf-8"))))
     assert {place: options for place, options in found.items() if options} == {}
 
 

@@ -4,12 +4,12 @@ A new or changed sentence fails the test until it is written there, so that a re
 ``MPDIAG_WRITE_GOLDENS=1`` writes the files. What stands between braces is filled in at run time.
 """
 
-import ast
 import re
 from pathlib import Path
 
 import pytest
 from goldens import assert_as_kept
+from source_texts import texts
 
 ROOT = Path(__file__).resolve().parents[1]
 SENTENCES = Path(__file__).with_name("sentences")
@@ -21,29 +21,6 @@ CODE = re.compile(
 """How a query, a page's markup or script, a pattern or a template of code begins or ends."""
 
 
-def template(node: ast.AST) -> str | None:
-    """A literal's text, with the names of what an f-string fills in; ``None`` of anything else."""
-    if isinstance(node, ast.Constant):
-        return node.value if isinstance(node.value, str) else None
-    if not isinstance(node, ast.JoinedStr):
-        return None
-    return "".join(
-        part.value if isinstance(part, ast.Constant) else f"{{{filled_in(part.value)}}}"
-        for part in node.values
-    )
-
-
-def filled_in(node: ast.AST) -> str:
-    match node:
-        case ast.Name(id=name) | ast.Attribute(attr=name):
-            return name
-        case ast.Call(func=function):
-            return filled_in(function)
-        case ast.Subscript(value=value):
-            return filled_in(value)
-    return "…"
-
-
 def is_sentence(text: str) -> bool:
     """Whether a text has words with spaces between them: three, or two in a sentence that ends."""
     words = len(re.findall(rf"(?<![\w.-]){WORD.pattern}(?=[\s,.:;!?)]|$)", text))
@@ -52,26 +29,7 @@ def is_sentence(text: str) -> bool:
 
 def sentences(source: str) -> list[str]:
     """The sentences of a module in the order of the code, without its docstrings."""
-    tree = ast.parse(source)
-    found = []
-
-    def visit(node: ast.AST) -> None:
-        for child in ast.iter_child_nodes(node):
-            if isinstance(child, ast.Expr) and isinstance(child.value, ast.Constant):
-                continue  # a docstring
-            text = template(child)
-            if text is None:
-                visit(child)
-                continue
-            if is_sentence(text):
-                found.append(" ".join(text.split()))
-            if isinstance(child, ast.JoinedStr):
-                for part in child.values:
-                    if isinstance(part, ast.FormattedValue):
-                        visit(part)
-
-    visit(tree)
-    return found
+    return [" ".join(text.split()) for text in texts(source) if is_sentence(text)]
 
 
 FOLDERS = sorted(

@@ -78,15 +78,6 @@ def test_the_slider_moves_the_numbers_and_its_link_reopens_them(page, address, r
     assert page.url == link
 
 
-def click_in(page, place, x, y):
-    """Click where a person does: the pointer arrives first, and plotly says what it is over."""
-    box = place.bounding_box()
-    at = box["x"] + x * box["width"], box["y"] + y * box["height"]
-    page.mouse.move(*at)
-    page.wait_for_timeout(300)
-    page.mouse.click(*at)
-
-
 def test_clicks_lead_from_a_picture_to_a_layer_and_a_step(page, address, runs):
     page.set_viewport_size({"width": 1400, "height": 900})
     open_view(page, address, "gradients", run="ssd-2", scale=3)
@@ -101,9 +92,15 @@ def test_clicks_lead_from_a_picture_to_a_layer_and_a_step(page, address, runs):
     beside = page.locator(".st-key-figure-layer-scales .nsewdrag").first.bounding_box()
     assert abs(beside["y"] - plane.bounding_box()["y"]) < 1
     assert abs(beside["height"] - plane.bounding_box()["height"]) < 1
-    names = [str(name) for name in in_model_order(*late_layers_of(runs / "ssd-2")).names]
+    analysis = analyze(runs / "ssd-2")
+    late = in_model_order(analysis.loss_scale.late, analysis.run.modules())
+    names = [str(name) for name in late.names]
     row = names.index("trunk.1")
-    click_in(page, plane, 0.4, (row + 0.5) / len(names))
+    box = plane.bounding_box()
+    at = box["x"] + 0.4 * box["width"], box["y"] + (row + 0.5) / len(names) * box["height"]
+    page.mouse.move(*at)  # the pointer arrives first, and plotly says what it is over
+    page.wait_for_timeout(300)
+    page.mouse.click(*at)
     page.get_by_role("heading", name="trunk.1 · ReLU").wait_for()
     over_time = page.locator(".st-key-figure-over-time")
     over_time.locator(".main-svg").first.wait_for()
@@ -117,11 +114,6 @@ def test_clicks_lead_from_a_picture_to_a_layer_and_a_step(page, address, runs):
     page.wait_for_timeout(500)
     table.click(position={"x": 60, "y": 36 * (names.index("trunk.0") + 1.5)})
     page.get_by_role("heading", name="trunk.0 · Conv2d").wait_for()
-
-
-def late_layers_of(folder):
-    analysis = analyze(folder)
-    return analysis.loss_scale.late, analysis.run.modules()
 
 
 def test_a_figure_is_saved_with_its_caption(page, address, tmp_path):

@@ -3,17 +3,12 @@
 import layer_course as tables
 import numpy as np
 import pytest
+from drawn_runs import layers_of
 
 from mpdiag.analysis.analyzer import analyze
-from mpdiag.analysis.layer_history import explain_layer
 from mpdiag.numerics.formats import FP16
-from mpdiag.reports.views.gradients.frame import in_model_order
 
 KIND = "activation_grad"
-
-
-def layers_of(analysis):
-    return in_model_order(analysis.layers.of_kind(KIND), analysis.run.modules())
 
 
 def test_a_course_merges_steps_and_loses_none(analysis):
@@ -48,19 +43,3 @@ def test_the_overview_has_the_figures_of_the_verdict(root):
         assert len(row["lost_course"]) == len(row["largest_course"]) <= tables.POINTS
         has = any(p.rpartition(".")[0] == name for p in parameters)
         assert bool(row["update_course"]) == has == np.isfinite(row["update_ratio"])
-
-
-def test_one_layer_is_what_why_says_of_it(root):
-    folder = root / "sample_runs" / "digits"
-    story = explain_layer(folder, "stem")
-    frame = tables.layer_course_frame(
-        analyze(folder).run.records,
-        KIND,
-        "stem",
-        FP16,
-        int(np.log2(story.analysis.plan.loss_scale.recommended)),
-    )
-    assert np.array_equal(frame["step"], story.steps)
-    assert np.array_equal(frame["lost_share"], story.lost)
-    assert np.array_equal(frame["lost_share_scaled"], story.lost_scaled)
-    assert np.array_equal(frame["absmax"], story.absmax)

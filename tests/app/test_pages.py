@@ -2,8 +2,6 @@
 
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from urllib.parse import parse_qsl
 
@@ -52,7 +50,7 @@ def test_every_view_on_every_sample_run(opened, root, caplog, view, run):
         assert_as_kept(KEPT / run / f"{view}.txt", text)
 
 
-def test_the_app_loads_no_torch(root, tmp_path):
+def test_the_app_loads_no_torch(real, root, tmp_path):
     for name in ("digits", "digits-fp16-plan"):
         shutil.copytree(root / "sample_runs" / name, tmp_path / name)
     code = (
@@ -64,11 +62,9 @@ def test_the_app_loads_no_torch(root, tmp_path):
         "    assert not test.switch_page(f'views/{view}.py').run().exception\n"
         "print('torch' in sys.modules)\n"
     )
-    child = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False
-    )
-    assert child.returncode == 0, child.stderr[-2000:]
-    assert child.stdout.strip() == "False"
+    child = real("-c", code, cwd=root)
+    assert child.code == 0, child.err[-2000:]
+    assert child.out.strip() == "False"
 
 
 @pytest.mark.parametrize("name", ["../ssd", "/etc", "..", "ssd/../../secret", "%2e%2e/secret", ""])

@@ -7,6 +7,7 @@ import json
 import shutil
 from datetime import datetime, timezone
 from pathlib import Path
+from unittest.mock import Mock
 
 import made_runs as hand
 import pytest
@@ -14,6 +15,7 @@ from app_pages import commands, words
 
 from mpdiag.runs import run as runs
 from mpdiag.runs import training_log
+from mpdiag.runs.results import add_to_meta
 
 pytestmark = pytest.mark.filterwarnings("default")  # Streamlit's own, of being run bare
 
@@ -44,8 +46,7 @@ def test_runs_are_listed_once_for_each_state_of_the_folder(opened, root, tmp_pat
     test.switch_page("views/gradients.py").run()
     assert len(calls) == 1
     assert "gpt" in test.sidebar.selectbox[0].options
-    meta = tmp_path / "gpt" / "meta.json"
-    meta.write_text(json.dumps(json.loads(meta.read_text()) | {"steps_seen": 12_345}))
+    add_to_meta(tmp_path / "gpt", steps_seen=12_345)
     test = opened(tmp_path, "overview", run="gpt")
     assert len(calls) == 2
     assert any("12,345 steps recorded" in caption.value for caption in test.caption)
@@ -97,9 +98,7 @@ def test_a_run_that_is_still_recording_grows(opened, root, tmp_path):
     parts[-1].unlink()
 
     def write(**facts):
-        meta = json.loads((run / "meta.json").read_text())
-        moment = datetime.now(timezone.utc).isoformat()
-        (run / "meta.json").write_text(json.dumps({**meta, "updated": moment, **facts}))
+        add_to_meta(run, updated=datetime.now(timezone.utc).isoformat(), **facts)
 
     write(state="recording", steps_recorded=20, steps_seen=20)
     test = opened(tmp_path, "gradients", steps="over all recorded steps")
@@ -169,12 +168,9 @@ def test_an_uploaded_file_of_any_name_stays_in_its_folder(root, tmp_path, monkey
     path = traces._written(tmp_path / "0", file)
     assert path.parent == tmp_path / "0"
     assert path.read_bytes() == b"{}"
+    full_disk = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
     monkeypatch.setattr(traces.shutil, "copyfileobj", full_disk)
     assert "No space left" in traces._read([file])
-
-
-def full_disk(*_):
-    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 @pytest.mark.parametrize(("marked", "opened"), [("", "b"), ("b", "a"), ("a b", "b")])

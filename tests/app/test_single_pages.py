@@ -12,6 +12,7 @@ from audited_trainings import BF16, model, train
 from made_profiles import profile
 
 from mpdiag.analysis.comparison.compare import compare
+from mpdiag.runs.results import add_to_meta
 
 pytestmark = pytest.mark.filterwarnings("default")  # Streamlit's own, of being run bare
 
@@ -197,10 +198,8 @@ def test_trainings_that_claim_half_precision_and_ran_in_none_are_no_comparison(
 ):
     for name in ("ssd", "ssd-2"):
         shutil.copytree(root / "sample_runs" / name, tmp_path / name)
-    meta = json.loads((tmp_path / "ssd-2" / "meta.json").read_text())
     training = {"dtype": "float16", "level": "O1"}
-    claims = {**meta, "training": training, "half_precision_flops": 0.0}
-    (tmp_path / "ssd-2" / "meta.json").write_text(json.dumps(claims))
+    add_to_meta(tmp_path / "ssd-2", training=training, half_precision_flops=0.0)
     test = opened(tmp_path, "compare", run="ssd", a="ssd", b="ssd-2")
     assert not test.exception
     assert "claims float16, and none of its matrix products ran in it" in test.error[0].value

@@ -13,7 +13,7 @@ ONE = torch.ones(2)
 class Weighted(nn.Module):
     """The product of input and weight: the gradient of the output's sum is the input."""
 
-    def __init__(self, *values: float) -> None:
+    def __init__(self, *values: complex) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.tensor(values or (1.0, 2.0)))
 
@@ -22,13 +22,11 @@ class Weighted(nn.Module):
 
 
 def perceptron(seed: int = 0, width: int = 8) -> nn.Sequential:
-    """Two linear layers."""
     torch.manual_seed(seed)
     return nn.Sequential(nn.Linear(4, width), nn.ReLU(), nn.Linear(width, 2))
 
 
 def rows(seed: int = 0, count: int = 8, width: int = 4) -> Tensor:
-    """Inputs for ``perceptron``."""
     return torch.randn(count, width, generator=torch.Generator().manual_seed(seed))
 
 
@@ -50,7 +48,6 @@ def poisoned(x: Tensor, value: float = INF) -> Tensor:
 
 
 def values(weights: dict[str, Tensor]) -> list[float]:
-    """All weights as one list of numbers."""
     return torch.cat([w.flatten() for w in weights.values()]).tolist()
 
 

@@ -14,6 +14,8 @@ from conformance.models import Weighted, values
 from conformance.subjects.protocol import Subject, Training
 from torch import nn
 
+from mpdiag.hardware.tables import read_table
+
 Check = Callable[[Subject], None]
 Kind = Literal["holds", "fails", "not applicable"]
 PEERS = ("torch.amp", "Accelerate", "Lightning")
@@ -61,9 +63,7 @@ class Behaviour:
 
 def table(name: str) -> list[dict[str, str]]:
     """The rows of a table beside the behaviours."""
-    lines = Path(__file__).with_name("behaviours").joinpath(f"{name}.tsv").read_text().splitlines()
-    columns = lines[0].split("\t")
-    return [dict(zip(columns, line.split("\t"), strict=True)) for line in lines[1:]]
+    return read_table(Path(__file__).with_name("behaviours") / f"{name}.tsv")
 
 
 SOURCES = {row["check"]: row for row in table("sources")}
@@ -114,10 +114,10 @@ class Chapter:
         self,
         weights: list[float] | None = None,
         *,
-        model: Callable[[], nn.Module] = Weighted,
+        model: Callable[[], nn.Module | list[nn.Module]] = Weighted,
         **options: Any,
     ) -> Callable[[Callable[[Training], None]], Check]:
-        """Add a function of a training of one model, which has these weights at the end."""
+        """Add a function of a training; the first model has these weights at the end."""
 
         def add(run: Callable[[Training], None]) -> Check:
             @wraps(run)

@@ -27,7 +27,6 @@ INF = float("inf")
 
 
 def network(optimizer: str, seed: int = 0) -> nn.Module:
-    """A model that the optimizer can train."""
     torch.manual_seed(seed)
     if optimizer == "SparseAdam":
         return nn.Embedding(6, 3, sparse=True)
@@ -36,7 +35,6 @@ def network(optimizer: str, seed: int = 0) -> nn.Module:
 
 
 def batch(optimizer: str, step: int) -> Tensor:
-    """Inputs of ``network``."""
     generator = torch.Generator().manual_seed(step)
     if optimizer == "SparseAdam":
         return torch.randint(0, 6, (5,), generator=generator)
@@ -138,8 +136,6 @@ class ByHand:
 
 
 class Ours(OurTraining):
-    """The same by ``MixedPrecision``."""
-
     def __init__(self, level: str, name: str, model: nn.Module, target: str = "bf16") -> None:
         self.name = name
         self.parameters = list(model.parameters())
@@ -169,7 +165,6 @@ Loop = ByHand | Ours
 
 @contextmanager
 def ours(level: str, name: str, *, target: str = "bf16", seed: int = 0) -> Iterator[Ours]:
-    """A training by ours, closed at the end."""
     loop = Ours(level, name, network(name, seed), target)
     try:
         yield loop
@@ -180,7 +175,6 @@ def ours(level: str, name: str, *, target: str = "bf16", seed: int = 0) -> Itera
 def advance(
     loop: Loop, step: int, *, parts: int = 1, clip: float | None = None, bad: bool = False
 ) -> None:
-    """One step of a loop."""
     inputs = [batch(loop.name, 10 * step + i) for i in range(parts)]
 
     def loss_of() -> Tensor:
@@ -199,13 +193,11 @@ def advance(
 
 
 def two_steps(loop: Loop, **options: Any) -> None:
-    """Two steps."""
     for step in range(2):
         advance(loop, step, **options)
 
 
 def scheduler(loop: Loop) -> None:
-    """A learning rate that falls by half after every step."""
     schedule = optim.lr_scheduler.StepLR(loop.optimizer, 1, 0.5)
     for step in range(3):
         advance(loop, step)
@@ -256,7 +248,6 @@ SCENARIOS: dict[str, Callable[[Loop], None]] = {
 
 
 def equal(a: list[Tensor], b: list[Tensor]) -> bool:
-    """Whether weights agree bit for bit."""
     return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
 
 

@@ -10,7 +10,7 @@ from itertools import pairwise
 import pytest
 import torch
 import torch.nn.functional as F
-from support import one_thread, planned
+from support import one_thread, planned, wrapped
 from torch import nn
 
 import mpdiag
@@ -22,10 +22,6 @@ __all__ = ["one_thread"]
 ENDS = [32, 32, 96, 128]
 RANDOM = 0.99
 """How many BF16 values are equal, at least, where FP32 sums are added in another order."""
-
-
-def trainer(model, plan, **options):
-    return mpdiag.MixedPrecision(model, torch.optim.SGD(model.parameters()), plan, **options)
 
 
 def low(x):
@@ -134,7 +130,7 @@ def test_products_are_those_by_hand(case, target):
     x = (torch.randn(shape) * torch.rand(shape[:-1]).exp2()[..., None]).requires_grad_()
     for wide in ((), ("wgrad",), ("fprop", "dgrad")):
         plan = planned(target, ("", parameter, kind), wide=wide)
-        with trainer(module, plan) as mp:
+        with wrapped(module, plan) as mp:
             with mp.autocast():
                 out = module(x)
             assert out.dtype == torch.bfloat16
@@ -160,7 +156,7 @@ def test_factors_without_a_parameter_and_what_stays_in_bf16():
 
     x, model, outs = torch.randn(2, 3, 8, 40), Scores(Scores()), []
     for layers in ((), [("", "", "matmul")]):
-        with trainer(model, planned("mxfp8", *layers)) as mp, mp.autocast():
+        with wrapped(model, planned("mxfp8", *layers)) as mp, mp.autocast():
             outs.append(model(x))
     q = mpdiag.fake_quantize(low(x), "mxfp8_e4m3").double()
     assert (outs[1][0] == low((q[0] @ q[1].mT).float())).float().mean() > RANDOM
@@ -173,7 +169,7 @@ def test_formats_that_say_nothing_sensible_are_refused(formats):
     formats = {**plan.blocks.formats, "wgrad": formats}
     plan = replace(plan, blocks=replace(plan.blocks, formats=formats))
     with pytest.raises(UsageError, match=r"no wgrad that can be read \((one of|'grad)"):
-        trainer(nn.Linear(16, 16), plan)
+        wrapped(nn.Linear(16, 16), plan)
 
 
 def test_what_is_not_emulated_is_said_once_and_a_module_around_may_use_a_weight(caplog):
@@ -184,10 +180,10 @@ def test_what_is_not_emulated_is_said_once_and_a_module_around_may_use_a_weight(
     layers = [(f"0.{name}", weight, "linear") for name, weight in inside.items()]
     plan = planned("mxfp4", *layers, ("1", "weight", "convolution"))
     with pytest.raises(UsageError, match="level O1"):
-        trainer(model, plan, level="O2")
+        wrapped(model, plan, level="O2")
     flops = []
     for one in (replace(plan, blocks=None), replace(plan, level="O2")):  # the level of all else
-        with trainer(model, one) as mp, caplog.at_level("INFO", "mpdiag"):
+        with wrapped(model, one) as mp, caplog.at_level("INFO", "mpdiag"):
             for _ in range(12):
                 with mp.autocast():
                     loss = model(torch.randn(2, 4, 32)).float().mean()
@@ -234,7 +230,7 @@ def test_mxfp8_equals_torchaos_products(kind, exact):
             low_x, low_w.mT, ends, kernel_preference=emulated, scale_calculation_mode=rceil
         )
     expected = out, *torch.autograd.grad(out, [low_x, low_w], dy)
-    with trainer(module, planned("mxfp8", ("", name, kind))) as mp:
+    with wrapped(module, planned("mxfp8", ("", name, kind))) as mp:
         with mp.autocast():
             out = module(x)
         found = out, *torch.autograd.grad(out, [x, weight], dy)

@@ -10,6 +10,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
+from block_measure import mx_exponent
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -32,30 +33,6 @@ def same(found, expected):
 
 
 # -- exact fractions -------------------------------------------------------------------------------
-
-
-def floor_log2(x):
-    """⌊log2 x⌋ of a positive fraction."""
-    exponent = x.numerator.bit_length() - x.denominator.bit_length()
-    return exponent if Fraction(2) ** exponent <= x else exponent - 1
-
-
-def mx_exponent(largest, element, rule):
-    """The exponent of an E8M0 scale, from its definition."""
-    if not largest:
-        return -127
-    m, top = Fraction(largest), element.max_exponent
-    if rule == "rceil":
-        ratio = m / Fraction(element.max)
-        exponent = floor_log2(ratio)
-        exponent += Fraction(2) ** exponent != ratio
-    elif rule == "even":
-        half = Fraction(2) ** (floor_log2(m) - element.mantissa_bits - 1)
-        exponent = floor_log2(m + half) - top
-    else:
-        exponent = floor_log2(m) - top
-        exponent += rule == "ceil" and Fraction(2) ** floor_log2(m) != m
-    return max(-127, min(127, exponent))
 
 
 def mx_by_hand(block, element, rule):

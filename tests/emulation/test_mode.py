@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: F401 - the table calls it
+from support import wrapped
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -53,14 +54,10 @@ def run(name: str, dtype: torch.dtype, emulated: bool) -> list[torch.Tensor]:
     torch.manual_seed(0)
     with Emulation() if emulated else nullcontext():
         result = function(*leaves)
-        weights = numbers_like(result)
+        own = torch.Generator().manual_seed(1)
+        weights = torch.randn(result.shape, generator=own).half().float()
         gradients = torch.autograd.grad(result, leaves, weights.to(result.dtype))
     return [result.detach(), *gradients]
-
-
-def numbers_like(result: torch.Tensor) -> torch.Tensor:
-    own = torch.Generator().manual_seed(1)
-    return torch.randn(result.shape, generator=own).half().float()
 
 
 def units_apart(a: torch.Tensor, b: torch.Tensor, *, by_largest: bool) -> float:
@@ -274,9 +271,7 @@ def test_a_graph_network_trains(layout):
     adjacency = LAYOUTS[layout]()
     torch.manual_seed(0)
     model = nn.Linear(8, 2)
-    optimizer = torch.optim.SGD(model.parameters(), 0.01)
-    plan = mpdiag.PrecisionPlan()
-    mp = mpdiag.MixedPrecision(model, optimizer, plan, backend="emulated")
+    mp = wrapped(model, mpdiag.PrecisionPlan(), backend="emulated")
     x = torch.randn(SIZE, 8)
     for _ in range(3):
         with mp.autocast():

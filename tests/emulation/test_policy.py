@@ -5,6 +5,7 @@ import gc
 import os
 import weakref
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -102,11 +103,6 @@ class Two(nn.Module):
         return self.seen[0] + self.seen[1]
 
 
-def raises(*_):
-    message = "wrong"
-    raise ValueError(message)
-
-
 LINEAR_B = Fp32Choice("linear", "b")
 
 
@@ -126,7 +122,7 @@ def test_what_the_plan_keeps_in_fp32_in_a_module_is_kept_there(plan, seen):
             assert [t.dtype for t in model.seen] == seen
             assert F.linear(full(2, 4), full(4, 4)).dtype == HALF
         with pytest.raises(ValueError, match="wrong"), mp.autocast():
-            model.b.register_forward_hook(raises)
+            model.b.register_forward_hook(Mock(side_effect=ValueError("wrong")))
             model(full(2, 4))
         assert not torch.is_autocast_enabled("cpu")
     assert len(model.b._forward_hooks) == 1

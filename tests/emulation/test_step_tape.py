@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from recorded import Wrapped
 from torch import nn
 from torch.nn import functional as F
 
@@ -103,21 +104,16 @@ def test_the_effect_is_that_of_the_rounded_product(tmp_path):
     assert facts(tmp_path / "run", "addmm", module="trust")["gradient_error_fp16"] < 0.05
 
 
-class Random(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.body = nn.Sequential(
-            nn.Linear(24, 16), nn.BatchNorm1d(16), nn.ReLU(inplace=True), nn.Dropout(0.5)
-        )
-        self.out = nn.Linear(16, 4)
-
-    def forward(self, batch):
-        return self.out(self.body(batch[1]))
+def normed(call=lambda body, x: body(x)):
+    """A model that draws random numbers and keeps statistics."""
+    torch.manual_seed(0)
+    layers = [nn.Linear(24, 16), nn.BatchNorm1d(16), nn.ReLU(inplace=True), nn.Dropout(0.5)]
+    body = nn.Sequential(*layers, nn.Linear(16, 4))
+    return Wrapped(body, lambda body, batch: call(body, batch[1]))
 
 
 def test_random_numbers_and_statistics_stay(tmp_path):
-    plain, recorded = Random(), Random()
+    plain, recorded = normed(), normed()
     torch.manual_seed(1)
     train(plain)
     drawn = torch.rand(3)
@@ -160,13 +156,8 @@ def twice(x: torch.Tensor) -> torch.Tensor:
 twice.register_autograd(lambda ctx, g: 2 * g)
 
 
-class Foreign(Random):
-    def forward(self, batch):
-        return twice(super().forward(batch))
-
-
 def test_a_step_that_is_too_large_or_has_operations_of_others_says_nothing(tmp_path, monkeypatch):
-    train(Foreign(), tmp_path / "foreign")
+    train(normed(lambda body, x: twice(body(x))), tmp_path / "foreign")
     monkeypatch.setattr(step_tape, "LARGEST", 100)
     train(Solved(), tmp_path / "large")
     for name in ("foreign", "large"):

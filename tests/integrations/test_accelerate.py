@@ -51,7 +51,6 @@ def train(plan, batches=BATCHES, clip=None, every=1, level=None, schedule=False,
 
 
 def prepared(plan=None, level=None):
-    """An accelerator with a model and an optimizer under a plan."""
     accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
     accelerator = bridge.apply_plan(
         accelerate.Accelerator(cpu=True), plan or backoff(), level=level

@@ -8,7 +8,6 @@ from torch import nn
 from trained_by_hand import fresh, same  # noqa: F401 - a fixture
 
 import mpdiag
-from mpdiag.errors import UsageError
 from mpdiag.plan import PrecisionPlan
 from mpdiag.runs.training_log import read_log
 
@@ -91,17 +90,13 @@ def steps_on_board(folder, tag):
     return sorted(steps)
 
 
-def losses(plan, tmp_path, **options):
-    trainer = make(tmp_path, bridge.PlanTrainer, plan=plan, **options)
-    trainer.train()
-    return trainer
-
-
 @pytest.mark.parametrize(("target", "every"), [("fp16", 1), ("fp16", 2), ("bf16", 1)])
 def test_it_trains_by_the_plan(tmp_path, target, every):
     plan = PrecisionPlan(target=target, loss_scale=backoff(1024.0).loss_scale)
     settings = {"gradient_accumulation_steps": every}
-    trainer = losses(plan, tmp_path, settings=settings, plan_options={"run": tmp_path / "run"})
+    options = {"settings": settings, "plan_options": {"run": tmp_path / "run"}}
+    trainer = make(tmp_path, bridge.PlanTrainer, plan=plan, **options)
+    trainer.train()
     assert trainer.model.dtypes == {torch.float16 if target == "fp16" else torch.bfloat16}
     assert [step.scale for step in read_log(tmp_path / "run").steps] == [1024.0] * (6 // every)
     assert trainer.mp is None  # given back
@@ -111,23 +106,6 @@ def test_it_trains_by_the_plan(tmp_path, target, every):
     assert not all(torch.equal(a, b) for a, b in pairs)
     for a, b in pairs:
         torch.testing.assert_close(a, b, rtol=0.05, atol=0.01)
-
-
-def test_a_skip_is_told(tmp_path):
-    rows = data()
-    rows[0] = {**rows[0], "x": rows[0]["x"] * float("inf")}
-    trainer = make(
-        tmp_path, bridge.PlanTrainer, plan=backoff(), plan_options={"run": tmp_path / "run"}
-    )
-    trainer.train_dataset = rows
-    trainer.train()
-    assert len(read_log(tmp_path / "run").skipped) == 1
-    assert all(torch.isfinite(p).all() for p in trainer.model.parameters())
-
-
-def test_precisions_of_its_own_are_refused(tmp_path):
-    with pytest.raises(UsageError, match="mixed_precision='bf16'"):
-        make(tmp_path, bridge.PlanTrainer, plan=backoff(), settings={"bf16": True})
 
 
 def test_evaluations_of_both_sides_can_be_compared(tmp_path):

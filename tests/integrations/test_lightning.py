@@ -1,5 +1,7 @@
 """Lightning: the callback records without a trace, the plugin trains as a loop by hand does."""
 
+from unittest.mock import Mock
+
 import pytest
 import torch
 from support import backoff, network
@@ -90,11 +92,7 @@ def test_recording_leaves_no_trace_in_the_numbers(tmp_path, capsys):
 
 def test_what_failed_is_said(tmp_path):
     module = Module()
-
-    def fail(*_):
-        raise KeyError("data")
-
-    module.on_train_batch_end = fail
+    module.on_train_batch_end = Mock(side_effect=KeyError("data"))
     with pytest.raises(KeyError):
         fit(module, tmp_path, callbacks=[bridge.RecordCallback(tmp_path / "run")])
     assert mpdiag.open_run(tmp_path / "run").meta["state"] == "failed"

@@ -2,11 +2,13 @@
 
 import json
 import sys
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
 import torch
 from audited_trainings import model as half_network
+from support import Container
 from torch import nn
 
 import mpdiag
@@ -41,22 +43,6 @@ class Stage(nn.Module):
         return self.head(x)
 
 
-class Optimizers(torch.optim.Optimizer):
-    """One optimizer for each stage, as torchtitan's container holds them."""
-
-    def __init__(self, stages):
-        self.optimizers = [torch.optim.AdamW(s.parameters(), lr=0.01) for s in stages]
-        super().__init__([p for s in stages for p in s.parameters()], {})
-
-    def step(self):
-        for optimizer in self.optimizers:
-            optimizer.step()
-
-    def zero_grad(self):
-        for optimizer in self.optimizers:
-            optimizer.zero_grad()
-
-
 def train(compiled, folder=None):
     """A pipeline of two stages whose blocks are compiled one by one; returns the weights."""
     torch._dynamo.reset()
@@ -66,23 +52,18 @@ def train(compiled, folder=None):
         for block in stage.layers.values():
             if compiled:
                 block.compile(backend="aot_eager", fullgraph=True)
-    optimizers = Optimizers(stages)
-
-    def loop():
+    adamw = lambda parameters, _: torch.optim.AdamW(parameters, lr=0.01)  # noqa: E731
+    optimizers, recording = Container(nn.ModuleList(stages), adamw), nullcontext()
+    if folder is not None:
+        series = folder.parent / "series.jsonl"
+        recording = record_loop(stages, optimizers, folder, every=1, report_to=series)
+    with recording as recorder:
         for _ in range(6):
             x = torch.randn(12, 8)
             (stages[1](stages[0](x)) - x[:, :1]).square().mean().backward()
             optimizers.step()
             optimizers.zero_grad()
-
-    if folder is None:
-        loop()
-    else:
-        with record_loop(
-            stages, optimizers, folder, every=1, report_to=folder.parent / "series.jsonl"
-        ) as recorder:
-            loop()
-        assert not recorder.failures
+    assert recorder is None or not recorder.failures
     return [p.detach() for stage in stages for p in stage.parameters()]
 
 
@@ -116,18 +97,12 @@ def halves(folder=None, steps=120, **options):
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
     generator = torch.Generator().manual_seed(1)
 
-    def loop():
+    with record_loop(net, optimizer, folder, **options) if folder else nullcontext():
         for _ in range(steps):
             x = torch.randn(12, 8, generator=generator).to(BF16)
             net(x).float().square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
-
-    if folder is None:
-        loop()
-    else:
-        with record_loop(net, optimizer, folder, **options):
-            loop()
     return list(net.parameters())
 
 

@@ -16,11 +16,6 @@ from mpdiag.integrations.series import figures, state_figures
 from mpdiag.runs.precision import PrecisionFacts, Shadow
 
 
-def tiny_gradients(model, x):
-    """A loss whose gradients lie around FP16's smallest values."""
-    return model(x).square().mean() * 2.0**-18
-
-
 def train(folder, scale=1.0, dtype=torch.float32):
     """Record three steps; returns the run, and each step's figures from the tensors."""
     model = perceptron().to(dtype)
@@ -37,7 +32,8 @@ def train(folder, scale=1.0, dtype=torch.float32):
         for step in range(3):
             x = torch.randn(5, 4, generator=torch.Generator().manual_seed(step)).to(dtype)
             before = [p.detach().clone() for p in model.parameters()]
-            scaler.scale(tiny_gradients(model, x)).backward()
+            loss = model(x).square().mean() * 2.0**-18  # gradients around FP16's smallest values
+            scaler.scale(loss).backward()
             scaler.unscale_(optimizer)
             gradients = [p.grad.clone() for p in model.parameters()]
             scaler.step(optimizer)

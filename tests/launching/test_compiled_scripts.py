@@ -7,8 +7,6 @@ from mpdiag.runs.run import open_run
 
 SCRIPTS = scripts(__file__)
 
-HEAD = SCRIPTS["head"]
-STEP = SCRIPTS["step"]
 WAYS = {
     "eager": "import torch._dynamo",
     "the model": "model = torch.compile(model, backend='aot_eager', fullgraph=True)",
@@ -25,7 +23,7 @@ WAYS = {
 def trained(fork_server, folder, way, plan):
     """What a script prints, and the share of its FLOPs that ran in half precision."""
     folder.mkdir()
-    (folder / "script.py").write_text(HEAD + STEP.replace("WAY", WAYS[way]))
+    (folder / "script.py").write_text(SCRIPTS["head"] + SCRIPTS["step"].replace("WAY", WAYS[way]))
     plan.save(folder / "plan.json")
     words = ("train", "--plan", "plan.json", "--out", "run", "--", "script.py")
     done = fork_server("mpdiag", *words, cwd=folder)

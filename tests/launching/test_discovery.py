@@ -4,17 +4,11 @@ import pytest
 import script_loops as loops
 import torch
 from recorded import step
-from support import constant
-from torch import nn
+from support import constant, perceptron
 
 import mpdiag
 from mpdiag.launching import processes
 from mpdiag.runs.training_log import read_log
-
-
-def model():
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
 
 
 def train(model, steps=5):
@@ -42,7 +36,7 @@ def load(model):
 @pytest.mark.parametrize(("before", "times"), [(call, 5), (warm_up, 2), (load, 1)])
 def test_calls_before_the_optimizer_is_made_are_no_training(tmp_path, before, times):
     def loop():
-        net = model()
+        net = perceptron()
         for _ in range(times):
             before(net)
         train(net)
@@ -71,7 +65,7 @@ def by_value(parameter):
 @pytest.mark.parametrize("update", [by_data, by_value])
 def test_a_loop_that_changes_weights_itself_is_recorded_and_not_trained(tmp_path, update):
     def loop():
-        net = model()
+        net = perceptron()
         for _ in range(6):
             net(torch.randn(8, 4)).square().mean().backward()
             for parameter in net.parameters():
@@ -91,7 +85,7 @@ def test_every_step_of_a_loop_without_an_optimizer_is_seen(tmp_path, steps):
     """Gradients are cleared before the call that shows that weights have changed."""
 
     def loop():
-        net = model()
+        net = perceptron()
         for _ in range(steps):
             net.zero_grad()
             net(torch.randn(8, 4)).square().mean().backward()
@@ -128,7 +122,7 @@ class Adjoint(torch.autograd.Function):
 
 def test_the_first_step_counts_where_a_function_calls_the_model_without_gradients(tmp_path):
     def loop():
-        net = model()
+        net = perceptron()
         optimizer = torch.optim.SGD(net.parameters(), 0.1)
         for _ in range(8):
             optimizer.zero_grad()
@@ -151,7 +145,7 @@ def test_an_optimizer_of_tensors_alone_waits_for_the_model(tmp_path):
         alone = torch.optim.SGD([scale], 0.1)
         scale.square().sum().backward()
         alone.step()
-        net = model()
+        net = perceptron()
         optimizer = torch.optim.SGD(net.parameters(), 0.1)
         for _ in range(5):
             for one in (alone, optimizer):

@@ -66,9 +66,8 @@ def test_without_fp32_the_policy_is_named_and_how_to_switch_it_off(fork_server, 
 def test_a_loop_that_records_itself_trains_the_same_and_each_rank_has_its_series(
     fork_server, tmp_path
 ):
-    script = SCRIPTS / "recorded_loop.py"
-    plain, _ = fork_server.ranks("python", script, cwd=tmp_path)
-    done, other = fork_server.ranks("python", script, "run", cwd=tmp_path)
+    plain, _ = fork_server.ranks("python", SCRIPT, "fsdp2", cwd=tmp_path)
+    done, other = fork_server.ranks("python", SCRIPT, "fsdp2", "half", "run", cwd=tmp_path)
     assert (done.code, other.code) == (0, 0), done.err
     assert done.digest == plain.digest
     line = "FP32 weights and AdamW states; FSDP2's MixedPrecisionPolicy computes in BF16"
@@ -76,5 +75,5 @@ def test_a_loop_that_records_itself_trains_the_same_and_each_rank_has_its_series
     assert "mpdiag: " not in other.err
     for name in ("series.jsonl", "series.rank00001.jsonl"):
         rows = [json.loads(line) for line in (tmp_path / "run" / name).read_text().splitlines()]
-        assert [row["step"] for row in rows] == list(range(6))
+        assert [row["step"] for row in rows] == list(range(8))
         assert all(row["mpdiag/update_ratio"] > 0 for row in rows)

@@ -40,39 +40,23 @@ def test_operations_of_so_many_steps(fork_server, tmp_path, options, steps):
         assert any(str(LOOP) in o.file and o.line > 0 for o in found)
 
 
-COMPILED = OWN_SCRIPTS["compiled"]
-FUNCTION = """
-@torch.compile(backend=backend)
+FUNCTION = """@torch.compile(backend=backend)
 def error(a, b):
     return (a - b).square().mean()
 """
-MODEL = """
-model = torch.compile(model, backend=backend)
-error = torch.nn.functional.mse_loss
-"""
-WITHOUT_LENGTH = """
-model = torch.compile(torch.nn.Linear(4, 1), backend=backend)
+WITHOUT_LENGTH = """model = torch.compile(torch.nn.Linear(4, 1), backend=backend)
 optimizer = torch.optim.SGD(model.parameters(), 0.1)
-error = torch.nn.functional.mse_loss
 """
-IN_PLACE = """
-model.compile(backend=backend)
-error = torch.nn.functional.mse_loss
-"""
-EAGER = """
-error = torch.nn.functional.mse_loss
-"""
-COMPILED_STEP = OWN_SCRIPTS["compiled step"]
 
 
 @pytest.mark.parametrize(
     ("when", "late", "line", "steps"),
     [
         (FUNCTION, "", 14, []),
-        (MODEL, "", 14, []),
+        ("model = torch.compile(model, backend=backend)", "", 14, []),
         (WITHOUT_LENGTH, "", 14, []),
-        (IN_PLACE, "", 14, []),
-        (EAGER, "error = torch.compile(error, backend=backend)", 21, [0]),
+        ("model.compile(backend=backend)", "", 14, []),
+        ("", "error = torch.compile(error, backend=backend)", 21, [0]),
     ],
     ids=["function", "model", "without-length", "in-place", "late"],
 )
@@ -80,7 +64,7 @@ def test_what_is_compiled_stays_compiled_and_it_is_said(
     fork_server, tmp_path, when, late, line, steps
 ):
     script = tmp_path / "compiled.py"
-    script.write_text(COMPILED.replace("WHEN\n", when).replace("LATE", late))
+    script.write_text(OWN_SCRIPTS["compiled"].replace("WHEN", when).replace("LATE", late))
     plain = fork_server("python", script, cwd=tmp_path)
     done = fork_server("mpdiag", "record", "--out", "run", "--", script, cwd=tmp_path)
     assert plain.code == 0, plain.err
@@ -94,7 +78,7 @@ def test_what_is_compiled_stays_compiled_and_it_is_said(
 
 def test_an_optimizer_that_compiles_its_step_hides_no_operation_of_the_model(fork_server, tmp_path):
     script = tmp_path / "optimizer.py"
-    script.write_text(COMPILED_STEP)
+    script.write_text(OWN_SCRIPTS["compiled step"])
     plain = fork_server("python", script, cwd=tmp_path)
     done = fork_server("mpdiag", "record", "--out", "run", "--", script, cwd=tmp_path)
     assert (done.code, done.out) == (0, plain.out), done.err

@@ -15,14 +15,13 @@ SCRIPTS = scripts(__file__)
 
 FIRST, SECOND = 2 * (2 * 32 * 8 * 16), 3 * (2 * 32 * 16 * 1)
 """FLOPs of a step in the two layers: the first has no gradient of its input."""
-HEAD = """
+MODEL = f"""
 import torch
 from torch import nn
 from torch.nn import functional as F
 torch.manual_seed(0)
 x, y = torch.randn(32, 8), torch.randn(32, 1)
-"""
-MODEL = SCRIPTS["model"]
+{SCRIPTS["model"]}"""
 WAYS = {
     "the module": "model(x)",
     "its forward": "model.forward(x)",
@@ -41,7 +40,7 @@ LOOP = SCRIPTS["loop"]
 @pytest.fixture
 def train(fork_server, tmp_path):
     def call(way, plan: PrecisionPlan | None = None, body=LOOP):
-        script = HEAD + MODEL + textwrap.dedent(body).replace("WAY", way)
+        script = MODEL + textwrap.dedent(body).replace("WAY", way)
         (tmp_path / "script.py").write_text(script)
         shutil.rmtree(tmp_path / "run", ignore_errors=True)
         (plan or constant(256.0)).save(tmp_path / "plan.json")
@@ -87,7 +86,7 @@ def test_nothing_in_half_precision_is_said_and_not_compared(train, fork_server, 
     """The script switches casts off; its own recording lies beside the run."""
     record = ("record", "--out", "plain", "--", "script.py")
     body = LOOP.replace("out = WAY", 'with torch.autocast("cpu", enabled=False): out = WAY')
-    (tmp_path / "script.py").write_text(HEAD + MODEL + body.replace("WAY", WAYS["functions"]))
+    (tmp_path / "script.py").write_text(MODEL + body.replace("WAY", WAYS["functions"]))
     assert fork_server("mpdiag", *record, cwd=tmp_path).code == 0
     done, share = train(WAYS["functions"], PrecisionPlan(run="plain"), body)
     assert share == 0.0
@@ -108,10 +107,10 @@ def test_a_compiled_model_is_counted(train):
 
 def test_a_failed_training_names_no_comparison(fork_server, tmp_path):
     body = LOOP.replace("WAY", "model(x)")
-    (tmp_path / "script.py").write_text(HEAD + MODEL + body)
+    (tmp_path / "script.py").write_text(MODEL + body)
     record = ("record", "--out", "plain", "--", "script.py")
     assert fork_server("mpdiag", *record, cwd=tmp_path).code == 0
-    (tmp_path / "script.py").write_text(HEAD + MODEL + body + "\nraise ValueError('no disk')\n")
+    (tmp_path / "script.py").write_text(MODEL + body + "\nraise ValueError('no disk')\n")
     PrecisionPlan(run="plain").save(tmp_path / "plan.json")
     words = ("train", "--plan", "plan.json", "--out", "run", "--", "script.py")
     done = fork_server("mpdiag", *words, cwd=tmp_path)

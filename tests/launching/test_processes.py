@@ -96,12 +96,9 @@ def test_spawned_processes_are_recorded(fork_server, real, tmp_path):
     assert set(run.frame()["rank"]) == {0, 1}
 
 
-FORKED = scripts(__file__)["forked"]
-
-
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
 def test_a_forked_process_has_a_run_of_its_own(fork_server, tmp_path):
-    (tmp_path / "forked.py").write_text(FORKED)
+    (tmp_path / "forked.py").write_text(scripts(__file__)["forked"])
     done = fork_server("mpdiag", "record", "--out", "run", "--", "forked.py", cwd=tmp_path)
     assert done.code == 0, done.err
     for name in ("run", "run-2"):

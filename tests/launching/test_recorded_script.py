@@ -4,7 +4,7 @@ import pytest
 import script_loops as loops
 import torch
 from recorded import step
-from support import constant
+from support import constant, perceptron
 from torch import nn
 
 import mpdiag
@@ -112,8 +112,7 @@ def test_a_lone_parameter_with_an_optimizer_of_its_own_is_recorded_and_trained(t
 
 def test_optimizers_that_share_a_step_share_its_line(tmp_path):
     def loop():
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+        model = perceptron()
         optimizers = [torch.optim.SGD(model[i].parameters(), 0.1) for i in (0, 2)]
         for _ in range(6):
             for _ in range(2):
@@ -226,9 +225,7 @@ def test_a_recording_that_begins_in_an_optimizers_step_sees_every_forward_pass(t
 
 def test_the_one_step_of_lbfgs_after_adam_is_recorded(tmp_path):
     """As in a network that solves an equation: both optimizers are there from the beginning."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
-    x = torch.randn(8, 4)
+    model, x = perceptron(), torch.randn(8, 4)
     with loops.recording(tmp_path / "run"):
         adam = torch.optim.Adam(model.parameters())
         lbfgs, closure = searching(model, x)

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from traceback import walk_tb
 
 import pytest
 from script_processes import SCRIPTS, TRAIN, scripts
@@ -14,12 +15,10 @@ from mpdiag.runs.run import open_run
 
 OWN_SCRIPTS = scripts(__file__)
 
-REPORT = OWN_SCRIPTS["report"]
-
 
 def test_the_script_finds_what_it_finds_under_python(real, tmp_path):
     (tmp_path / "sub").mkdir()
-    (tmp_path / "sub" / "report.py").write_text(REPORT)
+    (tmp_path / "sub" / "report.py").write_text(OWN_SCRIPTS["report"])
     words = ("sub/report.py", "-x", "--out", "y", "--", "z")
     plain = real(*words, cwd=tmp_path)
     ours = real("-m", "mpdiag", "record", "--", *words, cwd=tmp_path)
@@ -102,12 +101,9 @@ def test_folders_are_numbered_and_an_existing_run_is_kept(fork_server, tmp_path)
     assert done.out == ""
 
 
-TRACED = OWN_SCRIPTS["traced"]
-
-
 def test_a_model_may_be_traced_meanwhile(fork_server, tmp_path):
     """As TensorBoard's ``add_graph`` does: nothing of ours gets into the graph."""
-    (tmp_path / "traced.py").write_text(TRACED)
+    (tmp_path / "traced.py").write_text(OWN_SCRIPTS["traced"])
     plain = fork_server("python", "traced.py", cwd=tmp_path)
     done = fork_server("mpdiag", "record", "--out", "run", "--", "traced.py", cwd=tmp_path)
     assert done.code == 0, done.err
@@ -184,10 +180,4 @@ def test_a_traceback_through_an_instruction_of_no_line_is_shown():
         exec(code, {})
     except ZeroDivisionError as error:
         kept = _without_ours(error.__traceback__)
-    assert [entry.tb_frame.f_code.co_filename for entry in _entries(kept)][-1] == "train.py"
-
-
-def _entries(traceback):
-    while traceback is not None:
-        yield traceback
-        traceback = traceback.tb_next
+    assert [frame.f_code.co_filename for frame, _ in walk_tb(kept)][-1] == "train.py"

@@ -20,7 +20,6 @@ SCRIPTS = scripts(__file__)
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals as POSIX has them")
 
 ENDLESS = SCRIPTS["endless"]
-WAITING = SCRIPTS["waiting"]
 
 
 OPTIONS = {"record": ["--every", "1"], "train": ["--plan", "plan.json"]}
@@ -66,7 +65,7 @@ def test_a_signal_that_is_ignored_stays_ignored(fork_server, tmp_path):
 @pytest.mark.parametrize("command", OPTIONS)
 def test_sigterm_ends_a_rank_that_waits_in_a_collective(fork_server, tmp_path, command):
     """Python runs no handler there: the launcher had to kill it, and what it had counted was lost."""
-    (tmp_path / "waiting.py").write_text(WAITING)
+    (tmp_path / "waiting.py").write_text(SCRIPTS["waiting"])
     PrecisionPlan().save(tmp_path / "plan.json")
     words = (command, *OPTIONS[command], "--out", "run", "--", "waiting.py")
     ranks = fork_server.start_ranks("mpdiag", *words, cwd=tmp_path)
@@ -90,13 +89,10 @@ def test_sigterm_ends_a_rank_that_waits_in_a_collective(fork_server, tmp_path, c
         assert np.unique(records.step[records.rank == 0]).tolist() == list(range(30))
 
 
-GONE = SCRIPTS["gone"]
-
-
 @pytest.mark.parametrize("command", ["record", "train", "profile"])
 def test_nothing_of_the_script_outlives_it(fork_server, tmp_path, command):
     """A model takes its process group's threads along, which must not happen while Python shuts down."""
-    (tmp_path / "gone.py").write_text(GONE)
+    (tmp_path / "gone.py").write_text(SCRIPTS["gone"])
     PrecisionPlan().save(tmp_path / "plan.json")
     options = {"record": ["--out", "run"], "train": ["--plan", "plan.json", "--out", "run"]}
     words = options.get(command, ["--warmup", "60"])

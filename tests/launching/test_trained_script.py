@@ -17,13 +17,11 @@ from mpdiag.tracing.fingerprint import fingerprint
 
 SCRIPTS = scripts(__file__)
 
-HEAD = SCRIPTS["head"]
-
 
 @pytest.fixture
 def train(fork_server, tmp_path):
     def call(body, plan: PrecisionPlan | None = None, *options):
-        (tmp_path / "script.py").write_text(HEAD + textwrap.dedent(body))
+        (tmp_path / "script.py").write_text(SCRIPTS["head"] + textwrap.dedent(body))
         (plan or constant(256.0)).save(tmp_path / "plan.json")
         words = ("train", "--plan", "plan.json", "--out", "run", *options, "--", "script.py")
         return fork_server("mpdiag", *words, cwd=tmp_path)
@@ -42,13 +40,10 @@ def test_steps_skipped_in_a_row_name_the_operation_at_fault_and_what_to_do(train
     assert "Traceback" not in done.err
 
 
-HOOKS = SCRIPTS["hooks"]
-
-
 @pytest.mark.parametrize("scale", [2.0**18, 1000.0])
 def test_every_kind_of_hook_sees_and_changes_true_gradients(train, fork_server, tmp_path, scale):
     """As in FP32: each figure that the hooks have seen, and the loss where they clipped."""
-    trained = train(HOOKS, constant(scale))
+    trained = train(SCRIPTS["hooks"], constant(scale))
     assert trained.code == 0, trained.err
     plain = fork_server("python", tmp_path / "script.py", cwd=tmp_path)
     assert plain.code == 0, plain.err
@@ -68,15 +63,19 @@ def test_a_hook_that_clips_does_not_hide_an_overflow(train, tmp_path):
     assert all(step.skipped for step in read_log(tmp_path / "run").steps)
 
 
-def test_models_hand_out_fp32_in_training_and_evaluation(train):
-    done = train(SCRIPTS["outputs of all structures"])
+PRINTS = {
+    "outputs of all structures": "torch.float16\n" * 4,
+    "a gradient penalty and checkpointing": "end\n",
+    # As where a loop catches an out-of-memory error and goes on with the next batch.
+    "a backward pass fails": "caught\n",
+}
+
+
+@pytest.mark.parametrize("name", PRINTS)
+def test_a_script_that_checks_itself_comes_to_its_end(train, name):
+    done = train(SCRIPTS[name])
     assert done.code == 0, done.err
-    assert done.out.split() == ["torch.float16"] * 4
-
-
-def test_a_gradient_penalty_and_checkpointing(train):
-    done = train(SCRIPTS["a gradient penalty and checkpointing"])
-    assert done.out == "end\n", done.err
+    assert done.out == PRINTS[name]
 
 
 BACKWARD = "optimizer.zero_grad(); F.mse_loss(model(x), y).backward()"
@@ -123,13 +122,6 @@ def test_a_script_that_drops_bad_gradients_itself_lowers_the_scale(train):
     done = train(SCRIPTS["bad gradients are dropped"], backoff(2.0**18))
     assert done.code == 0, done.err
     assert "stepped" in done.out
-
-
-def test_a_backward_pass_that_fails_leaves_true_gradients(train):
-    """As where a loop catches an out-of-memory error and goes on with the next batch."""
-    done = train(SCRIPTS["a backward pass fails"])
-    assert done.out == "caught\n", done.err
-    assert done.code == 0, done.err
 
 
 LOOP = SCRIPTS["loop"]

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+from collections import OrderedDict
 
 import pytest
 import torch
@@ -90,27 +91,35 @@ def test_an_optimizer_of_copies_holds_what_it_copies(tmp_path, by_loop):
     assert "precision-unheld" not in {f.code for f in found.findings}
 
 
-class Packed(torch.Tensor):
-    """FP32 values that are kept in bytes, as libraries that quantize keep them."""
+class Wrapper(torch.Tensor):
+    """A tensor class that says another dtype than its bytes have, as torchao's do."""
+
+    says = BF16
 
     @staticmethod
     def __new__(cls, codes):
-        return torch.Tensor._make_wrapper_subclass(cls, codes.shape, dtype=torch.float32)
+        return torch.Tensor._make_wrapper_subclass(cls, codes.shape, dtype=cls.says)
 
     def __init__(self, codes):
         self.codes, self.scale = codes, torch.tensor([0.01])
-
-    def __tensor_flatten__(self):
-        return ["scale", "codes"], None
-
-    def values(self):
-        return self.codes.float() * self.scale
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
         if func is torch.ops.aten.detach.default:
             return cls(args[0].codes)
         raise NotImplementedError(func)
+
+
+class Packed(Wrapper):
+    """One of FP32 values that shows what it holds."""
+
+    says = torch.float32
+
+    def __tensor_flatten__(self):
+        return ["scale", "codes"], None
+
+    def values(self):
+        return self.codes.float() * self.scale
 
 
 class PackedLinear(nn.Module):
@@ -176,8 +185,7 @@ def test_a_damaged_document_is_one_sentence(tmp_path, content, error):
     assert len(str(caught.value).splitlines()) == 1
 
 
-def test_a_run_without_it_says_what_to_do(tmp_path, audits):
-    del audits
+def test_a_run_without_it_says_what_to_do(tmp_path):
     net = model()
     train(net, torch.optim.SGD(net.parameters(), lr=0.1), tmp_path / "run")
     (tmp_path / "run" / PRECISION).unlink()
@@ -240,21 +248,14 @@ def test_a_factor_without_effect_is_seen_in_an_optimizer_of_ones_own(tmp_path):
 
 
 def test_equal_parameters_that_part_are_said(tmp_path):
-    class Tied(nn.Module):
-        def __init__(self, *, tied):
-            super().__init__()
-            torch.manual_seed(0)
-            self.up, self.down = nn.Linear(8, 8), nn.Linear(8, 8)
-            if tied:
-                self.down.weight = self.up.weight
-            else:
-                self.down.load_state_dict(self.up.state_dict())
-
-        def forward(self, x):
-            return self.down(self.up(x).relu())
-
     for tied, said in ((True, []), (False, ["precision-equal-parted"] * 2)):
-        net = Tied(tied=tied)
+        torch.manual_seed(0)
+        up, down = nn.Linear(8, 8), nn.Linear(8, 8)
+        net = nn.Sequential(OrderedDict(up=up, relu=nn.ReLU(), down=down))
+        if tied:
+            down.weight = up.weight
+        else:
+            down.load_state_dict(up.state_dict())
         found = train(net, torch.optim.SGD(net.parameters(), 0.1), tmp_path / str(tied))
         assert codes(found) == said
 
@@ -533,23 +534,6 @@ def test_parameters_that_never_moved_are_named(tmp_path):
     (finding,) = [f for f in found.findings if f.code == "precision-updates-rounded-away"]
     assert finding.evidence["unmoved"] == ("1.weight",)
     assert bool((net[1].weight == 1).all())
-
-
-class Wrapper(torch.Tensor):
-    """A tensor class that says another dtype than its bytes have, as torchao's do."""
-
-    @staticmethod
-    def __new__(cls, data):
-        return torch.Tensor._make_wrapper_subclass(cls, data.shape, dtype=BF16)
-
-    def __init__(self, data):
-        self.data_ = data
-
-    @classmethod
-    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
-        if func is torch.ops.aten.detach.default:
-            return cls(args[0].data_)
-        raise NotImplementedError(func)
 
 
 @pytest.mark.parametrize(

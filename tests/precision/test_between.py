@@ -119,12 +119,9 @@ def test_what_is_no_sum_of_gradients_in_half_precision_is_not(how):
     assert list(between(collective(**how))) == []
 
 
-ON_RANKS = scripts(__file__)["on ranks"]
-
-
 @NEEDS_GLOO
 def test_sums_over_ranks_are_seen_where_they_are_called(fork_server, tmp_path):
-    (tmp_path / "script.py").write_text(ON_RANKS)
+    (tmp_path / "script.py").write_text(scripts(__file__)["on ranks"])
     words = ("record", "--out", "run", "--operations", "2", "--", "script.py")
     ranks = fork_server.ranks("mpdiag", *words, cwd=tmp_path)
     assert [rank.code for rank in ranks] == [0, 0], ranks[0].err

@@ -50,14 +50,6 @@ def decays(net, x):
     return x * net.value.exp()
 
 
-def decays_in_fp32(net, x):
-    return x * net.value.float().exp()
-
-
-def biased(net, x):
-    return functional.softplus(x + net.value)
-
-
 def rotates(positions, dtype=FP32):
     def part(net, x):
         angles = positions(x)[:, None].to(dtype) * net.table.to(dtype)
@@ -72,10 +64,6 @@ def counts(x, size=512):
 
 def counts_exactly(_):
     return torch.arange(512)[::16].float()
-
-
-def few(_):
-    return torch.arange(32, dtype=BF16)
 
 
 def chooses(dtype):
@@ -94,11 +82,17 @@ def whole(net, x):
 
 SAID = {
     "exp of a stored parameter": (Part(decays, [1.0, 2.77], BF16), r"exp reads value.* 0\.78 %"),
-    "exp in FP32 of one": (Part(decays_in_fp32, [1.0, 2.77], BF16), r"exp reads value.* 0\.78 %"),
+    "exp in FP32 of one": (
+        Part(lambda net, x: x * net.value.float().exp(), [1.0, 2.77], BF16),
+        r"exp reads value.* 0\.78 %",
+    ),
     "exp in FP16": (Part(decays, [2.77], FP16), ""),
     "exp of an FP32 parameter": (Part(decays, [2.77]), ""),
     "exp of a small one": (Part(decays, [0.5, 1.9], BF16), ""),
-    "softplus of a bias": (Part(biased, [-7.0, -2.0], BF16), r"softplus reads value.* 1\.57 %"),
+    "softplus of a bias": (
+        Part(lambda net, x: functional.softplus(x + net.value), [-7.0, -2.0], BF16),
+        r"softplus reads value.* 1\.57 %",
+    ),
     "exp of an activation": (
         Part(lambda _, x: (8 * x).exp().clamp_max(9.0), dtype=BF16), r"exp reads BF16 values up to"
     ),
@@ -108,7 +102,9 @@ SAID = {
     "angles in BF16": (Part(rotates(counts, BF16), dtype=BF16), r"cos reads angles up to 496"),
     "a table in BF16": (Part(rotates(counts_exactly), dtype=BF16), r"(cos|sin) reads angles up to 496"),
     "angles in FP32": (Part(rotates(counts_exactly)), ""),
-    "small angles in BF16": (Part(rotates(few, BF16), dtype=BF16), ""),
+    "small angles in BF16": (
+        Part(rotates(lambda _: torch.arange(32, dtype=BF16), BF16), dtype=BF16), ""
+    ),
     "positions that collide": (
         Part(whole, dtype=BF16), r"a cast makes 407 BF16 numbers of 600 different ones.*above 256"
     ),

@@ -7,6 +7,7 @@ to FOLDER/WAY, and what this rank knows to be true to FOLDER/WAY-RANK.pt.
 """
 
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -81,7 +82,8 @@ def train(what: str, rank: int, world: int, run: Path | None) -> dict[str, list[
         tensor = tensor.detach()
         return (tensor.to_local() if hasattr(tensor, "to_local") else tensor).clone()
 
-    def loop() -> None:
+    watched = nullcontext() if run is None else mpdiag.record(recorded, optimizer, run, every=1)
+    with watched as recorder:
         for step in range(STEPS):
             optimizer.zero_grad()
             loss = called(batch(what, rank, step)).square().mean()
@@ -93,13 +95,7 @@ def train(what: str, rank: int, world: int, run: Path | None) -> dict[str, list[
             after = {n: local(p) for n, p in recorded.named_parameters()}
             note("update", {n: after[n] - before[n] for n in before})
             note("loss", {"": local(loss)})
-
-    if run is None:
-        loop()
-    else:
-        with mpdiag.record(recorded, optimizer, run, every=1) as recorder:
-            loop()
-        assert recorder.failures == [], recorder.failures
+    assert recorder is None or recorder.failures == [], recorder.failures
     return seen
 
 

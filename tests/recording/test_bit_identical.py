@@ -4,6 +4,7 @@ On one thread: on two, plain FP32 training itself now and then differs by a bit 
 """
 
 import importlib
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -103,9 +104,10 @@ def train(name: str, folder: Any = None) -> tuple[list[Any], nn.Module, mpdiag.R
         optimizer: torch.optim.Optimizer = torch.optim.SparseAdam(trainable, 1e-2)
     else:
         optimizer = torch.optim.Adam(trainable, 1e-2, weight_decay=1e-4)
-    losses = []
-
-    def loop() -> None:
+    losses, recording = [], nullcontext()
+    if folder is not None:
+        recording = mpdiag.record(model, optimizer, folder, every=1, trace=[1], blocks=True)
+    with recording as recorder:
         for _ in range(STEPS):
             optimizer.zero_grad()
             outputs = list(tensors_in(model(calculated(batch))))
@@ -113,14 +115,6 @@ def train(name: str, folder: Any = None) -> tuple[list[Any], nn.Module, mpdiag.R
             loss.backward()
             optimizer.step()
             losses.append(loss.item())
-
-    recorder = None
-    if folder is None:
-        loop()
-    else:
-        options = {"every": 1, "trace": [1], "blocks": True}
-        with mpdiag.record(model, optimizer, folder, **options) as recorder:
-            loop()
     return [losses, torch.get_rng_state()], model, recorder
 
 

@@ -8,7 +8,6 @@ import torch
 from support import batch, network
 
 import mpdiag
-from mpdiag.errors import UsageError
 from mpdiag.numerics.periods import LARGEST_PERIOD
 from mpdiag.recording.cadence import (
     ALLOWANCE,
@@ -307,10 +306,3 @@ def test_an_explicit_every_is_never_thinned(tmp_path, monkeypatch, caplog):
     assert run.meta["cadence"]["thinned"] == []
     assert run.meta["cadence"]["seconds_recording"] > 100
     assert not caplog.records
-
-
-@pytest.mark.parametrize("budget", [0, -0.1, 1.5, "2%", True, float("nan")])
-def test_a_budget_that_is_none_is_refused(tmp_path, budget):
-    model = network()
-    with pytest.raises(UsageError, match="budget"):
-        mpdiag.record(model, None, tmp_path / "run", budget=budget)

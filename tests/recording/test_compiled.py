@@ -4,6 +4,7 @@ import copy
 import io
 import shutil
 from contextlib import nullcontext
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -101,15 +102,7 @@ class Mapped(Branched):
 
 
 class Trained:
-    """A training of three steps, and what it left.
-
-    Args:
-        make: Makes the model.
-        compile_: Compiles it: from the model and torch's options to what the loop calls.
-        backend: Of the compiler; None for an eager training.
-        folder: Where it is recorded; None if it is not.
-        loss: From what the loop calls and a batch to the loss.
-    """
+    """A training of three steps, and what it left; eager without a backend, recorded into a folder."""
 
     def __init__(self, make, compile_, backend, folder=None, loss=None, fullgraph=True, **options):
         torch._dynamo.reset()
@@ -180,7 +173,6 @@ def small():
 
 
 def sizes():
-    """A net whose batches grow."""
     return Net()
 
 
@@ -301,9 +293,7 @@ def test_copies_and_files_of_a_model_hold_no_point(tmp_path):
 
 
 def test_an_error_of_the_recorder_does_not_reach_the_training(tmp_path, monkeypatch):
-    def broken(*_):
-        raise ValueError("out of order")
-
+    broken = Mock(side_effect=ValueError("out of order"))
     monkeypatch.setattr("mpdiag.recording.observer._unpacked", broken)
     with pytest.warns(RuntimeWarning, match="out of order"):
         recorded = Trained(Net, whole, "aot_eager", tmp_path / "run")

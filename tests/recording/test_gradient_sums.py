@@ -32,8 +32,8 @@ def made(dtype=BF16):
     return net, torch.optim.SGD(net.parameters(), lr=0.01)
 
 
-def recorded(folder, **how):
-    net, optimizer = made()
+def recorded(folder, dtype=BF16, **how):
+    net, optimizer = made(dtype)
     with mpdiag.record(net, optimizer, folder, operations=0):
         train(net, optimizer, **how)
     return net, mpdiag.audit(folder)
@@ -106,7 +106,4 @@ def test_what_a_loop_does_to_a_sum_meanwhile_is_no_error_of_it(tmp_path):
 
 
 def test_fp32_gradients_are_left_alone(tmp_path):
-    net, optimizer = made(FP32)
-    with mpdiag.record(net, optimizer, tmp_path / "run", operations=0):
-        train(net, optimizer)
-    assert not mpdiag.audit(tmp_path / "run").facts.observed
+    assert not recorded(tmp_path / "run", FP32)[1].facts.observed

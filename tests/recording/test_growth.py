@@ -2,10 +2,9 @@
 
 import pytest
 import torch
+from recorded_steps import record_steps
 
-import mpdiag
 from mpdiag.recording.growth import LayerGrowth
-from mpdiag.runs.run import open_run
 
 
 @pytest.mark.parametrize(
@@ -40,18 +39,16 @@ def test_a_size_passes_what_was_recorded(sizes, passes):
 def test_operations_are_recorded_again_when_there_are_more_values_or_zeros(
     tmp_path, batch, spoil, asks
 ):
+    def loss(model, step):
+        x = torch.randn(batch(step), 6)
+        if spoil is not None and step >= spoil:
+            x[0] = 0
+        return model(x).square().mean()
+
     torch.manual_seed(0)
     model = torch.nn.Linear(6, 4, bias=False)
-    optimizer = torch.optim.SGD(model.parameters(), 0.01)
-    with mpdiag.record(model, optimizer, tmp_path / "run", every=1, budget=None):
-        for step in range(30):
-            x = torch.randn(batch(step), 6)
-            if spoil is not None and step >= spoil:
-                x[0] = 0
-            optimizer.zero_grad()
-            model(x).square().mean().backward()
-            optimizer.step()
-    assert open_run(tmp_path / "run").meta["operations"]["steps"] == [0, 10, *([26] * asks)]
+    run = record_steps(tmp_path / "run", model, loss, 30, rate=0.01, every=1, budget=None)
+    assert run.meta["operations"]["steps"] == [0, 10, *([26] * asks)]
 
 
 def test_what_operations_were_recorded_of_is_known_by_its_largest_size():

@@ -120,14 +120,11 @@ def test_an_interrupt_while_it_begins_leaves_no_hooks(tmp_path, monkeypatch):
     assert not optimizer._optimizer_step_post_hooks
 
 
-PRESSED_AGAIN = SCRIPTS["pressed again"]
-
-
 @pytest.mark.skipif(os.name != "posix", reason="signals as POSIX has them")
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
 def test_a_script_interrupted_twice_leaves_the_true_state(fork_server, tmp_path, name):
     """A launcher's SIGTERM, too, must wait until the folder is finished."""
-    (tmp_path / "train.py").write_text(TRAIN + PRESSED_AGAIN.format(name=name))
+    (tmp_path / "train.py").write_text(TRAIN + SCRIPTS["pressed again"].format(name=name))
     done = fork_server("mpdiag", "record", "--out", "run", "--", "train.py", cwd=tmp_path)
     expected = {"SIGINT": 130, "SIGTERM": -signal.SIGTERM}
     assert done.code == expected[name], done.err
@@ -194,14 +191,11 @@ def test_a_forked_data_loader_worker_records_nothing(tmp_path):
     assert rows(tmp_path / "run", kind="activation", name="0")["numel"].tolist() == [64, 64]
 
 
-INTERRUPTED = SCRIPTS["interrupted"]
-
-
 @pytest.mark.skipif(os.name != "posix", reason="signals as POSIX has them")
 @pytest.mark.parametrize("delay", ["0.0", "0.002"])
 def test_ctrl_c_while_kernels_load_is_not_lost(real, tmp_path, delay):
     """What loads machine code calls Python back from C, where an exception is printed and dropped."""
-    assert real("-c", INTERRUPTED, delay, cwd=tmp_path).out.split() == ["interrupted"]
+    assert real("-c", SCRIPTS["interrupted"], delay, cwd=tmp_path).out.split() == ["interrupted"]
     assert open_run(tmp_path / f"run{delay}").meta["state"] == "interrupted"
 
 

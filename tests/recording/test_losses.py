@@ -2,6 +2,7 @@
 
 import contextlib
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -27,10 +28,7 @@ def setup():
     return model, torch.optim.SGD(model.parameters(), 0.1)
 
 
-@pytest.fixture
-def pair():
-    """A model and its optimizer."""
-    return setup()
+pair = pytest.fixture(setup)
 
 
 def loss_of(model):
@@ -54,7 +52,6 @@ def train(model, optimizer, steps=5, parts=1):
 
 
 def noted(folder):
-    """The losses in the log of a run."""
     return [s.loss for s in read_log(folder).steps]
 
 
@@ -265,11 +262,8 @@ def test_two_trainings_in_two_threads_have_their_own_losses_and_steps(tmp_path):
         with turn(own):
             recorder.close()
 
-    threads = [threading.Thread(target=trained, args=(own,)) for own in (0, 1)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(120)
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(trained, (0, 1), timeout=120))
     for own in (0, 1):
         assert noted(tmp_path / str(own)) == seen[own]
         meta = mpdiag.open_run(tmp_path / str(own)).meta
@@ -279,13 +273,10 @@ def test_two_trainings_in_two_threads_have_their_own_losses_and_steps(tmp_path):
 def test_a_model_that_trains_in_another_thread_is_heard(tmp_path, pair):
     """Recording starts in the main thread, training runs in one of its own."""
     other = nn.Linear(4, 1)
-    seen = []
     with mpdiag.record(*pair, tmp_path / "run"):
-        thread = threading.Thread(target=lambda: seen.extend(train(*pair)))
-        thread.start()
-        thread.join(60)
-        ignored = threading.Thread(target=lambda: other(torch.ones(2, 4)).sum().backward())
-        ignored.start()
-        ignored.join(60)
+        with ThreadPoolExecutor(1) as pool:
+            seen = pool.submit(train, *pair).result(60)
+        with ThreadPoolExecutor(1) as pool:  # in one more, what is not recorded
+            pool.submit(lambda: other(torch.ones(2, 4)).sum().backward()).result(60)
         seen += train(*pair, steps=1)
     assert noted(tmp_path / "run") == seen

@@ -1,16 +1,17 @@
 """Operands of matrix products as recorded, against the tensors of one layer laid out by hand."""
 
 from functools import partial
+from unittest.mock import Mock
 
 import pytest
 import torch
 from recorded import Wrapped
+from recorded_steps import record_steps
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import mpdiag
-from mpdiag.errors import UsageError
 from mpdiag.recording import matrix_products
 from mpdiag.recording.counting.block_depths import count_depths, depths_of
 from mpdiag.runs.block_operands import merged
@@ -32,17 +33,6 @@ class Grouped(nn.Module):
         if self.way == "grouped":
             return torch._grouped_mm(x, self.w, offs=torch.tensor([5, 5, 18], dtype=torch.int32))
         return torch.cat([part @ self.w[i] for i, part in enumerate(x.split([5, 0, 13]))])
-
-
-class First(nn.Module):
-    """A product with the parameter on the left."""
-
-    def __init__(self):
-        super().__init__()
-        self.w = nn.Parameter(torch.randn(24, 40))
-
-    def forward(self, x):
-        return (self.w @ x.T).T
 
 
 def dense(product, x, w, g, expert=None, call=0):
@@ -126,7 +116,11 @@ def attention(model, x, g):
 
 CASES = {
     "linear": (lambda: nn.Linear(40, 24), (3, 5, 40), linear),
-    "on the left": (First, (7, 40), linear),
+    "on the left": (
+        lambda: Wrapped(nn.Linear(40, 24, bias=False), lambda b, x: (b.weight @ x.T).T),
+        (7, 40),
+        linear,
+    ),
     "autocast": (
         lambda: Wrapped(nn.Linear(40, 24, bias=False), autocast),
         (7, 40),
@@ -277,27 +271,10 @@ def test_of_too_many_operands_some_are_recorded_in_each_step(tmp_path, monkeypat
 
 
 def test_a_failure_ends_the_measuring_and_nothing_else(tmp_path, monkeypatch):
-    def fail(*_):
-        raise RuntimeError("no")
-
-    monkeypatch.setattr(matrix_products, "measure", fail)
-    model = nn.Linear(8, 4)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    with (
-        pytest.warns(RuntimeWarning, match="recording operands of matrix products"),
-        mpdiag.record(model, optimizer, tmp_path, blocks=True) as recorder,
-    ):
-        model(torch.randn(2, 8)).sum().backward()
-        optimizer.step()
-    assert len(recorder.failures) == 1
-    run = mpdiag.open_run(tmp_path)
+    monkeypatch.setattr(matrix_products, "measure", Mock(side_effect=RuntimeError("no")))
+    loss = lambda model, _: model(torch.randn(2, 8)).sum()  # noqa: E731
+    with pytest.warns(RuntimeWarning, match="recording operands of matrix products"):
+        run = record_steps(tmp_path, nn.Linear(8, 4), loss, blocks=True)
+    assert len(run.meta["failures"]) == 1
     assert run.block_operands() == []
     assert run.operations()
-
-
-def test_blocks_need_operations(tmp_path):
-    model = nn.Linear(2, 2)
-    with pytest.raises(UsageError, match="leave operations=0 out"):
-        mpdiag.record(model, None, tmp_path, blocks=True, operations=0)
-    run, _ = operands_of(nn.Linear(2, 2), torch.randn(2, 2), tmp_path / "b")
-    assert run.meta["blocks"]["steps"] == [0]

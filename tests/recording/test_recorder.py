@@ -29,11 +29,32 @@ def test_cadence_filters_and_limits(tmp_path):
     assert (recorder.steps_recorded, recorder.step) == (2, 7)
     assert repr(recorder) == f"{shown}complete, 7 steps, 2 recorded>"
 
-    for bad in ({"every": 0}, {"every": 1.5}, {"max_steps": -1}, {"include": "("}):
-        with pytest.raises(UsageError, match=next(iter(bad))):
-            mpdiag.record(model, optimizer, tmp_path / "bad", **bad)
+
+BAD = {
+    "every": [0, 1.5],
+    "max_steps": [-1],
+    "include": ["("],
+    "operations": [-1],
+    "budget": [0, -0.1, 1.5, "2%", True, float("nan")],
+    "copy_budget": [-1, 0.5, "1 GB", True],
+    "trace must be True or numbers of steps": [[-1], ["0"], [0.5], 3],
+}
+
+
+@pytest.mark.parametrize(
+    ("words", "value"), [(k, bad) for k, those in BAD.items() for bad in those]
+)
+def test_an_option_that_makes_no_sense_is_refused(tmp_path, words, value):
+    with pytest.raises(UsageError, match=words):
+        mpdiag.record(*model_and_optimizer(), tmp_path / "bad", **{words.split()[0]: value})
+
+
+def test_no_model_and_blocks_without_operations_are_refused(tmp_path):
+    model, optimizer = model_and_optimizer()
     with pytest.raises(UsageError, match="Module"):
         mpdiag.record(3, optimizer, tmp_path / "bad")
+    with pytest.raises(UsageError, match="leave operations=0 out"):
+        mpdiag.record(model, optimizer, tmp_path / "bad", blocks=True, operations=0)
 
 
 def test_a_run_is_never_overwritten_unasked(tmp_path):

@@ -2,6 +2,7 @@
 
 import errno
 import os
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -26,13 +27,7 @@ def training(tmp_path):
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
         recorder = mpdiag.record(model, optimizer, tmp_path / "run", every=1, **options).start()
 
-        def steps(count):
-            for _ in range(count):
-                optimizer.zero_grad()
-                model(torch.randn(2, width)).square().mean().backward()
-                optimizer.step()
-
-        return recorder, steps
+        return recorder, lambda count: steps(count, model, optimizer, torch.randn(2, width))
 
     return begin
 
@@ -68,12 +63,7 @@ def test_nobody_looks_where_nothing_is(tmp_path):
     assert not is_replaced(tmp_path, 1, "now")
 
 
-def full(*_args, **_kwargs):
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-def broken(*_args, **_kwargs):
-    raise ZeroDivisionError("broken")
+full = Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
 
 
 @pytest.mark.parametrize(
@@ -81,7 +71,7 @@ def broken(*_args, **_kwargs):
     [
         (RunWriter, "append", full, "No space left"),
         (RunWriter, "write_meta", full, "No space left"),
-        (ledger.Ledger, "count", broken, "training goes on"),
+        (ledger.Ledger, "count", Mock(side_effect=ZeroDivisionError), "training goes on"),
         (None, "", None, "training goes on"),  # a file lies where the folder should be
     ],
 )
@@ -124,17 +114,12 @@ def test_a_disk_that_is_full_at_the_end_leaves_no_complete_recording(training, m
 @pytest.mark.filterwarnings("ignore:recording into")
 def test_a_failed_write_of_operations_is_tried_once(training, monkeypatch):
     """It was due again in every later step, and filled the list of failures."""
-    tries = []
-
-    def refuse(_writer, _table):
-        tries.append(1)
-        full()
-
+    refuse = Mock(side_effect=full.side_effect)
     monkeypatch.setattr(RunWriter, "append_operations", refuse)
     recorder, train = training(8)
     train(30)
     recorder.close()
-    assert len(tries) == 2  # at steps 0 and 10
+    assert refuse.call_count == 2  # at steps 0 and 10
     assert len(recorder.failures) == 2
 
 

@@ -24,7 +24,6 @@ pytestmark = POSIX
 
 @pytest.fixture(scope="module")
 def start(fork_server, tmp_path_factory):
-    """Starts the training in a forked process."""
     folder = tmp_path_factory.mktemp("trained")
 
     def start(run, steps, *options):
@@ -35,8 +34,6 @@ def start(fork_server, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def train(start):
-    """The same to its end."""
-
     def train(run, *options):
         return start(run, STEPS, *options).end()
 
@@ -115,18 +112,15 @@ def test_a_disk_that_fills_up(tmp_path, train, untouched):
     assert analyze(tmp_path / "run").verdict
 
 
-def another_user():
-    """The user to become, so that permissions mean something; None stays who this is."""
-    return ["--uid", "65534"] if os.getuid() == 0 else []
-
-
 def test_a_folder_that_may_not_be_written(train, untouched):
-    # Not below pytest's folder, which another user cannot even enter.
+    # As another user than root, so that permissions mean something; not below pytest's folder, which
+    # that one cannot even enter.
+    user = ["--uid", "65534"] if os.getuid() == 0 else []
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         folder.chmod(0o555)
         try:
-            err = assert_only_warned(train(folder / "run", *another_user()), untouched)
+            err = assert_only_warned(train(folder / "run", *user), untouched)
             assert "PermissionError" in err
             assert list(folder.iterdir()) == []
         finally:

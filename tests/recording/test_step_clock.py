@@ -253,8 +253,6 @@ def test_optimizers_that_step_within_the_backward_pass_end_the_step_after_it():
 
 
 class Grown:
-    """An optimizer whose groups can be added to."""
-
     def __init__(self):
         self.param_groups = [{"params": [1]}]
 

@@ -1,6 +1,5 @@
 """The step clock in recordings: several optimizers, closures and none."""
 
-import pandas as pd
 import pytest
 import torch
 from recorded import model_and_optimizer, rows
@@ -17,8 +16,7 @@ def model():
 
 
 def steps_of(run, kind, name):
-    stats = pd.read_parquet(run / "stats")
-    return stats.step[(stats.kind == kind) & (stats.name == name)].tolist()
+    return rows(run, kind=kind, name=name)["step"].tolist()
 
 
 def backward(module):
@@ -103,14 +101,6 @@ def test_steps_of_two_optimizers(tmp_path, model, loop, models, first, second):
         assert steps_of(run, "update", f"{name}.weight") == list(expected)
         if loop is not one_steps_seldom:  # whose gradients arrive in every step
             assert steps_of(run, "activation_grad", name) == list(expected)
-
-
-def test_without_an_optimizer_each_pass_is_a_step(tmp_path, model):
-    with mpdiag.record(model, None, tmp_path / "none", every=1):
-        for _ in range(3):
-            backward(model)
-    found = rows(tmp_path / "none", kind="weight_grad", name="0.weight")
-    assert found["step"].tolist() == [0, 1, 2]
 
 
 def test_optimizer_in_backward(tmp_path):

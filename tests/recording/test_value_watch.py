@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from recorded_steps import record_steps
 from torch import nn
 
 import mpdiag
@@ -51,8 +52,8 @@ def test_factors_that_stay_are_measured(tmp_path, dtype):
 class Momentum(torch.optim.Optimizer):
     """Rounds the last of its states to BF16 from step 25 on, after the dense beginning."""
 
-    def __init__(self, parameters):
-        super().__init__(parameters, {"lr": 1e-2})
+    def __init__(self, parameters, lr):
+        super().__init__(parameters, {"lr": lr})
         self.steps = 0
 
     @torch.no_grad()
@@ -70,12 +71,8 @@ class Momentum(torch.optim.Optimizer):
 def test_states_take_turns_and_a_late_narrow_one_is_seen(tmp_path):
     torch.manual_seed(0)
     net = nn.Sequential(*(nn.Linear(16, 16, bias=False) for _ in range(12)))
-    optimizer = Momentum(net.parameters())
-    with mpdiag.record(net, optimizer, tmp_path / "run", operations=0, every=1):
-        for _ in range(35):
-            net(torch.randn(16, 16)).square().sum().backward()
-            optimizer.step()
-            optimizer.zero_grad()
+    loss = lambda net, _: net(torch.randn(16, 16)).square().sum()  # noqa: E731
+    record_steps(tmp_path / "run", net, loss, 35, Momentum, 1e-2, operations=0, every=1)
     observed = mpdiag.audit(tmp_path / "run").facts.observed
     (one,) = (one for one in observed if one.kind == "narrow-values")
     assert one.names == ("Momentum.moment", "11.weight")

@@ -7,12 +7,12 @@ import pytest
 import torch
 from pandas.testing import assert_frame_equal
 from recorded import assert_same_histogram, model_and_optimizer, not_recorded, rows, step, steps
+from recorded_steps import record_steps
 from recording.counting.reference import expected_update
 from torch import nn
 from torch.nn.utils import parametrize
 
 import mpdiag
-from mpdiag.errors import UsageError
 from mpdiag.numerics.histograms import ExponentHistogram
 from mpdiag.recording import weights
 from mpdiag.recording.counting.device import DeviceRows
@@ -22,42 +22,17 @@ from mpdiag.recording.counting.tensors import countable
 from mpdiag.recording.weights import BLOCK, WeightCopies, copied, sampled
 
 
-def test_numbers_equal_gradients_worked_out_by_hand(tmp_path):
-    torch.manual_seed(0)
-    layer = nn.Linear(3, 2, bias=False)
-    optimizer = torch.optim.SGD(layer.parameters(), 0.5)
-    x = torch.randn(4, 3)
-    before = layer.weight.detach().clone()
-    y = x @ before.T
-    gradient = 2 * y / y.numel()  # of the mean of squares
-    with mpdiag.record(layer, optimizer, tmp_path / "run"):
-        layer(x).square().mean().backward()
-        weight_gradient = layer.weight.grad.clone()
-        optimizer.step()
-    for kind, name, truth in (
-        ("activation", "", y),
-        ("activation_grad", "", gradient),
-        ("weight", "weight", before),
-        ("weight_grad", "weight", weight_gradient),
-        ("update", "weight", layer.weight.detach() - before),
-    ):
-        assert_same_histogram(tmp_path / "run", truth, kind=kind, name=name)
-
-
 def test_a_step_that_calls_its_base_class_is_one_step(tmp_path):
     class Warm(torch.optim.SGD):
         def step(self, closure=None):
             return super().step(closure)
 
+    def loss(layer, _step):
+        return layer(torch.randn(4, 3)).square().mean()
+
     layer = nn.Linear(3, 2, bias=False)
     torch.optim.SGD(layer.parameters(), 0.5)  # from here on the base's step calls hooks, too
-    optimizer = Warm(layer.parameters(), 0.5)
-    with mpdiag.record(layer, optimizer, tmp_path / "run", every=1):
-        for _ in range(3):
-            layer(torch.randn(4, 3)).square().mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-    run = mpdiag.open_run(tmp_path / "run")
+    run = record_steps(tmp_path / "run", layer, loss, 3, Warm, 0.5, every=1)
     assert run.meta["steps_seen"] == 3
     assert set(run.records.numel[run.records.of_kind("weight_grad")].tolist()) == {6}
 
@@ -133,13 +108,12 @@ def test_contributions_of_micro_batches_are_what_each_backward_added(tmp_path):
 def test_no_gradient_no_row(tmp_path):
     model = nn.ModuleDict({"used": nn.Linear(8, 4), "unused": nn.Linear(8, 4)})
     model["frozen"] = nn.Linear(4, 4).requires_grad_(False)
-    optimizer = torch.optim.AdamW(model.parameters(), 0.1)
-    with mpdiag.record(model, optimizer, tmp_path / "run", every=1) as recorder:
-        for _ in range(2):
-            optimizer.zero_grad()
-            model["frozen"](model["used"](torch.randn(5, 8))).square().mean().backward()
-            optimizer.step()
-    assert recorder.failures == []
+
+    def loss(model, _step):
+        return model["frozen"](model["used"](torch.randn(5, 8))).square().mean()
+
+    run = record_steps(tmp_path / "run", model, loss, 2, torch.optim.AdamW, 0.1, every=1)
+    assert run.meta["failures"] == []
     for kind in ("weight_grad", "update"):
         names = set(rows(tmp_path / "run", kind=kind)["name"])
         assert names == {"used.weight", "used.bias"}, kind
@@ -282,12 +256,6 @@ def test_memory_that_torch_keeps_of_freed_tensors_is_free(monkeypatch):
     for name, value in found.items():
         monkeypatch.setattr(torch.cuda, name, lambda _device, value=value: value)
     assert weights.free_memory(torch.device("cuda")) == 3700
-
-
-@pytest.mark.parametrize("budget", [-1, 0.5, "1 GB", True])
-def test_a_budget_is_a_number_of_bytes(budget):
-    with pytest.raises(UsageError, match="copy_budget"):
-        WeightCopies(budget)
 
 
 def test_sampled_updates_are_said_in_rows_and_by_the_analysis(tmp_path):

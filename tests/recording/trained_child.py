@@ -1,6 +1,6 @@
 """A small training in a process of its own, recorded or not, for what may happen to a process.
 
-    python trained_child.py RUN STEPS [--uid N] [--limit BYTES [--limit-after STEPS]]
+    python trained_child.py RUN STEPS [--uid N] [--limit BYTES --limit-after STEPS]
 
 Prints "recording" once the first step is done, and at the end a digest of the weights. Parts are
 written after every step, so that a kill finds the disk busy. A RUN that is "-" is not recorded.
@@ -59,8 +59,7 @@ def main() -> None:
         compile_counters()
     if options.uid is not None:
         os.setuid(options.uid)
-    if options.limit is not None and not options.limit_after:
-        limit_files(options.limit)
+
     warnings.simplefilter("always")
     if options.run != "-":
         recorder = mpdiag.record(model, optimizer, options.run, every=1)

@@ -77,13 +77,6 @@ def test_a_package_that_does_not_load_is_a_problem_not_a_traceback(monkeypatch, 
     assert "cannot open [red]" in as_text(found)
 
 
-def put_in(monkeypatch, facts):
-    """Let torch see a GPU."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: facts)
-
-
 @pytest.mark.gpu
 def test_a_real_gpu():
     device = machine.examine().devices[0]
@@ -106,7 +99,9 @@ def test_a_machine_without_a_gpu_is_honest(monkeypatch):
 def test_a_gpu_is_told_format_by_format(monkeypatch):
     facts = SimpleNamespace(name="NVIDIA A100[1]", major=8, minor=0, total_memory=80 * 2**30)
     gpu = DeviceFacts(facts.name, (8, 0), driver="550.54", throttling=("too hot",), power_watts=1.0)
-    put_in(monkeypatch, facts)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: facts)
     monkeypatch.setattr(machine.nvml, "read_nvml", lambda: NvmlReading((gpu,)))
     found = machine.examine()
     assert found.devices == (machine.Device(0, facts.name, "8.0", 80 * 2**30),)

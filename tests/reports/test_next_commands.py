@@ -21,7 +21,7 @@ from mpdiag.plan import PrecisionPlan
 from mpdiag.reports import next_commands
 from mpdiag.reports.text.analysis import can_be_settled
 from mpdiag.runs.results import COMPARISON, add_to_meta
-from mpdiag.runs.run import list_runs, open_run
+from mpdiag.runs.run import list_runs
 from mpdiag.runs.training_log import FILE
 
 BUILDERS = {"after_analysis"}
@@ -65,7 +65,6 @@ def test_only_these_functions_name_a_command(root):
 
 
 def test_what_the_commands_name_next_succeeds(here):
-    """Each command in turn, and then what it named."""
     calls = Path(__file__).with_name("next_commands.txt").read_text(encoding="utf-8").splitlines()
     named = set()
     for call in calls:
@@ -84,8 +83,7 @@ def test_what_is_named_next_knows_what_was_done(here):
     (here / "train.py").write_text("")
     shutil.copytree("runs/digits", run)
     (run / "plan.json").unlink()
-    meta = json.loads((run / "meta.json").read_text())
-    (run / "meta.json").write_text(json.dumps({**meta, **script}))
+    add_to_meta(run, **script)
 
     def named(*words):
         done = CliRunner().invoke(app, [str(word) for word in words])
@@ -141,10 +139,7 @@ def test_after_several_seeds_their_folders_are_compared(here):
 
 def test_what_a_search_recorded_for_itself_is_not_the_newest(here):
     shutil.copytree("runs/digits", "runs/search-x")
-    meta = json.loads(Path("runs/search-x/meta.json").read_text())
-    Path("runs/search-x/meta.json").write_text(
-        json.dumps(meta | {"created": "2099-01-01T00:00:00"})
-    )
+    add_to_meta(Path("runs/search-x"), created="2099-01-01T00:00:00")
     assert next_commands.after_listing(list_runs("runs"))[2] == Path("runs/search-x")
     add_to_meta(Path("runs/search-x"), made_for="search")
     assert next_commands.after_listing(list_runs("runs"))[2] == Path("runs/digits")
@@ -191,7 +186,6 @@ def test_a_list_names_what_can_be_analyzed_and_else_what_can_be_looked_at(here, 
 
 def test_a_training_is_named_only_if_its_script_is_there(here):
     shutil.rmtree("runs/digits-fp16-plan")
-    run = open_run("runs/digits")
     plan = PrecisionPlan()
     words = {"script": "train.py", "argv": ["train.py", "--lr", "1"], "world_size": 1}
     known = SimpleNamespace(script_words=("train.py", "--lr", "1"))
@@ -205,7 +199,7 @@ def test_a_training_is_named_only_if_its_script_is_there(here):
     for module, there in (("json.tool", True), ("no_such_module.x", False)):
         asked = SimpleNamespace(script_words=("-m", module))
         assert bool(next_commands.train_by(plan, here / "plan.json", asked)) == there
-    (here / "runs" / "digits" / "meta.json").write_text(json.dumps({**run.meta, **words}))
+    add_to_meta(here / "runs" / "digits", **words)
     done = CliRunner().invoke(app, ["analyze", "runs/digits", "-o", "plan.json"])
     assert done.stderr.endswith("next: mpdiag train --plan plan.json -- train.py --lr 1\n")
     exported = CliRunner().invoke(app, ["export", "runs/digits", "--to", "torch"])

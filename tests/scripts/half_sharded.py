@@ -1,10 +1,13 @@
 """Sharded, and in half precision of several kinds; ``fp32`` as the second word: the same without it.
 
-The first word is fsdp2, fsdp2-weights, fsdp2-cast, fsdp1 or ddp-hook.
+The first word is fsdp2, fsdp2-weights, fsdp2-cast, fsdp1 or ddp-hook. With a third one, a folder, it is
+recorded by ``record_loop``.
 """
 
 import os
 import sys
+from contextlib import nullcontext
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -47,22 +50,31 @@ def made(kind, half):
     return fully_shard(model, **options)
 
 
-def main(kind, how="half"):
+def recording(model, optimizer, folder):
+    from mpdiag.integrations.loop import record_loop
+
+    series = Path(folder) / "series.jsonl"
+    return record_loop([model], optimizer, folder, every=1, report_to=series)
+
+
+def main(kind, how="half", folder=None):
     dist.init_process_group("gloo")
     part, parts = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     half = how == "half"
     model = made(kind, half)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    watched = recording(model, optimizer, folder) if folder else nullcontext()
     torch.manual_seed(1)
-    for _ in range(8):
-        x = torch.randn(32, 8)
-        x = x.to(BF16).float() if kind == "fsdp2-weights" else x
-        x = x.to(BF16) if half and kind in ("fsdp2-weights", "fsdp2-cast") else x
-        y = x[:, :2].float().prod(1, keepdim=True)
-        loss = nn.functional.mse_loss(model(x[part::parts]).float(), y[part::parts])
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+    with watched:
+        for _ in range(8):
+            x = torch.randn(32, 8)
+            x = x.to(BF16).float() if kind == "fsdp2-weights" else x
+            x = x.to(BF16) if half and kind in ("fsdp2-weights", "fsdp2-cast") else x
+            y = x[:, :2].float().prod(1, keepdim=True)
+            loss = nn.functional.mse_loss(model(x[part::parts]).float(), y[part::parts])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
     report(model, loss.item(), part)
     # A model that outlives its group takes the group's threads along when it goes, which may hang.
     del model, optimizer, loss

@@ -4,7 +4,7 @@ import warnings
 
 import pytest
 import torch
-from support import backoff, wrapped
+from support import BF16, backoff, wrapped
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
@@ -13,7 +13,6 @@ from mpdiag.errors import UsageError
 from mpdiag.plan import Fp32Choice, PrecisionPlan
 from mpdiag.tracing.precision_share import ProductCount
 
-BF16 = mpdiag.PrecisionOverrides(dtype="bf16")
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # inductor's own imports
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor"),  # while torch traces

@@ -1,14 +1,13 @@
 """A step under capture in a CUDA graph, which a stand-in for the stream's answer plays."""
 
+from unittest.mock import Mock
+
 import pytest
 import torch
-from support import backoff, wrapped
+from support import BF16, backoff, wrapped
 from torch import nn
 
-import mpdiag
 from mpdiag.errors import UsageError
-
-BF16 = mpdiag.PrecisionOverrides(dtype="bf16")
 
 
 def begin_capture(monkeypatch):
@@ -62,9 +61,7 @@ def test_an_evaluation_may_be_captured(level, monkeypatch):
     model, _, mp = trained(level)
     expected = model.eval()(x := torch.randn(8, 4)).detach()
 
-    def random_state(*_args):
-        raise AssertionError("random state cannot be read under capture")
-
+    random_state = Mock(side_effect=AssertionError("random state cannot be read under capture"))
     monkeypatch.setattr("mpdiag.training.skips.step_start.capture_random", random_state)
     begin_capture(monkeypatch)
     with torch.no_grad(), mp.autocast():

@@ -4,7 +4,7 @@ import gc
 
 import pytest
 import torch
-from support import backoff, batch, constant, loss_of_batch, network, trainer, wrapped
+from support import LEVELS, backoff, batch, constant, loss_of_batch, network, trainer, wrapped
 from torch import nn
 
 import mpdiag
@@ -12,7 +12,6 @@ from mpdiag.errors import StateMismatch, UsageError
 from mpdiag.runs.training_log import read_log
 
 FP16 = mpdiag.PrecisionOverrides(dtype="fp16")
-LEVELS = ["O0", "O1", "O2", "O3"]
 
 
 def build(plan=None, **options):
@@ -23,10 +22,6 @@ def build(plan=None, **options):
 
 def loss_of(model, mp, i, factor=1.0):
     return loss_of_batch(model, mp, i) * factor
-
-
-def masters(mp):
-    return [p for o in mp.context.wrapped.optimizers for g in o.param_groups for p in g["params"]]
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -43,7 +38,7 @@ def test_it_trains_bit_for_bit_as_step_does(level, tmp_path):
         scaler.scale(loss_of(other, by_loop, i, factor)).backward()
         scaler.unscale_(optimizer)
         if not half:
-            nn.utils.clip_grad_norm_(masters(by_loop), 0.5)
+            nn.utils.clip_grad_norm_(by_loop.master_parameters(), 0.5)
         result = scaler.step(optimizer)
         assert scaler.get_scale() == taken.scale  # until update(), as torch's
         scaler.update()
@@ -200,12 +195,11 @@ def test_it_keeps_its_trainer_until_it_is_dropped_itself(level):
     wrapped(model).close()
 
 
-def regressor():
-    """Its running statistics become infinite with its input."""
-    return nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 1))
+# The running statistics of the first become infinite with its input.
+KINDS = [lambda: nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 1)), lambda: nn.Linear(2, 1)]
 
 
-@pytest.mark.parametrize("kind", [regressor, lambda: nn.Linear(2, 1)])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("bad", [0, 1])
 def test_an_infinite_loss_of_one_model_skips_its_own_optimizer_alone(bad, level, kind):

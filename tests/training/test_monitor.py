@@ -22,7 +22,6 @@ scipy_stats = pytest.importorskip("scipy.stats", reason="SciPy is the oracle; pi
 
 @pytest.fixture(scope="module")
 def plan(tmp_path_factory):
-    """That of a recorded training."""
     folder = tmp_path_factory.mktemp("recorded") / "run"
     record_steps(folder, network(), loss_of_network, 60, rate=0.01)
     return mpdiag.analyze(folder).plan

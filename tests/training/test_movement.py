@@ -5,7 +5,7 @@ import warnings
 
 import pytest
 import torch
-from support import backoff, constant
+from support import BF16, LEVELS, Container, backoff, constant, summed
 from torch import nn
 
 import mpdiag
@@ -14,8 +14,6 @@ from mpdiag.runs.training_log import read_log
 from mpdiag.training.movement import READ_STEPS, UNREAD_STEPS
 
 CODE = "optimizer-moved-nothing"
-LEVELS = ["O0", "O1", "O2", "O3"]
-BF16 = mpdiag.PrecisionOverrides(dtype="bf16")
 
 
 def layers():
@@ -30,31 +28,11 @@ def trainer(model, optimizer, level, **options):
 
 
 def step(mp, model, factor=1.0, **options):
-    with mp.autocast():
-        loss = model(torch.ones(2, 4)).float().sum() * factor
-    return mp.step(loss, **options)
+    return mp.step(summed(model, mp) * factor, **options)
 
 
 def weights(model):
     return [p.detach().clone() for p in model.parameters()]
-
-
-class Container(torch.optim.Optimizer):
-    """Optimizers inside hold the parameters, as torchtitan's OptimizersContainer."""
-
-    def __init__(self, model, kind=torch.optim.SGD):
-        self.optimizers = [kind(part.parameters(), 0.1) for part in model]
-        super().__init__(list(model.parameters()), {"lr": 0.1})
-
-    def step(self, closure=None):
-        if closure is not None:
-            closure()
-        for optimizer in self.optimizers:
-            optimizer.step()
-
-    def zero_grad(self, set_to_none=True):
-        for optimizer in self.optimizers:
-            optimizer.zero_grad(set_to_none)
 
 
 class Own(torch.optim.SGD):
@@ -128,9 +106,7 @@ def test_steps_of_what_masters_replaced_are_refused_and_undone(kind, unscaled):
     optimizer = REFUSED[kind](model)
     mp = trainer(model, optimizer, "O2")
     given = weights(model)
-    with mp.autocast():
-        loss = model(torch.ones(2, 4)).float().sum()
-    mp.backward(loss)
+    mp.backward(summed(model, mp))
     if unscaled:  # so that the model's parameters show the gradients that their masters have
         mp.unscale()
     with pytest.raises(
@@ -163,13 +139,8 @@ def test_a_closure_of_such_an_optimizer_is_refused():
     model = layers()
     mp = trainer(model, Container(model), "O2")
     given = weights(model)
-
-    def closure():
-        with mp.autocast():
-            return model(torch.ones(2, 4)).float().sum()
-
     with pytest.raises(UsageError, match=r"Container updates weight '0\.weight'"):
-        mp.step(closure=closure)
+        mp.step(closure=lambda: summed(model, mp))
     assert all(torch.equal(p, q) for p, q in zip(weights(model), given, strict=True))
 
 

@@ -1,6 +1,7 @@
 """Two trainings in one process, in turns and in threads, are what each is by itself."""
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -54,11 +55,8 @@ def test_two_trainings_in_threads_do_not_see_each_other(pair):
             turn.abort()
             raise
 
-    threads = [threading.Thread(target=run, args=(kind,)) for kind in pair]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(run, pair))
     for kind in pair:
         for name, value in alone[kind].items():
             if "fp16" in pair:  # emulation switches oneDNN, for every thread

@@ -107,8 +107,6 @@ def a_weight_is_cast_once(subject: Subject) -> None:
 
 
 class Product(torch.autograd.Function):
-    """A matrix product."""
-
     @staticmethod
     @torch.amp.custom_fwd(device_type="cpu")
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
@@ -123,8 +121,6 @@ class Product(torch.autograd.Function):
 
 
 class FP32Exp(torch.autograd.Function):
-    """Asks for FP32 inputs."""
-
     seen: list[torch.dtype]
 
     @staticmethod
@@ -143,8 +139,6 @@ class FP32Exp(torch.autograd.Function):
 
 
 class WithFunctions(nn.Module):
-    """Uses both."""
-
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
@@ -171,8 +165,6 @@ def custom_functions(subject: Subject) -> None:
 
 
 class Checkpointed(nn.Module):
-    """Computes its inner part again in the backward pass."""
-
     def __init__(self, reentrant: bool | None) -> None:
         super().__init__()
         self.inner, self.reentrant = perceptron(), reentrant
@@ -319,16 +311,13 @@ def two_batches_of_other_shapes(training: Training) -> None:
     assert all(bool(torch.isfinite(w).all()) for w in training.weights().values())
 
 
-@CHAPTER.behaviour
-def gradients_of_inputs(subject: Subject) -> None:
+@CHAPTER.trained(model=perceptron)
+def gradients_of_inputs(training: Training) -> None:
     """Gradients of inputs carry the scale and are those of FP32 otherwise."""
-    plain, x = perceptron(), rows(0).requires_grad_()
-    plain(x).sum().backward()
-    with subject.training(perceptron()) as training:
-        y = rows(0).requires_grad_()
-        training.backward(training.forward(y).sum())
-        found = {"x": y.grad / training.scale}
-    assert close(found, {"x": x.grad}, 5e-3)
+    x, y = rows(0).requires_grad_(), rows(0).requires_grad_()
+    perceptron()(x).sum().backward()
+    training.backward(training.forward(y).sum())
+    assert close({"x": y.grad / training.scale}, {"x": x.grad}, 5e-3)
 
 
 @CHAPTER.behaviour

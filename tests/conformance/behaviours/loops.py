@@ -46,19 +46,20 @@ def clipping_scaled_gradients(training: Training) -> None:
     assert values(training.weights()) == pytest.approx([0.25, 1.0], abs=2e-3)
 
 
-@CHAPTER.behaviour
-def a_change_of_scale_within_an_accumulation(subject: Subject) -> None:
+def two_models() -> list[nn.Module]:
+    return [Weighted(), Weighted()]
+
+
+@CHAPTER.trained([0, 1], model=two_models, scale=Scale(64.0, interval=1))
+def a_change_of_scale_within_an_accumulation(training: Training) -> None:
     """A change of scale between accumulated parts weighs all parts alike."""
-    first, second = Weighted(), Weighted()
-    with subject.training([first, second], scale=Scale(64.0, interval=1)) as training:
-        one, two = training.optimizers
-        training.backward(training.forward(ONE, model=training.models[0]).sum())
-        training.backward(training.forward(ONE, model=training.models[1]).sum())
-        training.step(two)  # the scale grows
-        assert training.scale == 128
-        training.backward(training.forward(ONE, model=training.models[0]).sum())
-        training.step(one)
-        assert values(training.weights(training.models[0])) == [0, 1]
+    one, two = training.optimizers
+    for model in training.models:
+        training.backward(training.forward(ONE, model=model).sum())
+    training.step(two)  # the scale grows
+    assert training.scale == 128
+    training.backward(training.forward(ONE, model=training.models[0]).sum())
+    training.step(one)
 
 
 @CHAPTER.behaviour
@@ -92,55 +93,45 @@ def two_models_two_optimizers(subject: Subject) -> None:
             assert found[1 - bad] == [0.5, 1.5]
 
 
-@CHAPTER.behaviour
-def a_model_shared_by_two_losses(subject: Subject) -> None:
+@CHAPTER.trained([-2, -2], model=lambda: [Weighted(x, x) for x in (1.0, 2.0, 4.0)])
+def a_model_shared_by_two_losses(training: Training) -> None:
     """A model shared by two losses receives the gradients of both."""
-    shared, first, second = Weighted(1.0, 1.0), Weighted(2.0, 2.0), Weighted(4.0, 4.0)
-    with subject.training([shared, first, second]) as training:
-        for head in training.models[1:]:
-            with training.autocast():
-                output = head(training.models[0](ONE))
-            training.backward(output.float().sum())
-        assert training.step()
-        assert values(training.weights(training.models[0])) == [-2, -2]
+    for head in training.models[1:]:
+        with training.autocast():
+            output = head(training.models[0](ONE))
+        training.backward(output.float().sum())
+    assert training.step()
 
 
-@CHAPTER.behaviour
-def two_optimizers_grow_the_scale_once(subject: Subject) -> None:
+@CHAPTER.trained(model=two_models, scale=Scale(64.0, interval=2))
+def two_optimizers_grow_the_scale_once(training: Training) -> None:
     """Two optimizers stepped one after the other count as one step of the growth interval."""
-    with subject.training([Weighted(), Weighted()], scale=Scale(64.0, interval=2)) as training:
-        for model in training.models:
-            training.backward(training.forward(ONE, model=model).sum())
-        training.step(*training.optimizers)
-        assert training.scale == 64
+    for model in training.models:
+        training.backward(training.forward(ONE, model=model).sum())
+    training.step(*training.optimizers)
+    assert training.scale == 64
 
 
-@CHAPTER.behaviour
-def a_gan(subject: Subject) -> None:
+@CHAPTER.trained([1.78515625] * 2, model=lambda: [Weighted(x, x) for x in (1.0, 2.0)], rate=0.25)
+def a_gan(training: Training) -> None:
     """Generator and discriminator in turn, with gradients that pass through the other one."""
-    generator, discriminator = Weighted(1.0, 1.0), Weighted(2.0, 2.0)
-    with subject.training([generator, discriminator], rate=0.25) as training:
-        made, judge = training.models
-        for _ in range(2):
-            with training.autocast():
-                judged = judge(made(ONE).detach())
-            training.backward(judged.float().sum())
-            assert training.step(training.optimizers[1])
-            with training.autocast():
-                judged = judge(made(ONE))
-            training.backward(-judged.float().sum())
-            assert training.step(training.optimizers[0])
-            training.optimizers[1].zero_grad()
-        assert values(training.weights(made)) == [1.78515625, 1.78515625]
+    made, judge = training.models
+    for _ in range(2):
+        with training.autocast():
+            judged = judge(made(ONE).detach())
+        training.backward(judged.float().sum())
+        assert training.step(training.optimizers[1])
+        with training.autocast():
+            judged = judge(made(ONE))
+        training.backward(-judged.float().sum())
+        assert training.step(training.optimizers[0])
+        training.optimizers[1].zero_grad()
 
 
-@CHAPTER.behaviour
-def a_step_without_gradients_is_refused(subject: Subject) -> None:
+@CHAPTER.trained()
+def a_step_without_gradients_is_refused(training: Training) -> None:
     """A step for which there is no gradient raises an error rather than do nothing."""
-    with (
-        subject.training(Weighted()) as training,
-        pytest.raises(Exception, match=r"gradient|inf checks|_scale"),
-    ):
+    with pytest.raises(Exception, match=r"gradient|inf checks|_scale"):
         training.step()
 
 

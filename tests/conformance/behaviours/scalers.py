@@ -11,8 +11,6 @@ CHAPTER = Chapter("Loss scales of jmp, Keras, DeepSpeed and Apex")
 
 
 class Three(torch.nn.Module):
-    """Three parameters, each with an output of its own."""
-
     def __init__(self) -> None:
         super().__init__()
         self.parts = torch.nn.ModuleList([Weighted() for _ in range(3)])
@@ -42,12 +40,9 @@ def all_finite(subject: Subject) -> None:
                 assert not training.step(), (place, value)
 
 
-@CHAPTER.behaviour
-def overflow_at_the_smallest_scale(subject: Subject) -> None:
+@CHAPTER.trained(scale=Scale(4.0, least=2.0))
+def overflow_at_the_smallest_scale(training: Training) -> None:
     """Overflow after overflow at the smallest scale ends the training with the reason."""
-    with (
-        subject.training(Weighted(), scale=Scale(4.0, least=2.0)) as training,
-        pytest.raises(Exception, match=r"overflow|diverges|skipped"),
-    ):
+    with pytest.raises(Exception, match=r"overflow|diverges|skipped"):
         for _ in range(16):
             overflow(training)

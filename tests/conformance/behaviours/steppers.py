@@ -133,17 +133,16 @@ def a_group_added_later(subject: Subject) -> None:
         assert values(training.weights()) == [0, 0, 0.875, 0.875]
 
 
-@CHAPTER.behaviour
-def frozen_and_thawed(subject: Subject) -> None:
+@CHAPTER.trained(
+    [0.75, 0.75, 0, 0], model=lambda: nn.Sequential(Weighted(1.0, 1.0), Weighted(1.0, 1.0))
+)
+def frozen_and_thawed(training: Training) -> None:
     """A layer frozen with ``requires_grad_(False)`` stands still, and moves again once it is thawed."""
-    first, second = Weighted(1.0, 1.0), Weighted(1.0, 1.0)
-    with subject.training(nn.Sequential(first, second)) as training:
-        first.requires_grad_(False)
-        training.train(ONE)
-        assert values(training.weights()) == [1, 1, 0.5, 0.5]
-        first.requires_grad_(True)
-        training.train(ONE)
-        assert values(training.weights()) == [0.75, 0.75, 0, 0]
+    training.raw[0].requires_grad_(False)
+    training.train(ONE)
+    assert values(training.weights()) == [1, 1, 0.5, 0.5]
+    training.raw[0].requires_grad_(True)
+    training.train(ONE)
 
 
 @CHAPTER.behaviour
@@ -251,15 +250,14 @@ def one_parameter_in_two_optimizers(subject: Subject) -> None:
         assert values(training.weights()) == [0.25, 1.25]
 
 
-class Rotated(nn.Module):
+class Rotated(Weighted):
     """The real part of the product of input and a complex weight."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.tensor([1 + 1j, 2 - 1j]))
+        super().__init__(1 + 1j, 2 - 1j)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return (self.weight * x).real
+        return super().forward(x).real
 
 
 @CHAPTER.trained(model=Rotated, scale=Scale(64.0))

@@ -128,25 +128,22 @@ def tied_before(subject: Subject) -> None:
     """Weights tied before wrapping stay one, and receive both gradients."""
     first, second = Weighted(1.0, 1.0), Weighted(1.0, 1.0)
     second.weight = first.weight
-    model = nn.Sequential(first, second)
-    with subject.training(model) as training:
+    with subject.training(nn.Sequential(first, second)) as training:
         training.train(ONE)
         assert first.weight is second.weight
         assert first.weight.tolist() == [0, 0]
 
 
-@CHAPTER.behaviour
-def tied_by_assignment(subject: Subject) -> None:
+@CHAPTER.trained(model=lambda: nn.Sequential(Weighted(1.0, 1.0), Weighted(0.5, 0.5)), rate=0.25)
+def tied_by_assignment(training: Training) -> None:
     """Weights tied by assignment in the middle of a training are one from then on."""
-    first, second = Weighted(1.0, 1.0), Weighted(0.5, 0.5)
-    model = nn.Sequential(first, second)
-    with subject.training(model, rate=0.25) as training:
-        training.train(ONE)  # first: 1 - 1/8, second: 1/2 - 1/4
-        second.weight = first.weight
-        training.optimizer.zero_grad()
-        training.train(ONE)  # 7/8 - 1/4 · 2 · 7/8
-        assert first.weight.tolist() == [0.4375, 0.4375]
-        assert second.weight is first.weight
+    first, second = training.raw
+    training.train(ONE)  # first: 1 - 1/8, second: 1/2 - 1/4
+    second.weight = first.weight
+    training.optimizer.zero_grad()
+    training.train(ONE)  # 7/8 - 1/4 · 2 · 7/8
+    assert first.weight.tolist() == [0.4375, 0.4375]
+    assert second.weight is first.weight
 
 
 @CHAPTER.behaviour

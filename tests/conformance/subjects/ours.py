@@ -14,7 +14,6 @@ from mpdiag.plan import PrecisionPlan
 
 
 def scaler(scale: Scale) -> Backoff | ConstantScale:
-    """Our scaler with these settings."""
     if scale.constant:
         return ConstantScale(scale.init)
     bounds = {"min_scale": scale.least, "max_scale": scale.most}

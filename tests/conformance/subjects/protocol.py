@@ -56,12 +56,10 @@ class Training:
 
     @property
     def model(self) -> nn.Module:
-        """The first model."""
         return self.models[0]
 
     @property
     def optimizer(self) -> Optimizer:
-        """The first optimizer."""
         return self.optimizers[0]
 
     def clip(self, limit: float) -> float:

@@ -1,11 +1,11 @@
 """Depths of values in blocks: what follows from them against quantised tensors, on every edge."""
 
 import math
-from fractions import Fraction
 
 import numpy as np
 import pytest
 import torch
+from block_measure import mx_exponent
 
 from mpdiag.emulation.block_rounding import fake_quantize
 from mpdiag.numerics.block_formats import BLOCK_FORMATS
@@ -38,22 +38,6 @@ def drawn(dtype):
     return (x * torch.exp2(8 * torch.randn(200, 96, generator=generator))).to(dtype)
 
 
-def scale_of(largest, element, rule):
-    """A block's scale by the definitions in ``ScaleRounding``, in exact arithmetic."""
-    m, top = Fraction(largest), Fraction(element.max)
-    if rule == "rceil":
-        exponent = math.ceil(math.log2(m / top)) - 2
-        while Fraction(2) ** exponent < m / top:
-            exponent += 1
-        return Fraction(2) ** exponent
-    if rule == "even":
-        unit = Fraction(2) ** (math.frexp(largest)[1] - 1 - element.mantissa_bits)
-        m += unit / 2
-    exponent = math.frexp(float(m))[1] - 1
-    exponent += rule == "ceil" and m > Fraction(2) ** exponent
-    return Fraction(2) ** (exponent - element.max_exponent)
-
-
 @pytest.mark.parametrize("make", [planted, drawn], ids=["planted", "drawn"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 def test_counts_are_those_of_the_quantised_tensor(make, dtype):
@@ -69,7 +53,9 @@ def test_counts_are_those_of_the_quantised_tensor(make, dtype):
             q = fake_quantize(x, name, scale_rounding=rule)
             zeros = int(((q == 0) & (x != 0)).sum())
             assert depths.zeroed(element, rule) == (zeros, zeros), (name, rule)
-            scale = torch.tensor([float(scale_of(m, element, rule)) if m else 1.0 for m in largest])
+            scale = torch.tensor(
+                [2.0 ** mx_exponent(m, element, rule) if m else 1.0 for m in largest]
+            )
             scaled = blocks / scale[:, None].double()
             clipped = int((scaled > element.max).sum())
             assert depths.clipped(element, rule) == (clipped, clipped), (name, rule)

@@ -92,17 +92,14 @@ def test_values_may_lie_anywhere():
             assert_counted(memory[offset : offset + n])
 
 
-# The interpreter is chosen when Triton is imported, so the comparison runs in a child.
-CHILD = scripts(__file__)["child"]
-
-
 @pytest.mark.long
 def test_the_triton_kernels_count_alike_in_tritons_interpreter(real, root):
     if importlib.util.find_spec("triton") is None:
         pytest.skip("triton is not installed")
+    # The interpreter is chosen when Triton is imported, so the comparison runs in a child.
     # benchmarks/recording.py, which other tests import, would hide the folder tests/recording.
     others = [place for place in sys.path if Path(place).name != "benchmarks"]
     path = os.pathsep.join([str(root), str(root / "tests"), *others])
     environment = {"TRITON_INTERPRET": "1", "PYTHONPATH": path}
-    child = real("-c", CHILD, cwd=root, env=environment, timeout=240)
+    child = real("-c", scripts(__file__)["child"], cwd=root, env=environment, timeout=240)
     assert child.out == "equal\n", child.err

@@ -26,15 +26,10 @@ def wild(*shape: int) -> torch.Tensor:
     return x
 
 
-def whole(h: ExponentHistogram) -> ExponentHistogram:
-    """The same with all bins of FP32."""
-    return ExponentHistogram.empty() + h
-
-
 def assert_counted(tensor: torch.Tensor, ready: Countable, counter: Rows) -> None:
     """A counter finds in a tensor that was made ready what numpy finds in the tensor."""
     row = counter.count(ready.values, ready.repeat, ready.zeros)
-    h = whole(counter.read().merged([[row]])[0])
+    h = ExponentHistogram.empty() + counter.read().merged([[row]])[0]  # with all bins of FP32
     wide = tensor if tensor.dtype == torch.float64 else tensor.float()
     expected = ExponentHistogram.of(wide.resolve_neg().numpy())
     for field in EXACT:

@@ -4,7 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from recorded import not_recorded, rows
+from recorded import Wrapped, around_linear, not_recorded, recorded_steps, rows
+from recorded_steps import record_steps
 from torch import nn
 
 import mpdiag
@@ -66,32 +67,21 @@ def test_tensors_of_unusual_kinds_are_counted_or_skipped_with_a_reason(tmp_path)
         "doubled": (lambda x, w: (x * w).double(), 40),
     }
 
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.parts = nn.ModuleDict({n: Odd(f) for n, (f, _) in {**skipped, **counted}.items()})
+    def forward(parts, x):
+        outputs = {name: part(x) for name, part in parts.items()}
+        return sum(outputs[name].abs().sum() for name in counted)
 
-        def forward(self, x):
-            outputs = {name: part(x) for name, part in self.parts.items()}
-            return sum(outputs[name].abs().sum() for name in counted)
-
-    model = Model()
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    with mpdiag.record(model, optimizer, tmp_path / "run", every=1) as recorder:
-        for _ in range(2):
-            optimizer.zero_grad()
-            model(torch.randn(5, 8)).backward()
-            optimizer.step()
-    assert recorder.failures == []
+    parts = nn.ModuleDict({n: Odd(f) for n, (f, _) in {**skipped, **counted}.items()})
+    recorded_steps(tmp_path / "run", Wrapped(parts, forward), 2)
     reasons = not_recorded(tmp_path / "run")
     for name, (_, reason) in skipped.items():
-        assert reason in reasons[f"parts.{name}"], name
+        assert reason in reasons[f"body.{name}"], name
     for kind in ("activation", "activation_grad"):
         for name, (_, numel) in counted.items():
-            found = rows(tmp_path / "run", kind=kind, name=f"parts.{name}")
+            found = rows(tmp_path / "run", kind=kind, name=f"body.{name}")
             assert found["numel"].tolist() == [numel] * 2, (kind, name)
     for kind in ("weight", "weight_grad", "update"):
-        found = rows(tmp_path / "run", kind=kind, name="parts.scalar.weight")
+        found = rows(tmp_path / "run", kind=kind, name="body.scalar.weight")
         assert found["numel"].tolist() == [1, 1], kind
 
 
@@ -140,15 +130,11 @@ def test_types_that_kernels_do_not_read_are_copied_in_portions(monkeypatch):
 
 
 def test_an_empty_parameter(tmp_path):
-    model = nn.Linear(8, 4)
-    model.none = nn.Parameter(torch.zeros(0, 3))
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    with mpdiag.record(model, optimizer, tmp_path / "run") as recorder:
-        (model(torch.randn(5, 8)).sum() + model.none.sum()).backward()
-        optimizer.step()
-    assert recorder.failures == []
+    model = around_linear(lambda b, x: b(x).sum() + b.none.sum())
+    model.body.none = nn.Parameter(torch.zeros(0, 3))
+    recorded_steps(tmp_path / "run", model)
     for kind in ("weight", "weight_grad", "update"):
-        assert rows(tmp_path / "run", kind=kind, name="none")["numel"].tolist() == [0]
+        assert rows(tmp_path / "run", kind=kind, name="body.none")["numel"].tolist() == [0]
 
 
 def test_memory_that_was_given_back_is_not_read(tmp_path):
@@ -156,25 +142,19 @@ def test_memory_that_was_given_back_is_not_read(tmp_path):
     model = nn.Linear(8, 4)
     freed = nn.Parameter(torch.ones(3, 4, dtype=torch.bfloat16))
     model.gathered = freed
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
     freed.untyped_storage().resize_(0)
-    with mpdiag.record(model, optimizer, tmp_path / "run") as recorder:
-        for _ in range(2):
-            model(torch.randn(5, 8)).sum().backward()
-            optimizer.step()
-    assert recorder.failures == []
+    recorded_steps(tmp_path / "run", model, 2)
     assert "given back" in not_recorded(tmp_path / "run")["gathered"]
     (finding,) = mpdiag.audit(tmp_path / "run").findings
     assert finding.message.startswith("SGD holds 1 parameter without memory")
 
 
 def test_sparse_gradients_count_their_zeros(tmp_path):
+    def loss(model, _step):
+        return model(torch.tensor([1, 1, 7])).square().mean()
+
     model = nn.Embedding(50, 4, sparse=True)
-    optimizer = torch.optim.SparseAdam(model.parameters())
-    with mpdiag.record(model, optimizer, tmp_path / "run"):
-        optimizer.zero_grad()
-        model(torch.tensor([1, 1, 7])).square().mean().backward()
-        optimizer.step()
+    record_steps(tmp_path / "run", model, loss, make=torch.optim.SparseAdam, rate=1e-3)
     gradient = rows(tmp_path / "run", kind="weight_grad")
     assert (gradient["numel"].item(), gradient["zeros"].item()) == (200, 192)
 

@@ -10,9 +10,6 @@ from script_processes import scripts
 
 from mpdiag.recording.counting import layout
 
-# Triton compiles for a target without a device, but not in the interpreter, which is chosen when it is
-# imported: so in a child, which prints a line for each kernel.
-CHILD = scripts(__file__)["child"]
 VARIANTS = 11 + 1
 MOST_REGISTERS = {"one": 168, "many": 168, "many_updates": 255}
 
@@ -26,7 +23,9 @@ def test_every_kernel_compiles_without_spilling(capability, real, root, tmp_path
     path = os.pathsep.join([str(root), *sys.path])
     environment = {"TRITON_INTERPRET": "0", "PYTHONPATH": path}
     environment["TRITON_CACHE_DIR"] = str(tmp_path / "cache")
-    words = ("-c", CHILD, tmp_path, capability)
+    # Triton compiles for a target without a device, but not in the interpreter, which is chosen when
+    # it is imported: so in a child, which prints a line for each kernel.
+    words = ("-c", scripts(__file__)["child"], tmp_path, capability)
     child = real(*words, cwd=tmp_path, env=environment, timeout=290)
     assert child.code == 0, child.err[-3000:]
     lines = child.out.splitlines()

@@ -4,15 +4,14 @@ import html
 import json
 import re
 
+import calls
 import made_runs as hand
 import pytest
 import torch
 from audited_trainings import BF16, model, train
 from html_reader import Page
-from typer.testing import CliRunner
 
 from mpdiag.analysis.analyzer import analyze
-from mpdiag.cli import app
 from mpdiag.reports.documents.run_report import _value
 from mpdiag.reports.documents.write import write_report
 
@@ -121,7 +120,7 @@ def test_names_are_text(hostile):
 
 def test_the_command_writes_into_the_run_and_says_where(tmp_path):
     run = hand.write_run(tmp_path / "run")
-    result = CliRunner().invoke(app, ["report", str(run)])
+    result = calls.run("report", run)
     assert result.exit_code == 0
     assert "".join(result.stdout.split()) == str(run / "report.html")
     assert (run / "report.html").is_file()
@@ -131,7 +130,7 @@ def test_the_command_writes_into_the_run_and_says_where(tmp_path):
 
 def test_a_place_that_cannot_be_written(tmp_path):
     run = hand.write_run(tmp_path / "run")
-    result = CliRunner().invoke(app, ["report", str(run), "-o", str(tmp_path / "no" / "x.html")])
+    result = calls.run("report", run, "-o", tmp_path / "no" / "x.html")
     assert result.exit_code == 2
     assert re.search(r"cannot write .*x.html", "".join(result.stderr.split("\n")))
 

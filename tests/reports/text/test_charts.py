@@ -57,17 +57,14 @@ def test_a_long_course_keeps_its_peaks():
     assert sparkline([0.0, 0.5, 1.0], 60) == " ▄█"
     (row,) = printed(Sparkline(values, "0 % → 0 %"), width=50).splitlines()
     assert len(row) <= 50
+    assert sparkline([0.0, 0.0064, 0.0219], 60) == " ▂█"  # a small share is not blank
+    assert sparkline([0.0, 0.0], 60) == "  "
 
 
 def test_nothing_is_a_sentence():
     assert (
         Histogram(ExponentHistogram.of(np.float32([0.0])), FP16).drawn().plain.startswith("no non")
     )
-
-
-def test_a_small_share_is_not_blank():
-    assert sparkline([0.0, 0.0064, 0.0219], 60) == " ▂█"
-    assert sparkline([0.0, 0.0], 60) == "  "
 
 
 @pytest.mark.parametrize(

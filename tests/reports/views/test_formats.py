@@ -3,9 +3,9 @@
 import pytest
 import torch
 from receipt_checks import same_numbers
+from recorded_steps import record_steps
 from torch import nn
 
-import mpdiag
 from mpdiag.analysis.analyzer import analyze
 from mpdiag.emulation.block_rounding import fake_quantize
 from mpdiag.numerics.block_formats import BLOCK_FORMATS
@@ -18,15 +18,12 @@ from mpdiag.reports.views import formats
 def found(tmp_path_factory):
     torch.manual_seed(3)
     model = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64))
-    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
     x = torch.randn(32, 64)
     x[:, ::16] *= 30
     folder = tmp_path_factory.mktemp("formats") / "run"
-    with mpdiag.record(model, optimizer, folder, every=1, operations=1, blocks=True):
-        loss = model(x).square().mean()
-        loss.backward()
-        optimizer.step()
-    return read_contents(analyze(folder)), x
+    loss = lambda model, _: model(x).square().mean()  # noqa: E731
+    run = record_steps(folder, model, loss, rate=1e-3, every=1, operations=1, blocks=True)
+    return read_contents(analyze(run)), x
 
 
 def test_a_cell_is_the_operand_farthest_below_par(found):

@@ -5,6 +5,7 @@ from dataclasses import replace
 import made_runs as hand
 import numpy as np
 import pytest
+from drawn_runs import layers_of, of_layers
 from receipt_checks import same_numbers
 
 from mpdiag.analysis.analyzer import analyze
@@ -20,17 +21,9 @@ from mpdiag.reports.views.gradients.pictures import Gradients
 from mpdiag.reports.views.gradients.scales import scales_words
 
 
-def layers_of(analysis, kind):
-    return gradients.in_model_order(analysis.layers.of_kind(kind), analysis.run.modules())
-
-
-def shown(analysis, kind="activation_grad", **options):
-    return Gradients(str(analysis.run.folder), kind, layers_of(analysis, kind), **options)
-
-
 @pytest.mark.parametrize("kind", ["activation_grad", "weight_grad", "activation"])
 def test_every_value_has_its_cell(analysis, kind):
-    picture, layers = shown(analysis, kind).heat_map(3), layers_of(analysis, kind)
+    picture, layers = of_layers(analysis, kind).heat_map(3), layers_of(analysis, kind)
     heats = [trace for trace in picture.figure.data if trace.type == "heatmap"]
     drawn = np.zeros_like(np.asarray(heats[0].customdata))
     for trace in heats:
@@ -89,7 +82,7 @@ def test_a_part_of_the_training_and_its_receipts(analysis):
 def test_each_layer_at_every_scale(analysis):
     """The picture's shares are those that the analyzer chooses the scale by."""
     layers = layers_of(analysis, "activation_grad")
-    picture = shown(analysis, plan=analysis.plan.loss_scale).layer_scales(3)
+    picture = of_layers(analysis, plan=analysis.plan.loss_scale).layer_scales(3)
     sums = picture.frame["sum_share"].to_numpy().reshape(len(layers), -1)
     assert np.array_equal(sums[:, -gradients.SCALES[0] :], lost_by_scale(layers, FP16))
     at = picture.frame[picture.frame["scale_exponent"] == 3]
@@ -121,13 +114,13 @@ def test_why_this_scale_is_said_in_figures_of_the_plan(root):
 
 def test_a_row_is_clicked_anywhere(analysis):
     layers = layers_of(analysis, "activation_grad")
-    picture = shown(analysis).heat_map(3, height=460, clickable=True)
+    picture = of_layers(analysis).heat_map(3, height=460, clickable=True)
     (rows,) = (trace for trace in picture.figure.data if trace.type == "bar")
     assert list(rows.customdata) == [str(name) for name in layers.names]
     cells = next(trace for trace in picture.figure.data if trace.type == "heatmap")
     assert rows.base <= min(cells.x)
     assert rows.base + rows.x[0] >= max(cells.x)
-    plain = shown(analysis).heat_map(3)
+    plain = of_layers(analysis).heat_map(3)
     assert not [trace for trace in plain.figure.data if trace.type == "bar"]
 
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import comparison
 import pytest
+from drawn_runs import of_layers
 from layer_course import Layer
 from plan_in_training import replayed
 from plotly.utils import PlotlyJSONEncoder
@@ -16,24 +17,17 @@ from mpdiag.display.wording import percent
 from mpdiag.numerics.formats import FP8_E4M3, FP16
 from mpdiag.reports.contents import read_contents
 from mpdiag.reports.views import operations
-from mpdiag.reports.views.gradients.frame import in_model_order
-from mpdiag.reports.views.gradients.pictures import Gradients
 from mpdiag.reports.views.updates import Updates
 
 GRAD = "activation_grad"
 
 
-def gradients(analysis, kind=GRAD, fmt=FP16, **options):
-    layers = in_model_order(analysis.layers.of_kind(kind), analysis.run.modules())
-    return Gradients(str(analysis.run.folder), kind, layers, fmt, **options)
-
-
 def nothing(analysis):
-    return replace(gradients(analysis), layers=analysis.layers.of_kind("no such kind"))
+    return replace(of_layers(analysis), layers=analysis.layers.of_kind("no such kind"))
 
 
 def layer(analysis, fmt=FP16, exponent=3, name=None):
-    last = str(gradients(analysis).names[-1]) if name is None else name
+    last = str(of_layers(analysis).names[-1]) if name is None else name
     return Layer(str(analysis.run.folder), analysis.run.records, GRAD, last, fmt, exponent)
 
 
@@ -55,12 +49,12 @@ OVER_STEPS, BINS = ["step", "exponent", "count"], ["exponent", "count"]
 COURSE = ["step", "lost_share", "sum_share", "lost_share_scaled", "sum_share_scaled", "absmax"]
 BY_SCALE = ["layer", "scale_exponent", "lost_share", "sum_share", "overflows"]
 PICTURES = {
-    "heat map": (lambda a: gradients(a).heat_map(3), CELLS),
-    "heat map, weights": (lambda a: gradients(a, "weight_grad").heat_map(3), CELLS),
-    "heat map, activations": (lambda a: gradients(a, "activation").heat_map(0), CELLS),
-    "layer scales": (lambda a: gradients(a, plan=a.plan.loss_scale).layer_scales(3), BY_SCALE),
-    "histogram": (lambda a: gradients(a).histogram(3), BINS),
-    "histogram of one": (lambda a: gradients(a).histogram(3, layer=layer(a).name), BINS),
+    "heat map": (lambda a: of_layers(a).heat_map(3), CELLS),
+    "heat map, weights": (lambda a: of_layers(a, "weight_grad").heat_map(3), CELLS),
+    "heat map, activations": (lambda a: of_layers(a, "activation").heat_map(0), CELLS),
+    "layer scales": (lambda a: of_layers(a, plan=a.plan.loss_scale).layer_scales(3), BY_SCALE),
+    "histogram": (lambda a: of_layers(a).histogram(3), BINS),
+    "histogram of one": (lambda a: of_layers(a).histogram(3, layer=layer(a).name), BINS),
     "over time": (lambda a: layer(a).over_time(), OVER_STEPS),
     "course": (lambda a: layer(a).course(), COURSE),
     "course, E4M3": (lambda a: layer(a, FP8_E4M3, 0).course(), COURSE),

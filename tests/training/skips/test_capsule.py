@@ -4,6 +4,7 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import calls
 import pytest
@@ -22,12 +23,11 @@ from mpdiag.training.skips.capsule import load_capsule
 from mpdiag.training.skips.capsule_replay import replay_capsule
 
 CAPSULE = "run/capsules/step000000"
-CODE = scripts(__file__)["code"]
 
 
 @pytest.fixture
 def module(tmp_path, monkeypatch):
-    (tmp_path / "capsule_model.py").write_text(CODE)
+    (tmp_path / "capsule_model.py").write_text(scripts(__file__)["code"])
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     import importlib
@@ -134,9 +134,7 @@ def test_what_no_capsule_can_hold_is_refused_before_a_step_is_skipped(module):
 
 
 def test_a_full_disk_does_not_end_training(module, monkeypatch):
-    def fail(*_args, **_options):
-        raise OSError(28, "No space left on device")
-
+    fail = Mock(side_effect=OSError(28, "No space left on device"))
     monkeypatch.setattr("mpdiag.training.skips.capsule.save_capsule", fail)
     with pytest.warns(RuntimeWarning, match=r"cannot write the capsule .*No space left"):
         _, _, results = skipped(module, "run")

@@ -4,6 +4,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
+from conformance.models import same
 from support import constant, wrapped
 from torch import nn
 from torch.optim.swa_utils import update_bn
@@ -53,10 +54,6 @@ def take(mp, model, x):
 
 def held(model):
     return {name: buffer.clone() for name, buffer in model.named_buffers()}
-
-
-def same(before, after):
-    return before.keys() == after.keys() and all(torch.equal(before[n], after[n]) for n in before)
 
 
 def assert_rolled_back(mp, model, x, part=None):

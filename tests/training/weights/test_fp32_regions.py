@@ -3,34 +3,28 @@
 import copy
 import io
 import pickle
+from dataclasses import replace
 from multiprocessing.reduction import ForkingPickler
 
 import pytest
 import torch
-from support import backoff, batch, loss_of_batch, network, wrapped
+from support import LEVELS, backoff, batch, loss_of_batch, network, wrapped
 from torch import nn
 
 import mpdiag
-from mpdiag.plan import Fp32Choice, PrecisionPlan
+from mpdiag.plan import Fp32Choice
 
-LEVELS = ["O0", "O1", "O2", "O3"]
-
-
-def plan():
-    return PrecisionPlan(
-        loss_scale=backoff().loss_scale,
-        fp32_modules=(Fp32Choice("Linear", "4", "tested", {}),),
-        fp32_operations=(
-            Fp32Choice("relu", "", "tested", {}),
-            Fp32Choice("conv2d", "0", "tested", {}),
-        ),
-    )
+PLAN = replace(
+    backoff(),
+    fp32_modules=(Fp32Choice("Linear", "4"),),
+    fp32_operations=(Fp32Choice("relu", ""), Fp32Choice("conv2d", "0")),
+)
 
 
 def trained(level):
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
-    mp = mpdiag.MixedPrecision(model, optimizer, plan(), level=level)
+    mp = mpdiag.MixedPrecision(model, optimizer, PLAN, level=level)
     loss = loss_of_batch(model, mp)
     mp.step(loss)
     model.eval()

@@ -4,15 +4,10 @@ import pickle
 
 import pytest
 import torch
-from support import PRECISIONS, perceptron, take_step, trainer
+from support import PRECISIONS, build, perceptron, take_step
 from torch import nn
 
 every_level = pytest.mark.parametrize(("level", "dtype"), PRECISIONS)
-
-
-def build(level, dtype, lr=0.1):
-    model = perceptron()
-    return model, trainer(model, torch.optim.SGD(model.parameters(), lr), level, dtype)
 
 
 def backward(model, mp, seed=0):
@@ -32,7 +27,7 @@ def true_norm():
 @pytest.mark.parametrize("which", ["model", "masters", "masters, nothing unscaled"])
 @every_level
 def test_clipping_by_hand_clips_what_the_optimizer_uses(level, dtype, which):
-    model, mp = build(level, dtype, lr=1.0)
+    model, _, mp = build(level, dtype, lr=1.0)
     before = mp.fp32_state_dict()
     backward(model, mp)
     if which != "masters, nothing unscaled":
@@ -49,7 +44,7 @@ def test_clipping_by_hand_clips_what_the_optimizer_uses(level, dtype, which):
 
 @every_level
 def test_master_parameters_are_what_the_optimizers_step(level, dtype):
-    model, mp = build(level, dtype)
+    model, _, mp = build(level, dtype)
     held = mp.master_parameters()
     assert [id(p) for p in held] == [
         id(p) for o in mp.context.wrapped.optimizers for g in o.param_groups for p in g["params"]
@@ -63,7 +58,7 @@ def test_master_parameters_are_what_the_optimizers_step(level, dtype):
 
 @every_level
 def test_gradients_cleared_through_the_model_are_not_stepped(level, dtype):
-    model, mp = build(level, dtype)
+    model, _, mp = build(level, dtype)
     before = mp.fp32_state_dict()
     backward(model, mp)
     mp.unscale()
@@ -72,7 +67,7 @@ def test_gradients_cleared_through_the_model_are_not_stepped(level, dtype):
     backward(model, mp, 1)
     mp.step()
     mp.close()
-    other, plain = build(level, dtype)
+    other, _, plain = build(level, dtype)
     take_step(other, plain, 1)
     plain.close()
     assert all(
@@ -83,13 +78,13 @@ def test_gradients_cleared_through_the_model_are_not_stepped(level, dtype):
 
 @every_level
 def test_gradients_added_after_unscaling_are_not_lost(level, dtype):
-    model, mp = build(level, dtype)
+    model, _, mp = build(level, dtype)
     backward(model, mp, 0)
     mp.unscale()
     backward(model, mp, 1)
     mp.step()
     mp.close()
-    other, whole = build(level, dtype)
+    other, _, whole = build(level, dtype)
     backward(other, whole, 0)
     backward(other, whole, 1)
     whole.step()
@@ -100,7 +95,7 @@ def test_gradients_added_after_unscaling_are_not_lost(level, dtype):
 
 @every_level
 def test_a_gradient_that_a_script_sets_is_used(level, dtype):
-    model, mp = build(level, dtype, lr=1.0)
+    model, _, mp = build(level, dtype, lr=1.0)
     before = mp.fp32_state_dict()["0.weight"]
     backward(model, mp)
     mp.unscale()
@@ -114,7 +109,7 @@ def test_a_gradient_that_a_script_sets_is_used(level, dtype):
 
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
 def test_a_closed_training_leaves_plain_parameters(dtype):
-    model, mp = build("O2", dtype)
+    model, _, mp = build("O2", dtype)
     take_step(model, mp)
     parameter = pickle.loads(pickle.dumps(model[0].weight))
     assert type(parameter) is nn.Parameter

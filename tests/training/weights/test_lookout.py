@@ -15,8 +15,6 @@ LOW = [row for row in PRECISIONS if row[0] in ("O2", "O3")]
 
 
 class Tower(nn.Module):
-    """A parameter and a buffer of its own beside a layer."""
-
     def __init__(self):
         super().__init__()
         self.gain = nn.Parameter(torch.full((3,), 1.1))

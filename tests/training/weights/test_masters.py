@@ -2,10 +2,11 @@
 
 import copy
 import json
+from unittest.mock import Mock
 
 import pytest
 import torch
-from support import PRECISIONS, perceptron, take_step, trainer
+from support import PRECISIONS, build, perceptron, summed, take_step, trainer
 from torch import nn
 
 import mpdiag
@@ -16,12 +17,6 @@ from mpdiag.runs.training_log import read_log
 LOW = {"fp16": torch.float16, "bf16": torch.bfloat16}
 every_level = pytest.mark.parametrize(("level", "dtype"), PRECISIONS)
 with_masters = pytest.mark.parametrize("dtype", ["fp16", "bf16"])
-
-
-def build(level, dtype, lr=0.1, kind=torch.optim.SGD, **options):
-    model = perceptron()
-    optimizer = kind(model.parameters(), lr)
-    return model, optimizer, trainer(model, optimizer, level, dtype, **options)
 
 
 def full(mp, model):
@@ -159,7 +154,7 @@ def test_it_is_logged_once_that_weights_were_written(tmp_path, caplog, run):
 def test_what_is_written_after_a_step_that_raised_is_kept(level, dtype):
     model, optimizer, mp = build(level, dtype, lr=0.0)
     take_step(model, mp)
-    plain, optimizer.step = optimizer.step, fail
+    plain, optimizer.step = optimizer.step, Mock(side_effect=ZeroDivisionError)
     with pytest.raises(ZeroDivisionError):
         take_step(model, mp)
     optimizer.step = plain
@@ -169,10 +164,6 @@ def test_what_is_written_after_a_step_that_raised_is_kept(level, dtype):
     take_step(model, mp)
     assert float(full(mp, model)[3][1]) == 0.5
     mp.close()
-
-
-def fail(*_args):
-    raise ZeroDivisionError
 
 
 @with_masters
@@ -254,9 +245,7 @@ def linear(value=None):
 
 
 def step_of_ones(model, mp, factor=1.0):
-    with mp.autocast():
-        loss = model(torch.ones(1, 4)).float().sum() * factor
-    return mp.step(loss)
+    return mp.step(summed(model, mp, torch.ones(1, 4)) * factor)
 
 
 @with_masters
@@ -363,9 +352,7 @@ def test_gradients_between_micro_batches_are_those_of_all_so_far(dtype, touch):
     scale = mp.loss_scale
 
     def backward(value):
-        with mp.autocast():
-            loss = model(torch.full((1, 4), value)).float().sum()
-        mp.backward(loss)
+        mp.backward(summed(model, mp, torch.full((1, 4), value)))
 
     for value in (1.0, 2**-12, 2**-12):
         backward(value)
