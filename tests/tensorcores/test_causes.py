@@ -1,6 +1,5 @@
 """Roofline, Amdahl, eligibility and causes, against cases worked out by hand."""
 
-import math
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ from mpdiag.hardware.devices import DeviceFacts
 from mpdiag.hardware.peaks import peaks_of
 from mpdiag.hardware.tables import read_table
 from mpdiag.tensorcores.causes import is_eligible, is_used, judge, misaligned, worth
-from mpdiag.tensorcores.roofline import AchievedRate, achieved_rate, roofline_point, speedup
+from mpdiag.tensorcores.roofline import AchievedRate, achieved_rate, roofline_point
 from mpdiag.tensorcores.summary import cause_groups, eligible_sentence, rate_text, sum_eligibility
 from mpdiag.tensorcores.trace_analysis import profile_trace
 from mpdiag.tensorcores.work.products import attention, convolution, matmul, recurrent
@@ -83,13 +82,6 @@ def test_what_is_said_of_an_operation(row):
         assert answers == (row["eligible"], row["used"])
 
 
-def test_amdahl_by_hand():
-    assert speedup(0.5) == 2
-    assert speedup(0.416) == pytest.approx(1.71, abs=0.003)
-    assert speedup(0) == speedup(-0.1) == 1
-    assert speedup(1) == speedup(1.1) == math.inf
-
-
 def test_the_roofline_by_hand():
     peaks, square = peaks_of(V100.name), matmul(4096, 4096, 4096, dtype="fp16")
     # 4096 cubed in FP16: 2·4096³ FLOP over 3·4096²·2 bytes is 4096/3 a byte; 125 TFLOP/s take
@@ -118,8 +110,6 @@ def test_the_padded_sizes_are_in_the_document():
     assert [(f.dimension, f.padded) for f in judged.faults] == [("K", 328), ("N", 33280)]
     document = judged.to_json()
     assert document["padded"][1] == {"dimension": "N", "size": 33278, "padded": 33280}
-    asked = {"op", "module", "m", "n", "k", "dtype", "aligned", "cause", "fix", "time_us"}
-    assert asked < set(document)
 
 
 def test_groups_are_padded_each_and_no_advice_contradicts_another():

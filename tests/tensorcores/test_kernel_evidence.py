@@ -101,7 +101,6 @@ def test_the_measured_clock_bounds_the_ordinary_cores():
     assert by_measured_rate([fast], None) is None
 
 
-FLASHINFER = "void flashinfer::BatchDecodeWithPagedKVCacheKernel<1, 128, 8>(Params)"
 FLASH = "void flash_fwd_splitkv_kernel<Flash_fwd_kernel_traits<128, 64, 128, 4, cutlass::bfloat16_t>>(P)"
 
 
@@ -112,15 +111,6 @@ def ncu_document(path, cc, name, **metrics):
     lines = (",".join(f'"{cell}"' for cell in cells) for cells in (columns, units, row))
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return profile_trace(path).to_json()
-
-
-def test_a_decode_on_blackwell_without_tensor_work_is_resolved(tmp_path, monkeypatch):
-    monkeypatch.setattr("mpdiag.tensorcores.trace_analysis.classify", lambda name: UNKNOWN)
-    document = ncu_document(tmp_path / "a.csv", "10.0", FLASHINFER, **{CYCLES: 0, TC: 0})
-    assert document["unknown_fraction"] == 1  # by its name
-    assert document["unknown_fraction_witnessed"] == 0
-    assert document["matrix_cuda_core_fraction_witnessed"] == 1
-    assert document["kernels"][0]["witness"] == f"counters: {CYCLES} = 0"
 
 
 def test_the_tcgen05_pipe_alone_denies_nothing(tmp_path):

@@ -11,7 +11,7 @@ from tensorcores.readers.test_kernel_table import TRACES
 from tensorcores.traces import A100, ADD, SGEMM, TENSOR, kernel, op, step, write
 
 from mpdiag.errors import InputError
-from mpdiag.tensorcores.events import Copy, HostOperation, HostSpan, Kernel, Launch, ModuleSpan
+from mpdiag.tensorcores.events import Copy, HostOperation, HostSpan, Kernel, Launch
 from mpdiag.tensorcores.readers import json_stream
 from mpdiag.tensorcores.readers.recognition import read
 from mpdiag.tensorcores.readers.tables import microseconds, number
@@ -155,12 +155,6 @@ def test_random_damage_is_survived(tmp_path, seed):
     path.write_bytes(b"{" + raw[1:])
     with contextlib.suppress(InputError):  # anything else is a failure
         list(read(path))
-
-
-def test_modules(tmp_path):
-    event = op("nn.Module: Linear_0", 0, 5) | {"cat": "python_function"}
-    first, *_ = read(write(tmp_path / "t.json", [event, step()[0]]))
-    assert first == ModuleSpan("Linear_0", 0, 5, (7, 1))
 
 
 @pytest.fixture

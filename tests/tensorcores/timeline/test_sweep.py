@@ -31,30 +31,6 @@ def marked(*bounds):
     ]
 
 
-def test_a_step_by_hand():
-    found = make_timeline(
-        [
-            work(10, 20, 1),
-            work(15, 30, 2, "collective", 8),
-            work(40, 60, 3),
-            work(70, 90, 101, "cuda_core"),
-            work(95, 100, 102, "copy"),
-            work(110, 120, 103),
-        ],
-        marked(0, 100, 200),
-    )
-    first, second = found.steps
-    assert (first.name, first.wall_us, first.busy_us, first.idle_us) == ("0", 60, 40, 20)
-    assert first.kernel_us == {"tensor_core": 30, "collective": 15}
-    assert (first.collective_us, first.compute_us, first.exposed_us) == (15, 30, 10)
-    assert (first.gaps["queued"], first.gaps["host"]) == (10, 10)  # the second one ends the step
-    assert (second.wall_us, second.idle_us) == (50, 15)
-    assert second.kernel_us == {"cuda_core": 20, "tensor_core": 10}
-    assert found.whole.wall_us == first.wall_us + second.wall_us
-    assert [(s.stream, s.gaps, s.idle_us) for s in found.streams] == [("7", 4, 45), ("8", 0, 0)]
-    assert found.usual_step is second
-
-
 lengths = st.tuples(
     st.integers(0, 60), st.integers(1, 15), st.sampled_from(["tensor_core", "collective", "copy"])
 )
@@ -143,7 +119,7 @@ def test_a_trace_with_steps_waits_and_copies(tmp_path):
         launch(3, 110, name="cudaMemcpyAsync"),
         at(kernel("Memcpy HtoD", 3, 30), 120) | {"cat": "gpu_memcpy"},
         launch(4, 112), at(kernel(SGEMM, 4, 50), 150),
-        at(kernel(NCCL, 5, 20), 190),
+        at(kernel(NCCL, 5, 20, stream=9), 190),
     ]  # fmt: skip
     document = profile_trace(write(tmp_path / "t.json", events)).to_json()
     kept = {key: document[key] for key in ("timeline", "summary")}  # no launch of the collective
