@@ -52,12 +52,6 @@ def test_any_other_name_is_taken_and_the_one_suggested_is_one_of_them(plan, tmp_
         assert words[-1].startswith("plan_")
 
 
-def test_one_json_document(plan):
-    document = json.loads(run("export", plan, "--to", "keras", "--json").stdout)
-    assert document["settings"]["initial_scale"] == 64.0
-    assert {"schema_version", "framework", "language", "notes", "text"} <= set(document)
-
-
 def test_a_plan_that_cannot_be_read(plan):
     plan.write_text("{")
     assert run("export", plan, "--to", "torch").exit_code == ExitCode.INPUT

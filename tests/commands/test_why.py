@@ -1,18 +1,9 @@
 """``mpdiag why``: which layer is meant."""
 
-import json
-
 import torch
 from calls import run
 
 import mpdiag
-
-
-def test_a_layer_is_optional_and_json_is_for_runs_too(trained):
-    place = str(trained / "first run")
-    for words in ((place,), (place, "4")):
-        document = json.loads(run("why", *words, "--json").stdout)
-        assert {"schema_version", "layer", "roles", "tensors", "steps", "fixes"} <= set(document)
 
 
 def test_one_step_without_a_loss_is_told_as_one(tmp_path):

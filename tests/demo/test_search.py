@@ -64,14 +64,6 @@ def test_a_workload_by_a_plan(tmp_path):
     assert {c["module"] for c in document["candidates"]} >= {"stem", "classifier"}
 
 
-def test_no_time_is_an_answer_too(tmp_path):
-    PrecisionPlan().save(tmp_path / "given.json")
-    words = ("--plan", tmp_path / "given.json", "--budget", 0.01, "--run", tmp_path, "--steps", 40)
-    result = run("digits", *words)
-    assert result.exit_code == ExitCode.OK, result.stderr
-    assert "to continue" in result.stdout or "Nothing needs" in result.stdout
-
-
 SQUARES = scripts(__file__)["squares"]
 
 

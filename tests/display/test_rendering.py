@@ -1,8 +1,5 @@
 """Templates: what they are given is escaped, and what they lack is an error."""
 
-import subprocess
-import sys
-
 import pytest
 from jinja2 import TemplateNotFound, UndefinedError
 
@@ -44,9 +41,3 @@ def test_a_value_that_is_missing_is_an_error():
         render("reports/templates/page.html.j2", plotly="")
     with pytest.raises(TemplateNotFound):
         render("reports/templates/none.html.j2")
-
-
-def test_a_plan_is_imported_without_jinja():
-    code = "import sys, mpdiag.plan, mpdiag.runs.run; print('jinja2' in sys.modules)"
-    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert child.stdout.strip() == "False"

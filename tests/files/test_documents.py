@@ -32,11 +32,6 @@ def test_a_sparse_document_is_refused_unread(tmp_path):
         assert_one_sentence(caught, path.name, "bytes")
 
 
-def test_a_document_of_usual_size_is_read(tmp_path):
-    (tmp_path / "a.json").write_text('{"a": [1]}')
-    assert documents.read_document(tmp_path / "a.json") == {"a": [1]}
-
-
 @pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")])
 def test_a_document_that_is_no_regular_file_is_refused_at_once(tmp_path, make):
     make(tmp_path / "comparison.json")

@@ -7,7 +7,6 @@ import pytest
 
 from mpdiag.errors import InputError
 from mpdiag.files.recognition import kind_of, named_instead
-from mpdiag.plan import PrecisionPlan
 from mpdiag.tensorcores.readers.recognition import read
 
 TABLE = Path(__file__).with_name("kinds.tsv").read_text().splitlines()
@@ -66,7 +65,3 @@ def test_a_single_trace_of_a_run_is_no_folder_of_ranks(root):
     folder = root / "sample_runs" / "ssd"
     with pytest.raises(InputError, match="is a run, not a trace"):
         read(folder)
-
-
-def test_a_plan_without_its_own_file_is_found_in_its_run(root):
-    assert PrecisionPlan.load(root / "sample_runs" / "ssd").run == "ssd"
