@@ -51,31 +51,25 @@ def test_a_row_with_something_else_in_it_is_damage(tmp_path, change):
         read_sensitivities(tmp_path)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"schema_version": 1}', "[" * 10_000])
-def test_what_is_no_document_is_damage(tmp_path, text):
-    (tmp_path / SENSITIVITY).write_text(text)
-    with pytest.raises(DamagedRun, match="measure again or delete it"):
-        read_sensitivities(tmp_path)
-
-
-def test_a_newer_schema_says_so(tmp_path):
-    (tmp_path / SENSITIVITY).write_text('{"schema_version": 2}')
-    with pytest.raises(NewerSchema, match="upgrade"):
-        read_sensitivities(tmp_path)
-
-
 @pytest.mark.parametrize(
-    ("text", "error", "words"),
+    ("read", "text", "error", "words"),
     [
-        (None, RunNotFound, "has no profile.json"),
-        ("{", DamagedRun, "is damaged"),
-        ("[]", DamagedRun, "is not a profile"),
-        ('{"kernels": [1]}', DamagedRun, "is not a profile"),
-        ('{"schema_version": 2}', NewerSchema, "newer mpdiag"),
+        *(
+            (read_sensitivities, text, DamagedRun, "measure again or delete it")
+            for text in ("", "{", "[]", "null", '{"schema_version": 1}', "[" * 10_000)
+        ),
+        (read_sensitivities, '{"schema_version": 2}', NewerSchema, "upgrade"),
+        (read_profile, None, RunNotFound, "has no profile.json"),
+        (read_profile, "{", DamagedRun, "is damaged"),
+        (read_profile, "[]", DamagedRun, "is not a profile"),
+        (read_profile, '{"kernels": [1]}', DamagedRun, "is not a profile"),
+        (read_profile, '{"schema_version": 2}', NewerSchema, "newer mpdiag"),
     ],
 )
-def test_a_profile_that_cannot_be_read(tmp_path, text, error, words):
+def test_what_is_no_document_is_damage(tmp_path, read, text, error, words):
     if text is not None:
-        (tmp_path / "profile.json").write_text(text)
+        (tmp_path / (SENSITIVITY if read is read_sensitivities else "profile.json")).write_text(
+            text
+        )
     with pytest.raises(error, match=words):
-        read_profile(tmp_path)
+        read(tmp_path)

@@ -15,7 +15,6 @@ from row_buffer import table_of
 
 import mpdiag
 from mpdiag.errors import DamagedRun, RunExists, RunNotFound
-from mpdiag.files.atomic import atomic_path
 from mpdiag.runs.records import Records
 from mpdiag.runs.run import META, SCHEMA_VERSION, Run, free_name, list_runs, open_run
 from mpdiag.runs.schema import schema
@@ -35,14 +34,6 @@ def write(folder, *tables, state="complete", rank=0, world=1):
 
 
 # -- writing ---------------------------------------------------------------------------------------
-
-
-def test_a_write_is_not_seen_before_it_is_whole(tmp_path):
-    with atomic_path(tmp_path / "rank00000-000001.parquet") as partial:
-        partial.write_text("half")
-        assert not (tmp_path / "rank00000-000001.parquet").exists()
-        assert partial.parent == tmp_path  # a rename across file systems would be a copy
-    assert (tmp_path / "rank00000-000001.parquet").read_text() == "half"
 
 
 def test_leftovers_of_a_kill_are_no_parts(tmp_path):
