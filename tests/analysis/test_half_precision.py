@@ -17,10 +17,6 @@ from mpdiag.reports.text.analysis import after_analysis, settling_command
 FP16 = torch.float16
 
 
-def sgd(net):
-    return torch.optim.SGD(net.parameters(), 0.01)
-
-
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """Folders of recordings by the precision of their training."""
@@ -32,7 +28,8 @@ def runs(tmp_path_factory):
         ("fp16", torch.float32, FP16),
     ):
         net = model(dtype)
-        train(net, sgd(net), place / name, autocast=autocast, steps=20)
+        sgd = torch.optim.SGD(net.parameters(), 0.01)
+        train(net, sgd, place / name, autocast=autocast, steps=20)
     return place
 
 

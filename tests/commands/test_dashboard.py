@@ -90,14 +90,10 @@ sys.exit(run_server([sys.executable, "-c", sys.argv[2], sys.argv[1]], None))
 """
 
 
-def free_port():
-    with socket.create_server(("localhost", 0)) as server:
-        return server.getsockname()[1]
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_a_signal_that_ends_the_command_ends_its_server(number):
-    port = free_port()
+    with socket.create_server(("localhost", 0)) as server:
+        port = server.getsockname()[1]
     words = [sys.executable, "-c", PARENT, str(port), SERVER]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
         assert child.stdout.readline() == b"up\n"

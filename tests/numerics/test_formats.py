@@ -38,11 +38,6 @@ FEW_BITS = st.builds(
 """Few significant bits at every exponent: nearly all ties of the narrow formats."""
 
 
-def cast(fmt, values):
-    """Through torch and back, as float64."""
-    return torch.tensor(values, dtype=torch.float32).to(getattr(torch, fmt.torch_name)).double()
-
-
 def rounded_by_hand(fmt, x: float) -> float:
     """Round to nearest, ties to even, in exact fractions: no floating point involved."""
     exact = abs(Fraction(x))
@@ -144,7 +139,8 @@ def test_rounding_equals_exact_fractions(fmt, x):
 def test_rounding_equals_torchs_casts_within_the_range(fmt, values):
     # Past the range torch's FP8 casts saturate or give NaN, by version: our table defines it.
     inside = [x for x in values if not fmt.overflows(abs(x))]
-    assert torch.equal(torch.from_numpy(np.atleast_1d(fmt.round(inside))), cast(fmt, inside))
+    cast = torch.tensor(inside, dtype=torch.float32).to(getattr(torch, fmt.torch_name)).double()
+    assert torch.equal(torch.from_numpy(np.atleast_1d(fmt.round(inside))), cast)
 
 
 @CAST

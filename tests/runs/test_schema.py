@@ -1,5 +1,7 @@
 """Rows to Arrow, to disk, to numpy and into histograms: nothing is lost but what is documented."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +12,7 @@ from row_buffer import LABELS as SHARED
 from row_buffer import RowBuffer, UpdateCounts
 
 import mpdiag
-from mpdiag.numerics.histograms import BINS, ExponentHistogram, stack
+from mpdiag.numerics.histograms import BINS, ExponentHistogram
 from mpdiag.runs.records import Records
 from mpdiag.runs.schema import KINDS, schema
 
@@ -52,11 +54,6 @@ def table_of(rows):
     return buffer.to_table()
 
 
-def group_by(records, column):
-    words, group = np.unique(records.texts(column), return_inverse=True)
-    return group.reshape(-1), len(words)
-
-
 SIGNALLING = np.array([0x7FA00001], np.uint32).view(np.float32)
 
 
@@ -74,7 +71,7 @@ def test_encoding_and_decoding_gives_back_every_row(rows):
         alone = records.select(np.array([i]))
         assert alone.numel[0] == values.size
         h = ExponentHistogram.of(values)
-        found = stack([_as_recorded(alone)])[0]
+        found = replace(alone, scale=np.ones(1)).histograms()[0]  # its loss scale left in
         for field in EXACT:
             assert np.array_equal(getattr(found, field), getattr(h, field)), field
         # A bin's mean is stored in 255 steps between 2^e and 2^(e+1).
@@ -93,18 +90,12 @@ def test_encoding_and_decoding_gives_back_every_row(rows):
             assert table.column("changed")[i].as_py() is None
 
 
-def _as_recorded(row):
-    """The one row's histogram with its loss scale left in."""
-    from dataclasses import replace
-
-    return replace(row, scale=np.ones(1)).histograms()[0]
-
-
 @given(rows=ROWS, portion=st.integers(1, 9))
 def test_merging_is_addition_whatever_the_portions(rows, portion):
     rows = [(v, {**labels, "scale": 1.0}, u) for v, labels, u in rows]
     records = Records.from_table(table_of(rows))
-    group, groups = group_by(records, "placement")
+    words, group = np.unique(records.texts("placement"), return_inverse=True)
+    groups = len(words)
     merged = records.merged(group, groups, portion)
     whole = records.merged(group, groups)
     backwards = records.select(np.arange(len(records))[::-1]).merged(group[::-1], groups)

@@ -56,10 +56,6 @@ def given(x, dtype):
     return x.to(dtype)
 
 
-def unknown(x, _z):
-    return x.to(STORED)
-
-
 class Holder:
     """A module that keeps a dtype, or gives that of a tensor of its own."""
 
@@ -98,10 +94,6 @@ def by_property(x, z):
     return x.to(dtype=holder.dtype)
 
 
-def by_device_and_dtype(x, z):
-    return x.to(x.device, torch.float32)
-
-
 STORED = torch.float32
 
 CASES = {
@@ -120,9 +112,9 @@ CASES = {
     "an attribute that is fixed": (by_fixed_attribute, [None]),
     "an attribute that keeps another's": (by_kept_attribute, [1]),
     "a property that gives a parameter's": (by_property, [1]),
-    "a device and FP32": (by_device_and_dtype, [None]),
+    "a device and FP32": (lambda x, z: x.to(x.device, torch.float32), [None]),
     "to(device)": (lambda x, z: x.to("cpu"), []),
-    "a constant of the module": (unknown, []),
+    "a constant of the module": (lambda x, z: x.to(STORED), []),
 }
 
 

@@ -11,17 +11,15 @@ from mpdiag.analysis.operations.graph import split, store
 from mpdiag.numerics.formats import FP16
 from mpdiag.plan import PrecisionPlan
 
-
-def rms_norm(x):
-    return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-6)
-
-
 # name: a function of values up to some thousands, what its first overflow leads to, and the words
 CASES = {
     "a square, brought back": (lambda x: x * x * 1e-6, "end", "the loss becomes NaN or Inf"),
     "a square, and a layer norm": (lambda x: F.layer_norm(x * x, (16,)), "end", "NaN or Inf"),
     "the logits of a softmax": (lambda x: F.softmax(x * 1000, -1), "end", "NaN or Inf"),
-    "RMS norm": (rms_norm, "zeros", "turns them into 0: the result is wrong, and no step is skipped"),
+    "RMS norm": (
+        lambda x: x * torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-6), "zeros",
+        "turns them into 0: the result is wrong, and no step is skipped",
+    ),
     "a divisor": (lambda x: 1e4 / (x * x + 1e4), "zeros", "reciprocal turns them into 0"),
     "a divisor that is squared": (
         lambda x: 1 / (1 + (x * x) * (x * x) * 1e-6), "gradients", "the gradients become NaN",

@@ -50,10 +50,6 @@ def distances(h, model):
     return r, F.pad(r / (1 + model.gain**2), (0, 12))
 
 
-def plain(h, model):
-    return h + 1.0, h / model.gain
-
-
 def saturated(h, model):
     q = torch.tanh(h) * 200.0
     return q * q, q
@@ -91,7 +87,7 @@ def analyzed(folder, model, steps, operations, gain=None):
         (distances, 300.0, True),
         (squared, 20.0, False),  # it grows, and not so far
         (squared, 0.01, False),  # it shrinks
-        (plain, 300.0, False),  # nothing dangerous reads it
+        (lambda h, model: (h + 1.0, h / model.gain), 300.0, False),  # nothing dangerous reads it
         (saturated, 300.0, False),
         (own_size, 300.0, False),
         (big_neighbour, 300.0, False),

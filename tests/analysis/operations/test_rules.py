@@ -122,10 +122,6 @@ def by_weights(p):
     return p * 1e3 * torch.cumprod(1 - p + 1e-10, -1)
 
 
-def any_of(p):
-    return (1 - torch.prod(1 - p, -1)) * 1e3
-
-
 @dataclasses.dataclass(frozen=True)
 class Case:
     """A function behind a linear layer, and the code that the policy does not cover."""
@@ -180,7 +176,9 @@ CASES = {
         lambda x: by_log_of_difference(torch.sigmoid(3 * x - 6)), "swallowed"
     ),
     "the same of ordinary chances": Case(lambda x: by_log_of_difference(chances_of(-1.0)(x))),
-    "1 - p, and 1 less their product": Case(lambda x: any_of(chances_of(-9.0)(x)), "swallowed"),
+    "1 - p, and 1 less their product": Case(
+        lambda x: (1 - torch.prod(1 - chances_of(-9.0)(x), -1)) * 1e3, "swallowed"
+    ),
     "1 - p, and a product that weighs": Case(lambda x: by_weights(chances_of(-8.5)(x))),
     "1 - p as a factor": Case(lambda x: x * (1 - chances_of(-8.5)(x))),
     "log1p": Case(lambda x: torch.log1p(x.abs()), gain=1e-4, bias=1e-5),
