@@ -42,17 +42,14 @@ FRAMEWORKS = [name for name in EXPORTERS if name not in BLOCK_ENGINES]
 CONTROLS = "a\nimport os\x1b]0;title\x07\x1b[2J\x9b1m\u202egnp.exe\x00"
 
 
-def scaled(method: str, scale: float = 256.0) -> PrecisionPlan:
-    return PrecisionPlan(
-        loss_scale=LossScalePlan(method=method, init_scale=scale, recommended=scale)
-    )
-
-
 FULL = PrecisionPlan.load(GOLDEN / "plan.json")
 HOSTILE = PrecisionPlan(
     run=CONTROLS, verdict=Verdict(text=CONTROLS), fp32_modules=(Fp32Choice("", CONTROLS),)
 )
-PLANS = (PrecisionPlan(), constant(8.0), backoff(1024.0), scaled("lognormal"), FULL)
+LOGNORMAL = PrecisionPlan(
+    loss_scale=LossScalePlan(method="lognormal", init_scale=256.0, recommended=256.0)
+)
+PLANS = (PrecisionPlan(), constant(8.0), backoff(1024.0), LOGNORMAL, FULL)
 
 
 def in_blocks(target: str) -> PrecisionPlan:

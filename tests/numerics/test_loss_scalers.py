@@ -96,12 +96,6 @@ def test_nonsense_is_refused_by_name(name):
             scaler_named(name, **{setting: value})
 
 
-def test_unknown_scalers_name_the_known_ones():
-    with pytest.raises(UsageError, match="lognormal"):
-        scaler_named("magic")
-    assert ConstantScale(8.0).adjust(math.inf).scale == 8
-
-
 @given(
     pattern=st.lists(st.booleans(), max_size=80),
     tolerance=st.floats(0.0, 0.9),

@@ -25,11 +25,6 @@ def test_equal_values_stop_growing_where_torch_stops(dtype):
     assert (int(taken.min()), int(taken.max())) == (few, many)
 
 
-def test_bf16_stops_after_256():
-    assert growing("bfloat16") == (256, 383)
-    assert growing("float16")[0] == 2048
-
-
 @pytest.mark.parametrize("dtype", BITS)
 @pytest.mark.parametrize("ranks", [2, 5, 64])
 def test_no_sum_is_off_by_more_than_the_bound(dtype, ranks):

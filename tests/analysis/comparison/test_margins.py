@@ -35,11 +35,6 @@ def test_the_margin_is_that_of_the_kind(name, value, higher, width):
     assert found == pytest.approx(float(width))
 
 
-def test_an_unknown_metric_gets_a_provisional_margin():
-    found = default_margin("reward", [200.0], [10.0], higher_is_better=True)
-    assert (found.width, found.provisional, found.given) == (4.0, True, False)
-
-
 def test_margins_are_given_for_all_or_by_name():
     names = ["accuracy", "loss"]
     assert parse_margins([]) is None

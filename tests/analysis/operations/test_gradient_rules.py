@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from analysis.operations.test_rules import rotated
 from recorded_steps import Layers, Net, record_steps
 from torch import nn
 
@@ -145,12 +146,6 @@ def test_the_verdict_says_in_which_steps_gradients_were_looked_at(run, monkeypat
     (clause,) = [one for one in said if "run again" in one]
     assert clause == "the effect of rounding on gradients (no step was run again)"
     assert gradient_rules.run_again([], FP16) is None  # another clause says that there are none
-
-
-def rotated(x):
-    """Angles of some 3,000 from a product, which rounding makes wrong."""
-    angles = torch.einsum("i,j->ij", torch.arange(8.0) + 3001, 1 / torch.arange(1.0, 17))
-    return x * angles.cos()
 
 
 def test_a_suspicion_of_what_does_no_harm_is_dropped(tmp_path):

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from mpdiag.hardware.tables import read_table
-from mpdiag.tensorcores.kernels.counters import WHOLE, covers, generation, meaning, without_hfma2
+from mpdiag.tensorcores.kernels.counters import covers, meaning, without_hfma2
 
 ROWS, COVERS = (read_table(Path(__file__).with_name(f"{n}.tsv")) for n in ("counters", "covers"))
 
@@ -30,13 +30,6 @@ def test_what_is_counted(row):
 def test_zeros_that_cover(row):
     found = covers(frozenset(row["paths"].split()), capability_of(row), row["vendor"])
     assert found is (row["covered"] == "yes")
-
-
-def test_generations():
-    assert {"*"} == WHOLE
-    assert generation((9, 0), "nvidia") == "sm90"
-    assert generation((9, 4), "amd") == "gfx942"
-    assert generation((6, 1), "nvidia") is generation(None, "amd") is None
 
 
 def test_hfma2_is_subtracted_where_it_was_counted():
