@@ -21,7 +21,6 @@ from torch.utils.flop_counter import (
 from mpdiag.hardware.tables import read_table
 from mpdiag.tensorcores.work.attention_calls import attention_call
 from mpdiag.tensorcores.work.convolutions import convolution_backward, convolution_forward
-from mpdiag.tensorcores.work.products import attention, convolution, matmul, recurrent
 from mpdiag.tensorcores.work.traced_operation import matrix_work, readers
 
 
@@ -169,18 +168,6 @@ def test_positions_of_attentions_are_those_of_pytorchs_schemas():
             assert [names[at.longest + i][:4] for i in range(2)] == ["max_", "max_"], name
         if at.window:
             assert names[at.window : at.window + 2] == ["window_size_left", "window_size_right"]
-
-
-def test_products_by_hand():
-    assert matmul(4, 5, 6, 2, dtype="fp16").flops == 480
-    assert matmul(4, 5, 6, 2, dtype="fp16").bytes == 2 * 2 * (24 + 30 + 20)
-    # A 3 × 3 convolution of 2 images of 4 × 4 to 4 × 4, 8 to 16 channels: 9·8 products a value.
-    forward = convolution(2, (8, 16), 9, (16, 16), dtype="fp16")
-    assert forward.flops == 2 * (2 * 16 * 16) * (9 * 8)
-    assert forward.bytes == 2 * (2 * 8 * 16 + 2 * 16 * 16 + 9 * 8 * 16)
-    assert convolution(2, (8, 16), 9, (16, 16), direction="backward").flops == 2 * forward.flops
-    assert recurrent(3, 7, (6, 10), 4).flops == 2 * 3 * 7 * 4 * 10 * 16
-    assert attention(1, (3, 5), (2, 2)).flops == 2 * 3 * 5 * 4
 
 
 @given(st.integers(1, 40), st.integers(1, 40), st.integers(1, 40))
