@@ -6,14 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from tensorcores.traces import real
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import (
     FlopCounterMode,
-    flop_registry,
     sdpa_backward_flop_count,
     sdpa_flop_count,
 )
@@ -168,25 +165,6 @@ def test_positions_of_attentions_are_those_of_pytorchs_schemas():
             assert [names[at.longest + i][:4] for i in range(2)] == ["max_", "max_"], name
         if at.window:
             assert names[at.window : at.window + 2] == ["window_size_left", "window_size_right"]
-
-
-@given(st.integers(1, 40), st.integers(1, 40), st.integers(1, 40))
-def test_fp8_is_counted_as_pytorch_does(m, n, k):
-    work = matrix_work(
-        "aten::_scaled_mm", [[m, k], [k, n], [1], [1]], ["c10::Float8_e4m3fn", "c10::Float8_e4m3fn"]
-    )
-    expected = flop_registry[torch.ops.aten._scaled_mm](
-        torch.empty(m, k), torch.empty(k, n), None, None, out_val=None
-    )
-    assert (work.flops, work.fewest, work.dtype) == (expected, None, "fp8_e4m3")
-
-
-def test_grouped_products_do_what_is_counted():
-    a, b = torch.ones(6, 16, dtype=torch.bfloat16), torch.ones(2, 16, 32, dtype=torch.bfloat16)
-    offsets = torch.tensor([2, 6], dtype=torch.int32)
-    shape = torch.ops.aten._grouped_mm(a, b, offsets).shape
-    work = matrix_work("aten::_grouped_mm", [[6, 16], [2, 16, 32], [2]])
-    assert (work.m, work.n) == tuple(shape)
 
 
 def test_resnet50_counted_from_a_trace():
