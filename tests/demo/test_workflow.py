@@ -49,6 +49,25 @@ def test_the_demo_trains_three_ways_and_compares(demo, mpdiag):
 
 
 @pytest.mark.parametrize(
+    "words",
+    [
+        ("why", "runs/digits", "stem.weight"),
+        ("replay", "runs/digits", "--scaler", "lognormal", "--json"),
+        ("compare", "runs/digits", "runs/digits-fp16-no-scale", "--json"),
+        ("runs", "--json"),
+        ("analyze", "runs/digits", "--target", "fp8_e4m3"),
+        ("analyze", "runs/digits", "--strict"),  # a healthy run passes
+    ],
+    ids=" ".join,
+)
+def test_every_command_works_on_the_run(demo, mpdiag, words):
+    done = mpdiag(*words, cwd=demo[0])
+    assert done.code == 0, done.err
+    assert done.out
+    assert "Traceback" not in done.err
+
+
+@pytest.mark.parametrize(
     ("without", "by_plan", "margins", "words", "style"),
     [
         (0.2, 0.849, {"mAP": 0.005}, "The plan restores it: 0.849.", "bold green"),
