@@ -293,7 +293,7 @@ class StepReplay:
         self._known: Values = dict(tape.copies)
         self._tensors: dict[int, torch.Tensor] = {}  # of views of values as they were
         self._rounded: set[int] = set()  # values of this run: rounding them again changes nothing
-        self._size = math.sqrt(sum(_norm(kept) ** 2 for _, kept in tape.gradients.values()))
+        self._size = 0.0
 
     @staticmethod
     @contextmanager
@@ -305,15 +305,16 @@ class StepReplay:
             stack.enter_context(torch._C._DisableAutocast())
             yield
 
-    def is_faithful(self, same: float = _SAME) -> bool:
-        """Whether the tape gives the training's gradients, up to a share; must be asked first."""
+    def is_faithful(self) -> bool:
+        """Whether the tape gives the training's gradients; must be asked first."""
         if not self._tape.gradients or self._tape.loss is None:
             return False
+        self._size = math.hypot(*(_norm(kept) for _, kept in self._tape.gradients.values()))
         self._run(self._known)
         error = math.hypot(
             *(_norm(v.of(self._known[v.value]) - g) for v, g in self._tape.gradients.values())
         )
-        return math.isfinite(self._size) and self._size > 0 and error <= same * self._size
+        return math.isfinite(self._size) and self._size > 0 and error <= _SAME * self._size
 
     def loss(self) -> float:
         """|loss| of the step as it was; 0 where none is on the tape."""

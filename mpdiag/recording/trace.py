@@ -23,7 +23,7 @@ from mpdiag.recording.counting.tensors import has_memory, own_part
 from mpdiag.recording.step_clock import Step, StepListener
 from mpdiag.runs.trace import STEPS, TraceKind, TraceRow, encode, positions
 from mpdiag.tracing.dispatch import in_rehearsal
-from mpdiag.tracing.storages import WeakStorages, elements_of
+from mpdiag.tracing.storages import WeakStorages, elements_of, read_back
 
 if TYPE_CHECKING:
     from mpdiag.emulation.step_tape import StepTape
@@ -205,7 +205,12 @@ class TraceWatch(StepListener):
             self.reason = "the step is too large, or holds operations that cannot run again"
             return
         try:
-            found = spreads(tape, list(self._marks.values()))
+            gradients = [
+                Mark(view, at, elements_of(kept, at))
+                for view, kept in tape.gradients.values()
+                if (at := positions(view.shape)).size
+            ]
+            found = spreads(tape, list(self._marks.values()), gradients)
         except Exception as error:  # noqa: BLE001 - a spread that is not known is left out
             self.reason = f"the step could not run again ({type(error).__name__})"
             return
@@ -217,16 +222,9 @@ class TraceWatch(StepListener):
 
     def _read_back(self) -> list[TraceRow]:
         """The rows with what was taken; the one place that waits for a device."""
-        waiting: dict[torch.device, list[int]] = {}
-        for i, (elements, _) in enumerate(self._taken):
-            waiting.setdefault(elements.device, []).append(i)
-        for places in waiting.values():
-            some = [self._taken[i] for i in places]
-            joined = torch.cat([e.double() for e, _ in some]).cpu().numpy()
-            norms = torch.stack([n.double() for _, n in some]).tolist()
-            ends = np.cumsum([len(e) for e, _ in some])
-            for i, values, norm in zip(places, np.split(joined, ends[:-1]), norms, strict=True):
-                self._rows[i] = replace(self._rows[i], values=values, norm=norm)
+        every = read_back([t for taken, norm in self._taken for t in (taken, norm.reshape(1))])
+        for i, (values, norm) in enumerate(zip(every[::2], every[1::2], strict=True)):
+            self._rows[i] = replace(self._rows[i], values=values, norm=float(norm[0]))
         return list(_in_order(self._rows))
 
     def _give_up(self, where: str, error: Exception) -> None:

@@ -1,5 +1,6 @@
 """What is known of tensor storages, without keeping them alive; and some of a tensor's elements."""
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, Generic, TypeVar
 
@@ -55,14 +56,34 @@ def elements_of(tensor: torch.Tensor, numbers: NDArray[np.int64]) -> torch.Tenso
         tensor: Any shape, not empty.
         numbers: Of the elements in row-major order, (k,).
     """
-    at = _offsets(tuple(tensor.shape), tensor.stride(), numbers.tobytes())
+    at = offsets_of(tuple(tensor.shape), tensor.stride(), numbers)
     flat = tensor.detach().as_strided((int(at.max()) + 1,), (1,))
     return flat.index_select(0, at.to(tensor.device))
 
 
+def offsets_of(
+    shape: tuple[int, ...], stride: tuple[int, ...], numbers: NDArray[np.int64]
+) -> torch.Tensor:
+    """Where some elements lie in memory, int64 (k,), from the tensor's first one on."""
+    return _offsets(shape, stride, numbers.tobytes())
+
+
+def read_back(tensors: Sequence[torch.Tensor]) -> list[NDArray[np.float64]]:
+    """The values of some vectors, with one transfer for each device."""
+    found = [np.zeros(0)] * len(tensors)
+    waiting: dict[torch.device, list[int]] = {}
+    for i, tensor in enumerate(tensors):
+        waiting.setdefault(tensor.device, []).append(i)
+    for places in waiting.values():
+        joined = torch.cat([tensors[i].double() for i in places]).cpu().numpy()
+        ends = np.cumsum([tensors[i].numel() for i in places])
+        for i, values in zip(places, np.split(joined, ends[:-1]), strict=True):
+            found[i] = values
+    return found
+
+
 @lru_cache(maxsize=8192)
 def _offsets(shape: tuple[int, ...], stride: tuple[int, ...], numbers: bytes) -> torch.Tensor:
-    """Where some elements lie in memory, int64 (k,), from the tensor's first one on."""
     places = np.unravel_index(np.frombuffer(numbers, np.int64), shape) if shape else ()
     found = sum((at * step for at, step in zip(places, stride, strict=True)), np.zeros(1, np.int64))
     return torch.from_numpy(np.array(found, np.int64))
