@@ -129,7 +129,9 @@ class StepEffects:
             return
         try:
             backward = bool(fields["node"])
-            site = self._site(fields, backward=backward, result=result, args=(args, kwargs))
+            site = None
+            if self._wanted:
+                site = self._site(fields, backward=backward, result=result, args=(args, kwargs))
             self._tape.after(
                 call,
                 args,

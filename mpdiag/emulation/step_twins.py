@@ -179,13 +179,18 @@ class _TwinReplay(StepReplay):
         eps = torch.finfo(dtype).eps
         signs, factors = _signs(flat.device, wide, eps if dtype is wide else eps / 2)
         first, other = (self._drawn * n % _SIGNS for n in (7919, 104_729))
-        norm = float(torch.linalg.vector_norm(flat, dtype=wide))
-        if not math.isfinite(norm):  # what fills masks must not become infinite
+        square = float(torch.dot(flat, flat) if dtype is wide else flat.norm(dtype=wide) ** 2)
+        if not math.isfinite(square):  # what fills masks must not become infinite
             return
-        moved = summed * norm / math.sqrt(flat.numel()) if summed > eps / 4 else 0.0
+        moved = summed * math.sqrt(square / flat.numel()) if summed > eps / 4 else 0.0
         moved = _SUBNORMAL if dtype is torch.float16 else moved
         for part in _rows(flat):
-            part.mul_(factors[first : first + part.shape[-1]])
+            shares = factors[first : first + part.shape[-1]]
+            if moved and dtype is wide:
+                added = signs[other : other + part.shape[-1]] * moved
+                torch.addcmul(added, part, shares, out=part)
+                continue
+            part.mul_(shares)
             if moved:
                 part.add_(signs[other : other + part.shape[-1]], alpha=moved)
 

@@ -169,7 +169,8 @@ class OperationWatch:
             return
         if not self._tap.attach():
             return
-        self._conversions.attach()
+        if self._measured:  # a trace asks for no conversion
+            self._conversions.attach()
         self._thread = threading.get_ident()
         self._lines.restart()
         self._conversions.restart()
@@ -400,7 +401,8 @@ class OperationWatch:
         laid = operation_facts.views(found)
         if laid:
             draft.fields["scalars"]["laid"] = laid
-        draft.fields |= operation_facts.cost(func, args, kwargs, result)
+        cost = operation_facts.cost if self._measured else operation_facts.reduction
+        draft.fields |= cost(func, args, kwargs, result)
         self._effects.after(draft.taped, draft.fields, args, kwargs, result)
         if self._trace is not None and self._trace.on:
             fields, read = draft.fields, self._trace.latest(tensors_of((args, kwargs)))
@@ -519,7 +521,9 @@ class OperationWatch:
             self._trace.spread()
         for index, facts in self._effects.facts().items():
             measured[index] |= facts
-        operations = []
+        operations: list[Operation] = []
+        if not self._measured:
+            return operations
         for draft, known in zip(self._drafts, measured, strict=True):
             phase: Phase = draft.fields["phase"]
             if phase == "forward" and draft.fields["index"] > last:

@@ -69,7 +69,7 @@ class TraceWatch(StepListener):
         self._forget()
 
     def _forget(self) -> None:
-        self._rows: list[TraceRow] = []
+        self._rows: list[dict[str, Any]] = []  # without values and norms
         self._taken: list[tuple[torch.Tensor, torch.Tensor]] = []  # elements and norm of each row
         self._marks: dict[int, Mark] = {}
         self._latest.clear()
@@ -155,33 +155,30 @@ class TraceWatch(StepListener):
             storage = local.untyped_storage()
             self._latest.put(storage._cdata, storage, len(self._rows))
             key = (kind, module, name, phase)
-            self._rows.append(
-                TraceRow(
-                    self._number,
-                    self._rank,
-                    len(self._rows),
-                    kind,
-                    phase,
-                    module,
-                    name,
-                    self._calls[key],
-                    whole,
-                    str(tensor.dtype).removeprefix("torch."),
-                    np.zeros(0),
-                    0.0,
-                    at,
-                    partial,
-                    file=about.get("file", ""),
-                    line=about.get("line", 0),
-                    code=about.get("code", ""),
-                    arguments=_text_of(about.get("scalars", {})),
-                    reads=tuple(read),
-                )
-            )
+            row = {
+                "step": self._number,
+                "rank": self._rank,
+                "order": len(self._rows),
+                "kind": kind,
+                "phase": phase,
+                "module": module,
+                "name": name,
+                "call": self._calls[key],
+                "shape": whole,
+                "dtype": str(tensor.dtype).removeprefix("torch."),
+                "at": at,
+                "partial": partial,
+                "reads": tuple(read),
+                **{word: about[word] for word in ("file", "line", "code") if about},
+                "arguments": _text_of(about["scalars"]) if about else "",
+            }
             self._calls[key] += 1
-            held = local.resolve_neg()
-            taken = elements_of(held, numbers) if len(numbers) else held.new_empty(0)
-            self._taken.append((taken, _norm(held)))
+            self._rows.append(row)
+            # Nobody else's modes are to see what this runs, and ours need not.
+            with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
+                held = local.resolve_neg()
+                taken = elements_of(held, numbers) if len(numbers) else held.new_empty(0)
+                self._taken.append((taken, _norm(held)))
             tape = self.tape()
             view = None if tape is None or not len(numbers) else tape.seen(local)
             if view is not None:
@@ -218,14 +215,14 @@ class TraceWatch(StepListener):
             self.reason = "run again, the step gave other gradients"
             return
         for i, spread in zip(self._marks, found, strict=True):
-            self._rows[i] = replace(self._rows[i], spread=min(spread, _LARGEST))
+            self._rows[i]["spread"] = min(spread, _LARGEST)
 
     def _read_back(self) -> list[TraceRow]:
         """The rows with what was taken; the one place that waits for a device."""
         every = read_back([t for taken, norm in self._taken for t in (taken, norm.reshape(1))])
-        for i, (values, norm) in enumerate(zip(every[::2], every[1::2], strict=True)):
-            self._rows[i] = replace(self._rows[i], values=values, norm=float(norm[0]))
-        return list(_in_order(self._rows))
+        parts = zip(self._rows, every[::2], every[1::2], strict=True)
+        rows = [TraceRow(**row, values=values, norm=float(norm[0])) for row, values, norm in parts]
+        return list(_in_order(rows))
 
     def _give_up(self, where: str, error: Exception) -> None:
         self.on, self._steps = False, frozenset()

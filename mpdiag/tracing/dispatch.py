@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable
+from functools import lru_cache
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -93,19 +94,22 @@ def tensors_of(value: Any) -> list[torch.Tensor]:
 
 def by_name(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """An operation's arguments by the names of its schema."""
-    names = [a.name for a in func._schema.arguments]
-    return {**dict(zip(names, args, strict=False)), **kwargs}
+    return {**dict(zip(_names(func)[0], args, strict=False)), **kwargs}
+
+
+@lru_cache(maxsize=4096)
+def _names(func: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The arguments of an operation's schema, and those that it writes to."""
+    arguments = func._schema.arguments
+    own = tuple(a.name for a in arguments if is_written(func, a))
+    return tuple(a.name for a in arguments), own
 
 
 def written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
     """The tensors an operation writes to in place."""
-    named = by_name(func, args, kwargs)
-    return [
-        t
-        for a in func._schema.arguments
-        if is_written(func, a)
-        for t in tensors_of(named.get(a.name))
-    ]
+    own = _names(func)[1]
+    named = by_name(func, args, kwargs) if own else {}
+    return [t for name in own for t in tensors_of(named.get(name))]
 
 
 def is_written(func: Any, argument: Any) -> bool:
@@ -124,6 +128,8 @@ def is_written(func: Any, argument: Any) -> bool:
 
 def in_rehearsal() -> bool:
     """Whether a pipeline stage is only learning its shapes here."""
+    if "torch.distributed.pipelining" not in sys.modules:
+        return False
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         code = frame.f_code

@@ -56,16 +56,19 @@ def elements_of(tensor: torch.Tensor, numbers: NDArray[np.int64]) -> torch.Tenso
         tensor: Any shape, not empty.
         numbers: Of the elements in row-major order, (k,).
     """
-    at = offsets_of(tuple(tensor.shape), tensor.stride(), numbers)
-    flat = tensor.detach().as_strided((int(at.max()) + 1,), (1,))
-    return flat.index_select(0, at.to(tensor.device))
+    at = _on(tensor.device, numbers.tobytes())
+    if tensor.dtype.itemsize == 1:  # torch takes no elements of FP8
+        return tensor.detach().view(torch.uint8).take(at).view(tensor.dtype)
+    return tensor.detach().take(at)
 
 
 def offsets_of(
     shape: tuple[int, ...], stride: tuple[int, ...], numbers: NDArray[np.int64]
 ) -> torch.Tensor:
     """Where some elements lie in memory, int64 (k,), from the tensor's first one on."""
-    return _offsets(shape, stride, numbers.tobytes())
+    places = np.unravel_index(numbers, shape) if shape else ()
+    found = sum((at * step for at, step in zip(places, stride, strict=True)), np.zeros(1, np.int64))
+    return torch.from_numpy(np.array(found, np.int64))
 
 
 def read_back(tensors: Sequence[torch.Tensor]) -> list[NDArray[np.float64]]:
@@ -83,7 +86,5 @@ def read_back(tensors: Sequence[torch.Tensor]) -> list[NDArray[np.float64]]:
 
 
 @lru_cache(maxsize=8192)
-def _offsets(shape: tuple[int, ...], stride: tuple[int, ...], numbers: bytes) -> torch.Tensor:
-    places = np.unravel_index(np.frombuffer(numbers, np.int64), shape) if shape else ()
-    found = sum((at * step for at, step in zip(places, stride, strict=True)), np.zeros(1, np.int64))
-    return torch.from_numpy(np.array(found, np.int64))
+def _on(device: torch.device, numbers: bytes) -> torch.Tensor:
+    return torch.from_numpy(np.frombuffer(numbers, np.int64).copy()).to(device)
