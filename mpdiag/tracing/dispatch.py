@@ -83,8 +83,23 @@ def mapped(
 def found_in(thing: Any, kind: type[_Leaf]) -> list[_Leaf]:
     """All of one kind in an operation's arguments or results, in order."""
     found: list[_Leaf] = []
-    mapped(thing, kind, found.append)
+    _collect(thing, kind, found)
     return found
+
+
+def _collect(thing: Any, kind: type[_Leaf], found: list[_Leaf]) -> None:
+    """``mapped`` without building anything; most arguments are plain numbers, and are not asked."""
+    what = type(thing)
+    if what in _PLAIN:
+        return
+    if what is tuple or what is list or what is dict:
+        for one in thing.values() if what is dict else thing:
+            if type(one) not in _PLAIN:
+                _collect(one, kind, found)
+    elif isinstance(thing, kind):
+        found.append(thing)
+    elif isinstance(thing, tuple):
+        _collect(tuple(thing), kind, found)
 
 
 def tensors_of(value: Any) -> list[torch.Tensor]:
