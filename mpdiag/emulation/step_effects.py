@@ -129,9 +129,7 @@ class StepEffects:
             return
         try:
             backward = bool(fields["node"])
-            site = None
-            if self._wanted:
-                site = self._site(fields, backward=backward, result=result, args=(args, kwargs))
+            site = self._site(fields, backward=backward, result=result, args=(args, kwargs))
             self._tape.after(
                 call,
                 args,
@@ -148,7 +146,7 @@ class StepEffects:
     def _site(
         self, fields: Mapping[str, Any], *, backward: bool, result: Any, args: Any
     ) -> Site | None:
-        if backward:
+        if backward or not self._wanted:
             return self._sites.get(fields["forward"])
         op, function = fields["op"], fields["function"]
         name = function if function in COMPOSITES else policy_name(op)

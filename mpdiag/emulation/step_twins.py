@@ -19,7 +19,7 @@ from mpdiag.emulation.step_tape import Call, StepReplay, StepTape, Values, View
 from mpdiag.numerics.autocast_lists import MOVES
 from mpdiag.numerics.trimmed import trimmed_rms
 from mpdiag.tracing.dispatch import found_in
-from mpdiag.tracing.storages import elements_of, offsets_of, read_back
+from mpdiag.tracing.storages import elements_of, read_back
 
 _FEW = 8
 """Elements below which one twin may come near by chance."""
@@ -47,35 +47,28 @@ class Mark(NamedTuple):
     values: torch.Tensor
 
 
-def spreads(
-    tape: StepTape, marks: Sequence[Mark], gradients: Sequence[Mark]
-) -> list[float] | None:
+def spreads(tape: StepTape, marks: Sequence[Mark]) -> list[float] | None:
     """How far a twin comes apart from the step, at each mark: a root mean square over its elements.
 
     Where few elements are looked at, it is at least as far, beside their size, as at the mark before
     that has more of them.
 
-    Args:
-        tape: The step.
-        marks: Where to look.
-        gradients: The training's own gradients.
-
     Returns:
         One for each mark; None where the tape does not give the training's own gradients.
     """
-    if tape.loss is None:
-        return None
-    every = [*gradients, *marks]
     with StepReplay.alone():
-        theirs = read_back(_TwinReplay(tape, every).moved())
-        ours = read_back([mark.values for mark in every])
-    apart = [_apart(a, b) for a, b in zip(theirs, ours, strict=True)]
-    n = len(gradients)
-    size, error = (math.sqrt(sum(float(x @ x) for x in some[:n])) for some in (ours, apart))
-    if not (math.isfinite(size) and size > 0 and error <= _SAME * size):
+        theirs = read_back(_TwinReplay(tape, marks).moved())
+        ours = read_back([mark.values for mark in marks])
+    with np.errstate(invalid="ignore", over="ignore"):
+        both = list(zip(theirs, ours, strict=True))
+        apart = [np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, a - b) for a, b in both]
+    held = {view.value for view, _ in tape.gradients.values()}
+    last = [i for i, mark in enumerate(marks) if mark.view.value in held]
+    size, error = (math.sqrt(sum(float(x[i] @ x[i]) for i in last)) for x in (ours, apart))
+    if tape.loss is None or not (0.0 < size < math.inf and error <= _SAME * size):
         return None
     found, before = [], 0.0
-    for values, difference in zip(ours[n:], apart[n:], strict=True):
+    for values, difference in zip(ours, apart, strict=True):
         spread, rms = trimmed_rms(difference), math.sqrt(values @ values / values.size)
         if values.size < _FEW and math.isfinite(rms):
             spread = max(spread, before * rms)
@@ -85,22 +78,13 @@ def spreads(
     return found
 
 
-def _apart(a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np.float64]:
-    with np.errstate(invalid="ignore", over="ignore"):
-        return np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, a - b)
-
-
 class _TwinReplay(StepReplay):
-    """Runs a tape once with everything moved by rounding.
-
-    A value is let go after the last operation that reads it: memory that the step has used already is
-    faster than new memory.
-    """
+    """Runs a tape once with everything moved by rounding. What nothing reads any more is let go."""
 
     def __init__(self, tape: StepTape, marks: Sequence[Mark]) -> None:
         super().__init__(tape)
         self._drawn = 0
-        self._found: list[torch.Tensor] = [mark.values for mark in marks]
+        self._found = [mark.values for mark in marks]
         self._marks: dict[int, list[tuple[int, Mark]]] = {}
         for i, mark in enumerate(marks):
             self._marks.setdefault(mark.view.value, []).append((i, mark))
@@ -108,49 +92,20 @@ class _TwinReplay(StepReplay):
 
     def moved(self) -> list[torch.Tensor]:
         """The elements at each mark."""
-        dtypes = {
-            view.value: view.dtype
-            for call in reversed(self._tape.calls)
-            for view in found_in((call.args, call.kwargs), View)
-        }
-        for value, storage in self._tape.copies.items():
-            if value in dtypes:
-                self._known[value] = storage.clone()
-                self._move(_flat(self._known[value], dtypes[value]), 0.0)
-                self._look(value)
+        outside = dict(self._tape.copies)
         for i, call in enumerate(self._tape.calls):
-            made = [view.value for view in call.results.values()] + list(call.writes.values())
-            if not self._sampled(call, made):
-                self._again(call, self._known, "")
-            for value in made:
-                self._look(value)
+            for view in found_in((call.args, call.kwargs), View):
+                if view.value in outside:
+                    self._known[view.value] = outside.pop(view.value).clone()
+                    self._move(self._known[view.value], view.dtype, 0.0)
+            made = [*(view.value for view in call.results.values()), *call.writes.values()]
+            self._again(call, self._known, "")
             for value in (*call.reads, *made):
+                for n, mark in self._marks.pop(value, ()):
+                    self._found[n] = elements_of(mark.view.of(self._known[value]), mark.numbers)
                 if self._last.get(value, i) <= i:
                     self._known.pop(value, None)
         return self._found
-
-    def _look(self, value: int) -> None:
-        for i, mark in self._marks.get(value, ()):
-            self._found[i] = elements_of(mark.view.of(self._known[value]), mark.numbers)
-
-    def _sampled(self, call: Call, made: Sequence[int]) -> bool:
-        """Run a product that no operation reads (of most weights' gradients) at the marks alone."""
-        if call.func is not torch.ops.aten.mm.default or made[0] in self._last:
-            return False
-        [view], marks = call.results.values(), self._marks.get(made[0], [])
-        width = view.shape[1]
-        if view.stride != (width, 1) or view.offset:
-            return False
-        places = [offsets_of(m.view.shape, m.view.stride, m.numbers) + m.view.offset for _, m in marks]
-        at = torch.cat(places) if places else torch.zeros(0, dtype=torch.int64)
-        left, right = (v.of(self._known[v.value]) for v in call.args)
-        rows, columns = (n.unique().to(left.device) for n in (at // width, at % width))
-        block = left.index_select(0, rows) @ right.index_select(1, columns)
-        self._move(block.view(-1), _SUMMED * math.sqrt(call.reduction))
-        whole = block.new_empty(view.shape)
-        whole[rows[:, None], columns] = block
-        self._known[view.value] = whole.untyped_storage()
-        return True
 
     def _again(self, call: Call, into: Values, name: str) -> None:
         """Run an operation, and move what it made."""
@@ -163,16 +118,17 @@ class _TwinReplay(StepReplay):
         if op in MOVES and op not in ("_to_copy", "copy_"):  # which may round
             return
         for value, dtype in views.items():
-            self._move(_flat(into[value], dtype), _SUMMED * math.sqrt(call.reduction))
+            self._move(into[value], dtype, _SUMMED * math.sqrt(call.reduction))
 
-    def _move(self, flat: torch.Tensor, summed: float) -> None:
-        """Move values by an ulp, and by a share of their root mean square.
+    def _move(self, storage: torch.UntypedStorage, dtype: torch.dtype, summed: float) -> None:
+        """Move what a storage holds by an ulp, and by a share of its root mean square.
 
         The signs stand in rows as long as there are signs, from another one on each time.
         """
-        dtype = flat.dtype
-        if not dtype.is_floating_point or dtype.itemsize < 2 or not flat.numel():
+        if not dtype.is_floating_point or dtype.itemsize < 2 or not storage.nbytes():
             return
+        flat = torch.empty(0, dtype=dtype, device=storage.device)
+        flat = flat.set_(storage, 0, (storage.nbytes() // dtype.itemsize,), (1,))
         wide = torch.float64 if dtype is torch.float64 else torch.float32
         self._drawn += 1
         # Half an ulp of a narrow format rounds to a whole one, or to none.
@@ -186,19 +142,11 @@ class _TwinReplay(StepReplay):
         moved = _SUBNORMAL if dtype is torch.float16 else moved
         for part in _rows(flat):
             shares = factors[first : first + part.shape[-1]]
-            if moved and dtype is wide:
-                added = signs[other : other + part.shape[-1]] * moved
+            added = signs[other : other + part.shape[-1]] * moved
+            if dtype is wide:
                 torch.addcmul(added, part, shares, out=part)
-                continue
-            part.mul_(shares)
-            if moved:
-                part.add_(signs[other : other + part.shape[-1]], alpha=moved)
-
-
-def _flat(storage: torch.UntypedStorage, dtype: torch.dtype) -> torch.Tensor:
-    """All that a storage holds."""
-    flat = torch.empty(0, dtype=dtype, device=storage.device)
-    return flat.set_(storage, 0, (storage.nbytes() // dtype.itemsize,), (1,))
+            else:
+                part.mul_(shares).add_(added)
 
 
 def _rows(flat: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -208,9 +156,7 @@ def _rows(flat: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 
 @lru_cache(maxsize=8)
-def _signs(
-    device: torch.device, dtype: torch.dtype, share: float
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _signs(device: torch.device, dtype: torch.dtype, share: float) -> tuple[torch.Tensor, ...]:
     """Signs, twice one after another, and 1 plus or minus a share."""
     generator = torch.Generator("cpu").manual_seed(0)
     drawn = torch.randint(0, 2, (_SIGNS,), generator=generator, device="cpu")

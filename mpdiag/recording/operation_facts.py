@@ -271,24 +271,17 @@ def cost(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) 
             flops = int(counter(*args, **kwargs, out_val=result))
         except (TypeError, ValueError, AssertionError, IndexError):
             flops = elements  # an overload the counter does not know
-    return {"flops": flops, "bytes": size, "reduction": _reduction(func, read, wrote, args)}
-
-
-def reduction(
-    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
-) -> dict[str, int]:
-    """Of ``cost`` what a twin needs: ``reduction``; the rest is 0."""
-    read, wrote = list(tensors_in([args, kwargs])), list(tensors_in(result))
-    return {"flops": 0, "bytes": 0, "reduction": _reduction(func, read, wrote, args)}
+    return {"flops": flops, "bytes": size, "reduction": reduction(func, read, wrote, args)}
 
 
 def _bytes(tensor: torch.Tensor) -> int:
     return 0 if tensor.is_nested else tensor.numel() * tensor.element_size()
 
 
-def _reduction(
+def reduction(
     func: Any, read: list[torch.Tensor], wrote: list[torch.Tensor], args: tuple[Any, ...]
 ) -> int:
+    """How many values an operation adds to make one of its result; 1 where that is not known."""
     op = func.overloadpacket.__name__
     if not read or not wrote:
         return 1

@@ -156,8 +156,8 @@ class OperationWatch:
         else:
             self._passes.attach()
             early = step == 0  # weights as they were made say little of rounding
-            traced = self._trace is not None and self._trace.wants(step)
-            self._effects.begin(wanted=effects and not early, twins=traced)
+            twin = self._trace is not None and self._trace.wants_twin(step)
+            self._effects.begin(wanted=effects and not early, twins=twin)
             self._lines.take_over(earlier)  # its graph may outlive the step before, if that was one
 
     def resume(self) -> None:
@@ -391,7 +391,8 @@ class OperationWatch:
         result: Any,
     ) -> None:
         op, index = draft.fields["op"], draft.fields["index"]
-        own, found = written(func, args, kwargs), operation_facts.results(op, result)
+        read, own = tensors_of((args, kwargs)), written(func, args, kwargs)
+        found = operation_facts.results(op, result)
         silent = [] if func._schema.is_mutable else own  # running statistics, which stay in FP32
         found += [t for t in own if not silent and all(t is not f for f in found)]
         same = draft.inputs[0][1].number if op in operation_facts.COPIES and draft.inputs else None
@@ -401,11 +402,15 @@ class OperationWatch:
         laid = operation_facts.views(found)
         if laid:
             draft.fields["scalars"]["laid"] = laid
-        cost = operation_facts.cost if self._measured else operation_facts.reduction
-        draft.fields |= cost(func, args, kwargs, result)
+        draft.fields |= {
+            "flops": 0,
+            "reduction": operation_facts.reduction(func, read, found, args),
+        }
+        if self._measured:
+            draft.fields |= operation_facts.cost(func, args, kwargs, result)
         self._effects.after(draft.taped, draft.fields, args, kwargs, result)
         if self._trace is not None and self._trace.on:
-            fields, read = draft.fields, self._trace.latest(tensors_of((args, kwargs)))
+            fields, latest = draft.fields, self._trace.latest(read)
             for tensor in (*found, *silent):
                 self._trace.take(
                     "operation",
@@ -414,7 +419,7 @@ class OperationWatch:
                     name=op,
                     phase=fields["phase"],
                     about=fields,
-                    read=read,
+                    read=latest,
                 )
         draft.taped = None
         self._tensors.drain()
@@ -521,10 +526,8 @@ class OperationWatch:
             self._trace.spread()
         for index, facts in self._effects.facts().items():
             measured[index] |= facts
-        operations: list[Operation] = []
-        if not self._measured:
-            return operations
-        for draft, known in zip(self._drafts, measured, strict=True):
+        operations = []
+        for draft, known in zip(self._drafts, measured, strict=True) if self._measured else ():
             phase: Phase = draft.fields["phase"]
             if phase == "forward" and draft.fields["index"] > last:
                 phase = "update"

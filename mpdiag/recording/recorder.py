@@ -123,7 +123,7 @@ def record(
         blocks: Record the operands of matrix products, too, in steps with recorded operations:
             what MXFP8, MXFP4, NVFP4 and FP8 with block scales would make of them.
         trace: Record values at fixed positions for ``mpdiag diff`` in these steps; True means steps 0
-            and 1. These steps run once more at their end, on other memory, to measure rounding.
+            and 1. The first of them runs once more at its end, on other memory, to measure rounding.
 
     Raises:
         UsageError: If an argument has the wrong type or value.

@@ -1,13 +1,14 @@
 """The trace of a few steps: what ``mpdiag diff`` compares; see ``runs/trace.py`` for what is written.
 
 Hooks and the operation watch hand in tensors as they pass. Of each a few elements and the norm are
-taken, on the device, and read back when the step is over. Where operations are recorded, the step's tape
-then runs again as its own twin, on other memory (``emulation/step_twins.py``).
+taken, on the device, and read back when the step is over. The first traced step then runs again as its
+own twin, on other memory (``emulation/step_twins.py``). Later ones take the twin's spreads, beside sizes.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -66,6 +67,7 @@ class TraceWatch(StepListener):
         self._rank = rank
         self._failed = failed
         self._latest: WeakStorages[int] = WeakStorages()
+        self._relative: dict[tuple[Any, ...], float | None] = {}  # see _scale
         self._forget()
 
     def _forget(self) -> None:
@@ -78,6 +80,10 @@ class TraceWatch(StepListener):
     def wants(self, step: int) -> bool:
         """Whether a step is traced."""
         return step in self._steps
+
+    def wants_twin(self, step: int) -> bool:
+        """Whether a step is to run again: the first one traced, and one after new tensors."""
+        return self.wants(step) and not self._relative
 
     def to_json(self) -> dict[str, Any]:
         """For ``meta.json``: the steps asked for, and why twins or rows are missing."""
@@ -202,12 +208,7 @@ class TraceWatch(StepListener):
             self.reason = "the step is too large, or holds operations that cannot run again"
             return
         try:
-            gradients = [
-                Mark(view, at, elements_of(kept, at))
-                for view, kept in tape.gradients.values()
-                if (at := positions(view.shape)).size
-            ]
-            found = spreads(tape, list(self._marks.values()), gradients)
+            found = spreads(tape, list(self._marks.values()))
         except Exception as error:  # noqa: BLE001 - a spread that is not known is left out
             self.reason = f"the step could not run again ({type(error).__name__})"
             return
@@ -220,9 +221,26 @@ class TraceWatch(StepListener):
     def _read_back(self) -> list[TraceRow]:
         """The rows with what was taken; the one place that waits for a device."""
         every = read_back([t for taken, norm in self._taken for t in (taken, norm.reshape(1))])
+        self._scale(every[::2])
         parts = zip(self._rows, every[::2], every[1::2], strict=True)
         rows = [TraceRow(**row, values=values, norm=float(norm[0])) for row, values, norm in parts]
         return list(_in_order(rows))
+
+    def _scale(self, values: Sequence[NDArray[np.float64]]) -> None:
+        """Learn how far a twin came apart beside each tensor's size; without one, say it by the last."""
+        twin, learned, new = any("spread" in row for row in self._rows), {}, False
+        for row, some in zip(self._rows, values, strict=True):
+            size = math.sqrt(some @ some / some.size) if some.size else 0.0
+            key = tuple(row[word] for word in ("kind", "module", "name", "phase", "call"))
+            spread = row.get("spread")
+            share = self._relative.get(key, 0.0 if self._relative else None)
+            if twin and (spread is None or 0.0 < size < math.inf):
+                learned[key] = spread and spread / size
+            elif not twin and size and key not in self._relative:
+                new = True  # or was zero then: the next traced step has a twin
+            elif not twin and share is not None and math.isfinite(size):
+                row["spread"] = share * size
+        self._relative = learned if twin else {} if new else self._relative
 
     def _give_up(self, where: str, error: Exception) -> None:
         self.on, self._steps = False, frozenset()

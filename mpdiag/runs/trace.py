@@ -52,8 +52,8 @@ class TraceRow:
         at: Which of these positions this rank holds, (k,); None for all.
         partial: Whether the values of all ranks add up to the tensor's.
         norm: ‖x‖₂ of what this rank holds.
-        spread: How far a twin of the step came apart here: the root mean square over the positions;
-            None where there is no twin.
+        spread: How far a twin came apart here, of this step or, beside the size, of one before: the
+            root mean square over the positions; None where that is not known.
         arguments: Of an operation: its arguments that are no tensors, as JSON.
         reads: The latest tensors, by ``order``, in the memory that the operation read, or that this is.
     """

@@ -168,14 +168,15 @@ class RunWriter:
         """Write the operands of one step as one part (schema: ``block_operands``)."""
         self._write_next("blocks", table)
 
-    def _write_next(self, kind: str, table: pa.Table) -> None:
+    def _write_next(self, kind: str, table: pa.Table, **options: Any) -> None:
         (self.folder / kind).mkdir(exist_ok=True)
-        self._write_part(kind, self._next_parts[kind] + 1, table)
+        self._write_part(kind, self._next_parts[kind] + 1, table, **options)
         self._next_parts[kind] += 1
 
     def append_trace(self, table: pa.Table) -> None:
         """Write the trace of one step as one part (schema: ``trace``)."""
-        self._write_next("trace", table)
+        words = [f.name for f in table.schema if "dictionary" in str(f.type)]
+        self._write_next("trace", table, compression_level=3, use_dictionary=words)
 
     def sweep(self) -> None:
         """Remove the partial files that this process left behind.
@@ -197,7 +198,6 @@ class RunWriter:
                 table,
                 file,
                 compression="zstd",
-                compression_level=9,
                 write_statistics=False,
-                **options,
+                **{"compression_level": 9, **options},
             )

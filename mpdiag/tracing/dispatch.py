@@ -80,26 +80,16 @@ def mapped(
     return tuple([mapped(o, kind, change) for o in thing]) if isinstance(thing, tuple) else thing
 
 
-def found_in(thing: Any, kind: type[_Leaf]) -> list[_Leaf]:
-    """All of one kind in an operation's arguments or results, in order."""
-    found: list[_Leaf] = []
-    _collect(thing, kind, found)
-    return found
-
-
-def _collect(thing: Any, kind: type[_Leaf], found: list[_Leaf]) -> None:
-    """``mapped`` without building anything; most arguments are plain numbers, and are not asked."""
-    what = type(thing)
-    if what in _PLAIN:
-        return
-    if what is tuple or what is list or what is dict:
-        for one in thing.values() if what is dict else thing:
+def found_in(thing: Any, kind: type[_Leaf], into: list[_Leaf] | None = None) -> list[_Leaf]:
+    """All of one kind in an operation's arguments or results, in order, added to a list."""
+    found: list[_Leaf] = [] if into is None else into
+    if isinstance(thing, (tuple, list, dict)):
+        for one in thing.values() if isinstance(thing, dict) else thing:
             if type(one) not in _PLAIN:
-                _collect(one, kind, found)
+                found_in(one, kind, found)
     elif isinstance(thing, kind):
         found.append(thing)
-    elif isinstance(thing, tuple):
-        _collect(tuple(thing), kind, found)
+    return found
 
 
 def tensors_of(value: Any) -> list[torch.Tensor]:

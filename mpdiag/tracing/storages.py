@@ -62,27 +62,14 @@ def elements_of(tensor: torch.Tensor, numbers: NDArray[np.int64]) -> torch.Tenso
     return tensor.detach().take(at)
 
 
-def offsets_of(
-    shape: tuple[int, ...], stride: tuple[int, ...], numbers: NDArray[np.int64]
-) -> torch.Tensor:
-    """Where some elements lie in memory, int64 (k,), from the tensor's first one on."""
-    places = np.unravel_index(numbers, shape) if shape else ()
-    found = sum((at * step for at, step in zip(places, stride, strict=True)), np.zeros(1, np.int64))
-    return torch.from_numpy(np.array(found, np.int64))
-
-
 def read_back(tensors: Sequence[torch.Tensor]) -> list[NDArray[np.float64]]:
     """The values of some vectors, with one transfer for each device."""
-    found = [np.zeros(0)] * len(tensors)
-    waiting: dict[torch.device, list[int]] = {}
-    for i, tensor in enumerate(tensors):
-        waiting.setdefault(tensor.device, []).append(i)
-    for places in waiting.values():
-        joined = torch.cat([tensors[i].double() for i in places]).cpu().numpy()
-        ends = np.cumsum([tensors[i].numel() for i in places])
-        for i, values in zip(places, np.split(joined, ends[:-1]), strict=True):
-            found[i] = values
-    return found
+    found: dict[int, torch.Tensor] = {}
+    for device in {t.device for t in tensors}:
+        mine = [i for i, t in enumerate(tensors) if t.device == device]
+        joined = torch.cat([tensors[i].double() for i in mine]).cpu()
+        found |= zip(mine, joined.split([tensors[i].numel() for i in mine]), strict=True)
+    return [found[i].numpy() for i in range(len(tensors))]
 
 
 @lru_cache(maxsize=8192)

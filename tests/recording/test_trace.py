@@ -1,5 +1,7 @@
 """The trace of a step: positions, what is written, and twins against moved inputs."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -8,6 +10,9 @@ from recorded_steps import record_steps
 from torch import nn
 
 import mpdiag
+from mpdiag.emulation.step_twins import spreads
+from mpdiag.recording import trace
+from mpdiag.recording.trace import TraceWatch
 from mpdiag.runs.trace import decode, encode, positions
 from mpdiag.tracing.storages import elements_of
 
@@ -76,3 +81,68 @@ def test_a_twin_comes_apart_as_far_as_the_formats_say(tmp_path):
     run = record_steps(tmp_path / "run", model, loss, trace=True)
     output = next(r for r in run.trace() if r.kind == "output")
     assert 2e-5 < output.spread < 4e-4
+
+
+class Grows(nn.Module):
+    """Its second factor is zero before the first step, so the first one has no gradient then."""
+
+    def __init__(self):
+        super().__init__()
+        self.down, self.up = nn.Linear(8, 8, bias=False), nn.Linear(8, 4, bias=False)
+        nn.init.zeros_(self.up.weight)
+
+    def forward(self, x):
+        return self.up(self.down(x))
+
+
+def trained(model, folder, traced, total):
+    """A run's rows by step and by what they are of."""
+    torch.manual_seed(0)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with mpdiag.record(model, optimizer, folder, trace=traced) as recorder:
+        for _ in range(total):
+            optimizer.zero_grad()
+            (model(torch.randn(16, 8)) - 1).square().mean().backward()
+            optimizer.step()
+    assert recorder.failures == []
+    rows = mpdiag.open_run(folder).trace()
+    return {(r.step, r.kind, r.module, r.name, r.call): r for r in rows}
+
+
+def relative(row):
+    return row.spread / np.sqrt(np.mean(row.values**2))
+
+
+def test_later_steps_have_the_spread_of_the_first_beside_their_own_size(tmp_path, monkeypatch):
+    """And that is near what a twin of their own would show."""
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 4))
+    again = copy.deepcopy(model)
+    twins = []
+    monkeypatch.setattr(trace, "spreads", lambda *a: twins.append(a) or spreads(*a))
+    rows = trained(model, tmp_path / "run", [1, 6], 8)
+    assert len(twins) == 1
+    monkeypatch.setattr(TraceWatch, "wants_twin", TraceWatch.wants)
+    own = trained(again, tmp_path / "own", [1, 6], 8)
+    assert len(twins) == 3
+    later = [k for k, row in rows.items() if k[0] == 6 and row.spread]
+    assert len(later) > 10
+    for key in later:
+        assert relative(rows[key]) == pytest.approx(relative(rows[(1, *key[1:])]))
+        assert 0.2 < relative(rows[key]) / relative(own[key]) < 5
+    assert {k for k, row in own.items() if row.spread is None} == {
+        k for k, row in rows.items() if row.spread is None
+    }
+
+
+def test_a_tensor_that_was_zero_has_a_twin_in_the_next_traced_step(tmp_path):
+    rows = trained(Grows(), tmp_path / "run", [0, 1, 2, 3], 5)
+    spread = [rows[step, "weight_grad", "down", "down.weight", 0].spread for step in range(4)]
+    assert spread[:2] == [0.0, None]
+    assert spread[2] > 0
+    assert spread[3] > 0
+
+
+def test_elements_of_fp8_are_taken():
+    tensor = torch.arange(8.0).to(torch.float8_e4m3fn).view(2, 4).t()
+    assert elements_of(tensor, np.array([1, 6])).tolist() == [4.0, 3.0]
