@@ -2,10 +2,10 @@
 
     python benchmarks/tracing.py [--recordings 5] [--steps 9] [--json FILE]
 
-Two copies of a transformer take turns step by step. One is recorded, several times one after another. Each
-time every second of its steps from step 2 on is traced; the first of these runs once more as its twin.
-Figures are processor time, which a busy machine disturbs least: the median and the smallest ratio of pairs
-of steps, of those with a twin, of those traced without one, and of those that are only recorded. Both
+Two copies of a transformer take turns step by step. One is recorded, several times one after another.
+Each time every second of its steps from step 2 on is traced; the first of these runs once more as its
+twin. Figures are processor time, which a busy machine disturbs least: the median and the smallest ratio
+of pairs of steps, of those with a twin, of those traced without one, and of those only recorded. Both
 copies must end with the same bits.
 """
 

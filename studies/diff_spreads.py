@@ -40,9 +40,9 @@ def shares(name: str, folder: Path) -> dict[int, dict[tuple[object, ...], float]
     found: dict[int, dict[tuple[object, ...], float]] = {step: {} for step in STEPS}
     for row in mpdiag.open_run(folder).trace():
         size = math.sqrt(np.mean(row.values**2)) if row.values.size else 0.0
-        if row.spread and size:
-            key = row.kind, row.module, row.name, row.phase, row.call
-            found[row.step][key] = row.spread / size
+        share = (row.spread or 0.0) / size if size else 0.0
+        if share:
+            found[row.step][row.kind, row.module, row.name, row.phase, row.call] = share
     return found
 
 

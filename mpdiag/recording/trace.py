@@ -2,7 +2,7 @@
 
 Hooks and the operation watch hand in tensors as they pass. Of each a few elements and the norm are
 taken, on the device, and read back when the step is over. The first traced step then runs again as its
-own twin, on other memory (``emulation/step_twins.py``). Later ones take the twin's spreads, beside sizes.
+own twin, on other memory (``emulation/step_twins.py``). Later ones take shares of sizes from it.
 """
 
 from __future__ import annotations
