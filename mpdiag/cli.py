@@ -8,8 +8,8 @@ needs, it imports when it runs, so that ``mpdiag --help`` and shell completion a
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import cache
 from importlib import import_module
 from typing import Annotated, Any
@@ -63,22 +63,22 @@ class _ErrorsAsExitCodes(TyperGroup):
         """Parse the words before the command, and note whether any word asks for JSON."""
         ctx.meta[_JSON] = asked_for_json(args)
         try:
-            return super().parse_args(ctx, args)
+            with _output_told():
+                return super().parse_args(ctx, args)
         except _WrongUsage as error:
             _explain(error, as_json=ctx.meta[_JSON])
             raise
 
     def invoke(self, ctx: Any) -> Any:
         as_json = ctx.meta[_JSON]
+        with _output_told():
+            return self._invoke(ctx, as_json=as_json)
+
+    def _invoke(self, ctx: Any, *, as_json: bool) -> Any:
         try:
-            result = super().invoke(ctx)
-            sys.stdout.flush()
+            return super().invoke(ctx)
         except MpdiagError as error:
             raise _failure(error, str(error), error.exit_code, as_json=as_json) from None
-        except BrokenPipeError:
-            # The reader has gone. What is still buffered must not fail at exit.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            raise typer.Exit(PIPE_CLOSED) from None
         except OSError as error:
             if error.filename is None:
                 raise
@@ -91,7 +91,25 @@ class _ErrorsAsExitCodes(TyperGroup):
             if as_json:
                 _show_error(error, "interrupted", INTERRUPTED)
             raise typer.Exit(INTERRUPTED) from None
-        return result
+
+
+@contextmanager
+def _output_told() -> Iterator[None]:
+    """Whatever happens inside, write what was printed; a full disk and a closed pipe are exit codes."""
+    try:
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+    except OSError as error:
+        if error.errno is None or error.filename is not None:
+            raise
+        # What is still buffered must not fail at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error, BrokenPipeError):  # the reader has gone
+            raise typer.Exit(PIPE_CLOSED) from None
+        message = f"cannot write the output: {error.strerror}"
+        raise _failure(error, message, ExitCode.INPUT, as_json=False) from None
 
 
 @cache

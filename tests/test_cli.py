@@ -4,6 +4,7 @@ import os
 import pkgutil
 import subprocess
 import sys
+from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
@@ -81,7 +82,12 @@ def test_a_bug_is_not_dressed_up_as_an_expected_failure_and_a_message_is_never_m
     assert told == "error: [bold]a[/bold] [/]  b\n"
 
 
-@pytest.mark.parametrize("words", [["runs", "."], ["runs", ".", "--json"]])
+FULL = Path("/dev/full")
+TELLING = [["runs", "."], ["runs", ".", "--json"], ["runs", "?", "--json"], ["--help"]]
+"""Commands that print data, that fail in JSON, and that only print."""
+
+
+@pytest.mark.parametrize("words", TELLING)
 def test_a_reader_who_leaves_is_no_error(tmp_path, words):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "meta.json").write_text('{"schema_version": 1, "state": "finished"}')
@@ -93,3 +99,23 @@ def test_a_reader_who_leaves_is_no_error(tmp_path, words):
     )
     os.close(write)
     assert (child.returncode, child.stderr) == (141, "")
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="no device that is always full")
+@pytest.mark.parametrize("words", TELLING)
+def test_output_that_a_full_disk_takes_not_is_an_error_in_one_sentence(tmp_path, words):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "meta.json").write_text('{"schema_version": 1, "state": "finished"}')
+    command = [sys.executable, "-m", "mpdiag", *words]
+    with FULL.open("w") as full:
+        child = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, cwd=tmp_path
+        )
+    said = "error: cannot write the output: No space left on device\n"
+    assert (child.returncode, child.stderr) == (ExitCode.INPUT, said)
+    with FULL.open("w") as full:  # nor does a full stderr change an answer
+        child = subprocess.run(
+            command, stderr=full, stdout=subprocess.PIPE, text=True, check=False, cwd=tmp_path
+        )
+    assert child.stdout
+    assert child.returncode == (ExitCode.INPUT if "?" in words else ExitCode.OK)

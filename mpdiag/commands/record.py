@@ -77,24 +77,32 @@ def record(
         trace=trace,
         trace_steps=trace_steps,
     )
-    code, run = record_command(script or [], out, options)
+    recorded = record_command(script or [], out, options)
+    run = recorded.folder
     if run is not None:
         analysis = next_commands.analyze_it(shortest_path(run))
-        if analysis:
-            terminal.remark(_written(shortest_path(run)))
+        say = terminal.remark if recorded.missed is None else terminal.complain
+        if not analysis:
+            say(f"no step was recorded: there is nothing to analyze in {run}")
         else:
-            terminal.remark(f"no step was recorded: there is nothing to analyze in {run}")
+            prefix = "" if recorded.missed is None else "the recording is incomplete: "
+            say(prefix + _written(shortest_path(run), recorded.missed))
         terminal.name_next(*analysis)
-    raise typer.Exit(code)
+    raise typer.Exit(recorded.code)
 
 
-def _written(run: AnyPath) -> str:
-    """What a recording wrote, in a line; of a URL the size would take a transfer for each file."""
+def _written(run: AnyPath, seen: int | None) -> str:
+    """What a recording wrote, in a line; of a URL the size would take a transfer for each file.
+
+    Args:
+        run: The recording.
+        seen: How many steps it saw; default: as it says.
+    """
     from mpdiag.display.wording import counted
     from mpdiag.runs.run import open_run
 
     meta = open_run(run).meta
-    steps = counted(meta.get("steps_seen") or 0, "step")
+    steps = counted(seen or meta.get("steps_seen") or 0, "step")
     line = f"{meta.get('steps_recorded') or 0:,} of {steps} recorded into {run}"
     if is_remote(run):
         return line

@@ -21,8 +21,9 @@ from mpdiag.runs.run import META, free_name
 
 
 def tell(sentence: str) -> None:
-    """Write a sentence for the person at the terminal."""
-    print(f"mpdiag: {sentence}", file=sys.stderr, flush=True)
+    """Write a sentence for the person at the terminal; a stderr that takes none ends no training."""
+    with contextlib.suppress(OSError):
+        print(f"mpdiag: {sentence}", file=sys.stderr, flush=True)
 
 
 def stderr_file() -> int:

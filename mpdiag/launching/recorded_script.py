@@ -10,10 +10,10 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mpdiag.errors import InputError, RunExists, UsageError
+from mpdiag.errors import ExitCode, InputError, RunExists, UsageError
 from mpdiag.files.paths import AnyPath, place
 from mpdiag.launching import processes
-from mpdiag.launching.script import AfterTorch, Ending, Script, parse, run
+from mpdiag.launching.script import AfterTorch, Script, parse, run
 from mpdiag.launching.termination import Termination
 from mpdiag.recording.cadence import Cadence
 from mpdiag.recording.lifecycle import carry_through
@@ -112,13 +112,23 @@ class RecordingSettings:
     launch: str | None = None
 
 
-def record_command(
-    words: Sequence[str], out: Path | None, options: Options
-) -> tuple[int, AnyPath | None]:
-    """Record the script that the words after ``--`` name, in this process or in torchrun's.
+@dataclass(frozen=True)
+class RecordedScript:
+    """A script that was recorded.
 
-    Returns:
-        The exit code, and the run to name, if any.
+    Attributes:
+        code: Its exit code; that of a missing input if it ended well and its recording did not.
+        folder: The run; None where another rank names it.
+        missed: Steps seen, if something of them is missing in the run; its meta file may not say.
+    """
+
+    code: int
+    folder: AnyPath | None
+    missed: int | None = None
+
+
+def record_command(words: Sequence[str], out: Path | None, options: Options) -> RecordedScript:
+    """Record the script that the words after ``--`` name, in this process or in torchrun's.
 
     Raises:
         MpdiagError: As ``record_script``.
@@ -126,26 +136,23 @@ def record_command(
     launcher = processes.launcher_of(words)
     if launcher is not None:
         name, command = processes.launched_name(launcher), ["record", *options.words()]
-        return processes.launch(launcher, out, name, command), None
-    ending, run = record_script(parse(words), out, options)
+        return RecordedScript(processes.launch(launcher, out, name, command), None)
+    recorded = record_script(parse(words), out, options)
     processes.free_cycles()
-    if run is not None:
-        processes.release_claims(run)
-    return ending.code, run
+    if recorded.folder is not None:
+        processes.release_claims(recorded.folder)
+    return recorded
 
 
 def record_script(
     script: Script, out: Path | None = None, options: Options | None = None
-) -> tuple[Ending, AnyPath | None]:
+) -> RecordedScript:
     """Run a script and record what trains in it.
 
     Args:
         script: What to run.
         out: The run folder; default: ``runs/NAME``, with a number if that exists.
         options: How to record.
-
-    Returns:
-        How it ended, and the run folder; None where another rank reports it.
 
     Raises:
         RunExists: If ``out`` holds a run.
@@ -185,7 +192,10 @@ def record_script(
             else f"rank {rank} recorded nothing"
         )
     told = rank == 0 and (watch.recorded or (folder / META).exists())
-    return ending, folder if told else None
+    missed = watch.missed if ending.code == 0 else None
+    # A rank that fails would end the others.
+    code = ExitCode.INPUT if missed is not None and world == 1 else ending.code
+    return RecordedScript(code, folder if told else None, missed)
 
 
 def _check_pattern(option: str, pattern: str | None) -> None:
@@ -225,6 +235,12 @@ class ScriptRecording:
     def recorded(self) -> bool:
         """Whether recording has begun."""
         return self._recorder is not None
+
+    @property
+    def missed(self) -> int | None:
+        """Steps seen, if something of them is missing in the run folder."""
+        recorder = self._recorder
+        return recorder.step if recorder is not None and recorder.state == "failed" else None
 
     def attach(self) -> None:
         """Look for what trains from now on; torch has been imported."""

@@ -303,13 +303,18 @@ class Recorder:
         )
 
     def __repr__(self) -> str:
-        state = "failed" if self._parts is None else self._parts.folder.state
+        state = self.state
         if state == "recording" and not self._clock.running:
             state = "not started"
         return (
             f"<Recorder of {str(self.folder)!r}: {state}, {counted(self.step, 'step')}, "
             f"{self.steps_recorded} recorded>"
         )
+
+    @property
+    def state(self) -> str:
+        """As ``meta.json`` has it, where that could be written."""
+        return "failed" if self._parts is None else self._parts.folder.state
 
     @property
     def step(self) -> int:

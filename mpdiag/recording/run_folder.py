@@ -269,8 +269,10 @@ class RunFolder(StepListener):
             self.write_meta()
         except Exception as error:  # noqa: BLE001
             self._failures.note("finishing the run folder", error)
+            self.state = "failed"
             if self._writer is not None:
-                self._writer.amend_meta("failed", self._failures.found)
+                changes = {"state": self.state, **self._counts()}
+                self._writer.amend_meta(changes, self._failures.found)
 
     def disown(self) -> None:
         """Write nothing more: the folder holds another process's run."""
@@ -314,9 +316,7 @@ class RunFolder(StepListener):
                 "include": asked.include,
                 "exclude": asked.exclude,
             },
-            "steps_seen": self._clock.number,
-            "steps_recorded": self._ledger.steps_written,
-            "rows": self._ledger.rows_written,
+            **self._counts(),
             "operations": about.operations.to_json(),
             "blocks": about.operations.blocks_to_json(),
             **({"trace": about.trace.to_json()} if asked.trace else {}),
@@ -335,6 +335,13 @@ class RunFolder(StepListener):
         if facts is not None and facts is not self._facts:
             self._writer.write_precision(facts)
             self._facts = facts
+
+    def _counts(self) -> dict[str, int]:
+        return {
+            "steps_seen": self._clock.number,
+            "steps_recorded": self._ledger.steps_written,
+            "rows": self._ledger.rows_written,
+        }
 
     def _describe(self, optimizer: Optimizer) -> dict[str, Any]:
         """An optimizer, how often it stepped, in a recorded step too, and evaluated a closure."""

@@ -5,7 +5,7 @@ import os
 import shlex
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -92,6 +92,7 @@ def complain(message: str) -> None:
 
 
 def _tell(label: str, style: str, line: str) -> None:
-    """Print a line on stderr, which is not there in a program without a console."""
+    """Print a line on stderr, which is not there in a program without a console, or may be full."""
     if sys.stderr is not None:
-        Terminal(stderr=True).print(Text.assemble((label, style), line), soft_wrap=True)
+        with suppress(OSError):
+            Terminal(stderr=True).print(Text.assemble((label, style), line), soft_wrap=True)

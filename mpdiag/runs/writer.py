@@ -108,7 +108,7 @@ class RunWriter:
             partial.write_text(json_text(document), encoding="utf-8")
         self._claimed = True
 
-    def amend_meta(self, state: str, failures: Sequence[Mapping[str, Any]]) -> None:
+    def amend_meta(self, changes: Mapping[str, Any], failures: Sequence[Mapping[str, Any]]) -> None:
         """Say in this rank's meta file how it ended, where a new one could not be written.
 
         A full disk has room for what is no longer than the file that is there: fewer blanks, and as
@@ -119,7 +119,7 @@ class RunWriter:
             return
         with contextlib.suppress(OSError, ValueError), path.open("r+b", buffering=0) as file:
             text = file.read()
-            document = {**json.loads(text), "state": state}
+            document = {**json.loads(text), **changes}
             for number in range(len(failures), -1, -1):
                 document["failures"] = list(failures[:number])
                 amended = json.dumps(document, allow_nan=False).encode()

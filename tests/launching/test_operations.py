@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from script_processes import SCRIPTS, scripts
 
-from mpdiag.launching.recorded_script import Options, record_command
+from mpdiag.launching.recorded_script import Options, RecordedScript, record_command
 from mpdiag.runs.run import open_run
 
 OWN_SCRIPTS = scripts(__file__)
@@ -90,6 +90,6 @@ def test_ranks_that_a_launcher_starts_record_as_many(monkeypatch):
     monkeypatch.setattr("torch.distributed.run.main", started.append)
     words = ["torchrun", "--nproc-per-node", "2", str(LOOP), "3"]
     out = Path("memory:/runs/one")  # one slash, as a path has it
-    assert record_command(words, out, Options(operations=0)) == (0, None)
+    assert record_command(words, out, Options(operations=0)) == RecordedScript(0, None)
     ours = ["--module", "mpdiag", "record", "--operations", "0", "--out", str(out), "--"]
     assert started == [["--nproc-per-node", "2", *ours, str(LOOP), "3"]]

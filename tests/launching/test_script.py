@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from traceback import walk_tb
@@ -59,6 +60,33 @@ def test_without_a_step_no_analysis_is_named(fork_server, tmp_path, reached):
     assert done.code == 130
     assert "next: " not in done.err
     assert ("no step was recorded" in done.err) == (tmp_path / "run" / "meta.json").exists()
+
+
+FULL = """
+    if step == {0}:  # from here on writing is an error, as on a full disk
+        import resource, signal
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
+"""
+
+
+@pytest.mark.parametrize(
+    ("full_at", "said"),
+    [
+        (15, r"error: the recording is incomplete: 5 of 20 steps recorded into run "),
+        (0, r"error: no step was recorded: there is nothing to analyze in .*/run\n"),
+    ],
+)
+def test_a_full_disk_is_an_error_of_the_recording_alone(fork_server, tmp_path, full_at, said):
+    loop = "for step in range(20):"
+    script = f"{TRAIN.replace('for _ in range(3):', loop)}print(model[0].weight.sum().item())\n"
+    (tmp_path / "train.py").write_text(script)
+    plain = fork_server("python", "train.py", cwd=tmp_path)
+    (tmp_path / "train.py").write_text(script.replace(loop, loop + FULL.format(full_at)))
+    done = fork_server("mpdiag", "record", "--out", "run", "--", "train.py", cwd=tmp_path)
+    assert (plain.code, done.code, done.out) == (0, 3, plain.out)
+    assert re.search(said, done.err), done.err
+    assert ("next: mpdiag analyze run" in done.err) == (full_at > 0)
 
 
 def written_line(run, folder):
