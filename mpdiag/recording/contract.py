@@ -4,12 +4,13 @@ Nothing is computed but comparisons for equality, of parameters that no optimize
 tensors of the same shape that one does: one that rounds to the parameter is its master copy.
 """
 
+import math
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -30,6 +31,7 @@ from mpdiag.tracing.sharding import Reduction, reductions, unapplied
 FIRST_STEPS = 3
 """Steps after which the precision is read; later only in recorded steps."""
 _HEAD = 64
+_Found = TypeVar("_Found")
 Pairs = Mapping[int, tuple[torch.Tensor, Optimizer]]
 _BITS_OF = re.compile(r"(?i)(?:nf|fp|int|float(?=8tensor))([48])(?!\d)|([48])bit")
 """In the name of a class of quantized weights: Params4bit, Int8Params, Float8Tensor."""
@@ -354,8 +356,8 @@ class ContractWatch(StepListener):
             made = unapplied(reductions(around).values(), self._setters.policies)
             seen = Observed("policy-not-applied", tuple(made), step, step, 0.0)
             self._unapplied = (seen,) if made else ()
-        shadows = self._shadow.found()
-        observed = (*self._unapplied, *self._values.found())
+        shadows = _finite(self._shadow.found())
+        observed = _finite((*self._unapplied, *self._values.found()))
         if self.facts is None:
             self.facts = PrecisionFacts(step, tuple(read), (), settings, False, shadows, observed)
             if self._precision.tell is not None:
@@ -390,13 +392,22 @@ def _settings(optimizer: Optimizer) -> dict[str, Any]:
         for state in optimizer.state.values()
         for key, value in state.items()
         if key in _COUNTERS and isinstance(value, torch.Tensor)
-        if value.dtype in HALF and value.numel() == 1
+        if value.dtype in HALF and value.numel() == 1 and math.isfinite(value)
     }
     more = {"freed": freed, "counters": counters}
     return found | {name: value for name, value in more.items() if value}
 
 
 def _is_plain(value: Any) -> bool:
+    """Whether a document can hold a setting: JSON has no infinity and no NaN."""
     if isinstance(value, (tuple, list)):
-        return all(isinstance(v, (int, float)) for v in value)
-    return value is None or isinstance(value, (bool, int, float, str))
+        return all(isinstance(v, (int, float)) and _is_plain(v) for v in value)
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return value is None or isinstance(value, (bool, int, str))
+
+
+def _finite(found: Sequence[_Found]) -> tuple[_Found, ...]:
+    """What holds numbers: weights that are not finite show nothing else."""
+    numbers = [[v for v in vars(one).values() if isinstance(v, float)] for one in found]
+    return tuple(o for o, own in zip(found, numbers, strict=True) if all(map(math.isfinite, own)))

@@ -154,6 +154,16 @@ def record(
     )
 
 
+def _why_no_operations(about: Subjects) -> str:
+    """Why a model shows not all of its operations; "" for one that does."""
+    known = about.modules.values()
+    if any(named.compiled for named in known):
+        return NO_OPERATIONS
+    if any(isinstance(named.module, torch.jit.ScriptModule) for named in known):
+        return "the model is TorchScript, which shows few of its operations: record the eager one"
+    return ""
+
+
 def _warn_of_no_start(folder: AnyPath) -> None:
     logger.warning(
         "nothing was recorded into %s, because the recorder was never started: write `with "
@@ -373,8 +383,8 @@ class Recorder:
                     "the model is being recorded into %s, too: each recording takes its own time"
                 )
                 logger.warning("recording into %s: " + words, self.folder, other.folder)
-        if any(n.compiled for n in self._subjects.modules.values()):
-            parts.operations.refuse(NO_OPERATIONS)
+        if reason := _why_no_operations(self._subjects):
+            parts.operations.refuse(reason)
         try:
             self._setters.attach()
             if self._fp32 is not None:

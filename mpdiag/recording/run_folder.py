@@ -24,8 +24,9 @@ from mpdiag.recording.failures import WRITING, Failures
 from mpdiag.recording.step_clock import Step, StepClock, StepListener
 from mpdiag.runs import provenance
 from mpdiag.runs.answers import answers, half_precision
-from mpdiag.runs.run import META, now
+from mpdiag.runs.run import IN_BACKWARD, META, now
 from mpdiag.tracing.conditions import FIRST_RATE
+from mpdiag.tracing.dispatch import in_backward
 from mpdiag.tracing.names import Subjects, type_name
 
 if TYPE_CHECKING:
@@ -165,12 +166,15 @@ class RunFolder(StepListener):
         self._retries, self._retry_at = 0, 0.0
         self._ended: Step | None = None
         self._first_rates: dict[int, float | None] = {}  # by id of an optimizer
+        self._in_backward: set[int] = set()  # ids of optimizers
         self._table: list[dict[str, Any]] | None = None  # of modules, as it was written last
 
     # -- steps -------------------------------------------------------------------------------------
 
     def optimizer_stepped(self, optimizer: Optimizer) -> None:
-        """Note the learning rate of its first step: a schedule changes it later."""
+        """Note the learning rate of its first step: a schedule changes it later; and where it was."""
+        if in_backward():
+            self._in_backward.add(id(optimizer))
         if id(optimizer) not in self._first_rates:
             self._first_rates[id(optimizer)] = describe_optimizer(optimizer).get("lr")
 
@@ -352,6 +356,7 @@ class RunFolder(StepListener):
             "steps_taken": steps.taken,
             "steps_recorded": steps.recorded,
             "evaluations": steps.evaluations,
+            **({IN_BACKWARD: True} if id(optimizer) in self._in_backward else {}),
         }
 
 
@@ -383,6 +388,7 @@ def describe_training(models: Sequence[nn.Module]) -> dict[str, Any]:
     return {
         "mpdiag": versions.get("mpdiag", "unknown"),
         "argv": provenance.arguments(),
+        "launcher": provenance.launcher(),
         "device": provenance.device(models[0]),
         "versions": versions,
         "seeds": {"torch": torch.initial_seed()},

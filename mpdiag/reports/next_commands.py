@@ -18,6 +18,7 @@ from mpdiag.installation.extras import EXTRAS
 from mpdiag.numerics.formats import BF16, TRAINABLE
 from mpdiag.plan import FILE as PLAN
 from mpdiag.plan import PrecisionPlan
+from mpdiag.runs.provenance import without_launcher
 from mpdiag.runs.results import read_comparison
 from mpdiag.runs.run import META, Listing, Run, list_runs, open_run
 
@@ -134,13 +135,14 @@ def train_by(plan: PrecisionPlan, path: AnyPath, run: Run | None) -> Words:
         path: Its file.
         run: The recording, which knows its script.
     """
-    words = run.script_words if run is not None else ()
+    words = run.script_words if run is not None and not run.is_refused else ()
     if plan.target not in {fmt.name for fmt in TRAINABLE} or not words:
         return NOTHING
-    if words[0] == "-m":
-        there = _module_is_there(words[1]) if len(words) > 1 else False
+    script = without_launcher(words)
+    if script[0] == "-m":
+        there = _module_is_there(script[1]) if len(script) > 1 else False
     else:
-        there = Path(words[0]).exists()
+        there = Path(script[0]).exists()
     return ("mpdiag", "train", "--plan", path, "--", *words) if there else NOTHING
 
 

@@ -16,11 +16,12 @@ _SEEN = tuple(
     for what in ("parameters", "gradients", "modules", "activation_gradients")
     for seen in ("", "_seen")
 )
-_HALVES = ("half_parameters", "half_parameter_count_total", "half_modules")
+_HALVES = ("half_parameters", "half_parameter_count_total", "half_modules", "widened_parameters")
 _META: dict[str, Any] = {
     **dict.fromkeys(("mpdiag", "state", "created", "updated", "script", "verdict"), str),
     **dict.fromkeys(("steps_seen", "steps_recorded", "rows", "rank", "world_size"), COUNT),
     "argv": [str],
+    "launcher": [str],
     "device": {"type": str, "name": str, "compute_capability": str},
     "versions": {},
     "seeds": {"torch": int},

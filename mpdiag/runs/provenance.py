@@ -68,6 +68,19 @@ def announced_ranks() -> tuple[int, int]:
     return (rank, world) if 0 <= rank < world else (0, 1)
 
 
+def launcher() -> list[str]:
+    """The words that start as many processes of a script on one machine; [] without torchrun."""
+    local = os.environ.get("LOCAL_WORLD_SIZE", "")
+    if "TORCHELASTIC_RUN_ID" not in os.environ or local != os.environ.get("WORLD_SIZE"):
+        return []
+    return ["torchrun", f"--nproc-per-node={local}"]
+
+
+def without_launcher(words: tuple[str, ...]) -> tuple[str, ...]:
+    """A script and its arguments, without what ``launcher`` gave before them."""
+    return words[2:] if words[:1] == ("torchrun",) else words
+
+
 def arguments() -> list[str]:
     """The command line, as the script sees it, without secrets: a run folder is shown to others."""
     return shown_arguments(map(str, sys.argv))

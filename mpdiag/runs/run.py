@@ -56,6 +56,8 @@ _Row = TypeVar("_Row")
 
 SCHEMA_VERSION = 2
 META = "meta.json"
+WIDENED, IN_BACKWARD = "widened_parameters", "in_backward"
+"""What ``meta.json`` calls weights that ``--fp32`` made FP32, and steps in a backward pass."""
 MOST_READ = 2 << 20
 """Bytes of a log above which a notebook names no loss: a card may not keep anybody waiting."""
 _PART = re.compile(r"rank(\d{5})-(\d{6})\.parquet")
@@ -157,15 +159,32 @@ class Run:
 
     @property
     def script_words(self) -> tuple[str, ...]:
-        """The words of the script that ``mpdiag record`` ran; () if unknown, or not known in full."""
+        """What to write after ``--``: the script that ``mpdiag record`` ran, after its launcher.
+
+        () if unknown, or not known in full.
+        """
         script, argv = self.meta.get("script"), self.meta.get("argv")
         if not isinstance(script, str) or not script or not isinstance(argv, list):
             return ()
         words = tuple(map(str, argv[1:]))
-        if self.meta.get("world_size") != 1 or any(HIDDEN in word for word in words):
+        launcher = tuple(self.meta.get("launcher") or ())
+        if not (launcher or self.meta.get("world_size") == 1) or any(HIDDEN in w for w in words):
             return ()
         module = script.removeprefix("-m ")
-        return (script, *words) if module == script else ("-m", module, *words)
+        return (*launcher, *((script,) if module == script else ("-m", module)), *words)
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether ``mpdiag train`` is known to refuse the recorded script, whatever the plan."""
+        dtypes = {row["dtype"] for row in self.modules() if row["what"] == "parameter"}
+        kinds = {row["type"] for row in self.modules()}
+        optimizers = self.meta.get("optimizers") or ()
+        return bool(
+            (self.meta.get("precision") or {}).get(WIDENED)
+            or dtypes & {"float16", "bfloat16", "float64"}
+            or "RecursiveScriptModule" in kinds
+            or any(one.get(IN_BACKWARD) for one in optimizers)
+        )
 
     def parts(self) -> list[AnyPath]:
         """The parts of statistics, all ranks', in order."""

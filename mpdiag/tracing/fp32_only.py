@@ -111,9 +111,10 @@ class Fp32Only:
                         self._convert(value, lasting)
 
     def to_json(self) -> dict[str, Any]:
-        """For ``meta.json``: what was switched off and what was not, if anything."""
-        found = {"switched_off": self.refused, "not_switched_off": self.kept}
-        return {name: list(lines) for name, lines in found.items() if lines}
+        """For ``meta.json``: what was switched off and what was not, and weights that became FP32."""
+        found = {"switched_off": list(self.refused), "not_switched_off": list(self.kept)}
+        widened = {"widened_parameters": sum(self._bytes.values()) // 2}
+        return {name: said for name, said in (found | widened).items() if said}
 
     # -- what asks for half precision --------------------------------------------------------------
 

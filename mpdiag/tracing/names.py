@@ -91,7 +91,8 @@ class NamedModule:
             for name in _SETTINGS
             if _has(self.module, name)
         }
-        settings["channels_last"] = _channels_last(self.module._parameters.get("weight"))
+        own = dict(self.module.named_parameters(recurse=False))  # a ScriptModule's too
+        settings["channels_last"] = _channels_last(own.get("weight"))
         called = self.output_shapes is not None
         unseen = "returned no tensor" if called else "never called in a recorded step"
         if graphs and self.may_hide:

@@ -1,8 +1,10 @@
 """``mpdiag train`` on what scripts do between a forward pass and a step, and what it refuses."""
 
 import json
+import shlex
 import textwrap
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from script_processes import TRAIN, scripts
@@ -272,3 +274,25 @@ def test_an_optimizer_that_moves_nothing_is_said_once_and_one_that_adds_up_itsel
     assert done.code == 0, done.err
     assert done.err.count("[optimizer-moved-nothing]") == 1
     assert "Still has moved no weight in 4 steps" in done.err
+
+
+SEEN_IN_TRAINING = {"in place", "twice"}
+"""No FP32 recording shows that a training by a plan would refuse these."""
+
+
+@pytest.mark.parametrize("options", [(), ("--fp32",)])
+@pytest.mark.parametrize("name", [*sorted(REFUSED.keys() - SEEN_IN_TRAINING), "none"])
+def test_the_next_command_of_a_recording_is_never_one_that_refuses(
+    fork_server, tmp_path, name, options
+):
+    body = SCRIPTS[f"refused: {name}"] if name in REFUSED else LOOP
+    (tmp_path / "script.py").write_text(HEAD + body.replace("range(4)", "range(24)"))
+    call = partial(fork_server, "mpdiag", cwd=tmp_path)
+    call("record", "--out", "run", *options, "--", "script.py")
+    analyzed = call("analyze", "run", "-o", "plan.json")
+    following = [line for line in analyzed.err.splitlines() if line.startswith("next: mpdiag ")]
+    for line in following:
+        words = shlex.split(line)[2:]
+        done = call(*words)
+        assert done.code == 0, (words, done.err)
+    assert name != "none" or words[0] == "train"

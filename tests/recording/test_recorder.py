@@ -4,6 +4,7 @@ import random
 
 import numpy as np
 import pytest
+import torch
 from recorded import model_and_optimizer, rows, step, steps
 from torch import nn
 
@@ -88,3 +89,19 @@ def test_random_state_of_python_and_numpy_is_untouched(tmp_path):
     with mpdiag.record(model, optimizer, tmp_path / "run", every=1):
         step(model, optimizer)
     assert before == (random.getstate(), np.random.get_state()[1].tolist())  # noqa: NPY002
+
+
+@pytest.mark.parametrize("setting", [{}, {"limit": float("inf"), "bounds": (0.0, float("inf"))}])
+def test_a_training_that_becomes_nan_is_recorded_to_its_end(tmp_path, setting):
+    """FP16 Adam divides 0 by 0, and what is measured of its weights is NaN; so may be a setting."""
+    torch.manual_seed(0)
+    model = nn.Linear(8, 4).half()
+    optimizer = torch.optim.Adam([{"params": model.parameters(), **setting}], 1e-3)
+    with mpdiag.record(model, optimizer, tmp_path / "run", every=1) as recorder:
+        for _ in range(8):
+            optimizer.zero_grad()
+            (model(torch.randn(16, 8).half()).square().mean() * 1e-4).backward()
+            optimizer.step()
+    assert not model.weight.isfinite().all()
+    assert recorder.failures == []
+    assert mpdiag.open_run(tmp_path / "run").meta["steps_recorded"] == 8

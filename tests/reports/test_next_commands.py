@@ -188,7 +188,7 @@ def test_a_training_is_named_only_if_its_script_is_there(here):
     shutil.rmtree("runs/digits-fp16-plan")
     plan = PrecisionPlan()
     words = {"script": "train.py", "argv": ["train.py", "--lr", "1"], "world_size": 1}
-    known = SimpleNamespace(script_words=("train.py", "--lr", "1"))
+    known = SimpleNamespace(script_words=("train.py", "--lr", "1"), is_refused=False)
     assert next_commands.train_by(plan, here / "plan.json", known) == ()
     (here / "train.py").write_text("")
     named = next_commands.train_by(plan, here / "plan.json", known)
@@ -197,8 +197,9 @@ def test_a_training_is_named_only_if_its_script_is_there(here):
     assert next_commands.train_by(fp8, here / "plan.json", known) == ()
     assert next_commands.train_by(plan, here / "plan.json", None) == ()
     for module, there in (("json.tool", True), ("no_such_module.x", False)):
-        asked = SimpleNamespace(script_words=("-m", module))
-        assert bool(next_commands.train_by(plan, here / "plan.json", asked)) == there
+        for launcher in ((), ("torchrun", "--nproc-per-node=2")):
+            asked = SimpleNamespace(script_words=(*launcher, "-m", module), is_refused=False)
+            assert bool(next_commands.train_by(plan, here / "plan.json", asked)) == there
     add_to_meta(here / "runs" / "digits", **words)
     done = CliRunner().invoke(app, ["analyze", "runs/digits", "-o", "plan.json"])
     assert done.stderr.endswith("next: mpdiag train --plan plan.json -- train.py --lr 1\n")

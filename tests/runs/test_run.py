@@ -15,6 +15,7 @@ from row_buffer import table_of
 
 import mpdiag
 from mpdiag.errors import DamagedRun, RunExists, RunNotFound
+from mpdiag.runs.provenance import without_launcher
 from mpdiag.runs.records import Records
 from mpdiag.runs.run import META, SCHEMA_VERSION, Run, free_name, list_runs, open_run
 from mpdiag.runs.schema import schema
@@ -263,7 +264,11 @@ def test_the_script_of_a_recording_is_known_unless_something_of_it_is_hidden(tmp
     for argv, script, expected in words:
         found = Run(tmp_path, {**meta, "argv": argv, "script": script})
         assert found.script_words == expected
-    assert Run(tmp_path, {**meta, "argv": ["a"], "world_size": 2}).script_words == ()
+    several = {**meta, "argv": ["a", "1"], "world_size": 2}
+    assert Run(tmp_path, several).script_words == ()
+    launched = Run(tmp_path, {**several, "launcher": ["torchrun", "--nproc-per-node=2"]})
+    assert launched.script_words == ("torchrun", "--nproc-per-node=2", "a b.py", "1")
+    assert without_launcher(launched.script_words) == ("a b.py", "1")
 
 
 def test_a_run_that_can_be_opened_is_named(tmp_path):

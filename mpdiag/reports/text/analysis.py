@@ -268,7 +268,8 @@ def _grounds(analysis: Analysis) -> list[RenderableType]:
 def can_be_settled(analysis: Analysis) -> bool:
     """Whether a check would show more: in a format that can be trained in here, if none was made."""
     open_still = analysis.verdict.level == "expected" and analysis.probe is None
-    return open_still and analysis.target in TRAINABLE
+    runs = analysis.rounded_to is not None or not analysis.run.is_refused
+    return open_still and runs and analysis.target in TRAINABLE
 
 
 def settling_command(analysis: Analysis) -> tuple[object, ...]:
