@@ -37,7 +37,7 @@ from mpdiag.analysis.scaling.necessity import MATTERS, NEEDED
 from mpdiag.display.wording import percent, scale_text
 from mpdiag.numerics.autocast_lists import LISTS, NO_HALF_FUNCTIONS, OPERATIONS, policy_name
 from mpdiag.numerics.formats import FloatFormat
-from mpdiag.runs.operations import Operation, TensorRecord
+from mpdiag.runs.operations import NONE, Operation, TensorRecord
 
 Code = Literal[
     "overflow", "mask-fill", "vanishing", "cancellation", "swallowed", "gradient-overflow",
@@ -663,13 +663,17 @@ def gradients(step: StoredStep, scale: float) -> Iterator[OperationFinding]:
 
 
 def _lost_gradients(step: StoredStep, scale: float) -> Iterator[OperationFinding]:
-    """Find products with a factor so large that the format loses their results' gradients."""
+    """Find operations with a factor so large that the format loses their results' gradients.
+
+    What their backward pass makes of it for an input is in range: the loss scale sees that alone.
+    """
     lost = functools.partial(share_lost, zero=step.target.zero_exponent - int(math.log2(scale)))
     for op in (op for op in step.graph.operations if op.node and op.forward >= 0):
         forward, made = step.graph.operations[op.forward], op.outputs[0]
-        if forward.op in ("mul", "div") and any(step.low[t.tensor] for t in forward.outputs):
+        computed = any(t.producer != NONE and t.numel == made.numel for t in forward.inputs)
+        if computed and any(step.low[t.tensor] for t in forward.outputs):
             given = [t for t in op.inputs if t.tensor in step.graph.gradients]
-            share = max((lost(t) for t in given if t.shape == made.shape), default=0.0)
+            share = max(map(lost, given), default=0.0)
             if share >= NEEDED and lost(made) < MATTERS:
                 at = f"at a loss scale of {scale_text(scale)}"
                 reason = f"{step.target.label} loses {percent(share)} of its result's gradient {at}"

@@ -60,16 +60,27 @@ def test_an_infinity_is_followed_to_the_loss(case, tmp_path):
     assert reaches in (truth, "unknown") or (not truth and reaches in ("zeros", "alike"))
 
 
-@pytest.mark.parametrize(("factor", "found"), [(1e4, ["mul"]), (1.0, [])])
-def test_a_gradient_that_is_lost_before_it_is_multiplied_is_found(tmp_path, factor, found):
+@pytest.mark.parametrize(("factor", "found"), [(1e4, True), (1.0, False)])
+@pytest.mark.parametrize(
+    ("call", "op"),
+    [
+        (lambda x, by: x * by, "mul"),
+        (lambda x, by: F.linear(x, by * torch.eye(16)), "mm"),
+        (lambda x, by: torch.add(torch.zeros_like(x), x, alpha=by), "add"),
+        (lambda x, by: F.conv1d(x[:, None], torch.full((1, 1, 1), by))[:, 0], "convolution"),
+    ],
+)
+def test_a_gradient_that_is_lost_before_it_is_multiplied_is_found(
+    tmp_path, call, op, factor, found
+):
     """The layer's own gradient is a ten-thousand times that of the product, and is not lost."""
-    net = Net(lambda x: F.layer_norm(x * factor, (16,)))
+    net = Net(lambda x: F.layer_norm(call(x, factor), (16,)))
     run = record_steps(
         tmp_path / "run", net, loss=lambda model, _: weighed(model(batch())) / 30, operations=1
     )
     analysis = mpdiag.analyze(run)
     assert analysis.loss_scale.plan.need == "not needed"
-    assert [c.op for c in analysis.plan.fp32_operations] == found
+    assert [c.op for c in analysis.plan.fp32_operations] == [op] * found
 
 
 def test_a_gradient_that_a_mask_may_drop_is_not_said_to_skip_steps(tmp_path):
