@@ -274,6 +274,21 @@ class BlockPlan:
             )
         return BLOCK_RECIPES[self.target]
 
+    def refuse_unknown(self) -> None:
+        """Refuse what a plan edited by hand may hold, and would train as something else.
+
+        Raises:
+            UsageError: If this version does not know the recipe, or a layer names another format.
+        """
+        known = (self.recipe.target, WIDE)
+        for layer in self.layers:
+            for gemm in OPERANDS:
+                if getattr(layer, gemm) not in known:
+                    raise UsageError(
+                        f"the plan's blocks.layers has {getattr(layer, gemm)!r} as {gemm} of layer "
+                        f"{layer.name!r}: write {known[0]!r} or {WIDE!r}"
+                    )
+
     def operands(self) -> dict[str, tuple[OperandFormat, OperandFormat]]:
         """How both operands of each product are rounded, in the order of ``OPERANDS``.
 
@@ -475,7 +490,7 @@ class PrecisionPlan:
         try:
             plan.loss_scale.scaler_class()
             if plan.blocks is not None:
-                plan.blocks.recipe  # noqa: B018 - raises if it is not known
+                plan.blocks.refuse_unknown()
         except UsageError as error:
             raise DamagedPlan(str(error)) from error
         try:

@@ -76,6 +76,15 @@ def test_every_field_round_trips(plan):
         ('{"schema_version": 1, "loss_scale": 8}', DamagedPlan, "loss_scale"),
         ('{"schema_version": 1, "loss_scale": {"upper": "8"}}', DamagedPlan, "upper"),
         ('{"schema_version": 1, "shapes": [{"module": "head"}]}', DamagedPlan, "incomplete"),
+        (
+            (
+                '{"schema_version": 1, "target": "bf16", "blocks": {"target": "mxfp8", "formats": {}, '
+                '"layers": [{"module": "a", "parameter": "weight", "kind": "linear", "fprop": "mxfp8", '
+                '"dgrad": "bf16", "wgrad": "mxfp4"}]}}'
+            ),
+            DamagedPlan,
+            "has 'mxfp4' as wgrad of layer 'a': write 'mxfp8' or 'bf16'",
+        ),
     ],
 )
 def test_what_is_no_plan_is_one_sentence(tmp_path, text, error, sentence):

@@ -193,8 +193,10 @@ def analyze(
 
     Raises:
         InputError: If the run is missing, damaged, empty, of a newer schema, or has only NaN gradients.
-        ValueError: If there is no such format.
+        ValueError: If there is no such format, or ``budget`` is no share.
     """
+    if not 0 <= budget <= 1:
+        raise ValueError(f"budget must be a share from 0 to 1, not {budget!r}")
     opened = run if isinstance(run, Run) else open_run(Path(run))
     if target in BLOCK_RECIPES:
         recipe = BLOCK_RECIPES[target]

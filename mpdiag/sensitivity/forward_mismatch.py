@@ -64,9 +64,14 @@ def mismatch(
         recording: A recording of the training, for the loss scale of FP16.
 
     Raises:
-        UsageError: If a model returns no logits, or logits of another shape or that are not finite.
+        UsageError: If ``budget`` or ``probes`` makes no sense, or a model returns no logits,
+            or logits of another shape or that are not finite.
         InputError: If the recording cannot be read, or is of another model.
     """
+    if not 0 <= budget <= 1:
+        raise UsageError(f"budget must be a share from 0 to 1, not {budget!r}")
+    if probes < 1:
+        raise UsageError(f"probes must be 1 or more, not {probes!r}")
     a, b = Side(model_a), Side(model_b)
     plan, held = None if recording is None else analyze(recording).plan, fingerprint_of(a.model)
     if plan and plan.model and held and compare_models(plan.model, held).disjoint:

@@ -171,3 +171,9 @@ def test_a_probe_that_cannot_be_read_is_none(tmp_path, damage):
     write_probe(run, Probe(FALLING, FALLING, 0, 4), plan.digest())
     (run / "probe.json").write_text(damage)
     assert analyze(run).probe is None
+
+
+@pytest.mark.parametrize("budget", [-0.1, 1.5, float("nan")])
+def test_a_budget_that_is_no_share_is_refused(tmp_path, budget):
+    with pytest.raises(ValueError, match="budget must be a share from 0 to 1"):
+        analyze(tmp_path, "mxfp8", budget=budget)

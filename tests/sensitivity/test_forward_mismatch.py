@@ -188,6 +188,11 @@ def test_fp16_in_place_of_bf16_is_measured_and_nothing_changes(root, tmp_path):
     ],
 )
 def test_what_cannot_be_compared_is_one_sentence(change, words):
+    """So is an option that makes no sense, whatever the models."""
+    with pytest.raises(UsageError, match="budget must be a share from 0 to 1"):
+        mpdiag.mismatch(Model(), Model(), batch(), budget=float("nan"))
+    with pytest.raises(UsageError, match="probes must be 1 or more, not 0"):
+        mpdiag.mismatch(Model(), Model(), batch(), probes=0)
     with pytest.raises(UsageError, match=words):
         mpdiag.mismatch(*change(Model(), Model()), probes=1)
 
