@@ -286,7 +286,7 @@ def test_the_next_command_of_a_recording_is_never_one_that_refuses(
     fork_server, tmp_path, name, options
 ):
     body = SCRIPTS[f"refused: {name}"] if name in REFUSED else LOOP
-    (tmp_path / "script.py").write_text(HEAD + body.replace("range(4)", "range(24)"))
+    (tmp_path / "script.py").write_text(SCRIPTS["head"] + body.replace("range(4)", "range(24)"))
     call = partial(fork_server, "mpdiag", cwd=tmp_path)
     call("record", "--out", "run", *options, "--", "script.py")
     analyzed = call("analyze", "run", "-o", "plan.json")
