@@ -208,7 +208,14 @@ class TraceWatch(StepListener):
             self.reason = "the step is too large, or holds operations that cannot run again"
             return
         try:
-            found = spreads(tape, list(self._marks.values()))
+            places = {row: i for i, row in enumerate(self._marks)}
+            found = spreads(
+                tape,
+                [
+                    mark._replace(reads=[places[r] for r in self._rows[row].reads if r in places])
+                    for row, mark in self._marks.items()
+                ],
+            )
         except Exception as error:  # noqa: BLE001 - a spread that is not known is left out
             self.reason = f"the step could not run again ({type(error).__name__})"
             return

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from typing import Any
+
+import numpy as np
 
 from mpdiag.analysis.difference.sides import Tensor, times
 from mpdiag.analysis.difference.tolerance import roundoff
@@ -23,6 +25,8 @@ from mpdiag.numerics.autocast_lists import MOVES
 
 _PLACES = ("weight", "input", "forward", "backward", "weight_grad", "updated_weight")
 """In this order the tensors of a step are judged."""
+_FEW = 0.25
+"""Share of choices that rounding turns at most."""
 
 
 @dataclass(frozen=True)
@@ -32,11 +36,13 @@ class Pair:
     Attributes:
         a, b: The tensor.
         certain: Whether they are surely the same one; not if operations of its module were edited.
+        turned: Share of the rows behind it for which a choice, as of an expert, was another one.
     """
 
     a: Tensor
     b: Tensor
     certain: bool = True
+    turned: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -80,35 +86,78 @@ def aligned(a: Sequence[Tensor], b: Sequence[Tensor]) -> tuple[list[Pair], list[
         lone = [t for name, t in weights[i].items() if name not in weights[1 - i]]
         edits += [Edit(t.module, t.phase, f"parameter {t.name}", side, [t]) for t in lone]
     turned = _turned(a, b)
-    pairs = [replace(p, certain=False) if _inside(p.a, turned) else p for p in pairs]
+    unsure = _unsure(a, turned)
+    pairs = [
+        replace(p, certain=p.certain and id(p.a) not in unsure, turned=_before(p.a, turned))
+        for p in pairs
+    ]
     return sorted(pairs, key=lambda pair: _place(pair.a)), edits
 
 
-def _turned(a: Sequence[Tensor], b: Sequence[Tensor]) -> set[str]:
+_Turned = Mapping[str, tuple[int, float]]
+"""Modules, each with the order of what differs first, and a share of rows."""
+
+
+def _turned(a: Sequence[Tensor], b: Sequence[Tensor]) -> _Turned:
     """Modules in which rounding, or a fault before, has turned a choice: whole numbers differ."""
     ours, theirs = (
         {_name(t): t for t in side if t.kind == "operation" and not roundoff(t.dtype)}
         for side in (a, b)
     )
-    both = [(t, theirs[key]) for key, t in ours.items() if key in theirs and t.phase == "forward"]
-    return {
-        x.module
-        for x, y in both
-        if x.module and len(x.pieces) == len(y.pieces)
-        if x.shape != y.shape or x.pieces[0].norm != y.pieces[0].norm
-    }
+    found: dict[str, tuple[int, float]] = {}
+    for key, x in ours.items():
+        y = theirs.get(key)
+        if y is None or x.phase != "forward" or not x.module or len(x.pieces) != len(y.pieces):
+            continue
+        if x.shape != y.shape or x.pieces[0].norm != y.pieces[0].norm:
+            found.setdefault(x.module, (x.order, _share(x, y)))
+    return found
 
 
-def _inside(t: Tensor, turned: Collection[str]) -> bool:
-    """Whether a tensor lies in a module, or in one inside, that is judged by what it returns."""
-    own = t.kind == "operation" and t.module in turned
-    weights = t.kind in ("weight", "updated_weight") or t.module is None
-    return own or (not weights and any(str(t.module).startswith(f"{m}.") for m in turned))
+def _share(a: Tensor, b: Tensor) -> float:
+    """The share of rows whose choice differs; 0 if these are too many for rounding.
+
+    The largest of a window passes on nearly the same value, whichever it is.
+    """
+    if "max_pool" in a.name:
+        return 0.0
+    if a.shape != b.shape:
+        rows = [math.prod(t.shape[:1]) for t in (a, b)]
+        share = abs(rows[0] - rows[1]) / max(rows)
+    else:  # one more may be where nobody looked
+        different = a.pieces[0].values != b.pieces[0].values
+        share = (1 + np.count_nonzero(different)) / max(1, different.size)
+    return share if share <= _FEW else 0.0
+
+
+def _before(t: Tensor, turned: _Turned) -> float:
+    """The largest share of rows that were turned before a tensor was made."""
+    earlier = (s for order, s in turned.values() if t.phase != "forward" or t.order > order)
+    return max(earlier, default=0.0)
+
+
+def _unsure(step: Sequence[Tensor], turned: Collection[str]) -> set[int]:
+    """What lies in a module that is judged by what it returns, or in one inside, by ``id``.
+
+    Clipping and the like read the gradients of such modules.
+    """
+    found: set[int] = set()
+    places: set[tuple[int, int]] = set()
+    for t in step:
+        own = t.kind == "operation" and t.module in turned
+        weights = t.kind in ("weight", "updated_weight") or t.module is None
+        inside = not weights and any(str(t.module).startswith(f"{m}.") for m in turned)
+        outside = t.module is None and t.phase == "backward"
+        if own or inside or (outside and any((t.rank, i) in places for i in t.reads)):
+            found.add(id(t))
+            if t.phase == "backward":
+                places.add((t.rank, t.order))
+    return found
 
 
 def whole_batches(a: Sequence[Tensor], b: Sequence[Tensor]) -> list[Sequence[Tensor]]:
     """Both sides of a step, with the parts of a batch put together where one side has more of them."""
-    return [_whole_batch(side, _parts(side, other)) for side, other in ((a, b), (b, a))]
+    return [_whole_batch(side, other, _parts(side, other)) for side, other in ((a, b), (b, a))]
 
 
 def _parts(step: Sequence[Tensor], other: Sequence[Tensor]) -> int:
@@ -121,17 +170,23 @@ def _parts(step: Sequence[Tensor], other: Sequence[Tensor]) -> int:
     return times[0] if max(times) % min(times) else times[0] // times[1]
 
 
-def _whole_batch(step: Sequence[Tensor], parts: int) -> Sequence[Tensor]:
-    """The tensors of a batch's parts put together: each part has a piece, as a rank has."""
+def _whole_batch(step: Sequence[Tensor], other: Sequence[Tensor], parts: int) -> Sequence[Tensor]:
+    """The tensors of a batch's parts put together: each part has a piece, as a rank has.
+
+    What the other side has as often is none of a part: clipping comes once a step.
+    """
     if parts < 2:
         return step
     calls: dict[tuple[str, str | None, str, str], list[Tensor]] = defaultdict(list)
     for t in step:
         calls[_name(t)[:4]].append(t)
-    found = [t for t in step if "weight" in t.kind]
-    for some in calls.values():
+    times = Counter(_name(t)[:4] for t in other)
+    found = [
+        t for t in step if "weight" in t.kind or times[_name(t)[:4]] == len(calls[_name(t)[:4]])
+    ]
+    for key, some in calls.items():
         each, left = divmod(len(some), parts)
-        if not left and "weight" not in some[0].kind:
+        if not left and len(some) != times[key] and "weight" not in some[0].kind:
             for i in range(each):
                 held = some[i::each]
                 pieces = tuple(replace(p, rank=None) for t in held for p in t.pieces)
@@ -173,7 +228,11 @@ def _operations(step: Sequence[Tensor]) -> dict[tuple[str, str | None], list[Ten
 
 def _matched(a: Sequence[Tensor], b: Sequence[Tensor]) -> tuple[list[Pair], list[Edit]]:
     """The pairs of one module in one pass, and what has no partner."""
-    words_a, words_b = ([(t.name, len(t.shape)) for t in side] for side in (a, b))
+    lines = _same_lines(a, b)
+    whole = [Pair(*pair) for pair in lines]
+    held = {id(t) for pair in lines for t in pair}
+    a, b = ([t for t in side if id(t) not in held] for side in (a, b))
+    words_a, words_b = ([_word(t) for t in side] for side in (a, b))
     if words_a == words_b:
         pairs = list(zip(a, b, strict=True))
     else:
@@ -184,7 +243,30 @@ def _matched(a: Sequence[Tensor], b: Sequence[Tensor]) -> tuple[list[Pair], list
     alone = [
         (side, t.name, t) for side, some in (("a", a), ("b", b)) for t in some if id(t) not in held
     ]
-    return [Pair(x, y, not alone) for x, y in pairs], _edits([*_changed(pairs), *alone])
+    whole += [Pair(x, y, not alone) for x, y in pairs]
+    return whole, _edits([*_changed([*lines, *pairs]), *alone])
+
+
+def _same_lines(a: Sequence[Tensor], b: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
+    """The pairs of lines outside of all modules that read gradients and do the same, as clipping."""
+    sides: list[dict[str, list[Tensor]]] = []
+    for side in (a, b):
+        lines: dict[str, list[Tensor]] = defaultdict(list)
+        for t in side:
+            if t.module is None and t.phase == "backward" and t.code:
+                lines[t.code].append(t)
+        sides.append(lines)
+    both = [(some, sides[1].get(code, [])) for code, some in sides[0].items()]
+    return [
+        pair
+        for some, other in both
+        if [_word(t) for t in some] == [_word(t) for t in other]
+        for pair in zip(some, other, strict=True)
+    ]
+
+
+def _word(t: Tensor) -> tuple[str, int]:
+    return t.name, len(t.shape)
 
 
 def _edits(found: Iterable[tuple[str, str, Tensor]]) -> list[Edit]:

@@ -38,6 +38,7 @@ class Layout:
         turns: Whether rows were dealt out in turn, and not row after row; None for another way.
         scales: How many times larger a rank's gradients of its rows may be: it is of its own mean, or
             not; one where they show it.
+        accumulated: Whether the parts are of one rank, which adds up their gradients.
     """
 
     ranks: int = 1
@@ -45,6 +46,7 @@ class Layout:
     batch: int = 1
     turns: bool | None = False
     scales: tuple[float, ...] = (1.0,)
+    accumulated: bool = False
 
 
 def layout_of(pairs: Sequence[Pair]) -> Layout:
@@ -77,7 +79,8 @@ def _dealt(inputs: Sequence[Pair]) -> Layout:
             turns = min(far, key=lambda t: far[t])
             known = far[turns] <= _NEAR * far[not turns]
             scales = (1.0, float(ranks), 1.0 / ranks)
-            return Layout(ranks, True, one.shape[0], turns if known else None, scales)
+            accumulated = many.pieces[0].rank is None
+            return Layout(ranks, True, one.shape[0], turns if known else None, scales, accumulated)
     return Layout(ranks)
 
 
@@ -86,10 +89,11 @@ def matched(a: Tensor, b: Tensor, layout: Layout) -> Iterable[Match]:
     backward = a.phase == "backward" and "weight" not in a.kind
     # Gradients of what one rank has alone, as an expert, are added up in another order.
     alone = backward and len(a.pieces) == len(b.pieces)
-    if a.kind == "operation" and layout.ranks > 1 and (alone or not roundoff(a.dtype)):
+    skipped = alone and not layout.accumulated  # that has a part's operations as often as parts
+    if a.kind == "operation" and layout.ranks > 1 and (skipped or not roundoff(a.dtype)):
         return []  # and whole numbers count from a rank's first word or row
     found = list(_pairs(a, b, layout))
-    if not layout.split or not backward:
+    if not layout.split or not backward or (alone and layout.accumulated):
         return found
     scales = layout.scales
     if not (a.from_loss or b.from_loss or a.kind == "gradient") or not _has_rows(a, b):
