@@ -21,7 +21,7 @@ from mpdiag.numerics.trimmed import trimmed_rms
 from mpdiag.tracing.dispatch import found_in
 from mpdiag.tracing.storages import elements_of, read_back
 
-_FEW = 8
+_FEW = 64
 """Elements below which one twin may come near by chance."""
 _SAME = 0.5
 """How far a twin's gradients may be from the training's own; of another computation they are further."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from mpdiag.analysis.difference.sides import Tensor, times
+from mpdiag.analysis.difference.sides import Steps, Tensor, times
 from mpdiag.analysis.difference.tolerance import roundoff
 from mpdiag.numerics.autocast_lists import MOVES
 
@@ -87,6 +87,8 @@ def aligned(a: Sequence[Tensor], b: Sequence[Tensor]) -> tuple[list[Pair], list[
         edits += [Edit(t.module, t.phase, f"parameter {t.name}", side, [t]) for t in lone]
     turned = _turned(a, b)
     unsure = _unsure(a, turned)
+    passed = _passed_on(a) | _passed_on(b)
+    unsure |= {id(p.a) for p in pairs if p.a.kind == "gradient" and _name(p.a)[1:] in passed}
     pairs = [
         replace(p, certain=p.certain and id(p.a) not in unsure, turned=_before(p.a, turned))
         for p in pairs
@@ -94,8 +96,8 @@ def aligned(a: Sequence[Tensor], b: Sequence[Tensor]) -> tuple[list[Pair], list[
     return sorted(pairs, key=lambda pair: _place(pair.a)), edits
 
 
-_Turned = Mapping[str, tuple[int, float]]
-"""Modules, each with the order of what differs first, and a share of rows."""
+_Turned = Mapping[str, tuple[int, int, float]]
+"""Modules, each with the order and rows of what differs first, and the share of these that do."""
 
 
 def _turned(a: Sequence[Tensor], b: Sequence[Tensor]) -> _Turned:
@@ -104,13 +106,23 @@ def _turned(a: Sequence[Tensor], b: Sequence[Tensor]) -> _Turned:
         {_name(t): t for t in side if t.kind == "operation" and not roundoff(t.dtype)}
         for side in (a, b)
     )
-    found: dict[str, tuple[int, float]] = {}
+    modules: dict[str, list[tuple[Tensor, Tensor]]] = defaultdict(list)
     for key, x in ours.items():
         y = theirs.get(key)
-        if y is None or x.phase != "forward" or not x.module or len(x.pieces) != len(y.pieces):
-            continue
-        if x.shape != y.shape or x.pieces[0].norm != y.pieces[0].norm:
-            found.setdefault(x.module, (x.order, _share(x, y)))
+        if y and x.phase == "forward" and x.module and len(x.pieces) == len(y.pieces):
+            modules[x.module].append((x, y))
+    found: dict[str, tuple[int, int, float]] = {}
+    for module, pairs in modules.items():
+        rows = math.prod(pairs[0][0].shape[:1])
+        other = [
+            pair
+            for pair in pairs
+            if pair[0].shape != pair[1].shape
+            or pair[0].pieces[0].norm != pair[1].pieces[0].norm
+            or (pair[0].pieces[0].values != pair[1].pieces[0].values).any()
+        ]
+        if other:  # a list of rows moves up by one that is gone
+            found[module] = (other[0][0].order, rows, min(_share(x, y) for x, y in other))
     return found
 
 
@@ -121,25 +133,37 @@ def _share(a: Tensor, b: Tensor) -> float:
     """
     if "max_pool" in a.name:
         return 0.0
-    if a.shape != b.shape:
+    if a.name == "nonzero" or a.shape != b.shape:
         rows = [math.prod(t.shape[:1]) for t in (a, b)]
-        share = abs(rows[0] - rows[1]) / max(rows)
+        share = (1 + abs(rows[0] - rows[1])) / max(1, *rows)
     else:  # one more may be where nobody looked
         different = a.pieces[0].values != b.pieces[0].values
         share = (1 + np.count_nonzero(different)) / max(1, different.size)
     return share if share <= _FEW else 0.0
 
 
+def _passed_on(step: Sequence[Tensor]) -> set[tuple[str | None, str, str, int]]:
+    """The gradients of modules that return what they were given: of all that reads it, or not."""
+    rows = {(t.rank, t.order): t.module for t in step if t.phase == "forward"}
+    return {
+        (t.module, t.name, "backward", t.call)
+        for t in step
+        if t.kind == "output" and t.module and (made := [rows.get((t.rank, i)) for i in t.reads])
+        if not any(f"{m}.".startswith(f"{t.module}.") for m in made if m is not None)
+    }
+
+
 def _before(t: Tensor, turned: _Turned) -> float:
     """The largest share of rows that were turned before a tensor was made."""
-    earlier = (s for order, s in turned.values() if t.phase != "forward" or t.order > order)
+    earlier = (s for order, _, s in turned.values() if t.phase != "forward" or t.order > order)
     return max(earlier, default=0.0)
 
 
-def _unsure(step: Sequence[Tensor], turned: Collection[str]) -> set[int]:
+def _unsure(step: Sequence[Tensor], turned: _Turned) -> set[int]:
     """What lies in a module that is judged by what it returns, or in one inside, by ``id``.
 
-    Clipping and the like read the gradients of such modules.
+    Clipping and the like read the gradients of such modules. What has the rows among which a few
+    choices differ is sure.
     """
     found: set[int] = set()
     places: set[tuple[int, int]] = set()
@@ -148,11 +172,45 @@ def _unsure(step: Sequence[Tensor], turned: Collection[str]) -> set[int]:
         weights = t.kind in ("weight", "updated_weight") or t.module is None
         inside = not weights and any(str(t.module).startswith(f"{m}.") for m in turned)
         outside = t.module is None and t.phase == "backward"
+        rows = {n for m, (_, n, s) in turned.items() if s and f"{t.module}.".startswith(f"{m}.")}
+        if t.shape[:1] in {(n,) for n in rows} and roundoff(t.dtype) and "weight" not in t.kind:
+            continue
         if own or inside or (outside and any((t.rank, i) in places for i in t.reads)):
             found.add(id(t))
             if t.phase == "backward":
                 places.add((t.rank, t.order))
     return found
+
+
+def renamed(a: Steps, b: Steps) -> Steps:
+    """The first side with the second one's names of modules, if theirs have the same parameters."""
+    if not (a and b):
+        return a
+    names = [{t.name: t.shape for t in steps[min(steps)] if t.kind == "weight"} for steps in (a, b)]
+    lone = [
+        [(*name.rpartition("."), shape) for name, shape in mine.items() if name not in other]
+        for mine, other in (names, names[::-1])
+    ]
+    if [left[2:] for left in lone[0]] != [left[2:] for left in lone[1]]:
+        return a
+    new: dict[str, str] = {}
+    for (old, *_), (name, *_) in zip(*lone, strict=True):
+        parts, others = old.split("."), name.split(".")
+        if len(parts) != len(others):
+            return a
+        new |= {".".join(parts[: i + 1]): other for i, other in enumerate(others)}
+    return {s: [_renamed(t, new) for t in step] for s, step in a.items()} if new else a
+
+
+def _renamed(t: Tensor, new: Mapping[str, str]) -> Tensor:
+    """A tensor with the last part of each path renamed."""
+
+    def path(old: str) -> str:
+        parts = old.split(".")
+        return ".".join(new.get(".".join(parts[: i + 1]), part) for i, part in enumerate(parts))
+
+    name = path(t.name) if "weight" in t.kind else t.name
+    return replace(t, module=None if t.module is None else path(t.module), name=name)
 
 
 def whole_batches(a: Sequence[Tensor], b: Sequence[Tensor]) -> list[Sequence[Tensor]]:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mpdiag.analysis.difference.alignment import Edit, Pair, aligned, whole_batches
+from mpdiag.analysis.difference.alignment import Edit, Pair, aligned, renamed, whole_batches
 from mpdiag.analysis.difference.lower_formats import lower_formats
 from mpdiag.analysis.difference.pieces import Layout, layout_of, matched
 from mpdiag.analysis.difference.sides import Steps, Tensor
@@ -194,6 +194,7 @@ def difference(a: Steps, b: Steps) -> RunDifference:
         a: The traced steps of one.
         b: Those of the other.
     """
+    a = renamed(a, b)
     judged: list[Judged] = []
     edits: list[Edit] = []
     shared = [step for step in a if step in b]
@@ -219,7 +220,7 @@ def difference(a: Steps, b: Steps) -> RunDifference:
         if place is not None:
             place, everywhere = _off(some, place, layout)
             first = _culprit(some[place], (ours, theirs, found), _known(some[:place]))
-            first = replace(first, module=None, name="") if everywhere else first
+            first = replace(first, module=None, name="") if everywhere else _lone(first, found)
             before = judged[: len(judged) - len(some) + place]
             return RunDifference(
                 first, judged, edits, last, None, sum(j.pair.certain for j in before)
@@ -455,9 +456,15 @@ def _off(judged: Sequence[Judged], place: int, layout: Layout) -> tuple[int, boo
         if math.isfinite(x[0] @ y[0]) and x[0].any()
     }
     beyond = [i for i in values if judged[i].apart.ratio > 1.0]
-    reads = bool(beyond) and _reads_gradients(judged, place)
+    reads = _reads_gradients(judged, place)
+    missing = (
+        i for i, j in enumerate(judged) if j.pair.a.kind == "weight_grad" and i not in values
+    )
+    lost = next((i for i in missing if judged[i].apart.difference == math.inf), None)
+    if reads and lost is not None:
+        return lost, False
     if not (reads or place in values) or 2 * len(beyond) <= len(values):
-        return beyond[0] if reads else place, False
+        return beyond[0] if reads and beyond else place, False
     factor = float(np.nanmedian([x @ y / (x @ x) for x, y in (values[i] for i in beyond)]))
     room = {i: FACTOR * judged[i].apart.tolerance * size_of(*values[i]) for i in beyond}
     other = [i for i in beyond if not distance(factor * values[i][0], values[i][1]) <= room[i]]
@@ -470,6 +477,15 @@ def _reads_gradients(judged: Sequence[Judged], place: int) -> bool:
     left = any(t.kind in ("operation", "gradient") and t.module is not None for t in behind)
     one = judged[place].pair.a
     return one.kind == "operation" and one.phase == "backward" and not left
+
+
+def _lone(first: Culprit, edits: Sequence[Edit]) -> Culprit:
+    """A parameter that one side has alone: what is drawn after it begins with other values."""
+    lone = [e for e in edits if e.op.startswith("parameter ")]
+    if first.kind != "weight" or len({e.side for e in lone}) != 1:
+        return first
+    t = min((e.tensors[0] for e in lone), key=lambda t: t.order)
+    return replace(first, module=t.module, name=t.name, rank=None, difference=math.inf)
 
 
 _Graphs = tuple[Sequence[Tensor], Sequence[Tensor], Sequence[Edit]]
@@ -497,6 +513,8 @@ def _culprit(one: Judged, graphs: _Graphs, known: Collection[int]) -> Culprit:
     name = made.name if "weight" in kind else ""
     compared = one.pair.certain and kind == "operation"
     hidden = _unknown(one.pair.a, a, known, compared) + _unknown(one.pair.b, b, known, compared)
+    if roundoff(made.dtype):  # whole numbers are not compared between ranks
+        hidden = [x for x in hidden if roundoff(x.dtype)]
     lost = one.apart.difference == math.inf
     if hidden and (lost or not name):
         alone = {id(x) for e in edits if e.side != "both" for x in e.tensors}
