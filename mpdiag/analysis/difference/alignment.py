@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
@@ -25,6 +25,7 @@ from mpdiag.numerics.autocast_lists import MOVES
 
 _PLACES = ("weight", "input", "forward", "backward", "weight_grad", "updated_weight")
 """In this order the tensors of a step are judged."""
+_SORTS = ("sort", "argsort")
 _FEW = 0.25
 """Share of choices that rounding turns at most."""
 
@@ -37,12 +38,14 @@ class Pair:
         a, b: The tensor.
         certain: Whether they are surely the same one; not if operations of its module were edited.
         turned: Share of the rows behind it for which a choice, as of an expert, was another one.
+        rows: Whether it has those rows, or is a mean over them; a gradient of weights sums over them.
     """
 
     a: Tensor
     b: Tensor
     certain: bool = True
     turned: float = 0.0
+    rows: bool = False
 
 
 @dataclass(frozen=True)
@@ -87,16 +90,22 @@ def aligned(a: Sequence[Tensor], b: Sequence[Tensor]) -> tuple[list[Pair], list[
         edits += [Edit(t.module, t.phase, f"parameter {t.name}", side, [t]) for t in lone]
     turned = _turned(a, b)
     unsure = _unsure(a, turned)
+    rows = frozenset().union(*(rows for _, rows, _ in turned.values()))
     passed = _passed_on(a) | _passed_on(b)
     unsure |= {id(p.a) for p in pairs if p.a.kind == "gradient" and _name(p.a)[1:] in passed}
     pairs = [
-        replace(p, certain=p.certain and id(p.a) not in unsure, turned=_before(p.a, turned))
+        replace(
+            p,
+            certain=p.certain and id(p.a) not in unsure,
+            turned=_before(p.a, turned),
+            rows=p.a.phase == "forward" or bool(_rows_of(p.a) & rows),
+        )
         for p in pairs
     ]
     return sorted(pairs, key=lambda pair: _place(pair.a)), edits
 
 
-_Turned = Mapping[str, tuple[int, int, float]]
+_Turned = Mapping[str, tuple[int, frozenset[int], float]]
 """Modules, each with the order and rows of what differs first, and the share of these that do."""
 
 
@@ -106,14 +115,20 @@ def _turned(a: Sequence[Tensor], b: Sequence[Tensor]) -> _Turned:
         {_name(t): t for t in side if t.kind == "operation" and not roundoff(t.dtype)}
         for side in (a, b)
     )
+    found: dict[str, tuple[int, frozenset[int], float]] = {}
     modules: dict[str, list[tuple[Tensor, Tensor]]] = defaultdict(list)
     for key, x in ours.items():
         y = theirs.get(key)
-        if y and x.phase == "forward" and x.module and len(x.pieces) == len(y.pieces):
+        if y and x.name in _SORTS and x.module and len(x.pieces) != len(y.pieces):
+            found[x.module] = (
+                x.order,
+                frozenset(),
+                0.0,
+            )  # parts of a batch are sorted by themselves
+        elif y and x.phase == "forward" and x.module and len(x.pieces) == len(y.pieces):
             modules[x.module].append((x, y))
-    found: dict[str, tuple[int, int, float]] = {}
+    computed = {(t.rank, t.order) for t in a if roundoff(t.dtype)}
     for module, pairs in modules.items():
-        rows = math.prod(pairs[0][0].shape[:1])
         other = [
             pair
             for pair in pairs
@@ -121,9 +136,18 @@ def _turned(a: Sequence[Tensor], b: Sequence[Tensor]) -> _Turned:
             or pair[0].pieces[0].norm != pair[1].pieces[0].norm
             or (pair[0].pieces[0].values != pair[1].pieces[0].values).any()
         ]
-        if other:  # a list of rows moves up by one that is gone
-            found[module] = (other[0][0].order, rows, min(_share(x, y) for x, y in other))
+        if other:
+            first = other[0][0].order
+            chosen = any(_chooses(x, computed) for x, _ in pairs if x.order <= first)
+            # A list of rows moves up by one that is gone.
+            share = min(_share(x, y) for x, y in other) if chosen else 0.0
+            found[module] = (first, _rows_of(pairs[0][0]), share)
     return found
+
+
+def _chooses(t: Tensor, computed: Collection[tuple[int, int]]) -> bool:
+    """Whether numbers are chosen by values that were computed; a mask is a constant."""
+    return t.dtype.startswith("int") and any((t.rank, i) in computed for i in t.reads)
 
 
 def _share(a: Tensor, b: Tensor) -> float:
@@ -153,6 +177,16 @@ def _passed_on(step: Sequence[Tensor]) -> set[tuple[str | None, str, str, int]]:
     }
 
 
+def _lies_in(t: Tensor, module: str) -> bool:
+    return f"{t.module}.".startswith(f"{module}.")
+
+
+def _rows_of(t: Tensor) -> frozenset[int]:
+    """How many rows a tensor has, by its first dimension and by all but the last; none of weights."""
+    weight = "weight" in t.kind or len(t.shape) < 2
+    return frozenset() if weight else frozenset((t.shape[0], math.prod(t.shape[:-1])))
+
+
 def _before(t: Tensor, turned: _Turned) -> float:
     """The largest share of rows that were turned before a tensor was made."""
     earlier = (s for order, _, s in turned.values() if t.phase != "forward" or t.order > order)
@@ -170,10 +204,10 @@ def _unsure(step: Sequence[Tensor], turned: _Turned) -> set[int]:
     for t in step:
         own = t.kind == "operation" and t.module in turned
         weights = t.kind in ("weight", "updated_weight") or t.module is None
-        inside = not weights and any(str(t.module).startswith(f"{m}.") for m in turned)
+        inside = not weights and any(t.module != m and _lies_in(t, m) for m in turned)
         outside = t.module is None and t.phase == "backward"
-        rows = {n for m, (_, n, s) in turned.items() if s and f"{t.module}.".startswith(f"{m}.")}
-        if t.shape[:1] in {(n,) for n in rows} and roundoff(t.dtype) and "weight" not in t.kind:
+        around = (rows for m, (_, rows, s) in turned.items() if s and _lies_in(t, m))
+        if any(_rows_of(t) & rows for rows in around) and roundoff(t.dtype):
             continue
         if own or inside or (outside and any((t.rank, i) in places for i in t.reads)):
             found.add(id(t))

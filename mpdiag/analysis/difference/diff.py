@@ -60,6 +60,9 @@ _MANY = 64
 _TURNED = 4
 """Where choices were turned, one value in this many is left out: all those of a row go along."""
 
+_MIXED = 4.0
+"""By how much less rows that were turned move another row than they move a mean."""
+
 _Key = tuple[str, "int | None"]
 """A parameter and a rank."""
 
@@ -262,11 +265,13 @@ def _judged(
                         yield Judged(pair, step, rank, found)
                 continue
             spreads = 0.0 if exact else spread(twins, size, depth, coarsest)
-            spreads = spreads if exact else math.hypot(spreads, size * _of_turned(pair))
+            spreads = (
+                spreads if exact else math.hypot(spreads, size * _of_turned(pair, ours[0].size))
+            )
             room = _conversion(a, b) * size if exact else math.hypot(spreads, drift)
             if a.kind == "weight_grad":
                 history.note(key, ours[0], theirs[0], FACTOR * room)
-            rows = pair.turned and a.phase == "forward"
+            rows = pair.turned and pair.rows
             found = apart(ours, theirs, room, numel, _TURNED if rows else DROPPED)
             if moved is not None and pair.certain and not exact:
                 moved.note(found.difference * size)
@@ -274,13 +279,15 @@ def _judged(
         depth += a.kind == "operation"
 
 
-def _of_turned(pair: Pair) -> float:
+def _of_turned(pair: Pair, values: int) -> float:
     """What turned choices move of a tensor, beside its size.
 
-    Rows are left out, and a mean over rows moves by the share of those turned. Gradients are sums over
-    rows, of independent signs.
+    A mean over rows moves by the share of those turned. Rows that were turned are left out, and move
+    others by little, as in attention. Gradients of weights are sums over rows, of independent signs.
     """
-    return pair.turned if pair.a.phase == "forward" else math.sqrt(pair.turned)
+    if not pair.rows:
+        return math.sqrt(pair.turned)
+    return pair.turned / _MIXED if values >= _MANY else pair.turned
 
 
 def _conversion(a: Tensor, b: Tensor) -> float:

@@ -30,8 +30,10 @@ _ROUNDOFF = {
     **{fmt.torch_name: 2.0**-fmt.mantissa_bits for fmt in (FP32, BF16, FP16)},
 }
 _BOUND = 8.0
-_NORM = 1e-6
-"""Relative error of a norm that FP32 adds up."""
+_NORM = 2.0**-23
+"""Relative error of a norm that FP32 adds up, for the root of each element."""
+_FEWEST = 64
+"""Elements that a norm's error is that of, at least."""
 _SHOWN = 0.25
 """Share of positions that are not zero from which on a twin shows what moves the norm."""
 
@@ -122,6 +124,6 @@ def apart(
     if a[0].size and shown < _SHOWN * a[0].size:
         return found  # a twin shows nothing of zeros, as of tokens that another expert has
     typical = largest / math.sqrt(numel)  # the positions may lie where a tensor is small
-    allowed = FACTOR * moved / min(size, typical) + _NORM
+    allowed = FACTOR * moved / min(size, typical) + _NORM * math.sqrt(max(numel, _FEWEST))
     norms = Apart(abs(a[1] - b[1]) / largest, allowed)
     return norms if norms.ratio > max(1.0, found.ratio) else found
