@@ -420,8 +420,13 @@ def _first(judged: Sequence[Judged]) -> int | None:
 
 def _by_chance(one: Judged) -> bool:
     """Whether a tensor may be beyond rounding because its twin came near: few values show a twin."""
-    few = one.pair.a.pieces[0].values.size < _MANY and one.apart.ratio <= _CHANCE
-    return few and one.pair.a.kind not in ("weight", "input", "updated_weight")
+    values = one.pair.a.pieces[0].values
+    few = values.size < _MANY or 2 * np.count_nonzero(values) < _MANY
+    return (
+        few
+        and one.apart.ratio <= _CHANCE
+        and one.pair.a.kind not in ("weight", "input", "updated_weight")
+    )
 
 
 def _sums_in_any_order(judged: Sequence[Judged], sides: Sequence[Sequence[Tensor]]) -> list[Judged]:
