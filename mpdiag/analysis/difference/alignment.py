@@ -237,7 +237,9 @@ def renamed(a: Steps, b: Steps) -> Steps:
 
 
 def _renamed(t: Tensor, new: Mapping[str, str]) -> Tensor:
-    """A tensor with the last part of each path renamed."""
+    """A tensor with the last part of each path renamed; operations of such modules may be others."""
+    if t.kind == "operation":
+        return t
 
     def path(old: str) -> str:
         parts = old.split(".")
@@ -345,7 +347,7 @@ def _same_lines(a: Sequence[Tensor], b: Sequence[Tensor]) -> list[tuple[Tensor, 
     for side in (a, b):
         lines: dict[str, list[Tensor]] = defaultdict(list)
         for t in side:
-            if t.module is None and t.phase == "backward" and t.code:
+            if t.module is None and t.phase == "backward" and t.code and len(t.pieces) == 1:
                 lines[t.code].append(t)
         sides.append(lines)
     both = [(some, sides[1].get(code, [])) for code, some in sides[0].items()]

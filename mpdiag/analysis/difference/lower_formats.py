@@ -29,6 +29,8 @@ _DISTINCT = 8
 def lower_formats(pairs: Sequence[Pair]) -> Mapping[int, float]:
     """Tensors in a lower format than is usual on their side and than on the other one.
 
+    What their module makes after them is among these.
+
     Returns:
         The largest roundoff that is usual on the side, by the tensor's ``id``.
     """
@@ -38,11 +40,11 @@ def lower_formats(pairs: Sequence[Pair]) -> Mapping[int, float]:
     found: dict[int, float] = {}
     for mine, theirs in (sides, sides[::-1]) if sides else ():
         usual = _usual(mine)
-        found |= {
-            id(t): usual
-            for (t, own), (_, other) in zip(mine, theirs, strict=True)
-            if own > max(usual, other) and usual
-        }
+        modules: set[str | None] = set()
+        for (t, own), (_, other) in zip(mine, theirs, strict=True):
+            if usual and (own > max(usual, other) or t.module in modules):
+                found[id(t)] = usual
+                modules.add(t.module)
     return found
 
 
