@@ -347,7 +347,12 @@ def _same_lines(a: Sequence[Tensor], b: Sequence[Tensor]) -> list[tuple[Tensor, 
     for side in (a, b):
         lines: dict[str, list[Tensor]] = defaultdict(list)
         for t in side:
-            if t.module is None and t.phase == "backward" and t.code and len(t.pieces) == 1:
+            if (
+                t.module is None
+                and t.phase == "backward"
+                and t.code
+                and (len(t.pieces) == 1 or t.from_loss)
+            ):
                 lines[t.code].append(t)
         sides.append(lines)
     both = [(some, sides[1].get(code, [])) for code, some in sides[0].items()]
