@@ -421,7 +421,7 @@ def _first(judged: Sequence[Judged]) -> int | None:
 def _by_chance(one: Judged) -> bool:
     """Whether a tensor may be beyond rounding because its twin came near: few values show a twin."""
     values = one.pair.a.pieces[0].values
-    few = values.size < _MANY or 2 * np.count_nonzero(values) < _MANY
+    few = bool(values.size < _MANY or 2 * np.count_nonzero(values) < _MANY)
     return (
         few
         and one.apart.ratio <= _CHANCE
