@@ -209,13 +209,9 @@ class TraceWatch(StepListener):
             return
         try:
             places = {row: i for i, row in enumerate(self._marks)}
-            found = spreads(
-                tape,
-                [
-                    mark._replace(reads=[places[r] for r in self._rows[row].reads if r in places])
-                    for row, mark in self._marks.items()
-                ],
-            )
+            reads = ([places[r] for r in self._rows[i]["reads"] if r in places] for i in places)
+            marks = zip(self._marks.values(), reads, strict=True)
+            found = spreads(tape, [mark._replace(reads=some) for mark, some in marks])
         except Exception as error:  # noqa: BLE001 - a spread that is not known is left out
             self.reason = f"the step could not run again ({type(error).__name__})"
             return
