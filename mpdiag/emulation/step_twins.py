@@ -21,7 +21,7 @@ from mpdiag.numerics.trimmed import trimmed_rms
 from mpdiag.tracing.dispatch import found_in
 from mpdiag.tracing.storages import elements_of, read_back
 
-_FEW = 8
+_FEW = 64
 """Elements below which one twin may come near by chance."""
 _SAME = 0.5
 """How far a twin's gradients may be from the training's own; of another computation they are further."""
@@ -40,18 +40,20 @@ class Mark(NamedTuple):
         view: Where it lies.
         numbers: Which of its elements, int64 (k,).
         values: What these were in the step, (k,).
+        reads: The marks of what it was made of, by their place.
     """
 
     view: View
     numbers: NDArray[np.int64]
     values: torch.Tensor
+    reads: Sequence[int] = ()
 
 
 def spreads(tape: StepTape, marks: Sequence[Mark]) -> list[float] | None:
     """How far a twin comes apart from the step, at each mark: a root mean square over its elements.
 
-    Where few elements are looked at, it is at least as far, beside their size, as at the mark before
-    that has more of them.
+    Where few elements are looked at, it is at least as far, beside their size, as what they were made
+    of: a single sum comes near by chance.
 
     Returns:
         One for each mark; None where the tape does not give the training's own gradients.
@@ -67,14 +69,16 @@ def spreads(tape: StepTape, marks: Sequence[Mark]) -> list[float] | None:
     size, error = (math.sqrt(sum(float(x[i] @ x[i]) for i in last)) for x in (ours, apart))
     if tape.loss is None or not (0.0 < size < math.inf and error <= _SAME * size):
         return None
-    found, before = [], 0.0
-    for values, difference in zip(ours, apart, strict=True):
+    found: list[float] = []
+    sizes: list[float] = []
+    for mark, values, difference in zip(marks, ours, apart, strict=True):
         spread, rms = trimmed_rms(difference), math.sqrt(values @ values / values.size)
-        if values.size < _FEW and math.isfinite(rms):
-            spread = max(spread, before * rms)
-        elif spread and 0.0 < rms < math.inf:  # whole numbers show nothing
-            before = spread / rms
+        moved = [i for i in mark.reads if found[i]]  # whole numbers show nothing
+        made_of = math.hypot(*(sizes[i] for i in moved))
+        if values.size < _FEW and math.isfinite(rms) and 0.0 < made_of < math.inf:
+            spread = max(spread, math.hypot(*(found[i] for i in moved)) / made_of * rms)
         found.append(spread)
+        sizes.append(rms)
     return found
 
 

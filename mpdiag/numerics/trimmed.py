@@ -5,19 +5,23 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-_DROPPED = 16
+DROPPED = 16
 """One value in this many is left out."""
 
 
-def trimmed_rms(values: NDArray[np.float64]) -> float:
-    """Root mean square of some values without the largest sixteenth; infinite where one is not finite.
+def trimmed_rms(values: NDArray[np.float64], dropped: int = DROPPED) -> float:
+    """Root mean square of some values without the largest; infinite where one is not finite.
 
     Where rounding turns a choice (the largest of a window, an expert), single values change by more
     than rounding.
+
+    Args:
+        values: The values, (k,).
+        dropped: One value in this many is left out.
     """
     if not values.size:
         return 0.0
     if not np.isfinite(values).all():
         return math.inf
-    kept = np.sort(np.abs(values))[: values.size - values.size // _DROPPED]
+    kept = np.sort(np.abs(values))[: values.size - values.size // dropped]
     return float(np.sqrt(np.mean(np.square(kept))))

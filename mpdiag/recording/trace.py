@@ -208,7 +208,10 @@ class TraceWatch(StepListener):
             self.reason = "the step is too large, or holds operations that cannot run again"
             return
         try:
-            found = spreads(tape, list(self._marks.values()))
+            places = {row: i for i, row in enumerate(self._marks)}
+            reads = ([places[r] for r in self._rows[i]["reads"] if r in places] for i in places)
+            marks = zip(self._marks.values(), reads, strict=True)
+            found = spreads(tape, [mark._replace(reads=some) for mark, some in marks])
         except Exception as error:  # noqa: BLE001 - a spread that is not known is left out
             self.reason = f"the step could not run again ({type(error).__name__})"
             return

@@ -10,19 +10,24 @@ from __future__ import annotations
 
 import json
 import math
-from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from typing import Any
 
-from mpdiag.analysis.difference.sides import Tensor, times
+import numpy as np
+
+from mpdiag.analysis.difference.sides import Steps, Tensor, times
 from mpdiag.analysis.difference.tolerance import roundoff
 from mpdiag.numerics.autocast_lists import MOVES
 
 _PLACES = ("weight", "input", "forward", "backward", "weight_grad", "updated_weight")
 """In this order the tensors of a step are judged."""
+_SORTS = ("sort", "argsort")
+_FEW = 0.25
+"""Share of choices that rounding turns at most."""
 
 
 @dataclass(frozen=True)
@@ -32,11 +37,15 @@ class Pair:
     Attributes:
         a, b: The tensor.
         certain: Whether they are surely the same one; not if operations of its module were edited.
+        turned: Share of the rows behind it for which a choice, as of an expert, was another one.
+        rows: Whether it has those rows, or is a mean over them; a gradient of weights sums over them.
     """
 
     a: Tensor
     b: Tensor
     certain: bool = True
+    turned: float = 0.0
+    rows: bool = False
 
 
 @dataclass(frozen=True)
@@ -80,35 +89,169 @@ def aligned(a: Sequence[Tensor], b: Sequence[Tensor]) -> tuple[list[Pair], list[
         lone = [t for name, t in weights[i].items() if name not in weights[1 - i]]
         edits += [Edit(t.module, t.phase, f"parameter {t.name}", side, [t]) for t in lone]
     turned = _turned(a, b)
-    pairs = [replace(p, certain=False) if _inside(p.a, turned) else p for p in pairs]
+    unsure = _unsure(a, turned)
+    rows = frozenset().union(*(rows for _, rows, _ in turned.values()))
+    passed = _passed_on(a) | _passed_on(b)
+    unsure |= {id(p.a) for p in pairs if p.a.kind == "gradient" and _name(p.a)[1:] in passed}
+    pairs = [
+        replace(
+            p,
+            certain=p.certain and id(p.a) not in unsure,
+            turned=_before(p.a, turned),
+            rows=p.a.phase == "forward" or bool(_rows_of(p.a) & rows),
+        )
+        for p in pairs
+    ]
     return sorted(pairs, key=lambda pair: _place(pair.a)), edits
 
 
-def _turned(a: Sequence[Tensor], b: Sequence[Tensor]) -> set[str]:
+_Turned = Mapping[str, tuple[int, frozenset[int], float]]
+"""Modules, each with the order and rows of what differs first, and the share of these that do."""
+
+
+def _turned(a: Sequence[Tensor], b: Sequence[Tensor]) -> _Turned:
     """Modules in which rounding, or a fault before, has turned a choice: whole numbers differ."""
     ours, theirs = (
         {_name(t): t for t in side if t.kind == "operation" and not roundoff(t.dtype)}
         for side in (a, b)
     )
-    both = [(t, theirs[key]) for key, t in ours.items() if key in theirs and t.phase == "forward"]
+    found: dict[str, tuple[int, frozenset[int], float]] = {}
+    modules: dict[str, list[tuple[Tensor, Tensor]]] = defaultdict(list)
+    for key, x in ours.items():
+        y = theirs.get(key)
+        if y and x.name in _SORTS and x.module and len(x.pieces) != len(y.pieces):
+            found[x.module] = (
+                x.order,
+                frozenset(),
+                0.0,
+            )  # parts of a batch are sorted by themselves
+        elif y and x.phase == "forward" and x.module and len(x.pieces) == len(y.pieces):
+            modules[x.module].append((x, y))
+    computed = {(t.rank, t.order) for t in a if roundoff(t.dtype)}
+    for module, pairs in modules.items():
+        other = [
+            pair
+            for pair in pairs
+            if pair[0].shape != pair[1].shape
+            or pair[0].pieces[0].norm != pair[1].pieces[0].norm
+            or (pair[0].pieces[0].values != pair[1].pieces[0].values).any()
+        ]
+        if other:
+            first = other[0][0].order
+            chosen = any(_chooses(x, computed) for x, _ in pairs if x.order <= first)
+            # A list of rows moves up by one that is gone.
+            share = min(_share(x, y) for x, y in other) if chosen else 0.0
+            found[module] = (first, _rows_of(pairs[0][0]), share)
+    return found
+
+
+def _chooses(t: Tensor, computed: Collection[tuple[int, int]]) -> bool:
+    """Whether numbers are chosen by values that were computed; a mask is a constant."""
+    return t.dtype.startswith("int") and any((t.rank, i) in computed for i in t.reads)
+
+
+def _share(a: Tensor, b: Tensor) -> float:
+    """The share of rows whose choice differs; 0 if these are too many for rounding.
+
+    The largest of a window passes on nearly the same value, whichever it is.
+    """
+    if "max_pool" in a.name:
+        return 0.0
+    if a.name == "nonzero" or a.shape != b.shape:
+        rows = [math.prod(t.shape[:1]) for t in (a, b)]
+        share = (1 + abs(rows[0] - rows[1])) / max(1, *rows)
+    else:  # one more may be where nobody looked
+        different = a.pieces[0].values != b.pieces[0].values
+        share = (1 + np.count_nonzero(different)) / max(1, different.size)
+    return share if share <= _FEW else 0.0
+
+
+def _passed_on(step: Sequence[Tensor]) -> set[tuple[str | None, str, str, int]]:
+    """The gradients of modules that return what they were given: of all that reads it, or not."""
+    rows = {(t.rank, t.order): t.module for t in step if t.phase == "forward"}
     return {
-        x.module
-        for x, y in both
-        if x.module and len(x.pieces) == len(y.pieces)
-        if x.shape != y.shape or x.pieces[0].norm != y.pieces[0].norm
+        (t.module, t.name, "backward", t.call)
+        for t in step
+        if t.kind == "output" and t.module and (made := [rows.get((t.rank, i)) for i in t.reads])
+        if not any(f"{m}.".startswith(f"{t.module}.") for m in made if m is not None)
     }
 
 
-def _inside(t: Tensor, turned: Collection[str]) -> bool:
-    """Whether a tensor lies in a module, or in one inside, that is judged by what it returns."""
-    own = t.kind == "operation" and t.module in turned
-    weights = t.kind in ("weight", "updated_weight") or t.module is None
-    return own or (not weights and any(str(t.module).startswith(f"{m}.") for m in turned))
+def _lies_in(t: Tensor, module: str) -> bool:
+    return f"{t.module}.".startswith(f"{module}.")
+
+
+def _rows_of(t: Tensor) -> frozenset[int]:
+    """How many rows a tensor has, by its first dimension and by all but the last; none of weights."""
+    weight = "weight" in t.kind or len(t.shape) < 2
+    return frozenset() if weight else frozenset((t.shape[0], math.prod(t.shape[:-1])))
+
+
+def _before(t: Tensor, turned: _Turned) -> float:
+    """The largest share of rows that were turned before a tensor was made."""
+    earlier = (s for order, _, s in turned.values() if t.phase != "forward" or t.order > order)
+    return max(earlier, default=0.0)
+
+
+def _unsure(step: Sequence[Tensor], turned: _Turned) -> set[int]:
+    """What lies in a module that is judged by what it returns, or in one inside, by ``id``.
+
+    Clipping and the like read the gradients of such modules. What has the rows among which a few
+    choices differ is sure.
+    """
+    found: set[int] = set()
+    places: set[tuple[int, int]] = set()
+    for t in step:
+        own = t.kind == "operation" and t.module in turned
+        weights = t.kind in ("weight", "updated_weight") or t.module is None
+        inside = not weights and any(t.module != m and _lies_in(t, m) for m in turned)
+        outside = t.module is None and t.phase == "backward"
+        around = (rows for m, (_, rows, s) in turned.items() if s and _lies_in(t, m))
+        if any(_rows_of(t) & rows for rows in around) and roundoff(t.dtype):
+            continue
+        if own or inside or (outside and any((t.rank, i) in places for i in t.reads)):
+            found.add(id(t))
+            if t.phase == "backward":
+                places.add((t.rank, t.order))
+    return found
+
+
+def renamed(a: Steps, b: Steps) -> Steps:
+    """The first side with the second one's names of modules, if theirs have the same parameters."""
+    if not (a and b):
+        return a
+    names = [{t.name: t.shape for t in steps[min(steps)] if t.kind == "weight"} for steps in (a, b)]
+    lone = [
+        [(*name.rpartition("."), shape) for name, shape in mine.items() if name not in other]
+        for mine, other in (names, names[::-1])
+    ]
+    if [left[2:] for left in lone[0]] != [left[2:] for left in lone[1]]:
+        return a
+    new: dict[str, str] = {}
+    for (old, *_), (name, *_) in zip(*lone, strict=True):
+        parts, others = old.split("."), name.split(".")
+        if len(parts) != len(others):
+            return a
+        new |= {".".join(parts[: i + 1]): other for i, other in enumerate(others)}
+    return {s: [_renamed(t, new) for t in step] for s, step in a.items()} if new else a
+
+
+def _renamed(t: Tensor, new: Mapping[str, str]) -> Tensor:
+    """A tensor with the last part of each path renamed; operations of such modules may be others."""
+    if t.kind == "operation":
+        return t
+
+    def path(old: str) -> str:
+        parts = old.split(".")
+        return ".".join(new.get(".".join(parts[: i + 1]), part) for i, part in enumerate(parts))
+
+    name = path(t.name) if "weight" in t.kind else t.name
+    return replace(t, module=None if t.module is None else path(t.module), name=name)
 
 
 def whole_batches(a: Sequence[Tensor], b: Sequence[Tensor]) -> list[Sequence[Tensor]]:
     """Both sides of a step, with the parts of a batch put together where one side has more of them."""
-    return [_whole_batch(side, _parts(side, other)) for side, other in ((a, b), (b, a))]
+    return [_whole_batch(side, other, _parts(side, other)) for side, other in ((a, b), (b, a))]
 
 
 def _parts(step: Sequence[Tensor], other: Sequence[Tensor]) -> int:
@@ -121,17 +264,23 @@ def _parts(step: Sequence[Tensor], other: Sequence[Tensor]) -> int:
     return times[0] if max(times) % min(times) else times[0] // times[1]
 
 
-def _whole_batch(step: Sequence[Tensor], parts: int) -> Sequence[Tensor]:
-    """The tensors of a batch's parts put together: each part has a piece, as a rank has."""
+def _whole_batch(step: Sequence[Tensor], other: Sequence[Tensor], parts: int) -> Sequence[Tensor]:
+    """The tensors of a batch's parts put together: each part has a piece, as a rank has.
+
+    What the other side has as often is none of a part: clipping comes once a step.
+    """
     if parts < 2:
         return step
     calls: dict[tuple[str, str | None, str, str], list[Tensor]] = defaultdict(list)
     for t in step:
         calls[_name(t)[:4]].append(t)
-    found = [t for t in step if "weight" in t.kind]
-    for some in calls.values():
+    times = Counter(_name(t)[:4] for t in other)
+    found = [
+        t for t in step if "weight" in t.kind or times[_name(t)[:4]] == len(calls[_name(t)[:4]])
+    ]
+    for key, some in calls.items():
         each, left = divmod(len(some), parts)
-        if not left and "weight" not in some[0].kind:
+        if not left and len(some) != times[key] and "weight" not in some[0].kind:
             for i in range(each):
                 held = some[i::each]
                 pieces = tuple(replace(p, rank=None) for t in held for p in t.pieces)
@@ -173,7 +322,11 @@ def _operations(step: Sequence[Tensor]) -> dict[tuple[str, str | None], list[Ten
 
 def _matched(a: Sequence[Tensor], b: Sequence[Tensor]) -> tuple[list[Pair], list[Edit]]:
     """The pairs of one module in one pass, and what has no partner."""
-    words_a, words_b = ([(t.name, len(t.shape)) for t in side] for side in (a, b))
+    lines = _same_lines(a, b)
+    whole = [Pair(*pair) for pair in lines]
+    held = {id(t) for pair in lines for t in pair}
+    a, b = ([t for t in side if id(t) not in held] for side in (a, b))
+    words_a, words_b = ([_word(t) for t in side] for side in (a, b))
     if words_a == words_b:
         pairs = list(zip(a, b, strict=True))
     else:
@@ -184,7 +337,35 @@ def _matched(a: Sequence[Tensor], b: Sequence[Tensor]) -> tuple[list[Pair], list
     alone = [
         (side, t.name, t) for side, some in (("a", a), ("b", b)) for t in some if id(t) not in held
     ]
-    return [Pair(x, y, not alone) for x, y in pairs], _edits([*_changed(pairs), *alone])
+    whole += [Pair(x, y, not alone) for x, y in pairs]
+    return whole, _edits([*_changed([*lines, *pairs]), *alone])
+
+
+def _same_lines(a: Sequence[Tensor], b: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
+    """The pairs of lines outside of all modules that read gradients and do the same, as clipping."""
+    sides: list[dict[str, list[Tensor]]] = []
+    for side in (a, b):
+        lines: dict[str, list[Tensor]] = defaultdict(list)
+        for t in side:
+            if (
+                t.module is None
+                and t.phase == "backward"
+                and t.code
+                and (len(t.pieces) == 1 or t.from_loss)
+            ):
+                lines[t.code].append(t)
+        sides.append(lines)
+    both = [(some, sides[1].get(code, [])) for code, some in sides[0].items()]
+    return [
+        pair
+        for some, other in both
+        if [_word(t) for t in some] == [_word(t) for t in other]
+        for pair in zip(some, other, strict=True)
+    ]
+
+
+def _word(t: Tensor) -> tuple[str, int]:
+    return t.name, len(t.shape)
 
 
 def _edits(found: Iterable[tuple[str, str, Tensor]]) -> list[Edit]:

@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mpdiag.analysis.difference.alignment import Edit, Pair, aligned, whole_batches
+from mpdiag.analysis.difference.alignment import Edit, Pair, aligned, renamed, whole_batches
+from mpdiag.analysis.difference.lower_formats import lower_formats
 from mpdiag.analysis.difference.pieces import Layout, layout_of, matched
 from mpdiag.analysis.difference.sides import Steps, Tensor
 from mpdiag.analysis.difference.tolerance import (
@@ -33,7 +34,7 @@ from mpdiag.analysis.difference.tolerance import (
 )
 from mpdiag.files.documents import finite
 from mpdiag.numerics.autocast_lists import MOVES
-from mpdiag.numerics.trimmed import trimmed_rms
+from mpdiag.numerics.trimmed import DROPPED, trimmed_rms
 
 SCHEMA_VERSION = 1
 _TOO_FAR = 0.5
@@ -55,6 +56,12 @@ _CHANCE = 2.0
 """Ratio of difference to tolerance that few values may reach by chance."""
 _MANY = 64
 """Values from which on they do not."""
+
+_TURNED = 4
+"""Where choices were turned, one value in this many is left out: all those of a row go along."""
+
+_MIXED = 4.0
+"""By how much less rows that were turned move another row than they move a mean."""
 
 _Key = tuple[str, "int | None"]
 """A parameter and a rank."""
@@ -190,6 +197,7 @@ def difference(a: Steps, b: Steps) -> RunDifference:
         a: The traced steps of one.
         b: Those of the other.
     """
+    a = renamed(a, b)
     judged: list[Judged] = []
     edits: list[Edit] = []
     shared = [step for step in a if step in b]
@@ -215,7 +223,7 @@ def difference(a: Steps, b: Steps) -> RunDifference:
         if place is not None:
             place, everywhere = _off(some, place, layout)
             first = _culprit(some[place], (ours, theirs, found), _known(some[:place]))
-            first = replace(first, module=None, name="") if everywhere else first
+            first = replace(first, module=None, name="") if everywhere else _lone(first, found)
             before = judged[: len(judged) - len(some) + place]
             return RunDifference(
                 first, judged, edits, last, None, sum(j.pair.certain for j in before)
@@ -234,9 +242,12 @@ def _judged(
     before: dict[_Key, tuple[NDArray[np.float64], NDArray[np.float64]]] = {}
     depth = 0
     coarsest = [0.0, 0.0]  # what is made of BF16 is no finer in FP32
+    lower = lower_formats(pairs)
     for pair in pairs:
         a, b = pair.a, pair.b
-        coarsest = [max(e, roundoff(t.dtype)) for e, t in zip(coarsest, (a, b), strict=True)]
+        epsilon = [lower.get(id(t), roundoff(t.dtype)) for t in (a, b)]
+        coarsest = [max(both) for both in zip(coarsest, epsilon, strict=True)]
+        twins = [None if id(t) in lower else t.spread for t in (a, b)]
         exact = a.kind in ("weight", "input")
         drift, furthest = (0.0, 0.0) if moved is None else moved.of(a, b)
         if a.kind == "weight" and moved is not None:
@@ -253,15 +264,30 @@ def _judged(
                     if found is not None:
                         yield Judged(pair, step, rank, found)
                 continue
-            spreads = 0.0 if exact else spread(a, b, size, depth, coarsest)
+            spreads = 0.0 if exact else spread(twins, size, depth, coarsest)
+            spreads = (
+                spreads if exact else math.hypot(spreads, size * _of_turned(pair, ours[0].size))
+            )
             room = _conversion(a, b) * size if exact else math.hypot(spreads, drift)
             if a.kind == "weight_grad":
                 history.note(key, ours[0], theirs[0], FACTOR * room)
-            found = apart(ours, theirs, room, numel)
+            rows = pair.turned and pair.rows
+            found = apart(ours, theirs, room, numel, _TURNED if rows else DROPPED)
             if moved is not None and pair.certain and not exact:
                 moved.note(found.difference * size)
             yield Judged(pair, step, rank, found, FACTOR * furthest / (size or 1.0))
         depth += a.kind == "operation"
+
+
+def _of_turned(pair: Pair, values: int) -> float:
+    """What turned choices move of a tensor, beside its size.
+
+    A mean over rows moves by the share of those turned. Rows that were turned are left out, and move
+    others by little, as in attention. Gradients of weights are sums over rows, of independent signs.
+    """
+    if not pair.rows:
+        return math.sqrt(pair.turned)
+    return pair.turned / _MIXED if values >= _MANY else pair.turned
 
 
 def _conversion(a: Tensor, b: Tensor) -> float:
@@ -394,8 +420,13 @@ def _first(judged: Sequence[Judged]) -> int | None:
 
 def _by_chance(one: Judged) -> bool:
     """Whether a tensor may be beyond rounding because its twin came near: few values show a twin."""
-    few = one.pair.a.pieces[0].values.size < _MANY and one.apart.ratio <= _CHANCE
-    return few and one.pair.a.kind not in ("weight", "input", "updated_weight")
+    values = one.pair.a.pieces[0].values
+    few = bool(values.size < _MANY or 2 * np.count_nonzero(values) < _MANY)
+    return (
+        few
+        and one.apart.ratio <= _CHANCE
+        and one.pair.a.kind not in ("weight", "input", "updated_weight")
+    )
 
 
 def _sums_in_any_order(judged: Sequence[Judged], sides: Sequence[Sequence[Tensor]]) -> list[Judged]:
@@ -426,7 +457,8 @@ def _sums_in_any_order(judged: Sequence[Judged], sides: Sequence[Sequence[Tensor
 def _off(judged: Sequence[Judged], place: int, layout: Layout) -> tuple[int, bool]:
     """The first gradient that is off by another factor than most are; whether there is none.
 
-    Clipping, or what the loss is multiplied by, makes all gradients off by one factor.
+    Clipping, or what the loss is multiplied by, makes all gradients off by one factor. Clipping reads
+    them before they are compared, and shows that one is off, but not which.
     """
     values = {
         i: (x[0], y[0])
@@ -436,12 +468,36 @@ def _off(judged: Sequence[Judged], place: int, layout: Layout) -> tuple[int, boo
         if math.isfinite(x[0] @ y[0]) and x[0].any()
     }
     beyond = [i for i in values if judged[i].apart.ratio > 1.0]
-    if place not in values or 2 * len(beyond) <= len(values):
-        return place, False
+    reads = _reads_gradients(judged, place)
+    missing = (
+        i for i, j in enumerate(judged) if j.pair.a.kind == "weight_grad" and i not in values
+    )
+    lost = next((i for i in missing if judged[i].apart.difference == math.inf), None)
+    if reads and lost is not None:
+        return lost, False
+    if not (reads or place in values) or 2 * len(beyond) <= len(values):
+        return beyond[0] if reads and beyond else place, False
     factor = float(np.nanmedian([x @ y / (x @ x) for x, y in (values[i] for i in beyond)]))
     room = {i: FACTOR * judged[i].apart.tolerance * size_of(*values[i]) for i in beyond}
     other = [i for i in beyond if not distance(factor * values[i][0], values[i][1]) <= room[i]]
-    return min(other, default=place), not other
+    return min(other, default=place), not (other or reads)
+
+
+def _reads_gradients(judged: Sequence[Judged], place: int) -> bool:
+    """Whether an operation outside of the model comes after the backward pass of all modules."""
+    behind = (j.pair.a for j in judged[place:] if j.pair.a.phase == "backward")
+    left = any(t.kind in ("operation", "gradient") and t.module is not None for t in behind)
+    one = judged[place].pair.a
+    return one.kind == "operation" and one.phase == "backward" and not left
+
+
+def _lone(first: Culprit, edits: Sequence[Edit]) -> Culprit:
+    """A parameter that one side has alone: what is drawn after it begins with other values."""
+    lone = [e for e in edits if e.op.startswith("parameter ")]
+    if first.kind != "weight" or len({e.side for e in lone}) != 1:
+        return first
+    t = min((e.tensors[0] for e in lone), key=lambda t: t.order)
+    return replace(first, module=t.module, name=t.name, rank=None, difference=math.inf)
 
 
 _Graphs = tuple[Sequence[Tensor], Sequence[Tensor], Sequence[Edit]]
@@ -469,6 +525,8 @@ def _culprit(one: Judged, graphs: _Graphs, known: Collection[int]) -> Culprit:
     name = made.name if "weight" in kind else ""
     compared = one.pair.certain and kind == "operation"
     hidden = _unknown(one.pair.a, a, known, compared) + _unknown(one.pair.b, b, known, compared)
+    if roundoff(made.dtype):  # whole numbers are not compared between ranks
+        hidden = [x for x in hidden if roundoff(x.dtype)]
     lost = one.apart.difference == math.inf
     if hidden and (lost or not name):
         alone = {id(x) for e in edits if e.side != "both" for x in e.tensors}

@@ -16,13 +16,14 @@ from numpy.typing import NDArray
 
 from mpdiag.analysis.difference.alignment import Pair
 from mpdiag.analysis.difference.sides import Piece, Tensor
-from mpdiag.analysis.difference.tolerance import distance, roundoff
+from mpdiag.analysis.difference.tolerance import distance, roundoff, size_of
 from mpdiag.runs.trace import positions
 
 Values = tuple[NDArray[np.float64], float]
 """Values at positions, and the norm."""
 Match = tuple[int | None, Values, Values, int]
 """A rank, both sides' values at the same positions, and the number of elements of the norms."""
+_MADE = ("operation", "output")
 _NEAR = 0.1
 """How much nearer than another way of putting parts together the right one is, at least."""
 
@@ -38,6 +39,7 @@ class Layout:
         turns: Whether rows were dealt out in turn, and not row after row; None for another way.
         scales: How many times larger a rank's gradients of its rows may be: it is of its own mean, or
             not; one where they show it.
+        accumulated: Whether the parts are of one rank, which adds up their gradients.
     """
 
     ranks: int = 1
@@ -45,6 +47,7 @@ class Layout:
     batch: int = 1
     turns: bool | None = False
     scales: tuple[float, ...] = (1.0,)
+    accumulated: bool = False
 
 
 def layout_of(pairs: Sequence[Pair]) -> Layout:
@@ -77,7 +80,8 @@ def _dealt(inputs: Sequence[Pair]) -> Layout:
             turns = min(far, key=lambda t: far[t])
             known = far[turns] <= _NEAR * far[not turns]
             scales = (1.0, float(ranks), 1.0 / ranks)
-            return Layout(ranks, True, one.shape[0], turns if known else None, scales)
+            accumulated = many.pieces[0].rank is None
+            return Layout(ranks, True, one.shape[0], turns if known else None, scales, accumulated)
     return Layout(ranks)
 
 
@@ -86,10 +90,11 @@ def matched(a: Tensor, b: Tensor, layout: Layout) -> Iterable[Match]:
     backward = a.phase == "backward" and "weight" not in a.kind
     # Gradients of what one rank has alone, as an expert, are added up in another order.
     alone = backward and len(a.pieces) == len(b.pieces)
-    if a.kind == "operation" and layout.ranks > 1 and (alone or not roundoff(a.dtype)):
+    skipped = alone and not layout.accumulated  # that has a part's operations as often as parts
+    if a.kind in _MADE and layout.ranks > 1 and (skipped or not roundoff(a.dtype)):
         return []  # and whole numbers count from a rank's first word or row
     found = list(_pairs(a, b, layout))
-    if not layout.split or not backward:
+    if not layout.split or not backward or (alone and layout.accumulated):
         return found
     scales = layout.scales
     if not (a.from_loss or b.from_loss or a.kind == "gradient") or not _has_rows(a, b):
@@ -133,18 +138,30 @@ def _matched(one: Tensor, many: Tensor, layout: Layout) -> Iterator[Match]:
     inside, left = divmod(elements, layout.batch if turns else length)
     if rows and not left and whole.shape[1:] == parts[0].shape[1:]:
         found = list(_rows(one, many, inside, turns=turns))
-        outer, left = divmod(length, layout.batch)
-        if outer > 1 and not left and not weight:  # words before sentences, as in torch's attention
-            way = _rows(one, many, elements // length, turns=turns, outer=outer)
-            other = [match for match in way if match[1][0].any()]
-            scales = (1.0, float(layout.ranks), 1.0 / layout.ranks)
-            far, near = (_furthest(_divided(x, _scale(x, scales))) for x in (found, other))
-            found = other if other and near < _NEAR * far else found
-        yield from found
+        yield from found if weight else _words_first(one, many, layout, found)
     norm = math.sqrt(sum(part.norm**2 for part in parts))
     if weight or one.phase != "backward" or not layout.split:
         none = np.zeros(0)
         yield None, (none, whole.norm), (none, norm), elements
+
+
+def _words_first(
+    one: Tensor, many: Tensor, layout: Layout, found: Sequence[Match]
+) -> Sequence[Match]:
+    """The rows if the batch lies inside another dimension, as in torch's attention and recurrences."""
+    scales = (1.0, float(layout.ranks), 1.0 / layout.ranks)
+    far = _furthest(_divided(found, _scale(found, scales)))
+    length = (*one.shape, 1)[0]
+    most, left = divmod(length, layout.batch)
+    if left or far <= _NEAR * size_of(one.pieces[0].values):
+        return found
+    for outer in (n for n in range(most, 1, -1) if most % n == 0):
+        inside = math.prod(one.shape) // (outer * layout.batch)
+        way = _rows(one, many, inside, turns=bool(layout.turns), outer=outer)
+        other = [match for match in way if match[1][0].any()]
+        if other and _furthest(_divided(other, _scale(other, scales))) < _NEAR * far:
+            return other
+    return found
 
 
 def _rows(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -55,13 +55,17 @@ def steps_of(rows: Sequence[TraceRow]) -> Steps:
     """A run's traced steps, by number, each in its order."""
     names = without_wrappers([r.name if "weight" in r.kind else r.module or "" for r in rows])
     found: dict[int, dict[_Key, list[TraceRow]]] = defaultdict(lambda: defaultdict(list))
+    # A row's own call counts from 0 again after the backward pass, whose phase clipping belongs to.
+    calls: Counter[tuple[object, ...]] = Counter()
     for row, name in zip(rows, names, strict=True):
         module = row.module
         if "weight" in row.kind:
             module, own = name.rpartition(".")[0], name
         else:
             module, own = None if module is None else name, row.name
-        found[row.step][row.kind, row.phase, module, own, row.call].append(row)
+        key = (row.step, row.rank, row.kind, row.phase, module, own)
+        found[row.step][row.kind, row.phase, module, own, calls[key]].append(row)
+        calls[key] += 1
     return {
         step: _backward(
             sorted((_joined(key, held) for key, held in by.items()), key=lambda t: t.order)

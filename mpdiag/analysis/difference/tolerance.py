@@ -20,9 +20,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mpdiag.analysis.difference.sides import Tensor
 from mpdiag.numerics.formats import BF16, FP16, FP32
-from mpdiag.numerics.trimmed import trimmed_rms
+from mpdiag.numerics.trimmed import DROPPED, trimmed_rms
 
 FACTOR = 2.0
 """How many times further than the twins two sides may be apart."""
@@ -31,8 +30,12 @@ _ROUNDOFF = {
     **{fmt.torch_name: 2.0**-fmt.mantissa_bits for fmt in (FP32, BF16, FP16)},
 }
 _BOUND = 8.0
-_NORM = 1e-6
-"""Relative error of a norm that FP32 adds up."""
+_NORM = 2.0**-23
+"""Relative error of a norm that FP32 adds up, for the root of each element."""
+_FEWEST = 64
+"""Elements that a norm's error is that of, at least."""
+_SHOWN = 0.25
+"""Share of positions that are not zero from which on a twin shows what moves the norm."""
 
 
 @dataclass(frozen=True)
@@ -60,29 +63,31 @@ def roundoff(dtype: str) -> float:
     return _ROUNDOFF.get(dtype, 0.0)
 
 
-def spread(a: Tensor, b: Tensor, size: float, depth: int, epsilon: Sequence[float]) -> float:
+def spread(
+    twins: Sequence[float | None], size: float, depth: int, epsilon: Sequence[float]
+) -> float:
     """How far rounding on both sides may have moved a tensor.
 
     Args:
-        a: The tensor on one side.
-        b: On the other.
+        twins: How far each side's twin moved it; None where there is none.
         size: Its root mean square.
         depth: How many operations came before it.
         epsilon: The largest roundoff of what came before it, on each side.
     """
-    if a.spread is None and b.spread is None:
+    a, b = twins
+    if a is None and b is None:
         return _BOUND * max(epsilon) * math.sqrt(depth + 1) * size
     wider = [e / max(min(epsilon), 2.0**-53) if min(epsilon) else 1.0 for e in epsilon]
-    mine = a.spread if a.spread is not None else (b.spread or 0.0) * wider[0] / min(wider)
-    theirs = b.spread if b.spread is not None else (a.spread or 0.0) * wider[1] / min(wider)
+    mine = a if a is not None else (b or 0.0) * wider[0] / min(wider)
+    theirs = b if b is not None else (a or 0.0) * wider[1] / min(wider)
     return math.hypot(mine, theirs)
 
 
-def distance(a: NDArray[np.float64], b: NDArray[np.float64]) -> float:
+def distance(a: NDArray[np.float64], b: NDArray[np.float64], dropped: int = DROPPED) -> float:
     """Root mean square difference over positions that both sides have; infinite where one is."""
     same = (a == b) | (np.isnan(a) & np.isnan(b))
     apart = np.abs(np.subtract(a, b, out=np.zeros_like(a), where=~same))
-    return trimmed_rms(apart)
+    return trimmed_rms(apart, dropped)
 
 
 def size_of(*values: NDArray[np.float64]) -> float:
@@ -99,6 +104,7 @@ def apart(
     b: tuple[NDArray[np.float64], float],
     moved: float,
     numel: int,
+    dropped: int = DROPPED,
 ) -> Apart:
     """Compare values at the same positions, and norms.
 
@@ -107,15 +113,17 @@ def apart(
         b: Those of the other.
         moved: What ``spread`` gives; 0 where nothing may differ.
         numel: Elements that the norms are of.
+        dropped: One value in this many is left out.
     """
     size = size_of(a[0], b[0]) or 1.0
-    found = Apart(distance(a[0], b[0]) / size, FACTOR * moved / size)
+    found = Apart(distance(a[0], b[0], dropped) / size, FACTOR * moved / size)
     largest = max(a[1], b[1])
     if not (math.isfinite(a[1]) and math.isfinite(b[1]) and largest > 0.0):
         return found
-    if a[0].size and not (a[0].any() or b[0].any()):
-        return found  # a twin shows nothing where all is zero, as of tokens that another expert has
+    shown = max(np.count_nonzero(a[0]), np.count_nonzero(b[0]))
+    if a[0].size and shown < _SHOWN * a[0].size:
+        return found  # a twin shows nothing of zeros, as of tokens that another expert has
     typical = largest / math.sqrt(numel)  # the positions may lie where a tensor is small
-    allowed = FACTOR * moved / min(size, typical) + _NORM
+    allowed = FACTOR * moved / min(size, typical) + _NORM * math.sqrt(max(numel, _FEWEST))
     norms = Apart(abs(a[1] - b[1]) / largest, allowed)
     return norms if norms.ratio > max(1.0, found.ratio) else found
