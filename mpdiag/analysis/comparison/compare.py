@@ -19,6 +19,7 @@ from mpdiag.analysis.comparison.comparison_findings import (
     began_alike,
     comparison_findings,
     deciding,
+    farthest_ahead,
     hindered,
     hinders,
     metric_not_logged,
@@ -213,6 +214,9 @@ def compare_groups(
         for name in chosen
     ]
     metrics, divergence = _judge(left, drafts, divergence, alpha)
+    if len(left.trainings) == len(right.trainings) == 1:
+        ahead = farthest_ahead(left.trainings[0].losses, right.trainings[0].losses)
+        metrics = tuple(replace(m, ahead=ahead) if m.metric == FINAL_LOSS else m for m in metrics)
     shifts = _shifts(left, right)
     models = relate_models(left.model, right.model)
     if hindered(left, right, models):

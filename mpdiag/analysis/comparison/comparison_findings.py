@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Literal, get_args
 
 from mpdiag.analysis.comparison.equivalence import Equivalence, EquivalenceVerdict
@@ -30,6 +31,11 @@ LENGTHS_ALIKE = 0.95
 """Trainings count as equally long if the shorter one has this share of the longer one's steps."""
 WORSE = 3.0
 """One seed counts as worse from this many margins on."""
+WINDOWS = 10
+"""Parts of the later half of a training, over which two loss curves are compared."""
+CROSSING = 0.25
+"""A worse final loss decides nothing if in one of these parts b's loss was lower by this share of the
+difference, each relative to a's loss there: such curves cross, as a GAN's do."""
 BEGINNINGS = 0.05
 """Two trainings began alike if their first losses differ by less than this share."""
 OneSeed = Literal[
@@ -226,6 +232,8 @@ def _one_seed(m: MetricComparison, decisive: Sequence[MetricComparison]) -> Find
         message = message if r.difference else f"{m.metric} is the same"
     else:
         message = f"{m.metric} is {'worse' if worse or undecided else 'better'} by {by}"
+        if undecided and m.crossing:
+            message += ", but the loss curves cross in the later half of the training"
     if (worse or undecided) and not decides:
         others = "the other metrics decide" if decisive[1:] else f"{decisive[0].metric} decides"
         message += f"; {others}"
@@ -309,12 +317,17 @@ def _length_findings(a: SeedGroup, b: SeedGroup) -> Iterator[Finding]:
 
 def lengths_apart(a: SeedGroup, b: SeedGroup) -> tuple[int, int] | None:
     """Steps of both sides if they differ; a training that diverged may have ended early."""
-    found = []
-    for side in (a, b):
-        sound = (t for t in side.trainings if t.losses and not t.diverged)
-        found.append(max(((max(t.losses) + 1) // t.turns for t in sound), default=0))
-    alike = not min(found) or min(found) >= LENGTHS_ALIKE * max(found)
-    return None if alike else (found[0], found[1])
+    sound = [[t for t in side.trainings if t.losses and not t.diverged] for side in (a, b)]
+    steps, rounds = (
+        [
+            max(((max(t.losses) + 1) // (t.turns if by_round else 1) for t in s), default=0)
+            for s in sound
+        ]
+        for by_round in (False, True)
+    )
+    if any(not min(n) or min(n) >= LENGTHS_ALIKE * max(n) for n in (steps, rounds)):
+        return None
+    return steps[0], steps[1]
 
 
 def _beginning_findings(a: SeedGroup, b: SeedGroup) -> Iterator[Finding]:
@@ -384,6 +397,7 @@ class MetricComparison:
         result: The equivalence test, of the trainings that did not diverge.
         margin: How much does not matter, and why.
         comparable: Whether the two sides can be compared, see ``HINDRANCES``.
+        ahead: Of the final loss, one training a side: see ``farthest_ahead``.
     """
 
     metric: str
@@ -393,6 +407,12 @@ class MetricComparison:
     result: Equivalence
     margin: Margin
     comparable: bool = True
+    ahead: float = 0.0
+
+    @property
+    def crossing(self) -> bool:
+        """Whether b is worse at the end, and was better by as much before, see ``CROSSING``."""
+        return self.worse and self.ahead >= CROSSING * abs(self.result.difference)
 
     @property
     def margin_given(self) -> bool:
@@ -417,7 +437,25 @@ class MetricComparison:
         if not self.comparable:
             return "undecided (one seed)"
         worse = abs(self.result.difference) / self.result.margin * (1 if self.worse else -1)
-        return one_seed_answer(worse)
+        return one_seed_answer(min(worse, WORSE) if self.crossing else worse)
+
+
+def farthest_ahead(a: Mapping[int, float], b: Mapping[int, float]) -> float:
+    """How much lower b's loss was than a's in the best part of the later half, see ``WINDOWS``.
+
+    A gap counts as a share of a's loss in its part, times a's loss in the last part: where a loss falls
+    by orders of magnitude, an early gap is large by itself. 0 where b's loss never was lower.
+    """
+    steps = sorted(s for s in a.keys() & b.keys() if math.isfinite(a[s] - b[s]))
+    steps = steps[len(steps) // 2 :]
+    if len(steps) < WINDOWS:
+        return 0.0
+    edges = (len(steps) * i // WINDOWS for i in range(WINDOWS + 1))
+    parts = [steps[i:j] for i, j in pairwise(edges)]
+    levels = [statistics.fmean(abs(a[s]) for s in part) for part in parts]
+    gaps = (statistics.fmean(a[s] - b[s] for s in part) for part in parts)
+    shares = [gap / level for gap, level in zip(gaps, levels, strict=True) if level > 0]
+    return levels[-1] * max(0.0, *shares)
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,8 @@ class SeedTraining:
         model: What is known of its model.
         margins: The largest difference that does not matter, by metric, where the run knows it.
         folder: Its resolved path; empty in a baseline.
-        turns: Steps of its log in a round of its optimizers: 1 unless several take turns in it.
+        turns: Steps of its log in a round of its optimizers, which an early version's recording logs as
+            one; 1 unless several take turns in a training by a plan that was recorded, too.
     """
 
     name: str
@@ -200,7 +201,9 @@ def _trained(run: Run, *, layers: bool = True) -> SeedTraining:
 
 
 def _turns(run: Run) -> int:
-    """A recording logs a loss a round, a training by a plan one for each optimizer's step."""
+    """See ``SeedTraining.turns``; a recording of today logs a loss for each optimizer's step."""
+    if "training" not in run.meta:
+        return 1
     taken: list[int] = [o.get("steps_taken") or 0 for o in run.meta.get("optimizers") or []]
     optimizers, most = sum(n > 0 for n in taken), max(taken, default=0)
     if optimizers < 2:

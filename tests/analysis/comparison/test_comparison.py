@@ -153,14 +153,57 @@ def test_a_baseline_knows_its_model(tmp_path):
     ("taken", "seen", "differ"),
     [((3, 3), 6, False), ((2, 3), 6, False), ((6,), 6, True), ((6, 6), 6, True), ((), 6, True)],
 )
-def test_a_round_of_optimizers_that_take_turns_is_one_step(tmp_path, taken, seen, differ):
+def test_a_round_is_one_step_beside_an_early_recording(tmp_path, taken, seen, differ):
     make_run(tmp_path / "a", losses=[3.0, 2.0, 1.0])
-    optimizers = [{"type": "Adam", "steps_taken": n} for n in taken]
-    make_run(tmp_path / "b", losses=[2.0] * 6, steps_seen=seen, optimizers=optimizers)
+    about = {"optimizers": [{"type": "Adam", "steps_taken": n} for n in taken], "training": {}}
+    make_run(tmp_path / "b", losses=[2.0] * 6, steps_seen=seen, **about)
     save_baseline(read_group(tmp_path / "b"), tmp_path / "stored.json")
     for b in ("b", "stored.json"):
         found = mpdiag.compare(tmp_path / "a", tmp_path / b)
         assert ("lengths-differ" in codes(found)) == differ
+
+
+@pytest.mark.parametrize(("trained", "differ"), [(6, False), (3, True)])
+@pytest.mark.parametrize("recorded", [False, True], ids=["trained", "trained and recorded"])
+def test_optimizers_that_take_turns_log_a_loss_each_on_both_sides(
+    tmp_path, trained, differ, recorded
+):
+    optimizers = [{"type": "Adam", "steps_taken": 3}] * 2
+    make_run(tmp_path / "a", losses=[2.0] * 6, steps_seen=6, optimizers=optimizers)
+    halves = [{"type": "Adam", "steps_taken": trained // 2}] * 2
+    about = {"steps_seen": trained, "optimizers": halves} if recorded else {}
+    make_run(tmp_path / "b", losses=[2.0] * trained, training={"level": "O1"}, **about)
+    found = mpdiag.compare(tmp_path / "a", tmp_path / "b")
+    assert ("lengths-differ" in codes(found)) == differ
+    assert found.answer == ("undecided (one seed)" if differ else "as FP32 (one seed)")
+
+
+@pytest.mark.parametrize(
+    ("shares", "answer"),
+    [
+        ({180: 1.0, 140: -0.3}, "undecided (one seed)"),  # the curves cross, as a GAN's do
+        ({180: 1.0, 140: -0.2}, "worse (one seed)"),
+        ({180: 1.0, 40: -0.9}, "worse (one seed)"),  # long ago
+        ({180: 1.0}, "worse (one seed)"),
+        (
+            {180: 1e4, 100: -0.1},
+            "worse (one seed)",
+        ),  # a tenth of a loss that then was 1e5 times larger
+        ({180: -0.5, 140: 0.3}, "better (one seed)"),
+    ],
+)
+def test_a_worse_final_loss_decides_nothing_where_the_curves_cross(tmp_path, shares, answer):
+    reference = [0.9**step for step in range(200)]
+    losses = list(reference)
+    for first, share in shares.items():
+        losses[first : first + 20] = [(1 + share) * loss for loss in losses[first : first + 20]]
+    make_run(tmp_path / "a", losses=reference)
+    make_run(tmp_path / "b", losses=losses)
+    found = mpdiag.compare(tmp_path / "a", tmp_path / "b")
+    assert found.answer == answer
+    crossing = "but the loss curves cross in the later half of the training (one seed)"
+    said = any(crossing in f.message for f in found.findings)
+    assert said == (answer == "undecided (one seed)")
 
 
 def test_which_trainings_count_as_diverged(tmp_path):
