@@ -144,7 +144,9 @@ def _computed(
         if operation.op in PASSES_ON:
             continue
         if used.op not in PRODUCTS:
-            weight_grad = weight_grad or next((t.dtype for t in operation.inputs), None)
+            # A sparse gradient is built from its indices first.
+            floating = (t.dtype for t in operation.inputs if "float" in t.dtype)
+            weight_grad = weight_grad or next(floating, None)
         elif operation.op in _BOTH:
             input_grad = weight_grad = operation.inputs[0].dtype
         elif operation.op in PRODUCTS:

@@ -62,6 +62,18 @@ def test_what_no_optimizer_holds_is_said(tmp_path):
     assert finding.evidence["parameters"] == ["1.weight", "1.bias"]
 
 
+def test_the_indices_of_a_sparse_gradient_are_not_its_dtype(tmp_path):
+    net = nn.Sequential(nn.Embedding(8, 4, sparse=True), nn.Flatten(), nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with mpdiag.record(net, optimizer, tmp_path / "run"):
+        for _ in range(2):
+            optimizer.zero_grad()
+            net(torch.tensor([[1, 3], [3, 5]])).square().sum().backward()
+            optimizer.step()
+    embedding = mpdiag.audit(tmp_path / "run").parameters[0]
+    assert (embedding.forward, embedding.weight_grad) == ("float32", "float32")
+
+
 def test_a_backward_pass_that_only_a_later_step_has_is_known(tmp_path):
     """The first step of a GAN shows the generator's forward pass alone."""
     nets = {"made": nn.Linear(4, 4), "judge": nn.Linear(4, 1)}
