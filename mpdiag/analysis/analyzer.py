@@ -321,8 +321,7 @@ def _probed(found: Analysis) -> Analysis:
 
 def _trained(run: Run, plan: PrecisionPlan) -> StoredComparison | None:
     """What a comparison in a run says of trainings by this very plan."""
-    compared = read_comparison(run.folder)
-    return compared if compared and compared.decisions == plan.digest() else None
+    return read_comparison(run.folder, plan.digest())
 
 
 def _has_gradients(layers: Layers) -> bool:

@@ -14,7 +14,7 @@ from mpdiag.analysis.analyzer import Analysis, analyze
 from mpdiag.analysis.figures import Figure
 from mpdiag.analysis.layers import Layers, countable_rows, share
 from mpdiag.analysis.scaling.necessity import MATTERS
-from mpdiag.display.wording import scale_text
+from mpdiag.display.wording import scale_text, some_of
 from mpdiag.errors import LayerNotFound
 from mpdiag.files.documents import finite
 from mpdiag.numerics.formats import FORMATS, FP16
@@ -104,7 +104,8 @@ def explain_layer(run: str | os.PathLike[str], layer: str | None = None) -> Laye
         raise LayerNotFound(f"no layer of {opened.folder} decides the loss scale ({why}): name one")
     if layer not in names:
         near = _of_type(opened, layer) or difflib.get_close_matches(layer, names, n=3, cutoff=0.3)
-        hint = f"did you mean {', '.join(near)}?" if near else "mpdiag analyze lists the names"
+        known = some_of([name for name in names if name], shown=5)
+        hint = f"did you mean {', '.join(near)}?" if near else f"it has {known}"
         raise LayerNotFound(f"{opened.folder} has no layer {layer!r}: {hint}")
     return history_of(analysis, layer)
 

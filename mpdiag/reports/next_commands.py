@@ -100,8 +100,7 @@ def after_training(run: AnyPath, plan: PrecisionPlan) -> Words:
     if is_remote(run):
         return NOTHING
     decisions = plan.digest()
-    compared = read_comparison(run)
-    if compared is not None and compared.decisions == decisions:
+    if read_comparison(run, decisions) is not None:
         return look_beside(run)
     for item in list_runs(run.resolve().parent):
         if item.run is None or not item.run.meta.get("training"):

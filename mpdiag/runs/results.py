@@ -2,7 +2,8 @@
 
 ``comparison.json``
     how trainings by a plan ended beside the recording they were compared with, and by which decisions
-    they were trained, so that a later analysis knows whether the plan it makes was tried;
+    they were trained, so that a later analysis knows whether the plan it makes was tried; ``earlier``
+    holds the comparisons by other decisions, the newest first;
 ``profile.json``
     the document that ``mpdiag profile --json`` prints;
 ``probe.json``
@@ -37,6 +38,8 @@ COMPARISON, PROFILE, PROBE = "comparison.json", "profile.json", "probe.json"
 SEARCH, SENSITIVITY = "search.json", "sensitivity.json"
 SCHEMA_VERSION = 1
 """Of each of these documents."""
+_KEPT = 20
+"""Comparisons by different decisions that a run keeps."""
 _DAMAGE = (OSError, ValueError, KeyError, TypeError, RecursionError, OverflowError)
 
 
@@ -69,26 +72,46 @@ class StoredComparison:
 
 
 def write_comparison(folder: AnyPath, comparison: StoredComparison) -> None:
-    """Write it into a run folder, over an earlier one.
+    """Write it into a run folder, over an earlier one of trainings by the same decisions.
 
     Raises:
         OSError: If it cannot be written.
     """
-    write_json(folder / COMPARISON, {"schema_version": SCHEMA_VERSION, **asdict(comparison)})
+    others = [c for c in _comparisons(folder) if c.decisions != comparison.decisions]
+    earlier = [asdict(c) for c in others[: _KEPT - 1]]
+    document = {"schema_version": SCHEMA_VERSION, **asdict(comparison), "earlier": earlier}
+    write_json(folder / COMPARISON, document)
 
 
-def read_comparison(folder: AnyPath) -> StoredComparison | None:
-    """What a comparison left in a run folder; None if there is none that can be read."""
+def read_comparison(folder: AnyPath, decisions: str = "") -> StoredComparison | None:
+    """The last comparison that a run folder keeps; None if there is none that can be read.
+
+    Args:
+        folder: The run.
+        decisions: Only of trainings by these decisions, see ``PrecisionPlan.digest``.
+    """
+    return next((c for c in _comparisons(folder) if decisions in ("", c.decisions)), None)
+
+
+def _comparisons(folder: AnyPath) -> list[StoredComparison]:
+    """The comparisons that a run folder keeps, the newest first; those that can be read."""
     try:
         document = read_document(folder / COMPARISON)
-        against, decisions, verdict = (document[n] for n in ("against", "decisions", "verdict"))
-        metrics = tuple(document["metrics"])
+    except _DAMAGE:
+        return []
+    earlier = document.get("earlier") if isinstance(document, dict) else None
+    stored = [document, *(earlier if isinstance(earlier, list) else ())]
+    return [c for c in map(_comparison, stored) if c is not None]
+
+
+def _comparison(stored: Any) -> StoredComparison | None:
+    try:
+        against, decisions, verdict = (stored[n] for n in ("against", "decisions", "verdict"))
+        metrics = tuple(stored["metrics"])
         if not all(isinstance(text, str) for text in (against, decisions, verdict, *metrics)):
             return None
-        answer = str(document.get("answer") or verdict)
-        return StoredComparison(
-            against, decisions, verdict, metrics, int(document["seeds"]), answer
-        )
+        answer = str(stored.get("answer") or verdict)
+        return StoredComparison(against, decisions, verdict, metrics, int(stored["seeds"]), answer)
     except _DAMAGE:
         return None
 

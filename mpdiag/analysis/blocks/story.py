@@ -9,6 +9,7 @@ from typing import Any
 
 from mpdiag.analysis.analyzer import Analysis, analyze
 from mpdiag.analysis.blocks.choice import BlockAnalysis
+from mpdiag.display.wording import some_of
 from mpdiag.errors import LayerNotFound
 
 SCHEMA_VERSION = 1
@@ -67,6 +68,7 @@ def explain_blocks(run: str | os.PathLike[str], layer: str | None, target: str) 
     layer = layer if layer in names else owners.get(layer, layer)
     if layer not in names:
         near = difflib.get_close_matches(layer, names, n=3, cutoff=0.3)
-        hint = f"did you mean {', '.join(near)}?" if near else "analyze --target lists the names"
+        known = some_of([name for name in names if name], shown=5)
+        hint = f"did you mean {', '.join(near)}?" if near else f"there are {known}"
         raise LayerNotFound(f"no operand of a layer {layer!r} was recorded: {hint}")
     return BlockStory(layer, analysis, found)

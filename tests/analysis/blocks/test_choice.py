@@ -165,6 +165,10 @@ def test_one_layer_is_explained(run):
     assert {row["gemm"] for row in first} == {"fprop", "wgrad"}  # its input needs no gradient
     with pytest.raises(LayerNotFound, match="did you mean 0"):
         explain_blocks(run, "0.", "mxfp8")
+    with pytest.raises(
+        LayerNotFound, match=r"'nothing alike' was recorded: there are 0, 1, 2, 0.spare"
+    ):
+        explain_blocks(run, "nothing alike", "mxfp8")
 
 
 @pytest.mark.parametrize(

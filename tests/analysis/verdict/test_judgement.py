@@ -25,7 +25,9 @@ from mpdiag.runs.training_log import FILE, RECORDED
 from mpdiag.runs.writer import RunWriter
 
 
-def compared(folder, verdict, plan):
+def compared(folder, verdict, plan, *, alone=False):
+    if alone:
+        (folder / COMPARISON).unlink(missing_ok=True)
     stored = StoredComparison("run-plan", plan.digest(), verdict, ("accuracy .99 beside .98",), 3)
     write_comparison(folder, stored)
     return analyze(folder).verdict
@@ -71,6 +73,27 @@ def test_a_comparison_that_cannot_be_read_is_none(tmp_path):
     for text in ("{", "[]", '{"against": 1}'):
         (tmp_path / COMPARISON).write_text(text)
         assert read_comparison(tmp_path) is None
+
+
+def test_a_comparison_by_another_plan_does_not_hide_the_one_before(tmp_path):
+    folder = record(tmp_path / "run")
+    fp16, bf16 = (analyze(folder, target).plan for target in ("fp16", "bf16"))
+    assert compared(folder, "equivalent", fp16).level == "shown"
+    assert compared(folder, "different", bf16).level == "shown"
+    assert analyze(folder, "bf16").verdict.level == "cannot"
+    assert read_comparison(folder) == read_comparison(folder, bf16.digest())
+    assert compared(folder, "different", fp16).level == "cannot"  # the newest of one plan counts
+    assert len(json.loads((folder / COMPARISON).read_text())["earlier"]) == 1
+    assert read_comparison(folder, "of no plan") is None
+
+
+@pytest.mark.parametrize("earlier", ["", 1, [1, {}], {"a": 1}])
+def test_earlier_comparisons_that_cannot_be_read_do_not_hide_the_last(tmp_path, earlier):
+    last = StoredComparison("b", "d", "equivalent", answer="equivalent")
+    write_comparison(tmp_path, last)
+    document = json.loads((tmp_path / COMPARISON).read_text())
+    (tmp_path / COMPARISON).write_text(json.dumps({**document, "earlier": earlier}))
+    assert read_comparison(tmp_path) == last
 
 
 AUTOCAST = {"precision": {"autocast": ["float16"], "autocast_off": False}}
@@ -148,7 +171,7 @@ def test_only_a_comparison_of_this_plan_shows_anything(tmp_path):
     kept(
         "compared",
         {
-            f"{found} by {whose}": told(compared(tmp_path / "run", found, followed))
+            f"{found} by {whose}": told(compared(tmp_path / "run", found, followed, alone=True))
             for found in ("equivalent", "inconclusive", "different")
             for whose, followed in plans.items()
         },
