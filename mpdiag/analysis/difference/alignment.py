@@ -271,13 +271,13 @@ def _whole_batch(step: Sequence[Tensor], other: Sequence[Tensor], parts: int) ->
     """
     if parts < 2:
         return step
-    calls: dict[tuple[str, str | None, str, str], list[Tensor]] = defaultdict(list)
+    calls: dict[tuple[str | None, ...], list[Tensor]] = defaultdict(list)
     for t in step:
-        calls[_name(t)[:4]].append(t)
-    times = Counter(_name(t)[:4] for t in other)
-    found = [
-        t for t in step if "weight" in t.kind or times[_name(t)[:4]] == len(calls[_name(t)[:4]])
-    ]
+        calls[(*_name(t)[:4], t.code)].append(t)
+    times: Counter[tuple[str | None, ...]] = Counter((*_name(t)[:4], t.code) for t in other)
+    alike = (some for key, some in calls.items() if times[key] == len(some))
+    found = [t for t in step if "weight" in t.kind]
+    found += [t for some in alike for t in some if "weight" not in t.kind]
     for key, some in calls.items():
         each, left = divmod(len(some), parts)
         if not left and len(some) != times[key] and "weight" not in some[0].kind:

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 import mpdiag
 from mpdiag.analysis.difference.diff import difference
 from mpdiag.analysis.difference.fingerprint import read_fingerprint
+from mpdiag.analysis.difference.lower_formats import lower_formats
 from mpdiag.analysis.difference.sides import steps_of
 from mpdiag.analysis.difference.tolerance import apart
 from mpdiag.reports.text.difference import difference_lines
@@ -471,3 +472,190 @@ def test_parts_that_ranks_of_plain_tensors_have(name):
     ranks = [(row(FULL[0], i, kind="input"), row(part, i, **of)) for i, part in enumerate(parts)]
     first = difference(one, steps_of([r for of_rank in ranks for r in of_rank])).first
     assert ("agree" if first is None else first.rank) == place
+
+
+def chooser(turned, off=0.0, reads=(1,)):
+    """A mixture of experts of 64 rows: scores, choices, results, gradients of rows and weights."""
+    draw = np.random.default_rng(3)
+    scores, out, back, weight = (draw.normal(size=(64, 8)) for _ in range(4))
+    chosen = np.arange(64.0)[:, None] % 4 * np.ones((1, 8))
+    at = np.arange(64).reshape(8, 8).T.reshape(-1)[:turned]  # first the rows that are looked at
+    chosen[at], out[at], back[at] = 9.0, -out[at], -back[at]
+    weight = weight + (0.12 * draw.normal(size=(64, 8)) if turned else 0.0)
+    made = {"kind": "operation", "module": "moe"}
+    after = {"phase": "backward", "kind": "gradient"}
+    choices = row(chosen, order=2, name="topk", reads=reads, **made)
+    return steps_of(
+        [
+            row(np.ones((64, 8)), kind="input"),
+            row(scores, order=1, name="mm", **made),
+            replace(choices, dtype="int64"),
+            row(out, order=3, module="moe"),
+            row(back * (1 + off), order=4, module="norm", **after),
+            row(weight * (1 + off), order=5, name="weight", **{**after, "kind": "weight_grad"}),
+        ]
+    )
+
+
+def test_choices_that_rounding_turned_are_left_out_and_a_fault_behind_them_is_not():
+    found = difference(chooser(0), chooser(1))
+    assert found.agree
+    assert max(j.apart.difference for j in found.judged if j.pair.certain) > 0.01
+    first = difference(chooser(0), chooser(1, off=0.3)).first
+    assert (first.module, first.kind) == ("norm", "gradient")
+
+
+@pytest.mark.parametrize(("turned", "reads"), [(40, (1,)), (1, ())])
+def test_choices_that_rounding_does_not_turn_excuse_nothing(turned, reads):
+    """Too many of them are another way to choose; a mask is made of no values."""
+    assert difference(chooser(0, reads=reads), chooser(turned, reads=reads)).agree is False
+
+
+def half(model):
+    up = model[1].up
+    up.forward = lambda x: F.linear(x.half(), up.weight.half(), up.bias.half()).float()
+
+
+def eighth(model):
+    up, inner = model[1].up, model[1].up.forward
+
+    def forward(x):
+        out = inner(x)
+        return out + (out.detach().to(torch.float8_e4m3fn).to(out.dtype) - out.detach())
+
+    up.forward = forward
+
+
+def test_a_layer_in_a_lower_format_than_the_rest_is_named(sound, tmp_path):
+    """Its own rounding explains what it returns. The rest in that format, too, is no fault."""
+    first = mpdiag.diff(sound, recorded(tmp_path / "run", half, operations=1)).first
+    assert (first.module, first.phase) == ("1.up", "forward")
+
+
+def test_e4m3_is_seen_by_its_values(sound, tmp_path):
+    found = mpdiag.diff(sound, recorded(tmp_path / "run", eighth, dtype=torch.bfloat16))
+    lower = lower_formats([j.pair for j in found.judged if j.step == 0])
+    there = {j.pair.b.module for j in found.judged if id(j.pair.b) in lower}
+    assert (there, set(lower.values())) == ({"1.up"}, {2.0**-7})
+
+
+@pytest.mark.parametrize("share", [1.0, 2.0])
+def test_clipping_hides_no_factor_of_parts_that_are_accumulated(share, tmp_path):
+    sides = []
+    for rows in ((16,), (8, 8)):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 4))
+        step, x = torch.optim.SGD(model.parameters(), 0.01), 30 * torch.randn(16, 8)
+        with mpdiag.record(model, step, tmp_path / str(len(rows)), trace=True, max_steps=1):
+            for part in x.split(rows):
+                (model(part).square().mean() / (1 if share == 2.0 else len(rows))).backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+            step.step()
+        sides.append(tmp_path / str(len(rows)))
+    first = mpdiag.diff(*sides).first
+    assert (first is None) is (share == 1.0)
+    assert first is None or (first.module, first.phase) == (None, "backward")
+
+
+def frozen(model):
+    model[1].up.weight.requires_grad_(False)
+
+
+@pytest.mark.parametrize("change", [FAULTS["halved"][0], frozen])
+def test_the_gradient_is_named_and_not_the_clipping_that_reads_it(change, tmp_path):
+    """With operations the norms of gradients are seen before the gradients."""
+    sides = (("a", None), ("b", change))
+    first = mpdiag.diff(
+        *(recorded(tmp_path / n, c, clip=True, operations=1) for n, c in sides)
+    ).first
+    assert (first.kind, first.name) == ("weight_grad", "1.up.weight")
+
+
+def wider(model):
+    model[1].wide = model[1].up
+    del model[1].up
+    model[1].forward = lambda x: x + model[1].down(F.gelu(model[1].wide(model[1].norm(x))))
+
+
+def test_renamed_modules_are_the_same_ones(sound, tmp_path):
+    found = mpdiag.diff(sound, recorded(tmp_path / "run", wider))
+    assert found.agree
+    assert "1.wide" in {j.pair.a.module for j in found.judged}
+
+    def change(model):
+        wider(model)
+        model[1].wide.bias.data.add_(0.5)
+
+    first = mpdiag.diff(sound, recorded(tmp_path / "other", change)).first
+    assert (first.kind, first.name) == ("weight", "1.wide.bias")
+
+
+def test_a_parameter_of_one_side_is_named_before_those_drawn_after_it():
+    def side(names, factor):
+        about = {"kind": "weight", "name": ""}
+        return steps_of(
+            [
+                row(np.ones(8) * factor, order=i, **{**about, "name": name})
+                for i, name in enumerate(names)
+            ]
+        )
+
+    first = difference(side(["a.weight", "b.weight", "c.weight"], 1.0), side(["a.weight"], 1.0))
+    assert first.agree
+    first = difference(side(["b.weight", "c.weight"], 1.0), side(["c.weight"], 2.0)).first
+    assert (first.module, first.name, first.difference) == ("b", "b.weight", np.inf)
+
+
+@pytest.mark.parametrize("passed", [True, False])
+def test_a_module_that_returns_what_it_was_given_has_no_gradient_of_its_own(passed):
+    """Its hook then sees the gradient of all that read it, but not in a compiled graph."""
+
+    def side(factor):
+        reads = (0,) if passed else ()
+        out = {"module": "net.drop", "reads": reads}
+        back = {"phase": "backward", "kind": "gradient"}
+        return steps_of(
+            [
+                row(np.ones(8), kind="operation", module="net", name="mm"),
+                row(np.ones(8), order=1, **out),
+                row(factor * np.ones(8), order=2, module="net.drop", **back),
+                row(np.ones(8), order=3, module="net.first", **back),
+            ]
+        )
+
+    assert difference(side(1.0), side(2.0)).agree is passed
+
+
+def test_calls_are_counted_within_their_pass():
+    """Clipping runs after the backward pass, and belongs to it: its calls begin from 0 again."""
+    about = {"kind": "operation", "phase": "backward", "name": "mul", "module": None}
+    rows = [row(np.ones(4), order=0, **about), row(np.ones(()), order=1, **about)]
+    assert [len(t.pieces) for t in steps_of(rows)[0]] == [1, 1]
+
+
+def test_a_norm_says_nothing_where_most_positions_are_zero():
+    sparse = np.zeros(64)
+    sparse[:4] = 1e-5
+    assert apart((sparse, 1.0), (sparse, 1.001), 0.0, 3072).ratio == 0.0
+    dense = np.full(64, 1e-5)
+    assert apart((dense, 1.0), (dense, 1.001), 0.0, 3072).ratio > 1.0
+    assert apart((dense, 1.0), (dense, 1.0 + 5e-6), 0.0, 3072).ratio < 1.0  # FP32 adds it up
+
+
+@pytest.mark.parametrize("sort", [True, False])
+def test_what_each_rank_sorts_for_itself_is_judged_by_what_comes_of_it(sort):
+    """As lengths of sentences, for recurrences over packed ones."""
+    batch = np.random.default_rng(0).normal(size=(8, 4))
+
+    def side(parts):
+        found = []
+        for i, part in enumerate(parts):
+            found += [row(part, i, kind="input"), row(part, i, order=3, module="enc")]
+            about = {"kind": "operation", "module": "enc", "name": "sort" if sort else "neg"}
+            numbers = row(part[:, 0].argsort(), i, order=1, **about)
+            found += [replace(numbers, dtype="int64")]
+            found += [row(part[part[:, 0].argsort()], i, order=2, module="enc.lstm")]
+        return steps_of(found)
+
+    found = difference(side([batch]), side([batch[:4], batch[4:]]))
+    assert found.agree is sort
