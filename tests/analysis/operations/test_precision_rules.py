@@ -282,7 +282,9 @@ def test_a_loss_that_autocast_refuses_is_told(tmp_path, logits):
 
 @pytest.mark.parametrize("name", ["dcgan", "gpt", "language_model", "speech", "vgg", "vit"])
 def test_an_ordinary_network_is_told_nothing(name, root):
-    operations = mpdiag.open_run(root / "sample_runs" / name).operations()
+    run = mpdiag.open_run(root / "sample_runs" / name)
+    operations = run.operations()
     assert operations
+    scale = mpdiag.analyze(run).loss_scale.plan.recommended
     for target in (FP16, BF16):
-        assert [f for f in find_operations(operations, target) if not f.covered] == []
+        assert [f for f in find_operations(operations, target, scale) if not f.covered] == []
