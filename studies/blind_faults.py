@@ -39,7 +39,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPTS = ROOT / "studies" / "blind_scripts"
 RESULTS = ROOT / "studies" / "results" / "blind-faults.json"
-TIMEOUT = 400
+TIMEOUT = 1200
 OPTIONS: dict[str, tuple[str, ...]] = {
     "bf16": ("--amp", "bf16"),
     "fp16": ("--amp", "fp16"),

@@ -182,7 +182,7 @@ for parts in batches(collate):
     for input_ids, attention_mask, token_type_ids, labels, next_sentence in parts:
         with autocast():
             scores, relationship = model(input_ids, attention_mask, token_type_ids)
-            lm_loss = F.cross_entropy(scores.view(-1, VOCAB), labels.view(-1), reduction="sum")
+            lm_loss = F.cross_entropy(scores.view(-1, VOCAB), labels.reshape(-1), reduction="sum")
             lm_loss = lm_loss * world / num_items
             nsp_loss = F.cross_entropy(relationship, next_sentence)
             loss = lm_loss + nsp_loss / args.accum

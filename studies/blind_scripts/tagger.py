@@ -14,7 +14,7 @@ class CharEncoder(nn.Module):
 
     def forward(self, chars):
         B, T, L = chars.shape
-        _, hidden = self.gru(self.embed(chars.view(B * T, L)))
+        _, hidden = self.gru(self.embed(chars.reshape(B * T, L)))
         return torch.cat([hidden[0], hidden[1]], dim=-1).view(B, T, -1)
 
 
