@@ -1,13 +1,14 @@
 """Does ``mpdiag diff`` find mistakes that people make? Planted without looking at its code.
 
-    python studies/blind_faults.py dev --as before [--only NAME] [--code CHECKOUT] [--work DIR]
+    python studies/blind_faults.py dev2 --as before [--only NAME] [--code CHECKOUT] [--work DIR]
     python studies/blind_faults.py --table
 
-Eight trainings in studies/blind_scripts/ are written as people write them. mistakes.txt there changes
-a line or a few of one of them, and says which module a reader would blame. It was written before the
-first run. One side of a pair is the right training in FP32 on one device. The other one is of some
-kind (autocast, a compiler, two ranks …), right or with one mistake. A hash of a pair's name puts it
-into one half: ``dev`` was shown to who mends ``diff``, ``unseen`` was not.
+The trainings in studies/blind_scripts/ are written as people write them. mistakes*.txt there change
+a line or a few of one of them, and say which module a reader would blame. They were written before
+the first run. One side of a pair is the right training in FP32 on one device. The other one is of
+some kind (autocast, a compiler, two ranks …), right or with one mistake. A hash of a pair's name puts
+it into one half: ``dev`` was shown to who mends ``diff``, ``unseen`` was not. Both halves of the first
+round have been shown since; ``dev2`` and ``unseen2`` are of other trainings.
 
 - *named*: the first place is the culprit, or lies in it; of a compiled model also around it.
 - *seen*: another place that the mistake reaches. *missed*: the runs are said to agree.
@@ -30,6 +31,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import sha256
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -37,7 +39,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPTS = ROOT / "studies" / "blind_scripts"
 RESULTS = ROOT / "studies" / "results" / "blind-faults.json"
-TIMEOUT = 400
+TIMEOUT = 1200
 OPTIONS: dict[str, tuple[str, ...]] = {
     "bf16": ("--amp", "bf16"),
     "fp16": ("--amp", "fp16"),
@@ -61,6 +63,8 @@ TITLES = {
 }
 RANKS = ("ddp", "fsdp")
 COMPILED = ("aot_eager", "inductor")
+MISTAKES = ("mistakes.txt", "mistakes-2-dev.txt", "mistakes-2-unseen.txt")
+REFACTORINGS = ("refactors.txt", "refactors-2.txt")
 CLEAN = {
     "bf16": ("gpt", "cnn", "moe", "ssm", "translate", "diffusion", "clip"),
     "fp16": ("gpt", "cnn", "moe", "translate", "diffusion", "graph"),
@@ -71,7 +75,18 @@ CLEAN = {
     "accum": ("gpt", "ssm", "translate"),
     "refactor": ("gpt", "cnn", "moe", "ssm", "translate", "diffusion"),
 }
-DROPOUT = ("gpt", "translate", "ssm")
+CLEAN_2 = {
+    "bf16": ("mlm", "tagger", "vit", "unet", "dlrm", "dit", "dpo", "moco"),
+    "fp16": ("mlm", "vit", "unet", "dlrm", "dpo", "moco"),
+    "aot_eager": ("mlm", "tagger", "vit", "unet", "dpo"),
+    "inductor": ("vit", "unet", "dlrm"),
+    "ddp": ("mlm", "tagger", "dlrm", "dpo", "moco"),
+    "fsdp": ("mlm", "vit", "dit", "dpo"),
+    "accum": ("mlm", "tagger", "dit", "moco"),
+    "refactor": ("mlm", "tagger", "vit", "unet", "dlrm", "dit", "dpo", "moco"),
+}
+"""The second round's; its trainings are others."""
+DROPOUT = ("gpt", "translate", "ssm", "mlm", "tagger", "vit", "dpo")
 """Scripts that drop out in clean pairs of kinds that draw the same masks."""
 
 
@@ -92,7 +107,8 @@ class Pair:
 
     @property
     def half(self) -> str:
-        return "dev" if sha256(self.name.encode()).digest()[0] % 2 else "unseen"
+        half = "dev" if sha256(self.name.encode()).digest()[0] % 2 else "unseen"
+        return half + "2" if self.script in CLEAN_2["refactor"] else half
 
     @property
     def shared(self) -> tuple[str, ...]:
@@ -125,10 +141,10 @@ def _blocks(text: str) -> Iterator[tuple[str, tuple[tuple[str, str], ...]]]:
 def pairs() -> list[Pair]:
     """All pairs, faulty and clean. Raises ValueError if two have one name."""
     found = []
-    for header, edits in _blocks((SCRIPTS / "mistakes.txt").read_text()):
+    for header, edits in chain.from_iterable(_blocks((SCRIPTS / f).read_text()) for f in MISTAKES):
         name, script, kind, culprits, _ = (part.strip() for part in header.split("|"))
         found.append(Pair(f"{script}-{name}", script, kind, tuple(culprits.split()), edits))
-    for kind, scripts in CLEAN.items():
+    for kind, scripts in (*CLEAN.items(), *CLEAN_2.items()):
         found += [Pair(f"clean-{script}-{kind}", script, kind) for script in scripts]
     if len({pair.name for pair in found}) < len(found):
         raise ValueError("two pairs have the same name")
@@ -136,7 +152,7 @@ def pairs() -> list[Pair]:
 
 
 def refactorings() -> dict[str, tuple[tuple[str, str], ...]]:
-    return dict(_blocks((SCRIPTS / "refactors.txt").read_text()))
+    return {k: v for file in REFACTORINGS for k, v in _blocks((SCRIPTS / file).read_text())}
 
 
 def write(pair: Pair, folder: Path) -> Path:
@@ -293,15 +309,15 @@ def slim(pair: Pair, when: str, code: str, found: dict[str, Any]) -> dict[str, A
     }
 
 
-def stored() -> list[dict[str, Any]]:
-    return json.loads(RESULTS.read_text()) if RESULTS.exists() else []
+def stored(results: Path) -> list[dict[str, Any]]:
+    return json.loads(results.read_text()) if results.exists() else []
 
 
-def store(row: dict[str, Any]) -> None:
+def store(row: dict[str, Any], results: Path) -> None:
     key = (row["name"], row["when"])
-    rows = [old for old in stored() if (old["name"], old["when"]) != key] + [row]
+    rows = [old for old in stored(results) if (old["name"], old["when"]) != key] + [row]
     rows.sort(key=lambda row: (row["when"], row["name"]))
-    RESULTS.write_text(json.dumps(rows, indent=1) + "\n")
+    results.write_text(json.dumps(rows, indent=1) + "\n")
 
 
 def _range(values: Sequence[float]) -> str:
@@ -335,17 +351,18 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("half", nargs="?", choices=("dev", "unseen"))
+    parser.add_argument("half", nargs="?", choices=("dev", "unseen", "dev2", "unseen2"))
     parser.add_argument("--as", dest="when", default="after", help="the name of this round")
     parser.add_argument("--only", help="the pairs with this in their name, stored or not")
     parser.add_argument("--code", type=Path, default=ROOT, help="the checkout that is judged")
     parser.add_argument("--work", type=Path, help="keep recordings here, and use them again")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="where rows are stored")
     parser.add_argument("--table", action="store_true")
     args = parser.parse_args()
     if args.half is not None:
         with TemporaryDirectory() as temporary:
             work, code = (args.work or Path(temporary)).resolve(), args.code.resolve()
-            done = {row["name"] for row in stored() if row["when"] == args.when}
+            done = {row["name"] for row in stored(args.results) if row["when"] == args.when}
             commands = Commands(code)
             for pair in pairs():
                 again = args.only is not None and args.only in pair.name
@@ -354,14 +371,14 @@ def main() -> None:
                 if pair.name in done and not again:
                     continue
                 found = run(pair, commands, work)
-                store(slim(pair, args.when, commit(code), found))
+                store(slim(pair, args.when, commit(code), found), args.results)
                 first = found.get("first") or {}
                 where = f"{first.get('module')} {first.get('op')} {first.get('phase')}"
                 print(f"{pair.name}: {found['result']} {where if first else ''}", flush=True)
                 if args.work:
                     (work / pair.name / "said.json").write_text(json.dumps(found, indent=1))
     if args.table:
-        print(table(stored()))
+        print(table(stored(args.results)))
 
 
 if __name__ == "__main__":

@@ -16,6 +16,15 @@ def test_each_mistake_fits_its_script_once_and_compiles(tmp_path):
         compile(script.read_text(), str(script), "exec")
 
 
+@pytest.mark.parametrize("half", ["dev", "unseen"])
+def test_a_file_of_the_second_round_holds_the_mistakes_of_its_half(half):
+    told = (blind_faults.SCRIPTS / f"mistakes-2-{half}.txt").read_text()
+    headers = [line.split(" | ") for line in told.splitlines() if line[:1] not in ("", *"#-+")]
+    of = {pair.name for pair in blind_faults.pairs() if pair.culprits and pair.half == f"{half}2"}
+    assert {f"{script}-{name}" for name, script, *_ in headers} == of
+    assert of
+
+
 @pytest.mark.parametrize(
     ("module", "phase", "result"),
     [
