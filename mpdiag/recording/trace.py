@@ -180,7 +180,7 @@ class TraceWatch(StepListener):
             }
             self._calls[key] += 1
             self._rows.append(row)
-            # Nobody else's modes are to see what this runs, and ours need not.
+            # Other modes must not see what this runs, and mpdiag's need not.
             with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
                 held = local.resolve_neg()
                 taken = elements_of(held, numbers) if len(numbers) else held.new_empty(0)

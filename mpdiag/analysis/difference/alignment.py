@@ -160,7 +160,7 @@ def _share(a: Tensor, b: Tensor) -> float:
     if a.name == "nonzero" or a.shape != b.shape:
         rows = [math.prod(t.shape[:1]) for t in (a, b)]
         share = (1 + abs(rows[0] - rows[1])) / max(1, *rows)
-    else:  # one more may be where nobody looked
+    else:  # one more may lie at a position that is not stored
         different = a.pieces[0].values != b.pieces[0].values
         share = (1 + np.count_nonzero(different)) / max(1, different.size)
     return share if share <= _FEW else 0.0
