@@ -5,6 +5,7 @@ asked for. Only typer and light modules are imported here and at the top of thos
 needs, it imports when it runs, so that ``mpdiag --help`` and shell completion answer at once.
 """
 
+import errno
 import os
 import re
 import sys
@@ -93,6 +94,10 @@ class _ErrorsAsExitCodes(TyperGroup):
             raise typer.Exit(INTERRUPTED) from None
 
 
+_UNWRITTEN = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""Errors of writing what is printed."""
+
+
 @contextmanager
 def _output_told() -> Iterator[None]:
     """Whatever happens inside, write what was printed; a full disk and a closed pipe are exit codes."""
@@ -102,8 +107,8 @@ def _output_told() -> Iterator[None]:
         finally:
             sys.stdout.flush()
     except OSError as error:
-        if error.errno is None or error.filename is not None:
-            raise
+        if error.errno not in _UNWRITTEN or error.filename is not None:
+            raise  # of a file, or of a connection: not of what is printed
         # What is still buffered must not fail at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):  # the reader has gone

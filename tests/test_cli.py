@@ -1,5 +1,6 @@
 """The command: its help, its exit codes, and what goes to stdout and to stderr."""
 
+import errno
 import os
 import pkgutil
 import subprocess
@@ -12,6 +13,7 @@ from calls import COMMANDS, run
 
 import mpdiag.reports.next_commands
 import mpdiag.runs.run
+from mpdiag import cli
 from mpdiag.errors import DamagedRun, ExitCode, NewerSchema, RunExists, RunNotFound, UsageError
 from mpdiag.version import __version__
 
@@ -99,6 +101,11 @@ def test_a_reader_who_leaves_is_no_error(tmp_path, words):
     )
     os.close(write)
     assert (child.returncode, child.stderr) == (141, "")
+
+
+def test_an_error_of_a_connection_is_not_told_as_one_of_the_output():
+    with pytest.raises(ConnectionRefusedError), cli._output_told():
+        raise ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")
 
 
 @pytest.mark.skipif(not FULL.exists(), reason="no device that is always full")

@@ -113,7 +113,7 @@ def _probed(analysis: Analysis, script: list[str] | None, *, probe: bool) -> Ana
     from mpdiag.launching.probe import run_probe
     from mpdiag.reports import terminal
 
-    words = script or analysis.run.script_words
+    words = script or analysis.run.command_words
     if not probe:
         raise UsageError("a script after -- is for the probe: add --probe")
     if not words:

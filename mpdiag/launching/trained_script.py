@@ -20,7 +20,7 @@ from mpdiag.launching.script import INTERRUPTED, AfterTorch, Ending, Script, par
 from mpdiag.launching.script_training import ScriptTraining, TrainScriptSettings
 from mpdiag.numerics.formats import TRAINABLE
 from mpdiag.plan import PrecisionPlan
-from mpdiag.runs.provenance import announced_ranks, without_launcher
+from mpdiag.runs.provenance import announced_ranks
 from mpdiag.runs.run import META, open_run
 from mpdiag.runs.training_log import FILE
 from mpdiag.tracing.fingerprint import compare_models
@@ -155,7 +155,7 @@ def _other_arguments(plan: Path, recording: AnyPath, script: Script) -> str:
     """That the recorded script had other arguments, in a sentence; "" where it had not, or is gone."""
     near = (plan if plan.is_dir() else plan.parent, recording)
     known = next((open_run(folder) for folder in near if (folder / META).is_file()), None)
-    before, now = () if known is None else without_launcher(known.script_words), script.words
+    before, now = () if known is None else known.script_words, script.words
     if not before or before[1:] == now[1:]:
         return ""
     return (

@@ -402,12 +402,11 @@ class OperationWatch:
         laid = operation_facts.views(found)
         if laid:
             draft.fields["scalars"]["laid"] = laid
-        draft.fields |= {
-            "flops": 0,
-            "reduction": operation_facts.reduction(func, read, found, args),
-        }
         if self._measured:
             draft.fields |= operation_facts.cost(func, args, kwargs, result)
+        else:
+            summed = operation_facts.reduction(func, read, found, args)
+            draft.fields |= {"flops": 0, "reduction": summed}
         self._effects.after(draft.taped, draft.fields, args, kwargs, result)
         if self._trace is not None and self._trace.on:
             fields, latest = draft.fields, self._trace.latest(read)

@@ -18,7 +18,6 @@ from mpdiag.installation.extras import EXTRAS
 from mpdiag.numerics.formats import BF16, TRAINABLE
 from mpdiag.plan import FILE as PLAN
 from mpdiag.plan import PrecisionPlan
-from mpdiag.runs.provenance import without_launcher
 from mpdiag.runs.results import read_comparison
 from mpdiag.runs.run import META, Listing, Run, list_runs, open_run
 
@@ -134,15 +133,14 @@ def train_by(plan: PrecisionPlan, path: AnyPath, run: Run | None) -> Words:
         path: Its file.
         run: The recording, which knows its script.
     """
-    words = run.script_words if run is not None and not run.is_refused else ()
-    if plan.target not in {fmt.name for fmt in TRAINABLE} or not words:
+    script = run.script_words if run is not None and not run.is_refused else ()
+    if plan.target not in {fmt.name for fmt in TRAINABLE} or run is None or not script:
         return NOTHING
-    script = without_launcher(words)
     if script[0] == "-m":
         there = _module_is_there(script[1]) if len(script) > 1 else False
     else:
         there = Path(script[0]).exists()
-    return ("mpdiag", "train", "--plan", path, "--", *words) if there else NOTHING
+    return ("mpdiag", "train", "--plan", path, "--", *run.command_words) if there else NOTHING
 
 
 def after_check(run: AnyPath, against: Path, target: str, *, trained: bool) -> Words:

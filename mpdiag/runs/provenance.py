@@ -76,11 +76,6 @@ def launcher() -> list[str]:
     return ["torchrun", f"--nproc-per-node={local}"]
 
 
-def without_launcher(words: tuple[str, ...]) -> tuple[str, ...]:
-    """A script and its arguments, without what ``launcher`` gave before them."""
-    return words[2:] if words[:1] == ("torchrun",) else words
-
-
 def arguments() -> list[str]:
     """The command line, as the script sees it, without secrets: a run folder is shown to others."""
     return shown_arguments(map(str, sys.argv))

@@ -159,25 +159,32 @@ class Run:
 
     @property
     def script_words(self) -> tuple[str, ...]:
-        """What to write after ``--``: the script that ``mpdiag record`` ran, after its launcher.
+        """The words of the script that ``mpdiag record`` ran; () if unknown, or not known in full.
 
-        () if unknown, or not known in full.
+        Of several processes they are known where ``launcher`` says what started them.
         """
         script, argv = self.meta.get("script"), self.meta.get("argv")
         if not isinstance(script, str) or not script or not isinstance(argv, list):
             return ()
         words = tuple(map(str, argv[1:]))
-        launcher = tuple(self.meta.get("launcher") or ())
-        if not (launcher or self.meta.get("world_size") == 1) or any(HIDDEN in w for w in words):
+        alone = self.meta.get("world_size") == 1
+        if not (alone or self.meta.get("launcher")) or any(HIDDEN in word for word in words):
             return ()
         module = script.removeprefix("-m ")
-        return (*launcher, *((script,) if module == script else ("-m", module)), *words)
+        return (script, *words) if module == script else ("-m", module, *words)
+
+    @property
+    def command_words(self) -> tuple[str, ...]:
+        """What to write after ``--``: the script, behind what started it on several processes."""
+        script = self.script_words
+        return (*(self.meta.get("launcher") or ()), *script) if script else ()
 
     @property
     def is_refused(self) -> bool:
         """Whether ``mpdiag train`` is known to refuse the recorded script, whatever the plan."""
-        dtypes = {row["dtype"] for row in self.modules() if row["what"] == "parameter"}
-        kinds = {row["type"] for row in self.modules()}
+        rows = self.modules()
+        dtypes = {row["dtype"] for row in rows if row["what"] == "parameter"}
+        kinds = {row["type"] for row in rows}
         optimizers = self.meta.get("optimizers") or ()
         return bool(
             (self.meta.get("precision") or {}).get(WIDENED)

@@ -21,7 +21,7 @@ from mpdiag.plan import PrecisionPlan
 from mpdiag.reports import next_commands
 from mpdiag.reports.text.analysis import can_be_settled
 from mpdiag.runs.results import COMPARISON, add_to_meta
-from mpdiag.runs.run import list_runs
+from mpdiag.runs.run import Run, list_runs, open_run
 from mpdiag.runs.training_log import FILE
 
 BUILDERS = {"after_analysis"}
@@ -188,7 +188,8 @@ def test_a_training_is_named_only_if_its_script_is_there(here):
     shutil.rmtree("runs/digits-fp16-plan")
     plan = PrecisionPlan()
     words = {"script": "train.py", "argv": ["train.py", "--lr", "1"], "world_size": 1}
-    known = SimpleNamespace(script_words=("train.py", "--lr", "1"), is_refused=False)
+    recorded = open_run(here / "runs" / "digits")
+    known = Run(recorded.folder, {**recorded.meta, **words})
     assert next_commands.train_by(plan, here / "plan.json", known) == ()
     (here / "train.py").write_text("")
     named = next_commands.train_by(plan, here / "plan.json", known)
@@ -197,9 +198,11 @@ def test_a_training_is_named_only_if_its_script_is_there(here):
     assert next_commands.train_by(fp8, here / "plan.json", known) == ()
     assert next_commands.train_by(plan, here / "plan.json", None) == ()
     for module, there in (("json.tool", True), ("no_such_module.x", False)):
-        for launcher in ((), ("torchrun", "--nproc-per-node=2")):
-            asked = SimpleNamespace(script_words=(*launcher, "-m", module), is_refused=False)
-            assert bool(next_commands.train_by(plan, here / "plan.json", asked)) == there
+        for launcher in ([], ["torchrun", "--nproc-per-node=2"]):
+            started = {"script": f"-m {module}", "argv": ["x"], "launcher": launcher}
+            asked = Run(known.folder, {**known.meta, **started})
+            named = next_commands.train_by(plan, here / "plan.json", asked)
+            assert named[5:] == ((*launcher, "-m", module) if there else ())
     add_to_meta(here / "runs" / "digits", **words)
     done = CliRunner().invoke(app, ["analyze", "runs/digits", "-o", "plan.json"])
     assert done.stderr.endswith("next: mpdiag train --plan plan.json -- train.py --lr 1\n")

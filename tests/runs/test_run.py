@@ -15,7 +15,6 @@ from row_buffer import table_of
 
 import mpdiag
 from mpdiag.errors import DamagedRun, RunExists, RunNotFound
-from mpdiag.runs.provenance import without_launcher
 from mpdiag.runs.records import Records
 from mpdiag.runs.run import META, SCHEMA_VERSION, Run, free_name, list_runs, open_run
 from mpdiag.runs.schema import schema
@@ -267,8 +266,9 @@ def test_the_script_of_a_recording_is_known_unless_something_of_it_is_hidden(tmp
     several = {**meta, "argv": ["a", "1"], "world_size": 2}
     assert Run(tmp_path, several).script_words == ()
     launched = Run(tmp_path, {**several, "launcher": ["torchrun", "--nproc-per-node=2"]})
-    assert launched.script_words == ("torchrun", "--nproc-per-node=2", "a b.py", "1")
-    assert without_launcher(launched.script_words) == ("a b.py", "1")
+    assert launched.script_words == ("a b.py", "1")
+    assert launched.command_words == ("torchrun", "--nproc-per-node=2", "a b.py", "1")
+    assert Run(tmp_path, several).command_words == ()
 
 
 def test_a_run_that_can_be_opened_is_named(tmp_path):

@@ -44,7 +44,6 @@ from mpdiag.analysis.notebook import comparison_html
 from mpdiag.errors import InputError, UsageError
 from mpdiag.files.documents import finite
 from mpdiag.files.paths import is_remote, place
-from mpdiag.runs.provenance import without_launcher
 from mpdiag.runs.run import META, list_runs, open_run
 from mpdiag.runs.training_log import FINAL_LOSS
 
@@ -428,7 +427,7 @@ def printed_metric(path: str | os.PathLike[str]) -> str:
     if is_remote(where) or not (where / META).is_file():
         return ""
     try:
-        words = without_launcher(open_run(where).script_words)
+        words = open_run(where).script_words
         script = Path(words[0]) if words and words[0] != "-m" else None
         if script is None or script.stat().st_size > _MOST_BYTES:
             return ""

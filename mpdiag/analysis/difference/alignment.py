@@ -120,11 +120,7 @@ def _turned(a: Sequence[Tensor], b: Sequence[Tensor]) -> _Turned:
     for key, x in ours.items():
         y = theirs.get(key)
         if y and x.name in _SORTS and x.module and len(x.pieces) != len(y.pieces):
-            found[x.module] = (
-                x.order,
-                frozenset(),
-                0.0,
-            )  # parts of a batch are sorted by themselves
+            found[x.module] = (x.order, frozenset(), 0.0)  # each part of a batch is sorted alone
         elif y and x.phase == "forward" and x.module and len(x.pieces) == len(y.pieces):
             modules[x.module].append((x, y))
     computed = {(t.rank, t.order) for t in a if roundoff(t.dtype)}
@@ -151,7 +147,7 @@ def _chooses(t: Tensor, computed: Collection[tuple[int, int]]) -> bool:
 
 
 def _share(a: Tensor, b: Tensor) -> float:
-    """The share of rows whose choice differs; 0 if these are too many for rounding.
+    """Share of rows whose choice differs; 0 above ``_FEW``, which rounding does not explain.
 
     The largest of a window passes on nearly the same value, whichever it is.
     """
@@ -347,12 +343,8 @@ def _same_lines(a: Sequence[Tensor], b: Sequence[Tensor]) -> list[tuple[Tensor, 
     for side in (a, b):
         lines: dict[str, list[Tensor]] = defaultdict(list)
         for t in side:
-            if (
-                t.module is None
-                and t.phase == "backward"
-                and t.code
-                and (len(t.pieces) == 1 or t.from_loss)
-            ):
+            outside = t.module is None and t.phase == "backward"
+            if outside and t.code and (len(t.pieces) == 1 or t.from_loss):
                 lines[t.code].append(t)
         sides.append(lines)
     both = [(some, sides[1].get(code, [])) for code, some in sides[0].items()]

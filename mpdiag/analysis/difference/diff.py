@@ -264,11 +264,9 @@ def _judged(
                     if found is not None:
                         yield Judged(pair, step, rank, found)
                 continue
-            spreads = 0.0 if exact else spread(twins, size, depth, coarsest)
-            spreads = (
-                spreads if exact else math.hypot(spreads, size * _of_turned(pair, ours[0].size))
-            )
-            room = _conversion(a, b) * size if exact else math.hypot(spreads, drift)
+            chosen = size * _of_turned(pair, ours[0].size)
+            moves = math.hypot(spread(twins, size, depth, coarsest), chosen, drift)
+            room = _conversion(a, b) * size if exact else moves
             if a.kind == "weight_grad":
                 history.note(key, ours[0], theirs[0], FACTOR * room)
             rows = pair.turned and pair.rows

@@ -55,7 +55,7 @@ def steps_of(rows: Sequence[TraceRow]) -> Steps:
     """A run's traced steps, by number, each in its order."""
     names = without_wrappers([r.name if "weight" in r.kind else r.module or "" for r in rows])
     found: dict[int, dict[_Key, list[TraceRow]]] = defaultdict(lambda: defaultdict(list))
-    # A row's own call counts from 0 again after the backward pass, whose phase clipping belongs to.
+    # The recorder counts calls from 0 again after the backward pass. Clipping has that phase, too.
     calls: Counter[tuple[object, ...]] = Counter()
     for row, name in zip(rows, names, strict=True):
         module = row.module

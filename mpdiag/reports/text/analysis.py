@@ -279,11 +279,11 @@ def settling_command(analysis: Analysis) -> tuple[object, ...]:
     """
     run = analysis.run
     if analysis.rounded_to is not None:
-        return "mpdiag", "record", "--fp32", "--", *(run.script_words or ("script.py", "ARGS"))
+        return "mpdiag", "record", "--fp32", "--", *(run.command_words or ("script.py", "ARGS"))
     argv = [str(word) for word in run.meta.get("argv") or []]
     if argv[1:2] == ["demo"]:
         return "mpdiag", "search", _workload(argv[2:], run.folder.name)
-    script = run.script_words or ("script.py", "ARGS")
+    script = run.command_words or ("script.py", "ARGS")
     aim = analysis.plan.aim
     target = () if aim == FP16.name else ("--target", aim)
     return "mpdiag", "analyze", run.folder, *target, "--probe", "--", *script
