@@ -17,12 +17,10 @@ from numpy.typing import NDArray
 
 from mpdiag.emulation.step_tape import Call, StepReplay, StepTape, Values, View
 from mpdiag.numerics.autocast_lists import MOVES
-from mpdiag.numerics.trimmed import trimmed_rms
+from mpdiag.numerics.trimmed import is_few, trimmed_rms
 from mpdiag.tracing.dispatch import found_in
 from mpdiag.tracing.storages import elements_of, read_back
 
-_FEW = 64
-"""Elements below which one twin may come near by chance."""
 _SAME = 0.5
 """How far a twin's gradients may be from the training's own; of another computation they are further."""
 _SIGNS = 65_521
@@ -52,8 +50,8 @@ class Mark(NamedTuple):
 def spreads(tape: StepTape, marks: Sequence[Mark]) -> list[float] | None:
     """How far a twin comes apart from the step, at each mark: a root mean square over its elements.
 
-    Where few elements are looked at, it is at least as far, beside their size, as what they were made
-    of: a single sum comes near by chance.
+    Where few elements are looked at, or few are not zero, it is at least as far, beside their size, as
+    what they were made of: a single sum comes near by chance.
 
     Returns:
         One for each mark; None where the tape does not give the training's own gradients.
@@ -75,7 +73,7 @@ def spreads(tape: StepTape, marks: Sequence[Mark]) -> list[float] | None:
         spread, rms = trimmed_rms(difference), math.sqrt(values @ values / values.size)
         moved = [i for i in mark.reads if found[i]]  # whole numbers show nothing
         made_of = math.hypot(*(sizes[i] for i in moved))
-        if values.size < _FEW and math.isfinite(rms) and 0.0 < made_of < math.inf:
+        if is_few(values) and math.isfinite(rms) and 0.0 < made_of < math.inf:
             spread = max(spread, math.hypot(*(found[i] for i in moved)) / made_of * rms)
         found.append(spread)
         sizes.append(rms)

@@ -7,6 +7,13 @@ from numpy.typing import NDArray
 
 DROPPED = 16
 """One value in this many is left out."""
+MANY = 64
+"""Values below which one twin may come near by chance."""
+
+
+def is_few(values: NDArray[np.float64]) -> bool:
+    """Whether a tensor has too few values, or half of that which are not zero, for one twin."""
+    return bool(values.size < MANY or 2 * np.count_nonzero(values) < MANY)
 
 
 def trimmed_rms(values: NDArray[np.float64], dropped: int = DROPPED) -> float:

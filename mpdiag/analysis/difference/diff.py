@@ -34,7 +34,7 @@ from mpdiag.analysis.difference.tolerance import (
 )
 from mpdiag.files.documents import finite
 from mpdiag.numerics.autocast_lists import MOVES
-from mpdiag.numerics.trimmed import DROPPED, trimmed_rms
+from mpdiag.numerics.trimmed import DROPPED, MANY, is_few, trimmed_rms
 
 SCHEMA_VERSION = 1
 _TOO_FAR = 0.5
@@ -54,9 +54,6 @@ _FEWEST = 4
 
 _CHANCE = 2.0
 """Ratio of difference to tolerance that few values may reach by chance."""
-_MANY = 64
-"""Values from which on they do not."""
-
 _TURNED = 4
 """Where choices were turned, one value in this many is left out: all those of a row go along."""
 
@@ -285,7 +282,7 @@ def _of_turned(pair: Pair, values: int) -> float:
     """
     if not pair.rows:
         return math.sqrt(pair.turned)
-    return pair.turned / _MIXED if values >= _MANY else pair.turned
+    return pair.turned / _MIXED if values >= MANY else pair.turned
 
 
 def _conversion(a: Tensor, b: Tensor) -> float:
@@ -418,10 +415,8 @@ def _first(judged: Sequence[Judged]) -> int | None:
 
 def _by_chance(one: Judged) -> bool:
     """Whether a tensor may be beyond rounding because its twin came near: few values show a twin."""
-    values = one.pair.a.pieces[0].values
-    few = bool(values.size < _MANY or 2 * np.count_nonzero(values) < _MANY)
     return (
-        few
+        is_few(one.pair.a.pieces[0].values)
         and one.apart.ratio <= _CHANCE
         and one.pair.a.kind not in ("weight", "input", "updated_weight")
     )

@@ -36,6 +36,7 @@ class Layout:
         ranks: How many ranks the other side has for one here.
         split: Whether each rank has rows of the batch of its own.
         batch: How many rows the batch has.
+        dealt: How many of these each rank has.
         turns: Whether rows were dealt out in turn, and not row after row; None for another way.
         scales: How many times larger a rank's gradients of its rows may be: it is of its own mean, or
             not; one where they show it.
@@ -45,6 +46,7 @@ class Layout:
     ranks: int = 1
     split: bool = False
     batch: int = 1
+    dealt: tuple[int, ...] = ()
     turns: bool | None = False
     scales: tuple[float, ...] = (1.0,)
     accumulated: bool = False
@@ -81,7 +83,9 @@ def _dealt(inputs: Sequence[Pair]) -> Layout:
             known = far[turns] <= _NEAR * far[not turns]
             scales = (1.0, float(ranks), 1.0 / ranks)
             accumulated = many.pieces[0].rank is None
-            return Layout(ranks, True, one.shape[0], turns if known else None, scales, accumulated)
+            dealt = tuple(part.shape[0] for part in many.pieces)
+            way = turns if known else None
+            return Layout(ranks, True, one.shape[0], dealt, way, scales, accumulated)
     return Layout(ranks)
 
 
@@ -136,6 +140,9 @@ def _matched(one: Tensor, many: Tensor, layout: Layout) -> Iterator[Match]:
     turns = bool(layout.turns) and not weight
     length = (*whole.shape, 1)[0]
     inside, left = divmod(elements, layout.batch if turns else length)
+    if turns:  # not a list of some rows, of which one rank may have more
+        even = zip(parts, layout.dealt, strict=True)
+        left = left or any((*p.shape, 1)[0] * layout.batch != length * held for p, held in even)
     if rows and not left and whole.shape[1:] == parts[0].shape[1:]:
         found = list(_rows(one, many, inside, turns=turns))
         yield from found if weight else _words_first(one, many, layout, found)
