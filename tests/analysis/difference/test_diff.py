@@ -473,6 +473,57 @@ def test_parts_that_ranks_of_plain_tensors_have(name):
     assert ("agree" if first is None else first.rank) == place
 
 
+def loss_divided_last(ranks, factor=1.0):
+    """A loss that multiplies its rows' gradients, and divides them by the number of rows last."""
+    draw = np.random.default_rng(5)
+    x, per_row = draw.normal(size=(8, 4)), draw.normal(size=(8, 1))
+    rows = []
+    for rank in range(ranks):
+        held, own = x[rank::ranks], per_row[rank::ranks]
+        mean = own * factor * ranks / 8
+        made = {"kind": "operation", "module": None}
+        back = {**made, "phase": "backward"}
+        rows += [
+            row(held, rank, kind="input"),
+            row(np.ones(()), rank, order=1, name="ones_like", **made),
+            row(own * factor, rank, order=2, name="mul", reads=(1,), **back),
+            row(mean, rank, order=3, name="div_", reads=(2,), **back),
+            row(mean @ np.ones((1, 4)), rank, order=4, kind="gradient", phase="backward"),
+        ]
+    return steps_of(rows)
+
+
+def test_a_loss_that_divides_last_has_no_scale_of_ranks_before():
+    assert difference(loss_divided_last(1), loss_divided_last(2)).agree
+    first = difference(loss_divided_last(1), loss_divided_last(2, 1.5)).first
+    assert (first.module, first.op) == (None, "mul")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "off", "reads", "agree"),
+    [
+        ("bfloat16", 0.03, (), True),
+        ("bfloat16", 0.3, (), False),
+        ("bfloat16", 0.03, (1,), False),
+        ("float32", 0.03, (), False),
+    ],
+)
+def test_what_comes_from_untraced_operations_may_be_rounded_as_the_rest(dtype, off, reads, agree):
+    """A reference that runs first under ``no_grad`` is not traced, nor is its rounding."""
+    values = np.random.default_rng(6).normal(size=(8, 8))
+    sides = [
+        steps_of(
+            [
+                row(values, kind="input"),
+                replace(row(values, kind="operation", order=1, name="mm"), dtype=kind),
+                row(far, kind="operation", order=2, name="sub", module=None, reads=reads),
+            ]
+        )
+        for kind, far in (("float32", values), (dtype, values * (1 + off)))
+    ]
+    assert difference(*sides).agree is agree
+
+
 def chooser(turned, off=0.0, reads=(1,)):
     """A mixture of experts of 64 rows: scores, choices, results, gradients of rows and weights."""
     draw = np.random.default_rng(3)
@@ -508,6 +559,36 @@ def test_choices_that_rounding_turned_are_left_out_and_a_fault_behind_them_is_no
 def test_choices_that_rounding_does_not_turn_excuse_nothing(turned, reads):
     """Too many of them are another way to choose; a mask is made of no values."""
     assert difference(chooser(0, reads=reads), chooser(turned, reads=reads)).agree is False
+
+
+def pooled(turned, off=0.0):
+    """A pool over 512 windows: what it chose, and the gradients of weights before and after it."""
+    draw = np.random.default_rng(4)
+    scores, chosen, before, after = (draw.normal(size=(64, 8)) for _ in range(4))
+    chosen = chosen.round(1)
+    chosen[63, 7] += turned  # at no position that is looked at: the norm shows it
+    made = {"kind": "operation"}
+    grad = {"kind": "weight_grad", "phase": "backward", "name": "weight"}
+    choices = row(
+        chosen, order=2, name="max_pool2d_with_indices", reads=(1,), module="pool", **made
+    )
+    error = draw.normal(size=(64, 8)) / 32 if turned else 0.0
+    return steps_of(
+        [
+            row(np.ones((64, 8)), kind="input"),
+            row(scores, order=1, name="mm", module="first", **made),
+            replace(choices, dtype="int64"),
+            row(scores, order=3, module="last"),
+            row(after * (1 + off), order=5, module="last", **{**grad, "name": "last.weight"}),
+            row(before + error, order=4, module="first", **{**grad, "name": "first.weight"}),
+        ]
+    )
+
+
+def test_a_pool_that_rounding_turns_widens_the_gradients_of_weights_before_it_alone():
+    assert 63 * 8 + 7 not in positions((64, 8))
+    assert difference(pooled(0), pooled(1)).agree
+    assert difference(pooled(0), pooled(1, off=0.02)).first.name == "last.weight"
 
 
 def half(model):
