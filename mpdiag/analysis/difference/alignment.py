@@ -281,11 +281,15 @@ def _whole_batch(step: Sequence[Tensor], other: Sequence[Tensor], parts: int) ->
     alike = (some for key, some in calls.items() if times[key] == len(some))
     found = [t for t in step if "weight" in t.kind]
     found += [t for some in alike for t in some if "weight" not in t.kind]
+    given = max(t.order for t in step if t.kind == "input")
+    together = all(t.order > given for t in step if t.phase == "backward")  # in one backward pass
     for key, some in calls.items():
         each, left = divmod(len(some), parts)
         if not left and len(some) != times[key] and "weight" not in some[0].kind:
             for i in range(each):
                 held = some[i::each]
+                if together and held[0].phase == "backward":  # the last part's comes first
+                    held = held[::-1]
                 pieces = tuple(replace(p, rank=None) for t in held for p in t.pieces)
                 found.append(replace(held[0], pieces=pieces))
     return sorted(found, key=lambda t: t.order)

@@ -206,8 +206,9 @@ def difference(a: Steps, b: Steps) -> RunDifference:
         edits = edits or found
         layout = layout_of(pairs)
         later = bool(number or step)
-        moved = _Moved(_weights_apart(pairs, history.possible)) if later else None
-        some = list(_judged(pairs, step, layout, moved, history))
+        ulps = _inputs_apart(pairs, layout)
+        moved = _Moved(max(ulps, _weights_apart(pairs, history.possible) if later else 0.0))
+        some = list(_judged(pairs, step, layout, moved, history, later=later))
         some = _sums_in_any_order(some, (ours, theirs))
         place = _first(some)
         explained = place is not None and some[place].apart.difference <= some[place].possible
@@ -232,10 +233,12 @@ def _judged(
     pairs: Sequence[Pair],
     step: int,
     layout: Layout,
-    moved: _Moved | None,
+    moved: _Moved,
     history: _Gradients,
+    *,
+    later: bool,
 ) -> Iterable[Judged]:
-    """Every pair of a step, judged; ``moved`` is None in the training's first step."""
+    """Every pair of a step, judged; ``later`` than the training's first one, weights are apart."""
     before: dict[_Key, tuple[NDArray[np.float64], NDArray[np.float64]]] = {}
     depth = 0
     coarsest = [0.0, 0.0]  # what is made of BF16 is no finer in FP32
@@ -248,9 +251,9 @@ def _judged(
         given = a.kind == "operation" and a.phase == "forward" and not (a.reads or b.reads)
         given &= max(coarsest) > max(epsilon)
         twins = [None if given or id(t) in lower else t.spread for t in (a, b)]
-        exact = a.kind in ("weight", "input")
-        drift, furthest = (0.0, 0.0) if moved is None else moved.of(a, b)
-        if a.kind == "weight" and moved is not None:
+        exact = a.kind == "weight" or (a.kind == "input" and not _is_made(a, b))
+        drift, furthest = moved.of(a, b)
+        if a.kind == "weight" and later:
             before |= {(a.name, rank): (x[0], y[0]) for rank, x, y, _ in matched(a, b, layout)}
             continue  # what the steps before have left
         for rank, ours, theirs, numel in matched(a, b, layout):
@@ -268,14 +271,39 @@ def _judged(
             far = spread(twins, size, 0 if given else depth, coarsest)
             moves = math.hypot(far, chosen, drift)
             room = _conversion(a, b) * size if exact else moves
+            if a.kind == "input" and not (exact or a.reads):
+                room = _handed_in(pairs) * size
             if a.kind == "weight_grad":
                 history.note(key, ours[0], theirs[0], FACTOR * room)
-            rows = pair.rows and pair.turned >= 1 / _MANY
+            rows = pair.rows and pair.turned >= 1 / MANY
             found = apart(ours, theirs, room, numel, _TURNED if rows else DROPPED)
-            if moved is not None and pair.certain and not exact:
+            if pair.certain and not exact:
                 moved.note(found.difference * size)
             yield Judged(pair, step, rank, found, FACTOR * furthest / (size or 1.0))
         depth += a.kind == "operation"
+
+
+def _is_made(a: Tensor, b: Tensor) -> bool:
+    """Whether an input is no data: another model of the training, which has several, may make it."""
+    return bool(roundoff(a.dtype) and roundoff(b.dtype) and (a.module or a.reads or b.reads))
+
+
+def _handed_in(pairs: Sequence[Pair]) -> float:
+    """What rounding explains of what an untraced forward pass hands in, beside its size."""
+    made = [t for p in pairs for t in (p.a, p.b) if t.kind == "operation" and t.phase == "forward"]
+    return spread((None, None), 1.0, 0, [max((roundoff(t.dtype) for t in made), default=0.0)])
+
+
+def _inputs_apart(pairs: Sequence[Pair], layout: Layout) -> float:
+    """How far inputs that an untraced forward pass made are apart by rounding, in ulps."""
+    furthest = 0.0
+    for a, b in ((p.a, p.b) for p in pairs if p.a.kind == "input" and _is_made(p.a, p.b)):
+        for _, ours, theirs, _ in matched(a, b, layout) if not a.reads else ():
+            size = size_of(ours[0], theirs[0]) or 1.0
+            share = distance(ours[0], theirs[0]) / size
+            if share <= FACTOR * _handed_in(pairs):
+                furthest = max(furthest, share / max(roundoff(a.dtype), roundoff(b.dtype)))
+    return furthest
 
 
 def _of_turned(pair: Pair, values: int) -> float:
