@@ -90,14 +90,16 @@ def aligned(a: Sequence[Tensor], b: Sequence[Tensor]) -> tuple[list[Pair], list[
         edits += [Edit(t.module, t.phase, f"parameter {t.name}", side, [t]) for t in lone]
     turned = _turned(a, b)
     unsure = _unsure(a, turned)
-    rows = frozenset().union(*(rows for _, rows, _ in turned.values()))
+    rows = frozenset().union(*(rows for *_, rows, _ in turned.values()))
+    made = {t.module: t.order for t in reversed(a) if t.phase == "forward"}
+    made[None] = next((t.order for t in a if t.phase == "backward" and t.module), 0)
     passed = _passed_on(a) | _passed_on(b)
     unsure |= {id(p.a) for p in pairs if p.a.kind == "gradient" and _name(p.a)[1:] in passed}
     pairs = [
         replace(
             p,
             certain=p.certain and id(p.a) not in unsure,
-            turned=_before(p.a, turned),
+            turned=_before(p.a, turned, made),
             rows=p.a.phase == "forward" or bool(_rows_of(p.a) & rows),
         )
         for p in pairs
@@ -105,8 +107,11 @@ def aligned(a: Sequence[Tensor], b: Sequence[Tensor]) -> tuple[list[Pair], list[
     return sorted(pairs, key=lambda pair: _place(pair.a)), edits
 
 
-_Turned = Mapping[str, tuple[int, frozenset[int], float]]
-"""Modules, each with the order and rows of what differs first, and the share of these that do."""
+_Turned = Mapping[str, tuple[float, float, frozenset[int], float]]
+"""Modules in which choices were turned, with their rows and the share of these that were.
+
+Forward, it reaches what comes after the first order; backward, modules that begin before the second.
+"""
 
 
 def _turned(a: Sequence[Tensor], b: Sequence[Tensor]) -> _Turned:
@@ -115,12 +120,13 @@ def _turned(a: Sequence[Tensor], b: Sequence[Tensor]) -> _Turned:
         {_name(t): t for t in side if t.kind == "operation" and not roundoff(t.dtype)}
         for side in (a, b)
     )
-    found: dict[str, tuple[int, frozenset[int], float]] = {}
+    found: dict[str, tuple[float, float, frozenset[int], float]] = {}
     modules: dict[str, list[tuple[Tensor, Tensor]]] = defaultdict(list)
     for key, x in ours.items():
         y = theirs.get(key)
         if y and x.name in _SORTS and x.module and len(x.pieces) != len(y.pieces):
-            found[x.module] = (x.order, frozenset(), 0.0)  # each part of a batch is sorted alone
+            # Each part of a batch is sorted alone.
+            found[x.module] = (x.order, math.inf, frozenset(), 0.0)
         elif y and x.phase == "forward" and x.module and len(x.pieces) == len(y.pieces):
             modules[x.module].append((x, y))
     computed = {(t.rank, t.order) for t in a if roundoff(t.dtype)}
@@ -137,7 +143,10 @@ def _turned(a: Sequence[Tensor], b: Sequence[Tensor]) -> _Turned:
             chosen = any(_chooses(x, computed) for x, _ in pairs if x.order <= first)
             # A list of rows moves up by one that is gone.
             share = min(_share(x, y) for x, y in other) if chosen else 0.0
-            found[module] = (first, _rows_of(pairs[0][0]), share)
+            # The largest of a window passes on nearly the same value, whichever it is.
+            pool = all("max_pool" in x.name for x, _ in other)
+            reach = (math.inf, float(first)) if pool else (float(first), math.inf)
+            found[module] = (*reach, _rows_of(pairs[0][0]), share)
     return found
 
 
@@ -147,18 +156,14 @@ def _chooses(t: Tensor, computed: Collection[tuple[int, int]]) -> bool:
 
 
 def _share(a: Tensor, b: Tensor) -> float:
-    """Share of rows whose choice differs; 0 above ``_FEW``, which rounding does not explain.
-
-    The largest of a window passes on nearly the same value, whichever it is.
-    """
-    if "max_pool" in a.name:
-        return 0.0
+    """Share of rows whose choice differs; 0 above ``_FEW``, which rounding does not explain."""
     if a.name == "nonzero" or a.shape != b.shape:
         rows = [math.prod(t.shape[:1]) for t in (a, b)]
         share = (1 + abs(rows[0] - rows[1])) / max(1, *rows)
-    else:  # one more may lie at a position that is not stored
+    else:  # one more may lie at a position that is not stored; a twin shows it of many windows
         different = a.pieces[0].values != b.pieces[0].values
-        share = (1 + np.count_nonzero(different)) / max(1, different.size)
+        more = math.prod(a.shape) if "max_pool" in a.name else different.size
+        share = np.count_nonzero(different) / max(1, different.size) + 1 / max(1, more)
     return share if share <= _FEW else 0.0
 
 
@@ -183,10 +188,21 @@ def _rows_of(t: Tensor) -> frozenset[int]:
     return frozenset() if weight else frozenset((t.shape[0], math.prod(t.shape[:-1])))
 
 
-def _before(t: Tensor, turned: _Turned) -> float:
-    """The largest share of rows that were turned before a tensor was made."""
-    earlier = (s for order, _, s in turned.values() if t.phase != "forward" or t.order > order)
-    return max(earlier, default=0.0)
+def _before(t: Tensor, turned: _Turned, made: Mapping[str | None, float]) -> float:
+    """The largest share of rows that reaches a tensor.
+
+    Args:
+        t: The tensor.
+        turned: Where choices were turned.
+        made: Where each module begins, and for None where the gradients of modules do.
+    """
+    forward, begins = t.phase == "forward", made.get(t.module, -1)
+    if t.module is None:  # the loss comes behind all modules, clipping before
+        begins = math.inf if t.order < begins else -1
+    shares = (
+        s for after, end, _, s in turned.values() if (t.order > after if forward else begins <= end)
+    )
+    return max(shares, default=0.0)
 
 
 def _unsure(step: Sequence[Tensor], turned: _Turned) -> set[int]:
@@ -202,7 +218,7 @@ def _unsure(step: Sequence[Tensor], turned: _Turned) -> set[int]:
         weights = t.kind in ("weight", "updated_weight") or t.module is None
         inside = not weights and any(t.module != m and _lies_in(t, m) for m in turned)
         outside = t.module is None and t.phase == "backward"
-        around = (rows for m, (_, rows, s) in turned.items() if s and _lies_in(t, m))
+        around = (rows for m, (*_, rows, s) in turned.items() if s and _lies_in(t, m))
         if any(_rows_of(t) & rows for rows in around) and roundoff(t.dtype):
             continue
         if own or inside or (outside and any((t.rank, i) in places for i in t.reads)):

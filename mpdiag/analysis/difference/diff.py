@@ -269,7 +269,7 @@ def _judged(
             room = _conversion(a, b) * size if exact else moves
             if a.kind == "weight_grad":
                 history.note(key, ours[0], theirs[0], FACTOR * room)
-            rows = pair.turned and pair.rows
+            rows = pair.rows and pair.turned >= 1 / _MANY
             found = apart(ours, theirs, room, numel, _TURNED if rows else DROPPED)
             if moved is not None and pair.certain and not exact:
                 moved.note(found.difference * size)

@@ -510,6 +510,38 @@ def test_choices_that_rounding_does_not_turn_excuse_nothing(turned, reads):
     assert difference(chooser(0, reads=reads), chooser(turned, reads=reads)).agree is False
 
 
+def pooled(turned, off=0.0, loss=0.0):
+    """A pool over 512 windows: what it chose, and the gradients of weights before and after it."""
+    draw = np.random.default_rng(4)
+    scores, chosen, before, after = (draw.normal(size=(64, 8)) for _ in range(4))
+    chosen = chosen.round(1)
+    chosen[63, 7] += turned  # at no position that is looked at: the norm shows it
+    made = {"kind": "operation"}
+    grad = {"kind": "weight_grad", "phase": "backward", "name": "weight"}
+    choices = row(
+        chosen, order=2, name="max_pool2d_with_indices", reads=(1,), module="pool", **made
+    )
+    error = draw.normal(size=(64, 8)) / 32 if turned else 0.0
+    return steps_of(
+        [
+            row(np.ones((64, 8)), kind="input"),
+            row(scores, order=1, name="mm", module="first", **made),
+            replace(choices, dtype="int64"),
+            row(scores, order=3, module="last"),
+            row(after * (1 + loss), order=4, module=None, phase="backward", name="div", **made),
+            row(after * (1 + off), order=5, module="last", **{**grad, "name": "last.weight"}),
+            row(before + error, order=4, module="first", **{**grad, "name": "first.weight"}),
+        ]
+    )
+
+
+def test_a_pool_that_rounding_turns_widens_the_gradients_of_weights_before_it_alone():
+    assert 63 * 8 + 7 not in positions((64, 8))
+    assert difference(pooled(0), pooled(1)).agree
+    assert difference(pooled(0), pooled(1, off=0.02)).first.name == "last.weight"
+    assert difference(pooled(0), pooled(1, loss=0.02)).first.op == "div"
+
+
 def half(model):
     up = model[1].up
     up.forward = lambda x: F.linear(x.half(), up.weight.half(), up.bias.half()).float()
