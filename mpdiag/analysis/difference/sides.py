@@ -89,7 +89,11 @@ def _backward(step: Sequence[Tensor]) -> Sequence[Tensor]:
             made.add(t.order)
             t = replace(t if by == 1.0 else times(t, by), from_loss=True)
         found.append(t)
-    return found
+    # A loss that divides its rows' gradients by their number does so last: they have no scale before.
+    outside = [t for t in found if t.module is None and t.from_loss]
+    divided = {i for t in outside if t.name == "div_" for i in t.reads}
+    ready = {t.order for t in outside} & divided
+    return [replace(t, from_loss=False) if t.order in ready else t for t in found]
 
 
 def times(t: Tensor, by: float) -> Tensor:

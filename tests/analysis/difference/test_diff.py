@@ -473,6 +473,32 @@ def test_parts_that_ranks_of_plain_tensors_have(name):
     assert ("agree" if first is None else first.rank) == place
 
 
+def loss_divided_last(ranks, factor=1.0):
+    """A loss that multiplies its rows' gradients, and divides them by the number of rows last."""
+    draw = np.random.default_rng(5)
+    x, per_row = draw.normal(size=(8, 4)), draw.normal(size=(8, 1))
+    rows = []
+    for rank in range(ranks):
+        held, own = x[rank::ranks], per_row[rank::ranks]
+        mean = own * factor * ranks / 8
+        made = {"kind": "operation", "module": None}
+        back = {**made, "phase": "backward"}
+        rows += [
+            row(held, rank, kind="input"),
+            row(np.ones(()), rank, order=1, name="ones_like", **made),
+            row(own * factor, rank, order=2, name="mul", reads=(1,), **back),
+            row(mean, rank, order=3, name="div_", reads=(2,), **back),
+            row(mean @ np.ones((1, 4)), rank, order=4, kind="gradient", phase="backward"),
+        ]
+    return steps_of(rows)
+
+
+def test_a_loss_that_divides_last_has_no_scale_of_ranks_before():
+    assert difference(loss_divided_last(1), loss_divided_last(2)).agree
+    first = difference(loss_divided_last(1), loss_divided_last(2, 1.5)).first
+    assert (first.module, first.op) == (None, "mul")
+
+
 def chooser(turned, off=0.0, reads=(1,)):
     """A mixture of experts of 64 rows: scores, choices, results, gradients of rows and weights."""
     draw = np.random.default_rng(3)
