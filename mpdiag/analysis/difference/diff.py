@@ -247,7 +247,10 @@ def _judged(
         a, b = pair.a, pair.b
         epsilon = [lower.get(id(t), roundoff(t.dtype)) for t in (a, b)]
         coarsest = [max(both) for both in zip(coarsest, epsilon, strict=True)]
-        twins = [None if id(t) in lower else t.spread for t in (a, b)]
+        # Where it comes from was not traced, as of a model that runs without gradients first.
+        given = a.kind == "operation" and a.phase == "forward" and not (a.reads or b.reads)
+        given &= max(coarsest) > max(epsilon)
+        twins = [None if given or id(t) in lower else t.spread for t in (a, b)]
         exact = a.kind in ("weight", "input")
         drift, furthest = (0.0, 0.0) if moved is None else moved.of(a, b)
         if a.kind == "weight" and moved is not None:
@@ -265,7 +268,8 @@ def _judged(
                         yield Judged(pair, step, rank, found)
                 continue
             chosen = size * _of_turned(pair, ours[0].size)
-            moves = math.hypot(spread(twins, size, depth, coarsest), chosen, drift)
+            far = spread(twins, size, 0 if given else depth, coarsest)
+            moves = math.hypot(far, chosen, drift)
             room = _conversion(a, b) * size if exact else moves
             if a.kind == "weight_grad":
                 history.note(key, ours[0], theirs[0], FACTOR * room)

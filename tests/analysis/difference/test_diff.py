@@ -499,6 +499,31 @@ def test_a_loss_that_divides_last_has_no_scale_of_ranks_before():
     assert (first.module, first.op) == (None, "mul")
 
 
+@pytest.mark.parametrize(
+    ("dtype", "off", "reads", "agree"),
+    [
+        ("bfloat16", 0.03, (), True),
+        ("bfloat16", 0.3, (), False),
+        ("bfloat16", 0.03, (1,), False),
+        ("float32", 0.03, (), False),
+    ],
+)
+def test_what_comes_from_untraced_operations_may_be_rounded_as_the_rest(dtype, off, reads, agree):
+    """A reference that runs first under ``no_grad`` is not traced, nor is its rounding."""
+    values = np.random.default_rng(6).normal(size=(8, 8))
+    sides = [
+        steps_of(
+            [
+                row(values, kind="input"),
+                replace(row(values, kind="operation", order=1, name="mm"), dtype=kind),
+                row(far, kind="operation", order=2, name="sub", module=None, reads=reads),
+            ]
+        )
+        for kind, far in (("float32", values), (dtype, values * (1 + off)))
+    ]
+    assert difference(*sides).agree is agree
+
+
 def chooser(turned, off=0.0, reads=(1,)):
     """A mixture of experts of 64 rows: scores, choices, results, gradients of rows and weights."""
     draw = np.random.default_rng(3)
