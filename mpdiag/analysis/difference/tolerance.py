@@ -4,11 +4,11 @@ The distance is a root mean square over the positions, without the few that are 
 rounding turns a choice (the largest of a window, an expert), single values differ by more than rounding.
 The norm sees what the positions miss.
 
-Rounding explains ``FACTOR`` times what the twins of both sides come apart. Where one side has no twin,
-the other's stands for it, widened by the ratio of their unit roundoffs. Where neither has one, the unit
-roundoff is propagated instead: by √k for the k operations before, as errors of independent signs add up
-(Higham and Mary, *A new approach to probabilistic rounding error analysis*, SIAM Journal on Scientific
-Computing 41, 2019).
+Rounding explains ``FACTOR * _ONE_TWIN`` times what the twins of both sides come apart. Where one side
+has no twin, the other's stands for it, widened by the ratio of their unit roundoffs. Where neither has
+one, the unit roundoff is propagated instead: by √k for the k operations before, as errors of independent
+signs add up (Higham and Mary, *A new approach to probabilistic rounding error analysis*, SIAM Journal on
+Scientific Computing 41, 2019).
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ from mpdiag.numerics.formats import BF16, FP16, FP32
 from mpdiag.numerics.trimmed import DROPPED, trimmed_rms
 
 FACTOR = 2.0
-"""How many times further than the twins two sides may be apart."""
+"""How many times further than what moves them two sides may be apart."""
+_ONE_TWIN = 1.5
+"""How many times further than one twin shows rounding may move a tensor."""
 _ROUNDOFF = {
     "float64": 2.0**-52,
     **{fmt.torch_name: 2.0**-fmt.mantissa_bits for fmt in (FP32, BF16, FP16)},
@@ -80,7 +82,7 @@ def spread(
     wider = [e / max(min(epsilon), 2.0**-53) if min(epsilon) else 1.0 for e in epsilon]
     mine = a if a is not None else (b or 0.0) * wider[0] / min(wider)
     theirs = b if b is not None else (a or 0.0) * wider[1] / min(wider)
-    return math.hypot(mine, theirs)
+    return _ONE_TWIN * math.hypot(mine, theirs)
 
 
 def distance(a: NDArray[np.float64], b: NDArray[np.float64], dropped: int = DROPPED) -> float:
