@@ -2,8 +2,9 @@
 
 A twin runs the step again on other memory. Every value from outside moves by an ulp of its own dtype,
 and so does the result of every operation that computes, up or down by chance; a result that adds K terms
-moves by √K / 4 ulps of FP32 of its root mean square besides, for kernels add in any order. What is
-further from the step than a few times its twin is no rounding.
+moves by √K / 4 ulps of FP32 of its root mean square besides, for kernels add in any order. So does each
+channel that batch normalization makes, as a whole. What is further from the step than a few times its
+twin is no rounding.
 """
 
 import math
@@ -123,6 +124,20 @@ class _TwinReplay(StepReplay):
             return
         for value, dtype in views.items():
             self._move(into[value], dtype, _SUMMED * math.sqrt(call.reduction))
+        if "batch_norm" in op and 0 in call.results:
+            self._move_channels(call.results[0].of(into[call.results[0].value]))
+
+    def _move_channels(self, x: torch.Tensor) -> None:
+        """Move each channel as a whole: all of it is normalized by the same sums over it."""
+        if x.dtype is not torch.float32 or x.dim() < 2 or not x.numel() or not x.isfinite().all():
+            return
+        self._drawn += 1
+        signs, (channels, count) = _signs(x.device, x.dtype, 1.0)[0], (x.shape[1], x.numel())
+        shape, share = (-1, *(1 for _ in x.shape[2:])), _SUMMED * math.sqrt(count / x.shape[1])
+        up, wider = (
+            signs[self._drawn * n % _SIGNS :][:channels].view(shape) for n in (7919, 104_729)
+        )
+        x.mul_(1 + share * wider).add_(up, alpha=share * float(x.norm()) / math.sqrt(count))
 
     def _move(self, storage: torch.UntypedStorage, dtype: torch.dtype, summed: float) -> None:
         """Move what a storage holds by an ulp, and by a share of its root mean square.
