@@ -33,6 +33,9 @@ _SUBNORMAL = 2.0**-25
 _SUMMED = 2.0**-24 / 4
 """Rounding error of a sum of K terms beside its size, for each √K; an FP32 accumulator's."""
 
+_IN_A_ROW = 4
+"""As how many values each counts where some kernels add them one after another: errors have one sign."""
+
 
 class Mark(NamedTuple):
     """A tensor of the step to look at.
@@ -116,14 +119,14 @@ class _TwinReplay(StepReplay):
         """Run an operation, and move what it made."""
         super()._again(call, into, name)
         op = call.func.overloadpacket.__name__
-        views = {view.value: view.dtype for view in call.results.values()}
+        views = {view.value: view for view in call.results.values()}
         for view in found_in((call.args, call.kwargs), View):
             if view.value in call.writes:
-                views[call.writes[view.value]] = view.dtype
+                views[call.writes[view.value]] = view
         if op in MOVES and op not in ("_to_copy", "copy_"):  # which may round
             return
-        for value, dtype in views.items():
-            self._move(into[value], dtype, _SUMMED * math.sqrt(call.reduction))
+        for value, view in views.items():
+            self._move(into[value], view.dtype, _SUMMED * math.sqrt(_terms(call, view)))
         if "batch_norm" in op and 0 in call.results:
             self._move_channels(call.results[0].of(into[call.results[0].value]))
 
@@ -166,6 +169,15 @@ class _TwinReplay(StepReplay):
                 torch.addcmul(added, part, shares, out=part)
             else:
                 part.mul_(shares).add_(added)
+
+
+def _terms(call: Call, made: View) -> int:
+    """How many values are added to make one of a result: gradients of parameters add up a batch."""
+    op, args = call.func.overloadpacket.__name__, call.args
+    adds = op == "convolution_backward" or op.endswith("norm_backward")
+    if not adds or made.shape == args[1].shape or not made.shape:
+        return call.reduction
+    return _IN_A_ROW * math.prod(args[0].shape) // max(1, made.shape[0])
 
 
 def _rows(flat: torch.Tensor) -> tuple[torch.Tensor, ...]:
