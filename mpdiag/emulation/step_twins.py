@@ -2,13 +2,13 @@
 
 A twin runs the step again on other memory. Every value from outside moves by an ulp of its own dtype,
 and so does the result of every operation that computes, up or down by chance; a result that adds K terms
-moves by √K / 4 ulps of FP32 of its root mean square besides, for kernels add in any order. What is
-further from the step than a few times its twin is no rounding.
+moves by √K / 4 ulps of FP32 of its root mean square besides, for kernels add in any order. So does each
+channel that batch normalization makes, as a whole. What is further from the step than a few times its
+twin is no rounding.
 """
 
 import math
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -23,12 +23,15 @@ from mpdiag.tracing.storages import elements_of, read_back
 
 _SAME = 0.5
 """How far a twin's gradients may be from the training's own; of another computation they are further."""
-_SIGNS = 65_521
-"""A prime, so that the signs stand in no column of a tensor more often than in another."""
+_AT_ONCE = 1 << 20
+"""Elements that are moved at once; each needs its sign in memory."""
 _SUBNORMAL = 2.0**-25
 """Half the distance of FP16's subnormals, which no share of their size moves."""
 _SUMMED = 2.0**-24 / 4
 """Rounding error of a sum of K terms beside its size, for each √K; an FP32 accumulator's."""
+
+_IN_A_ROW = 4
+"""As how many values each counts where some kernels add them one after another: errors have one sign."""
 
 
 class Mark(NamedTuple):
@@ -85,7 +88,6 @@ class _TwinReplay(StepReplay):
 
     def __init__(self, tape: StepTape, marks: Sequence[Mark]) -> None:
         super().__init__(tape)
-        self._drawn = 0
         self._found = [mark.values for mark in marks]
         self._marks: dict[int, list[tuple[int, Mark]]] = {}
         for i, mark in enumerate(marks):
@@ -113,54 +115,61 @@ class _TwinReplay(StepReplay):
         """Run an operation, and move what it made."""
         super()._again(call, into, name)
         op = call.func.overloadpacket.__name__
-        views = {view.value: view.dtype for view in call.results.values()}
+        views = {view.value: view for view in call.results.values()}
         for view in found_in((call.args, call.kwargs), View):
             if view.value in call.writes:
-                views[call.writes[view.value]] = view.dtype
+                views[call.writes[view.value]] = view
         if op in MOVES and op not in ("_to_copy", "copy_"):  # which may round
             return
-        for value, dtype in views.items():
-            self._move(into[value], dtype, _SUMMED * math.sqrt(call.reduction))
+        for value, view in views.items():
+            self._move(into[value], view.dtype, _SUMMED * math.sqrt(_terms(call, view)))
+        if "batch_norm" in op and 0 in call.results:
+            self._move_channels(call.results[0].of(into[call.results[0].value]))
+
+    def _move_channels(self, x: torch.Tensor) -> None:
+        """Move each channel as a whole: all of it is normalized by the same sums over it."""
+        if x.dtype is not torch.float32 or x.dim() < 2 or not x.isfinite().all():
+            return
+        if x.numel() < 2 * x.shape[1] or not x.numel():
+            return
+        share = _SUMMED * math.sqrt(x.numel() / x.shape[1])
+        sums = x.transpose(0, 1).flatten(1)[:, :2].view(-1, 2, *(1 for _ in x.shape[2:]))
+        up, wider = _signs(sums.contiguous(), x.dtype).unbind(1)
+        x.mul_(1 + share * wider).add_(up, alpha=share * float(x.norm()) / math.sqrt(x.numel()))
 
     def _move(self, storage: torch.UntypedStorage, dtype: torch.dtype, summed: float) -> None:
-        """Move what a storage holds by an ulp, and by a share of its root mean square.
-
-        The signs stand in rows as long as there are signs, from another one on each time.
-        """
+        """Move what a storage holds by an ulp, and by a share of its root mean square."""
         if not dtype.is_floating_point or dtype.itemsize < 2 or not storage.nbytes():
             return
         flat = torch.empty(0, dtype=dtype, device=storage.device)
         flat = flat.set_(storage, 0, (storage.nbytes() // dtype.itemsize,), (1,))
         wide = torch.float64 if dtype is torch.float64 else torch.float32
-        self._drawn += 1
         # Half an ulp of a narrow format rounds to a whole one, or to none.
         eps = torch.finfo(dtype).eps
-        signs, factors = _signs(flat.device, wide, eps if dtype is wide else eps / 2)
-        first, other = (self._drawn * n % _SIGNS for n in (7919, 104_729))
+        share = eps if dtype is wide else eps / 2
         square = float(torch.dot(flat, flat) if dtype is wide else flat.norm(dtype=wide) ** 2)
         if not math.isfinite(square):  # what fills masks must not become infinite
             return
         moved = summed * math.sqrt(square / flat.numel()) if summed > eps / 4 else 0.0
         moved = _SUBNORMAL if dtype is torch.float16 else moved
-        for part in _rows(flat):
-            shares = factors[first : first + part.shape[-1]]
-            added = signs[other : other + part.shape[-1]] * moved
+        for part in flat.split(_AT_ONCE):
+            signs = _signs(part, wide)
             if dtype is wide:
-                torch.addcmul(added, part, shares, out=part)
+                part.addcmul_(part, signs, value=share).add_(signs, alpha=moved)
             else:
-                part.mul_(shares).add_(added)
+                part.mul_(signs * share + 1).add_(signs, alpha=moved)
 
 
-def _rows(flat: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Values in rows as long as the signs, and the rest."""
-    whole = flat.numel() // _SIGNS * _SIGNS
-    return (flat[:whole].view(-1, _SIGNS), flat[whole:]) if whole else (flat,)
+def _terms(call: Call, made: View) -> int:
+    """How many values are added to make one of a result: gradients of parameters add up a batch."""
+    op, args = call.func.overloadpacket.__name__, call.args
+    adds = op == "convolution_backward" or op.endswith("norm_backward")
+    if not adds or made.shape == args[1].shape or not made.shape:
+        return call.reduction
+    return int(_IN_A_ROW * math.prod(args[0].shape) // max(1, made.shape[0]))
 
 
-@lru_cache(maxsize=8)
-def _signs(device: torch.device, dtype: torch.dtype, share: float) -> tuple[torch.Tensor, ...]:
-    """Signs, twice one after another, and 1 plus or minus a share."""
-    generator = torch.Generator("cpu").manual_seed(0)
-    drawn = torch.randint(0, 2, (_SIGNS,), generator=generator, device="cpu")
-    signs = drawn.to(device, dtype).mul_(2).sub_(1).repeat(2)
-    return signs, signs * share + 1
+def _signs(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Up or down by the last bit of each value: values that are equal round alike."""
+    bits = x.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[x.dtype.itemsize])
+    return (bits & 1).to(dtype).mul_(2).sub_(1)

@@ -143,6 +143,45 @@ def test_a_tensor_that_was_zero_has_a_twin_in_the_next_traced_step(tmp_path):
     assert spread[3] > 0
 
 
+@pytest.mark.parametrize(
+    ("layer", "least", "most"), [(nn.BatchNorm2d, 4e-7, 4e-6), (None, 0, 4e-7)]
+)
+def test_rounding_moves_a_channel_of_batch_normalization_as_a_whole(layer, least, most, tmp_path):
+    """Its sums over 4096 values are off for all of them, so a mean over the channel keeps the error."""
+    torch.manual_seed(1)
+    norm = nn.Identity() if layer is None else layer(4)
+    model = nn.Sequential(
+        nn.Linear(8, 1024), nn.Unflatten(1, (4, 16, 16)), norm, nn.AvgPool2d(16), nn.Flatten()
+    )
+    nn.init.ones_(norm.bias if layer else model[0].bias)
+    row = trained(model, tmp_path / "run", [0], 1)[0, "operation", "3", "avg_pool2d", 0]
+    assert least < relative(row) < most
+
+
+def test_rounding_moves_the_sum_of_a_batch_in_the_gradient_of_a_parameter(tmp_path):
+    torch.manual_seed(1)
+    layers = (
+        nn.Linear(8, 1024),
+        nn.Unflatten(1, (4, 16, 16)),
+        nn.Conv2d(4, 4, 1),
+        nn.GroupNorm(1, 4),
+    )
+    rows = trained(nn.Sequential(*layers, nn.Conv2d(4, 4, 1)), tmp_path / "run", [0], 1)
+    summed = [rows[0, "operation", name, op, i] for name, op, i in SUMS]
+    assert all(1e-6 < relative(row) < 1e-5 for row in summed)
+    passed = rows[0, "gradient", "3", "", 0], rows[0, "operation", "4", "convolution_backward", 0]
+    assert all(relative(row) < 1e-6 for row in passed)
+
+
+SUMS = (
+    ("4", "convolution_backward", 1),
+    ("4", "convolution_backward", 2),
+    ("3", "native_group_norm_backward", 1),
+    ("3", "native_group_norm_backward", 2),
+)
+"""Each adds 4096 values."""
+
+
 def test_elements_of_fp8_are_taken():
     tensor = torch.arange(8.0).to(torch.float8_e4m3fn).view(2, 4).t()
     assert elements_of(tensor, np.array([1, 6])).tolist() == [4.0, 3.0]

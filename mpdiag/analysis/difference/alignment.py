@@ -91,7 +91,8 @@ def aligned(a: Sequence[Tensor], b: Sequence[Tensor]) -> tuple[list[Pair], list[
     turned = _turned(a, b)
     unsure = _unsure(a, turned)
     rows = frozenset().union(*(rows for *_, rows, _ in turned.values()))
-    made = {t.module: t.order for t in reversed(a) if t.phase == "forward" and t.module}
+    made: dict[str | None, float] = {t.module: t.order for t in reversed(a) if t.phase == "forward"}
+    made[None] = next((t.order for t in a if t.phase == "backward" and t.module), 0)
     passed = _passed_on(a) | _passed_on(b)
     unsure |= {id(p.a) for p in pairs if p.a.kind == "gradient" and _name(p.a)[1:] in passed}
     pairs = [
@@ -187,11 +188,19 @@ def _rows_of(t: Tensor) -> frozenset[int]:
     return frozenset() if weight else frozenset((t.shape[0], math.prod(t.shape[:-1])))
 
 
-def _before(t: Tensor, turned: _Turned, made: Mapping[str | None, int]) -> float:
-    """The largest share of rows that reaches a tensor; ``made``: where modules begin."""
+def _before(t: Tensor, turned: _Turned, made: Mapping[str | None, float]) -> float:
+    """The largest share of rows that reaches a tensor.
+
+    Args:
+        t: The tensor.
+        turned: Where choices were turned.
+        made: Where each module begins, and for None where the gradients of modules do.
+    """
     forward, begins = t.phase == "forward", made.get(t.module, -1)
+    if t.module is None:  # the loss comes behind all modules, clipping before
+        begins = math.inf if t.order < begins else -1
     shares = (
-        s for after, end, _, s in turned.values() if (t.order > after if forward else begins < end)
+        s for after, end, _, s in turned.values() if (t.order > after if forward else begins <= end)
     )
     return max(shares, default=0.0)
 

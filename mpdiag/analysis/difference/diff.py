@@ -242,7 +242,7 @@ def _judged(
     before: dict[_Key, tuple[NDArray[np.float64], NDArray[np.float64]]] = {}
     depth = 0
     coarsest = [0.0, 0.0]  # what is made of BF16 is no finer in FP32
-    lower = lower_formats(pairs)
+    lower, handed = lower_formats(pairs), _handed_in(pairs)
     for pair in pairs:
         a, b = pair.a, pair.b
         epsilon = [lower.get(id(t), roundoff(t.dtype)) for t in (a, b)]
@@ -251,7 +251,7 @@ def _judged(
         given = a.kind == "operation" and a.phase == "forward" and not (a.reads or b.reads)
         given &= max(coarsest) > max(epsilon)
         twins = [None if given or id(t) in lower else t.spread for t in (a, b)]
-        exact = a.kind == "weight" or (a.kind == "input" and not _is_made(a, b))
+        exact = a.kind == "weight" or (a.kind == "input" and not (a.reads or b.reads))
         drift, furthest = moved.of(a, b)
         if a.kind == "weight" and later:
             before |= {(a.name, rank): (x[0], y[0]) for rank, x, y, _ in matched(a, b, layout)}
@@ -270,9 +270,7 @@ def _judged(
             chosen = size * _of_turned(pair, ours[0].size)
             far = spread(twins, size, 0 if given else depth, coarsest)
             moves = math.hypot(far, chosen, drift)
-            room = _conversion(a, b) * size if exact else moves
-            if a.kind == "input" and not (exact or a.reads):
-                room = _handed_in(pairs) * size
+            room = size * _conversion(a, b, handed) if exact else moves
             if a.kind == "weight_grad":
                 history.note(key, ours[0], theirs[0], FACTOR * room)
             rows = pair.rows and pair.turned >= 1 / MANY
@@ -283,11 +281,6 @@ def _judged(
         depth += a.kind == "operation"
 
 
-def _is_made(a: Tensor, b: Tensor) -> bool:
-    """Whether an input is no data: another model of the training, which has several, may make it."""
-    return bool(roundoff(a.dtype) and roundoff(b.dtype) and (a.module or a.reads or b.reads))
-
-
 def _handed_in(pairs: Sequence[Pair]) -> float:
     """What rounding explains of what an untraced forward pass hands in, beside its size."""
     made = [t for p in pairs for t in (p.a, p.b) if t.kind == "operation" and t.phase == "forward"]
@@ -296,13 +289,12 @@ def _handed_in(pairs: Sequence[Pair]) -> float:
 
 def _inputs_apart(pairs: Sequence[Pair], layout: Layout) -> float:
     """How far inputs that an untraced forward pass made are apart by rounding, in ulps."""
-    furthest = 0.0
-    for a, b in ((p.a, p.b) for p in pairs if p.a.kind == "input" and _is_made(p.a, p.b)):
-        for _, ours, theirs, _ in matched(a, b, layout) if not a.reads else ():
-            size = size_of(ours[0], theirs[0]) or 1.0
-            share = distance(ours[0], theirs[0]) / size
-            if share <= FACTOR * _handed_in(pairs):
-                furthest = max(furthest, share / max(roundoff(a.dtype), roundoff(b.dtype)))
+    furthest, handed = 0.0, _handed_in(pairs)
+    for pair in (p for p in pairs if p.a.kind == "input" and _conversion(p.a, p.b, handed)):
+        for _, ours, theirs, _ in matched(pair.a, pair.b, layout):
+            share = distance(ours[0], theirs[0]) / (size_of(ours[0], theirs[0]) or 1.0)
+            if share <= FACTOR * handed:
+                furthest = max(furthest, share / roundoff(pair.a.dtype))
     return furthest
 
 
@@ -317,8 +309,15 @@ def _of_turned(pair: Pair, values: int) -> float:
     return pair.turned / _MIXED if values >= MANY else pair.turned
 
 
-def _conversion(a: Tensor, b: Tensor) -> float:
-    """What a conversion explains of data and weights, beside their size."""
+def _conversion(a: Tensor, b: Tensor, handed: float) -> float:
+    """What rounding explains of data and weights, beside their size.
+
+    Data is exact but for a conversion. Where a training has several models, each by a name, one may have
+    made the other's input without a trace, as in a ``no_grad``: then ``handed``.
+    """
+    floats = roundoff(a.dtype) and roundoff(b.dtype)
+    if a.kind == "input" and a.module and floats and not (a.reads or b.reads):
+        return handed
     return max(roundoff(a.dtype), roundoff(b.dtype)) if a.dtype != b.dtype else 0.0
 
 
