@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpdiag.analysis.difference.alignment import Pair
-from mpdiag.analysis.difference.sides import Piece, Tensor
+from mpdiag.analysis.difference.sides import UNKNOWN, Piece, Tensor
 from mpdiag.analysis.difference.tolerance import distance, roundoff, size_of
 from mpdiag.runs.trace import positions
 
@@ -188,7 +188,7 @@ def _rows(
         row = round_ * sum(held) + (row * ranks + i if turns else row + before)
         there = row * inside + column
         _, ours, theirs = np.intersect1d(known, there, assume_unique=True, return_indices=True)
-        yield part.rank, (whole.values[ours], math.nan), (part.values[theirs], math.nan), 0
+        yield part.rank, (whole.values[ours], UNKNOWN), (part.values[theirs], UNKNOWN), 0
         before += length
 
 
@@ -207,8 +207,8 @@ def _nearest(
     """What ranks have: each of them the whole, or all together; whichever is nearest."""
     alike = [part for part in parts if part.shape == whole.shape]  # stages are given other inputs
     each = [(p.rank, *_both(whole, p), math.prod(whole.shape)) for p in alike]
-    joined = ((way([p.values for p in alike], axis=0), math.nan) for way in ways)
-    together = ([(None, (whole.values, math.nan), values, 0)] for values in joined)
+    joined = ((way([p.values for p in alike], axis=0), UNKNOWN) for way in ways)
+    together = ([(None, (whole.values, UNKNOWN), values, 0)] for values in joined)
     return min([each, *together], key=_furthest)
 
 

@@ -13,6 +13,9 @@ from numpy.typing import NDArray
 from mpdiag.runs.trace import TraceKind, TraceRow, positions
 from mpdiag.tracing.fingerprint import without_wrappers
 
+UNKNOWN = -math.inf
+"""A norm that is not known."""
+
 
 @dataclass(frozen=True, eq=False)
 class Piece:
@@ -22,7 +25,7 @@ class Piece:
         rank: The rank; -1 for all together, None for a part of a batch.
         shape: Sizes.
         values: At ``positions(shape)``, (k,).
-        norm: ‖x‖₂.
+        norm: ‖x‖₂, or ``UNKNOWN``.
         known: Which of the values are known, (k,); None for all.
     """
 
@@ -116,7 +119,7 @@ def _pieces(rows: Sequence[TraceRow]) -> tuple[Piece, ...]:
     first = rows[0]
     if first.partial and len(rows) > 1:
         values = np.sum([row.values for row in rows], axis=0)
-        return (Piece(-1, first.shape, values, math.nan),)
+        return (Piece(-1, first.shape, values, UNKNOWN),)
     if first.at is None:
         return tuple(Piece(row.rank, row.shape, row.values, row.norm) for row in rows)
     values = np.zeros(positions(first.shape).size)

@@ -111,7 +111,7 @@ def apart(
     """Compare values at the same positions, and norms.
 
     Args:
-        a: Values of one side, (k,), and the norm; NaN for a norm that is not known.
+        a: Values of one side, (k,), and the norm; negative if it is not known.
         b: Those of the other.
         moved: What ``spread`` gives; 0 where nothing may differ.
         numel: Elements that the norms are of.
@@ -119,6 +119,8 @@ def apart(
     """
     size = size_of(a[0], b[0]) or 1.0
     found = Apart(distance(a[0], b[0], dropped) / size, FACTOR * moved / size)
+    if a[0].size and math.isnan(a[1]) != math.isnan(b[1]):
+        return Apart(math.inf, found.tolerance)  # a value between the positions is NaN
     largest = max(a[1], b[1])
     if not (math.isfinite(a[1]) and math.isfinite(b[1]) and largest > 0.0):
         return found
