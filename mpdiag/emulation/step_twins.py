@@ -154,10 +154,14 @@ class _TwinReplay(StepReplay):
         moved = _SUBNORMAL if dtype is torch.float16 else moved
         for part in flat.split(_AT_ONCE):
             signs = _signs(part, wide)
+            # No square becomes negative, and no zero anything else.
+            added = part.abs().to(wide).div_(2).clamp_(max=moved).mul_(signs) if moved else None
             if dtype is wide:
-                part.addcmul_(part, signs, value=share).add_(signs, alpha=moved)
+                part.addcmul_(part, signs, value=share)
             else:
-                part.mul_(signs * share + 1).add_(signs, alpha=moved)
+                part.mul_(signs.mul_(share).add_(1))
+            if added is not None:
+                part.add_(added)
 
 
 def _terms(call: Call, made: View) -> int:
