@@ -177,7 +177,8 @@ def _terms(call: Call, made: View) -> int:
     adds = op == "convolution_backward" or op.endswith("norm_backward")
     if not adds or made.shape == args[1].shape or not made.shape:
         return call.reduction
-    return _IN_A_ROW * math.prod(args[0].shape) // max(1, made.shape[0])
+    given: int = math.prod(args[0].shape)
+    return _IN_A_ROW * given // max(1, made.shape[0])
 
 
 def _rows(flat: torch.Tensor) -> tuple[torch.Tensor, ...]:
