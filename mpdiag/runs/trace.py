@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
-from mpdiag.files.arrow_columns import array_from
+from mpdiag.files.arrow_columns import array_from, lists_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -124,11 +124,15 @@ def encode(rows: Iterable[TraceRow]) -> pa.Table:
     """Rows as an Arrow table with ``schema()``."""
     import pyarrow as pa
 
-    held, expected = list(rows), schema()
+    held, expected = [vars(row) for row in rows], schema()
     columns = []
     for column in expected:
-        values = [getattr(row, column.name) for row in held]
-        if column.name in ("values", "at"):
+        values = [row[column.name] for row in held]
+        if column.name == "values":
+            ends = np.cumsum([0, *map(len, values)])
+            columns.append(lists_of(ends, np.concatenate([np.empty(0), *values])))
+            continue
+        if column.name == "at":
             values = [None if v is None else v.tolist() for v in values]
         columns.append(array_from(values, column.type))
     return pa.table(columns, schema=expected)
