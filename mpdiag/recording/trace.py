@@ -161,8 +161,8 @@ class TraceWatch(StepListener):
                     local, whole = torch.view_as_real(local.resolve_conj()), (*whole, 2)
                 numbers, at = _held(tensor, whole)
                 held = local.resolve_neg()
+                norm = _norm(held)  # first: it reads in order, and brings the elements into the cache
                 taken = elements_of(held, numbers) if len(numbers) else held.new_empty(0)
-                norm = _norm(held)
             read = read or self.latest([local])
             storage = local.untyped_storage()
             self._latest.put(storage._cdata, storage, len(self._rows))
