@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -43,6 +43,7 @@ from mpdiag.tracing.fingerprint import joined
 from mpdiag.tracing.source_lines import SourceLine, SourceLines
 from mpdiag.tracing.tap import OperationTap
 
+_Found = TypeVar("_Found")
 _MAX_OPERATIONS = 50_000
 
 # What neither reads nor writes a value worth a record.
@@ -276,9 +277,7 @@ class OperationWatch:
 
     def before(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Draft | None:
         """Look at an operation's inputs; an in-place one will change them."""
-        gradients = torch.is_grad_enabled()
-        found: _Draft | None = self._alone(self._draft, func, args, kwargs, gradients)
-        return found
+        return self._alone(self._draft, func, args, kwargs, torch.is_grad_enabled())
 
     def after(
         self,
@@ -291,7 +290,7 @@ class OperationWatch:
         """Look at its results."""
         self._alone(self._complete, func, draft, args, kwargs, result)
 
-    def _alone(self, look: Callable[..., Any], *args: Any) -> Any:
+    def _alone(self, look: Callable[..., _Found], *args: Any) -> _Found | None:
         """Call without gradients, by torch's own switch: a ``no_grad`` takes five times as long."""
         enabled = torch.is_grad_enabled()
         torch._C._set_grad_enabled(False)
@@ -480,7 +479,7 @@ class OperationWatch:
             "phase": "forward",
             "module": line.module,
             "node": node,
-            "forward": line.index if node else NONE,
+            "forward": line.number if node else NONE,
             "file": line.file,
             "line": line.line,
             "code": line.code,

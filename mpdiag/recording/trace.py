@@ -20,7 +20,7 @@ from mpdiag.emulation.step_twins import Mark, spreads
 from mpdiag.errors import UsageError
 from mpdiag.recording.counting.tensors import has_memory, own_part
 from mpdiag.recording.step_clock import Step, StepListener
-from mpdiag.runs.trace import STEPS, TraceKind, TraceRow, encode, positions
+from mpdiag.runs.trace import STEPS, TraceKind, positions, table_of
 from mpdiag.tracing.dispatch import in_rehearsal
 from mpdiag.tracing.storages import WeakStorages, elements_of, read_back
 
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from mpdiag.runs.writer import RunWriter
     from mpdiag.tracing.names import NamedParameter
 
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
 _LONGEST = 200
 """Characters of an argument's text that are kept."""
 
@@ -106,7 +105,7 @@ class TraceWatch(StepListener):
         self.on = False
         try:
             assert self.writer is not None
-            self.writer.append_trace(encode(self._read_back()))
+            self.writer.append_trace(table_of(self._read_back()))
         except Exception as error:  # noqa: BLE001 - training goes on, and so does the recording
             self._give_up("writing a trace", error)
         self._forget()
@@ -154,21 +153,20 @@ class TraceWatch(StepListener):
             local = own_part(tensor)
             if not _is_readable(local):
                 return
-            # Other modes must not see what this runs, and mpdiag's need not.
+            # Other modes must not see this, mpdiag's need not. The norm brings elements into the cache.
             with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
                 local = local.detach()
                 if local.is_complex():
                     local, whole = torch.view_as_real(local.resolve_conj()), (*whole, 2)
                 numbers, at = _held(tensor, whole)
                 held = local.resolve_neg()
-                norm = _norm(held)  # first: it reads in order, and brings the elements into the cache
+                norm = _norm(held)
                 taken = elements_of(held, numbers) if len(numbers) else held.new_empty(0)
             read = read or self.latest([local])
             storage = local.untyped_storage()
             self._latest.put(storage._cdata, storage, len(self._rows))
             key = (kind, module, name, phase)
-            call = self._calls.get(key, 0)
-            row = {
+            row: dict[str, Any] = {
                 "step": self._number,
                 "rank": self._rank,
                 "order": len(self._rows),
@@ -176,17 +174,20 @@ class TraceWatch(StepListener):
                 "phase": phase,
                 "module": module,
                 "name": name,
-                "call": call,
+                "call": self._calls.get(key, 0),
                 "shape": whole,
                 "dtype": str(tensor.dtype).removeprefix("torch."),
                 "at": at,
                 "partial": partial,
                 "reads": tuple(read),
-                **{word: about[word] for word in ("file", "line", "code") if about},
+                "spread": None,
+                "file": about.get("file", ""),
+                "line": about.get("line", 0),
+                "code": about.get("code", ""),
                 "arguments": _text_of(about["scalars"]) if about else "",
             }
-            self._calls[key] = call + 1
-            self._keys.append((*key, call))
+            self._calls[key] = row["call"] + 1
+            self._keys.append((*key, row["call"]))
             self._rows.append(row)
             self._taken.append((taken, norm))
             tape = self.tape()
@@ -200,7 +201,7 @@ class TraceWatch(StepListener):
         """The last tensors taken, by ``order``, that share memory with these."""
         found = set()
         for part in map(own_part, tensors):
-            if type(part) in _PLAIN and part.layout is torch.strided:
+            if type(part) in (torch.Tensor, torch.nn.Parameter) and part.layout is torch.strided:
                 found.add(self._latest.get(part.untyped_storage()._cdata))
         return sorted(row for row in found if row is not None)
 
@@ -226,20 +227,21 @@ class TraceWatch(StepListener):
         for i, spread in zip(self._marks, found, strict=True):
             self._rows[i]["spread"] = min(spread, _LARGEST)
 
-    def _read_back(self) -> list[TraceRow]:
+    def _read_back(self) -> list[dict[str, Any]]:
         """The rows with what was taken; the one place that waits for a device."""
         every = read_back([t for taken, norm in self._taken for t in (taken, norm.reshape(1))])
         self._scale(every[::2])
         _order(self._rows)
-        parts = zip(self._rows, every[::2], every[1::2], strict=True)
-        return [TraceRow(**row, values=values, norm=norm.item()) for row, values, norm in parts]
+        for row, values, norm in zip(self._rows, every[::2], every[1::2], strict=True):
+            row |= {"values": values, "norm": norm.item()}
+        return self._rows
 
     def _scale(self, values: Sequence[NDArray[np.float64]]) -> None:
         """Learn how far a twin came apart beside each tensor's size; without one, say it by the last."""
-        twin, learned, new = any("spread" in row for row in self._rows), {}, False
+        twin, learned, new = any(r["spread"] is not None for r in self._rows), {}, False
         for row, key, some in zip(self._rows, self._keys, values, strict=True):
             size = math.sqrt(some @ some / some.size) if some.size else 0.0
-            spread = row.get("spread")
+            spread = row["spread"]
             share = self._relative.get(key, 0.0 if self._relative else None)
             if twin and (spread is None or 0.0 < size < math.inf):
                 learned[key] = spread and spread / size
@@ -257,7 +259,7 @@ class TraceWatch(StepListener):
 
 
 def _order(rows: Sequence[dict[str, Any]]) -> None:
-    """Set the phases of what runs after the backward pass: what clips, as an example, reads gradients."""
+    """Set the phase of operations after the backward pass: what clips, for one, reads gradients."""
     backward = [row for row in rows if row["phase"] == "backward"]
     ends = (row["order"] for row in backward if row["kind"] != "weight_grad")
     stepped = max((row["order"] for row in backward), default=0)

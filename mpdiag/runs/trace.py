@@ -9,7 +9,7 @@ on any machine and in any version. docs/run-folder.md describes every column.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -122,12 +122,16 @@ def schema() -> pa.Schema:
 
 def encode(rows: Iterable[TraceRow]) -> pa.Table:
     """Rows as an Arrow table with ``schema()``."""
+    return table_of([vars(row) for row in rows])
+
+
+def table_of(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
+    """The same of rows by their attributes' names: objects of hundreds of rows take long to make."""
     import pyarrow as pa
 
-    held, expected = [vars(row) for row in rows], schema()
-    columns = []
+    expected, columns = schema(), []
     for column in expected:
-        values = [row[column.name] for row in held]
+        values = [row[column.name] for row in rows]
         if column.name == "values":
             ends = np.cumsum([0, *map(len, values)])
             columns.append(lists_of(ends, np.concatenate([np.empty(0), *values])))

@@ -42,7 +42,7 @@ class SourceLine(NamedTuple):
         module: Name of the module, None outside the models.
         file, line, code: Where it stands, and its text; empty where no frame of the user's calls.
         function: Outermost function of ``torch.nn.functional`` in between, if any.
-        index: Of the forward operation that was called there.
+        number: Of the forward operation that was called there.
     """
 
     module: str | None
@@ -50,7 +50,7 @@ class SourceLine(NamedTuple):
     line: int
     code: str
     function: str
-    index: int = -1
+    number: int = -1
 
 
 class ModuleCalls(Generic[Noted]):
@@ -146,10 +146,8 @@ class SourceLines(ModuleCalls[SourceLine]):
 
     def take_over(self, earlier: "SourceLines") -> None:
         """Know the forward operations of an earlier step, but not by their numbers in it."""
-        self._noted = {
-            number: line if line.index < 0 else line._replace(index=-1)
-            for number, line in earlier._noted.items()
-        }
+        noted = earlier._noted.items()
+        self._noted = {n: s if s.number < 0 else s._replace(number=-1) for n, s in noted}
 
     def place(self, index: int) -> SourceLine:
         """The line and module of the present call in a forward pass."""
@@ -164,10 +162,9 @@ def locate() -> tuple[str, int, str, str]:
     frame: FrameType | None = sys._getframe(1)
     function = ""
     while frame is not None:
-        file = frame.f_code.co_filename
-        kind = _kind(file)
+        kind = _kind(frame.f_code.co_filename)
         if kind == "user":
-            line = frame.f_lineno
+            file, line = frame.f_code.co_filename, frame.f_lineno
             return _shown(file), line, _text(file, line), function
         if kind == "functional":
             function = frame.f_code.co_name
