@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,7 +20,7 @@ from mpdiag.emulation.step_twins import Mark, spreads
 from mpdiag.errors import UsageError
 from mpdiag.recording.counting.tensors import has_memory, own_part
 from mpdiag.recording.step_clock import Step, StepListener
-from mpdiag.runs.trace import STEPS, TraceKind, TraceRow, encode, positions
+from mpdiag.runs.trace import STEPS, TraceKind, positions, table_of
 from mpdiag.tracing.dispatch import in_rehearsal
 from mpdiag.tracing.storages import WeakStorages, elements_of, read_back
 
@@ -75,7 +73,8 @@ class TraceWatch(StepListener):
         self._taken: list[tuple[torch.Tensor, torch.Tensor]] = []  # elements and norm of each row
         self._marks: dict[int, Mark] = {}
         self._latest.clear()
-        self._calls: Counter[tuple[str, str | None, str, str]] = Counter()
+        self._calls: dict[tuple[str, str | None, str, str], int] = {}
+        self._keys: list[tuple[Any, ...]] = []  # of each row: which one of the step it is
 
     def wants(self, step: int) -> bool:
         """Whether a step is traced."""
@@ -106,7 +105,7 @@ class TraceWatch(StepListener):
         self.on = False
         try:
             assert self.writer is not None
-            self.writer.append_trace(encode(self._read_back()))
+            self.writer.append_trace(table_of(self._read_back()))
         except Exception as error:  # noqa: BLE001 - training goes on, and so does the recording
             self._give_up("writing a trace", error)
         self._forget()
@@ -151,17 +150,23 @@ class TraceWatch(StepListener):
         try:
             whole = tuple(map(int, tensor.shape))
             partial = any(p.is_partial() for p in getattr(tensor, "placements", ()))
-            local = own_part(tensor).detach()
+            local = own_part(tensor)
             if not _is_readable(local):
                 return
-            if local.is_complex():
-                local, whole = torch.view_as_real(local.resolve_conj()), (*whole, 2)
-            numbers, at = _held(tensor, whole)
+            # Other modes must not see this, mpdiag's need not. The norm brings elements into the cache.
+            with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
+                local = local.detach()
+                if local.is_complex():
+                    local, whole = torch.view_as_real(local.resolve_conj()), (*whole, 2)
+                numbers, at = _held(tensor, whole)
+                held = local.resolve_neg()
+                norm = _norm(held)
+                taken = elements_of(held, numbers) if len(numbers) else held.new_empty(0)
             read = read or self.latest([local])
             storage = local.untyped_storage()
             self._latest.put(storage._cdata, storage, len(self._rows))
             key = (kind, module, name, phase)
-            row = {
+            row: dict[str, Any] = {
                 "step": self._number,
                 "rank": self._rank,
                 "order": len(self._rows),
@@ -169,22 +174,22 @@ class TraceWatch(StepListener):
                 "phase": phase,
                 "module": module,
                 "name": name,
-                "call": self._calls[key],
+                "call": self._calls.get(key, 0),
                 "shape": whole,
                 "dtype": str(tensor.dtype).removeprefix("torch."),
                 "at": at,
                 "partial": partial,
                 "reads": tuple(read),
-                **{word: about[word] for word in ("file", "line", "code") if about},
+                "spread": None,
+                "file": about.get("file", ""),
+                "line": about.get("line", 0),
+                "code": about.get("code", ""),
                 "arguments": _text_of(about["scalars"]) if about else "",
             }
-            self._calls[key] += 1
+            self._calls[key] = row["call"] + 1
+            self._keys.append((*key, row["call"]))
             self._rows.append(row)
-            # Other modes must not see what this runs, and mpdiag's need not.
-            with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
-                held = local.resolve_neg()
-                taken = elements_of(held, numbers) if len(numbers) else held.new_empty(0)
-                self._taken.append((taken, _norm(held)))
+            self._taken.append((taken, norm))
             tape = self.tape()
             view = None if tape is None or not len(numbers) else tape.seen(local)
             if view is not None:
@@ -194,10 +199,11 @@ class TraceWatch(StepListener):
 
     def latest(self, tensors: Iterable[torch.Tensor]) -> Collection[int]:
         """The last tensors taken, by ``order``, that share memory with these."""
-        parts = (own_part(t) for t in tensors)
-        plain = [p for p in parts if type(p) in (torch.Tensor, torch.nn.Parameter)]
-        keys = [p.untyped_storage()._cdata for p in plain if p.layout is torch.strided]
-        return sorted({row for key in keys if (row := self._latest.get(key)) is not None})
+        found = set()
+        for part in map(own_part, tensors):
+            if type(part) in (torch.Tensor, torch.nn.Parameter) and part.layout is torch.strided:
+                found.add(self._latest.get(part.untyped_storage()._cdata))
+        return sorted(row for row in found if row is not None)
 
     def spread(self) -> None:
         """Run the step's twin, before its tape is let go."""
@@ -221,21 +227,21 @@ class TraceWatch(StepListener):
         for i, spread in zip(self._marks, found, strict=True):
             self._rows[i]["spread"] = min(spread, _LARGEST)
 
-    def _read_back(self) -> list[TraceRow]:
+    def _read_back(self) -> list[dict[str, Any]]:
         """The rows with what was taken; the one place that waits for a device."""
         every = read_back([t for taken, norm in self._taken for t in (taken, norm.reshape(1))])
         self._scale(every[::2])
-        parts = zip(self._rows, every[::2], every[1::2], strict=True)
-        rows = [TraceRow(**row, values=values, norm=float(norm[0])) for row, values, norm in parts]
-        return list(_in_order(rows))
+        _order(self._rows)
+        for row, values, norm in zip(self._rows, every[::2], every[1::2], strict=True):
+            row |= {"values": values, "norm": norm.item()}
+        return self._rows
 
     def _scale(self, values: Sequence[NDArray[np.float64]]) -> None:
         """Learn how far a twin came apart beside each tensor's size; without one, say it by the last."""
-        twin, learned, new = any("spread" in row for row in self._rows), {}, False
-        for row, some in zip(self._rows, values, strict=True):
+        twin, learned, new = any(r["spread"] is not None for r in self._rows), {}, False
+        for row, key, some in zip(self._rows, self._keys, values, strict=True):
             size = math.sqrt(some @ some / some.size) if some.size else 0.0
-            key = tuple(row[word] for word in ("kind", "module", "name", "phase", "call"))
-            spread = row.get("spread")
+            spread = row["spread"]
             share = self._relative.get(key, 0.0 if self._relative else None)
             if twin and (spread is None or 0.0 < size < math.inf):
                 learned[key] = spread and spread / size
@@ -252,14 +258,14 @@ class TraceWatch(StepListener):
         self._failed(where, error)
 
 
-def _in_order(rows: Sequence[TraceRow]) -> Iterator[TraceRow]:
-    """Rows with their phases: what runs after the backward pass, as clipping does, reads gradients."""
-    backward = [row for row in rows if row.phase == "backward"]
-    passed = max((r.order for r in backward if r.kind != "weight_grad"), default=len(rows))
-    stepped = max((r.order for r in backward), default=0)
-    for row in rows:
-        late = "update" if row.order > stepped else "backward"
-        yield replace(row, phase=late) if row.kind == "operation" and row.order > passed else row
+def _order(rows: Sequence[dict[str, Any]]) -> None:
+    """Set the phase of operations after the backward pass: what clips, for one, reads gradients."""
+    backward = [row for row in rows if row["phase"] == "backward"]
+    ends = (row["order"] for row in backward if row["kind"] != "weight_grad")
+    stepped = max((row["order"] for row in backward), default=0)
+    for row in rows[max(ends, default=len(rows)) + 1 :]:
+        if row["kind"] == "operation":
+            row["phase"] = "update" if row["order"] > stepped else "backward"
 
 
 _LARGEST = 1e300

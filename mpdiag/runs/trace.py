@@ -9,14 +9,14 @@ on any machine and in any version. docs/run-folder.md describes every column.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
-from mpdiag.files.arrow_columns import array_from
+from mpdiag.files.arrow_columns import array_from, lists_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -122,13 +122,21 @@ def schema() -> pa.Schema:
 
 def encode(rows: Iterable[TraceRow]) -> pa.Table:
     """Rows as an Arrow table with ``schema()``."""
+    return table_of([vars(row) for row in rows])
+
+
+def table_of(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
+    """The same of rows by their attributes' names: objects of hundreds of rows take long to make."""
     import pyarrow as pa
 
-    held, expected = list(rows), schema()
-    columns = []
+    expected, columns = schema(), []
     for column in expected:
-        values = [getattr(row, column.name) for row in held]
-        if column.name in ("values", "at"):
+        values = [row[column.name] for row in rows]
+        if column.name == "values":
+            ends = np.cumsum([0, *map(len, values)])
+            columns.append(lists_of(ends, np.concatenate([np.empty(0), *values])))
+            continue
+        if column.name == "at":
             values = [None if v is None else v.tolist() for v in values]
         columns.append(array_from(values, column.type))
     return pa.table(columns, schema=expected)

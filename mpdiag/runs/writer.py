@@ -176,7 +176,7 @@ class RunWriter:
     def append_trace(self, table: pa.Table) -> None:
         """Write the trace of one step as one part (schema: ``trace``)."""
         words = [f.name for f in table.schema if "dictionary" in str(f.type)]
-        self._write_next("trace", table, compression_level=3, use_dictionary=words)
+        self._write_next("trace", table, compression_level=1, use_dictionary=words)
 
     def sweep(self) -> None:
         """Remove the partial files that this process left behind.

@@ -231,7 +231,7 @@ class NonfiniteTrace:
             return self._exchange(func, line, node, args, kwargs)
         # A cast that takes the short way round autograd is called a view by its schema.
         view = func.is_view and op not in _CASTS
-        if view or func.namespace != "aten" or line.index == _REHEARSED:
+        if view or func.namespace != "aten" or line.number == _REHEARSED:
             return func(*args, **kwargs)
         call = _examine(func, args, kwargs)
         with self._lock:

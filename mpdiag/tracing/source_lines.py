@@ -4,11 +4,10 @@ import linecache
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from types import CodeType, FrameType
-from typing import Any, Generic, TypeVar
+from types import FrameType
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import nn
@@ -36,15 +35,14 @@ def is_inner_step(optimizer: torch.optim.Optimizer) -> bool:
     return steps > 1
 
 
-@dataclass(frozen=True)
-class SourceLine:
+class SourceLine(NamedTuple):
     """A line of the user's code, and the module that was being called.
 
     Attributes:
         module: Name of the module, None outside the models.
         file, line, code: Where it stands, and its text; empty where no frame of the user's calls.
         function: Outermost function of ``torch.nn.functional`` in between, if any.
-        index: Of the forward operation that was called there.
+        number: Of the forward operation that was called there.
     """
 
     module: str | None
@@ -52,7 +50,7 @@ class SourceLine:
     line: int
     code: str
     function: str
-    index: int = -1
+    number: int = -1
 
 
 class ModuleCalls(Generic[Noted]):
@@ -148,7 +146,8 @@ class SourceLines(ModuleCalls[SourceLine]):
 
     def take_over(self, earlier: "SourceLines") -> None:
         """Know the forward operations of an earlier step, but not by their numbers in it."""
-        self._noted = {number: replace(line, index=-1) for number, line in earlier._noted.items()}
+        noted = earlier._noted.items()
+        self._noted = {n: s if s.number < 0 else s._replace(number=-1) for n, s in noted}
 
     def place(self, index: int) -> SourceLine:
         """The line and module of the present call in a forward pass."""
@@ -163,7 +162,7 @@ def locate() -> tuple[str, int, str, str]:
     frame: FrameType | None = sys._getframe(1)
     function = ""
     while frame is not None:
-        kind = _kind(frame.f_code)
+        kind = _kind(frame.f_code.co_filename)
         if kind == "user":
             file, line = frame.f_code.co_filename, frame.f_lineno
             return _shown(file), line, _text(file, line), function
@@ -178,9 +177,10 @@ def calling_line() -> str:
     frame: FrameType | None = sys._getframe(1)
     nearest = ""
     while frame is not None:
-        if _kind(frame.f_code) == "user" and not frame.f_code.co_filename.startswith(_PACKAGE):
-            place = f"{_shown(frame.f_code.co_filename)}:{frame.f_lineno}"
-            if "site-packages" not in frame.f_code.co_filename:
+        file = frame.f_code.co_filename
+        if _kind(file) == "user" and not file.startswith(_PACKAGE):
+            place = f"{_shown(file)}:{frame.f_lineno}"
+            if "site-packages" not in file:
                 return place
             nearest = nearest or place
         frame = frame.f_back
@@ -188,8 +188,7 @@ def calling_line() -> str:
 
 
 @lru_cache(maxsize=4096)
-def _kind(code: CodeType) -> str:
-    file = code.co_filename
+def _kind(file: str) -> str:
     if file == _FUNCTIONAL:
         return "functional"
     if file.startswith((_TORCH, *_OURS)) or os.path.basename(file) in _GLUE:  # noqa: PTH119

@@ -63,13 +63,16 @@ def elements_of(tensor: torch.Tensor, numbers: NDArray[np.int64]) -> torch.Tenso
 
 
 def read_back(tensors: Sequence[torch.Tensor]) -> list[NDArray[np.float64]]:
-    """The values of some vectors, with one transfer for each device."""
-    found: dict[int, torch.Tensor] = {}
-    for device in {t.device for t in tensors}:
-        mine = [i for i, t in enumerate(tensors) if t.device == device]
-        joined = torch.cat([tensors[i].double() for i in mine]).cpu()
-        found |= zip(mine, joined.split([tensors[i].numel() for i in mine]), strict=True)
-    return [found[i].numpy() for i in range(len(tensors))]
+    """The values of some vectors, with one transfer for each device and dtype."""
+    alike: dict[Any, list[int]] = {}
+    for i, tensor in enumerate(tensors):
+        alike.setdefault((tensor.device, tensor.dtype), []).append(i)
+    found: dict[int, NDArray[np.float64]] = {}
+    for mine in alike.values():
+        joined, at = torch.cat([tensors[i] for i in mine]).double().cpu().numpy(), 0
+        for i in mine:
+            found[i] = joined[at : (at := at + tensors[i].numel())]
+    return [found[i] for i in range(len(tensors))]
 
 
 @lru_cache(maxsize=8192)

@@ -14,7 +14,7 @@ from mpdiag.emulation.step_twins import spreads
 from mpdiag.recording import trace
 from mpdiag.recording.trace import TraceWatch
 from mpdiag.runs.trace import decode, encode, positions
-from mpdiag.tracing.storages import elements_of
+from mpdiag.tracing.storages import elements_of, read_back
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (5,), (1000,), (3, 4), (64, 7, 9), (2, 0), (0, 3)])
@@ -199,6 +199,14 @@ SUMS = (
     ("3", "native_group_norm_backward", 2),
 )
 """Each adds 4096 values."""
+
+
+def test_vectors_of_several_dtypes_are_read_back_each_in_its_own():
+    given = [[2**40 + 1, 3], [0.1], [], [True, False], [2**52 + 1]]
+    types = (torch.int64, torch.float64, torch.float32, torch.bool, torch.int64)
+    found = read_back([torch.tensor(v, dtype=t) for v, t in zip(given, types, strict=True)])
+    assert [values.tolist() for values in found] == given
+    assert {values.dtype for values in found} == {np.dtype(np.float64)}
 
 
 def test_elements_of_fp8_are_taken():
