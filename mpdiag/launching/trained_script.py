@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from mpdiag.errors import InputError, RunExists
+from mpdiag.errors import InputError
 from mpdiag.files.paths import AnyPath, place
 from mpdiag.launching import processes
 from mpdiag.launching.script import INTERRUPTED, AfterTorch, Ending, Script, parse, run
@@ -106,9 +106,8 @@ def train_script(
     name = f"{script.name}-{read.aim}"
     folder = place(out or processes.claim_run(Path("runs"), name)).absolute()
     rank, world = announced_ranks()
-    if rank == 0 and (folder / META).exists():
-        message = f"{folder} already holds a run: choose another folder with --out, or remove it"
-        raise RunExists(message)
+    if rank == 0:
+        processes.refuse_existing(folder, rank)
     if read.level not in ("O0", "O1") and rank == 0:
         processes.tell(f"the plan's level is {read.level}; an unmodified script is trained at O1")
     if rank == 0 and (

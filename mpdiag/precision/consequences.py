@@ -1,7 +1,7 @@
 """What the precision of a training does: proved by arithmetic, or counted in the recording."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -52,7 +52,8 @@ def consequences(
     if run is not None:
         yield from _without_scale(autocast, run, operations)
         yield from _not_finite(parameters, run)
-    for holder, held in _by_optimizer(parameters).items():
+    for holder in dict.fromkeys(p.optimizer for p in parameters if p.optimizer is not None):
+        held = [p for p in parameters if p.optimizer == holder]
         torchs = _is_torchs(facts, holder)
         yield from _stuck_states(holder, held, facts, proved=torchs)
         yield from _narrow_states(holder, held)
@@ -66,16 +67,6 @@ def consequences(
     yield from between(operations)
     yield from narrow_parts(operations)
     yield from copies_over_ranks(operations, parameters)
-
-
-def _by_optimizer(
-    parameters: Iterable[ParameterPrecision],
-) -> Mapping[str, list[ParameterPrecision]]:
-    found: dict[str, list[ParameterPrecision]] = defaultdict(list)
-    for p in parameters:
-        if p.optimizer is not None:
-            found[p.optimizer].append(p)
-    return found
 
 
 def _settings_of(facts: PrecisionFacts, holder: str) -> list[Mapping[str, Any]]:

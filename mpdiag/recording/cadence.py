@@ -583,10 +583,10 @@ class OperationSteps(StepListener):
             if self._only_traced:
                 return
             if found and (left_alone or any(o.phase == "backward" for o in found)):
-                self._writer.append_operations(encode(found))
+                self._writer.append_part("operations", encode(found))
                 operands = self._watch.operands()
                 if operands:
-                    self._writer.append_blocks(block_operands.encode(operands))
+                    self._writer.append_part("blocks", block_operands.encode(operands))
                     self.block_steps.append(step.number)
                 self.half_products.update(half_products(found).values())
                 self.steps.append(step.number)

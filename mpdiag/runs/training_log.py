@@ -176,11 +176,6 @@ class LogWriter:
         self._failed = False
         self._tell = failed or self._warn
 
-    def append_after_the_end(self, entry: Metric) -> None:
-        """Write one line into a log that was closed."""
-        self.append(entry)
-        self.close()
-
     def append(self, entry: TrainingStep | Metric | dict[str, Any]) -> None:
         """Write one line at once; after a failure, which is reported once, nothing more is written."""
         if self._failed:

@@ -199,7 +199,9 @@ def _profile(
         worth=tuple(worth(judged, linked.total_us)),
         linked_fraction=linked.linked_fraction,
         graph_fraction=linked.graph_fraction,
-        native_generation_fraction=times.native_fraction(native) if native else None,
+        native_generation_fraction=times.generation_fraction(native.__contains__)
+        if native
+        else None,
         tensor_active=trace.tensor_active,
         findings=profile_findings(
             trace, times, device, linked=linked, native=native, judged=judged, timeline=timeline

@@ -116,7 +116,8 @@ class RunLog:
         if self._active:
             self._log.append(metric)
         elif self._closed:
-            self._log.append_after_the_end(metric)
+            self._log.append(metric)
+            self._log.close()
 
     def note(self, document: dict[str, Any]) -> None:
         """Write anything else, such as an alarm."""

@@ -237,15 +237,11 @@ def _brought(a: SeedGroup, b: SeedGroup, name: str) -> Margin | None:
 
 
 def _common_metrics(a: SeedGroup, b: SeedGroup) -> list[str]:
-    common = set.intersection(*(_metrics_of(side) for side in (a, b)))
+    """The metrics of all trainings; one that diverged may lack some that others have."""
+    sound = ([t for t in side.trainings if not t.diverged] or side.trainings for side in (a, b))
+    common = set.intersection(*(set(t.metrics) for trainings in sound for t in trainings))
     # The loss says little if there is a real metric, so it comes last.
     return sorted(common, key=lambda name: (name == FINAL_LOSS, name))
-
-
-def _metrics_of(side: SeedGroup) -> set[str]:
-    """The metrics of all trainings of a side; one that diverged may lack some that others have."""
-    sound = [t for t in side.trainings if not t.diverged] or list(side.trainings)
-    return set.intersection(*(set(t.metrics) for t in sound))
 
 
 def _diverged(training: SeedTraining, metrics: Collection[str]) -> bool:
