@@ -367,9 +367,10 @@ class ScriptRecording:
         """Record no operations any more: the script compiles something from now on."""
         if self._recorder is None or self.settings.options.operations == 0:
             return
-        self._recorder.forgo_operations(self._compiles.reason)
+        reason, fix = self._compiles.reason, "record it without torch.compile"
+        self._recorder.forgo_operations(reason, fix)
         if announced_ranks()[0] == 0:
-            processes.tell(f"no operations from here on: {self._compiles.reason}")
+            processes.tell(f"no operations from here on: {reason}: {fix}")
 
     def trouble(self, error: Exception) -> None:
         """Print the first error; the script goes on."""
@@ -482,11 +483,8 @@ class CompileWatch:
 
     @property
     def reason(self) -> str:
-        """Why no operations are recorded, as a sentence."""
-        return (
-            f"the script compiles ({self.place}), and compiled code shows no operations: record it "
-            "without torch.compile"
-        )
+        """Why no operations are recorded."""
+        return f"the script compiles ({self.place}), and compiled code shows no operations"
 
     def attach(self) -> None:
         """Wrap ``torch.compile``; torch has been imported."""

@@ -52,11 +52,12 @@ def consequences(
     if run is not None:
         yield from _without_scale(autocast, run, operations)
         yield from _not_finite(parameters, run)
-    for holder in dict.fromkeys(p.optimizer for p in parameters if p.optimizer is not None):
-        held = [p for p in parameters if p.optimizer == holder]
+    for holder in dict.fromkeys(name for p in parameters for name in p.holders):
+        held = [p for p in parameters if holder in p.holders]
+        kept = [p for p in held if p.holders[-1] == holder]  # whose states are its own
         torchs = _is_torchs(facts, holder)
-        yield from _stuck_states(holder, held, facts, proved=torchs)
-        yield from _narrow_states(holder, held)
+        yield from _stuck_states(holder, kept, facts, proved=torchs)
+        yield from _narrow_states(holder, kept)
         if torchs and not _decay_was_seen(facts, holder):
             yield from _stuck_decay(holder, held, _settings_of(facts, holder))
     if run is not None:
@@ -294,11 +295,12 @@ def _standing_still(
     seen = standstill(run, {p.name for p in those})
     if seen.share > STILL:
         label = "/".join(sorted({LABELS[p.stored] for p in those}))
-        torchs = all(_is_torchs(facts, str(p.optimizer)) for p in those)
+        torchs = all(_is_torchs(facts, name) for p in those for name in p.holders)
         rates = {
             one.names[1]: one.size
             for one in facts.observed
-            if one.kind == "moving-rate" and one.names[0] in {p.optimizer for p in those}
+            if one.kind == "moving-rate"
+            and one.names[0] in {name for p in those for name in p.holders}
         }
         why = (
             "their updates round to nothing"
