@@ -132,13 +132,8 @@ class Cadence:
         if dense:
             return True
         stratum, offset = divmod(step, SPARSE_EVERY)
-        return offset == hashed_offset(stratum) and _survives(stratum, thin)
-
-
-def hashed_offset(stratum: int) -> int:
-    """Which step of a stratum is recorded, from 0; strata are numbered from step 0 on."""
-    block, place = divmod(stratum, STRATA)
-    return _block_offsets(block)[place]
+        block, place = divmod(stratum, STRATA)
+        return offset == _block_offsets(block)[place] and _survives(stratum, thin)
 
 
 @lru_cache(maxsize=8)

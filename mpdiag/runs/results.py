@@ -109,13 +109,8 @@ def read_comparison(folder: AnyPath, decisions: str = "") -> StoredComparison | 
         folder: The run.
         decisions: Only of trainings by these decisions, see ``PrecisionPlan.digest``.
     """
-    return next((c for c in _comparisons(folder) if decisions in ("", c.decisions)), None)
-
-
-def _comparisons(folder: AnyPath) -> list[StoredComparison]:
-    """The comparisons that a run folder keeps, the newest first; those that can be read."""
-    stored = read_with_earlier(folder / COMPARISON)
-    return [c for c in map(_comparison, stored) if c is not None]
+    kept = filter(None, map(_comparison, read_with_earlier(folder / COMPARISON)))
+    return next((c for c in kept if decisions in ("", c.decisions)), None)
 
 
 def _comparison(stored: Any) -> StoredComparison | None:

@@ -194,8 +194,8 @@ def prepare_gradients(
     context.masters.begin_update(chosen)
     for optimizer in chosen:
         _unscale(context, optimizer)
-    if regularizers and not context.scaling.are_penalized(chosen):
-        context.scaling.note_penalized(chosen)  # a step that raises may be called again
+    if regularizers and not context.scaling.penalized.issuperset(map(id, chosen)):
+        context.scaling.penalized.update(map(id, chosen))  # a step that raises may be called again
         _add_penalties(context, _parameters_of_all(chosen), regularizers)
 
 

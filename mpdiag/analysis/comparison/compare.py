@@ -455,14 +455,10 @@ def _metric_in(source: str) -> str:
             shown = " ".join(_shown(argument) for argument in call.args)
             # A name and then its value: "acc {…}", "accuracy: %.3f". Words alone are prose.
             for name in re.findall(rf"({_NAME})[^\w{{%]*[{{%]", shown):
-                if _is_metric(name):
+                kinds = {metric_kind(name, (), higher_is_better=better) for better in (True, False)}
+                if kinds & {"score", "error rate", "decibel"}:
                     return str(name)
     return ""
-
-
-def _is_metric(name: str) -> bool:
-    kinds = {metric_kind(name, (), higher_is_better=higher) for higher in (True, False)}
-    return bool(kinds & {"score", "error rate", "decibel"})
 
 
 def _shown(node: ast.expr) -> str:
