@@ -90,4 +90,4 @@ def replay(
         terminal.show_json(played.to_json())
     else:
         terminal.show(replay_text(played))
-        terminal.name_next(*(next_commands.go_on(run) or next_commands.look_beside(run)))
+        terminal.name_next(*next_commands.after_replay(run))

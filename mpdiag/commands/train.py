@@ -49,7 +49,6 @@ def _missing(run: AnyPath | None, trained: int) -> str:
     from mpdiag.display.wording import counted
     from mpdiag.runs.training_log import FILE, read_log
 
-    there = run is not None and (run / FILE).is_file()
-    logged = len(read_log(run).steps) if run is not None and there else 0
+    logged = len(read_log(run).steps) if run is not None and (run / FILE).is_file() else 0
     place_of = f" in {shortest_path(run)}" if run is not None else ""
     return f"the run is incomplete: {logged:,} of {counted(trained, 'step')} logged{place_of}"

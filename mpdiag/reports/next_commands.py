@@ -222,6 +222,11 @@ def after_layer(analysis: Analysis, run: AnyPath) -> Words:
     return ("mpdiag", "replay", run) if kinds & {"activation_grad", "weight_grad"} else NOTHING
 
 
+def after_replay(run: AnyPath) -> Words:
+    """What follows for the run; else a look at it."""
+    return go_on(run) or look_beside(run)
+
+
 def after_skip(capsule: Path) -> Words:
     """The run that a skipped step belongs to."""
     near = capsule.parents[:3]
