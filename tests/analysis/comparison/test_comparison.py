@@ -411,6 +411,19 @@ def test_a_metric_that_the_script_only_prints_is_named(tmp_path, source, metric)
         assert told == ([said] if said else [])
 
 
+@pytest.mark.parametrize("file", ["net/fit.py", "net/fit/__main__.py"])
+def test_a_metric_that_a_module_prints_is_named(tmp_path, monkeypatch, file):
+    """Of ``python -m net.fit``, started in this folder."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / file).parent.mkdir(parents=True)
+    (tmp_path / file).write_text('print("acc", right)')
+    made_by = {"script": "-m net.fit", "argv": [file], "world_size": 1}
+    for name in "ab":
+        make_run(tmp_path / name, seed=0, **made_by)
+    findings = mpdiag.compare(tmp_path / "a", tmp_path / "b").findings
+    assert [f.evidence["metric"] for f in findings if f.code == "metric-not-logged"] == ["acc"]
+
+
 def test_without_names_class_and_size_must_both_differ():
     """A wrapper changes the class, an edit the size."""
     net = known(kind="Net", parameters=100)
