@@ -239,7 +239,7 @@ def intervals(a: str, b: str, comparison: Comparison) -> Picture:
         caption,
         interval_figure(frame),
         frame,
-        receipts.compared_metrics(a, b),
+        receipts.receipt("compared_metrics", a=repr(a), b=repr(b)),
     )
 
 
@@ -335,7 +335,10 @@ def side_losses(
             f" The largest gap between the first two is {signed(curve.departure)} at step "
             f"{curve.worst_step}{spread} ({counted(curve.steps, 'common step')})."
         )
-    drawn, receipt = loss_figure(frame, places), receipts.compared_losses(paths)
+    drawn, receipt = (
+        loss_figure(frame, places),
+        receipts.receipt("compared_losses", paths=dict(paths)),
+    )
     return Picture("compared-losses", "Losses", caption, drawn, frame, receipt)
 
 

@@ -32,7 +32,7 @@ from mpdiag.analysis.comparison.compare import (
 )
 from mpdiag.analysis.comparison.comparison_findings import Tone, tone_of
 from mpdiag.analysis.comparison.groups import SeedGroup
-from mpdiag.analysis.comparison.models import KnownModel, relate_models, same_model
+from mpdiag.analysis.comparison.models import KnownModel, relate_models
 from mpdiag.display.wording import KIND_NAMES, in_markdown, sentence
 from mpdiag.errors import MpdiagError
 from mpdiag.reports.next_commands import compare_them
@@ -99,8 +99,16 @@ def related(name: str, places: Mapping[str, Path]) -> list[str]:
     return kin or [
         other
         for other in places
-        if other != name and same_model(_model(places[other]), _model(places[name]))
+        if other != name and _same_model(_model(places[other]), _model(places[name]))
     ]
+
+
+def _same_model(a: KnownModel, b: KnownModel) -> bool:
+    """Whether two models are known to be one, or two versions of one."""
+    found = relate_models(a, b)
+    if found is not None:
+        return not found.different
+    return bool(a.type) and (a.type, a.parameters) == (b.type, b.parameters)
 
 
 def _listing(place: Path) -> Listing | None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pandas as pd
 import run_cache
 import run_folder
 import streamlit as st
 import widgets
 
 from mpdiag.analysis.figures import at_scale
+from mpdiag.display.wording import layer_name
+from mpdiag.numerics.formats import FORMATS
 from mpdiag.reports.views import operations
 
 chosen = run_folder.current()
@@ -36,4 +39,14 @@ st.caption(
     "The format keeps 99 % of Σ|x| over all recorded steps and does not overflow "
     f"(gradients {scaled})."
 )
-widgets.table(operations.layer_formats_frame(analysis))
+narrowest = [
+    {
+        "layer": layer_name(advice.name),
+        "tensors": advice.kind.replace("_", " "),
+        "format": FORMATS[advice.format].label,
+        "largest |x|": advice.evidence.get("absmax"),
+    }
+    for advice in analysis.plan.layer_formats
+]
+columns = ["layer", "tensors", "format", "largest |x|"]
+widgets.table(pd.DataFrame(narrowest, columns=columns))

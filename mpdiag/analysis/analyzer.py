@@ -475,8 +475,7 @@ def _findings(
             *choice.activation_findings(layers, target, modules, bf16=bf16),
             *detection.operation_findings(operations, bf16=bf16),
             *recording_checks.rank_findings(run),
-            *recording_checks.recording_findings(run, layers),
-            *recording_checks.training_findings(run, layers, scale.recorded_in),
+            *recording_checks.recording_findings(run, layers, scale.recorded_in),
         ]
     )
 

@@ -49,14 +49,17 @@ def require_finite_gradients(run: Run, layers: Layers, recorded_in: str) -> None
         )
 
 
-def recording_findings(run: Run, layers: Layers) -> list[Finding]:
-    """What limits the conclusions that a recording allows."""
+def recording_findings(run: Run, layers: Layers, recorded_in: str) -> list[Finding]:
+    """What limits the conclusions that a recording of a training in a format allows."""
     return [
         *_loop_findings(run, layers),
         *_precision_findings(run),
         *_length_findings(run),
         *_failure_findings(run),
         *_coverage_findings(run),
+        *_optimizer_findings(run, layers),
+        *_search_findings(run),
+        *_loss_findings(run, recorded_in),
     ]
 
 
@@ -441,16 +444,8 @@ def _ranks(ranks: list[int]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
 
 
-def training_findings(run: Run, layers: Layers, recorded_in: str) -> list[Finding]:
-    """A recording without an optimizer, and one with losses that stop being finite."""
-    return [
-        *_optimizer_findings(run, layers),
-        *_search_findings(run),
-        *_loss_findings(run, recorded_in),
-    ]
-
-
 def _optimizer_findings(run: Run, layers: Layers) -> Iterator[Finding]:
+    """A recording without an optimizer."""
     if run.meta.get("optimizers") != [] or len(layers.of_kind("update")):
         return
     yield warning(

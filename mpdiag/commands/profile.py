@@ -109,4 +109,7 @@ def _ranks(trace: Path, more: list[str], against: Path | None, *, as_json: bool)
     paths = [trace, *map(Path, more)] if more else part("trace_analysis").traces_in(trace)
     with terminal.waiting(f"reading {len(paths)} traces"):
         found = part("trace_analysis").profile_ranks(paths)
-    part("reports.profile").show_ranks(found, as_json=as_json)
+    if as_json:
+        terminal.show_json(found.to_json())
+    else:
+        terminal.show(part("reports.profile").rank_text(found))

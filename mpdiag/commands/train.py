@@ -7,7 +7,7 @@ import typer
 from typer import Option
 
 from mpdiag.commands.shared.options import ScriptWords, refuse_file, shortest_path
-from mpdiag.files.paths import place
+from mpdiag.files.paths import AnyPath, place
 
 
 def train(
@@ -29,7 +29,10 @@ def train(
     refuse_file(out or Path("runs"), "--out")
     code, trained = train_command(script or [], plan, out, backend=backend)
     run = None if trained is None else trained.folder
-    if trained is not None and run is not None:
+    if trained is not None and trained.missed is not None:
+        terminal.remark(trained.summary)
+        terminal.complain(_missing(run, trained.missed))
+    elif trained is not None and run is not None:
         terminal.remark(trained.summary)
         recorded = recording_of(plan, run)
         if code != 0:
@@ -39,3 +42,13 @@ def train(
         else:
             terminal.name_next(*next_commands.after_seed(shortest_path(run)))
     raise typer.Exit(code)
+
+
+def _missing(run: AnyPath | None, trained: int) -> str:
+    """What a run lacks of a training that went on without it."""
+    from mpdiag.display.wording import counted
+    from mpdiag.runs.training_log import FILE, read_log
+
+    logged = len(read_log(run).steps) if run is not None and (run / FILE).is_file() else 0
+    place_of = f" in {shortest_path(run)}" if run is not None else ""
+    return f"the run is incomplete: {logged:,} of {counted(trained, 'step')} logged{place_of}"

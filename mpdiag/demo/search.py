@@ -133,21 +133,19 @@ def _recorded(subject: _Subject, run: Path) -> PrecisionPlan:
     The recording, the sensitivities measured at its end and the search share a run folder, so that
     the dashboard shows them together.
     """
-    earlier = run / "recording"  # where earlier versions kept it
-    place = earlier if (earlier / META).is_file() else run
-    if not (place / META).is_file():
+    if not (run / META).is_file():
         model, optimizer, train = subject.build(0)
         with (
-            record(model, optimizer, place),
+            record(model, optimizer, run),
             MixedPrecision(model, optimizer, PrecisionPlan(), level="O0") as mp,
         ):
             train(mp)
-        add_to_meta(place, made_for="search")
-        plan = analyze(place).plan
+        add_to_meta(run, made_for="search")
+        plan = analyze(run).plan
         scale = plan.loss_scale.recommended
-        measure_sensitivity(model, subject.step(model), place, fmt=plan.target, scale=scale)
+        measure_sensitivity(model, subject.step(model), run, fmt=plan.target, scale=scale)
         return plan
-    return analyze(place).plan
+    return analyze(run).plan
 
 
 def search_text(result: SearchResult) -> Any:

@@ -171,12 +171,6 @@ def _scaling_of(plan: PrecisionPlan) -> _Scaling:
     return _Scaling("dynamic" if scale.adaptive else "constant", scale.init_scale)
 
 
-def _constant_scale(plan: PrecisionPlan) -> float:
-    """The scale for a framework that has only constant scales; 1 means none."""
-    scaling = _scaling_of(plan)
-    return plan.loss_scale.recommended if scaling.kind == "dynamic" else scaling.scale
-
-
 def _format_of(plan: PrecisionPlan, support: "Support") -> str:
     """The format that the framework would compute in: ``fp16``, ``bf16``, an FP8 format or ``fp32``.
 
@@ -321,7 +315,8 @@ def _facts(plan: PrecisionPlan, support: "Support") -> dict[str, Any]:
         "first": float(scaling.scale),
         "start": f"{scaling.scale:g}",
         "power": round(math.log2(scaling.scale)),
-        "scale": _constant_scale(plan),
+        # For a framework that has only constant scales; 1 means none.
+        "scale": plan.loss_scale.recommended if scaling.kind == "dynamic" else scaling.scale,
         "loss_scale": scale,
         "interval": scale.growth_interval,
         "reduction": plan.reduction,

@@ -72,14 +72,10 @@ def to_wandb(run: Run, project: str) -> int:
     """
     with EXTRAS["wandb"].imports("logging to W&B"):
         import wandb
-    with wandb.init(project=project, name=run.name, config=_config(run)) as board:
-        return _send(run, lambda step, row: board.log(dict(row), step=step))
-
-
-def _config(run: Run) -> dict[str, Any]:
-    """What a board shows beside a run."""
     wanted = ("model", "optimizers", "device", "seeds", "cadence", "state", "argv")
-    return {key: run.meta[key] for key in wanted if key in run.meta}
+    config = {key: run.meta[key] for key in wanted if key in run.meta}
+    with wandb.init(project=project, name=run.name, config=config) as board:
+        return _send(run, lambda step, row: board.log(dict(row), step=step))
 
 
 def to_mlflow(run: Run, experiment: str) -> int:

@@ -244,6 +244,14 @@ def _claimed(candidate: Path, launch: str) -> bool:
     return True
 
 
+def refuse_existing(folder: AnyPath, rank: int) -> None:
+    """Refuse to write a rank's run into a folder that holds one."""
+    mine = folder / META if rank == 0 else folder / "ranks" / f"rank{rank:05d}.json"
+    if mine.exists():
+        message = f"{folder} already holds a run: choose another folder with --out, or remove it"
+        raise RunExists(message)
+
+
 _NOT_THE_SCRIPTS = frozenset("torch multiprocessing concurrent joblib mpdiag".split())
 _watching: list[tuple[int, weakref.WeakMethod[Callable[[], None]]]] = []
 

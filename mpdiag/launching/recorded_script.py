@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mpdiag.errors import ExitCode, InputError, RunExists, UsageError
+from mpdiag.errors import ExitCode, InputError, UsageError
 from mpdiag.files.paths import AnyPath, place
 from mpdiag.launching import processes
 from mpdiag.launching.script import AfterTorch, Script, parse, run
@@ -160,7 +160,7 @@ def record_script(
     """
     rank, world = announced_ranks()
     folder = place(out or processes.claim_run(Path("runs"), script.name)).absolute()
-    _refuse_existing(folder, rank)
+    processes.refuse_existing(folder, rank)
     settings = RecordingSettings(
         folder,
         options or Options(),
@@ -203,13 +203,6 @@ def _check_pattern(option: str, pattern: str | None) -> None:
         re.compile(pattern or "")
     except re.error as error:
         raise UsageError(f"{option} {pattern!r} is no regular expression: {error}") from error
-
-
-def _refuse_existing(folder: AnyPath, rank: int) -> None:
-    mine = folder / META if rank == 0 else folder / "ranks" / f"rank{rank:05d}.json"
-    if mine.exists():
-        message = f"{folder} already holds a run: choose another folder with --out, or remove it"
-        raise RunExists(message)
 
 
 class ScriptRecording:
@@ -374,9 +367,10 @@ class ScriptRecording:
         """Record no operations any more: the script compiles something from now on."""
         if self._recorder is None or self.settings.options.operations == 0:
             return
-        self._recorder.forgo_operations(self._compiles.reason)
+        reason, fix = self._compiles.reason, "record it without torch.compile"
+        self._recorder.forgo_operations(reason, fix)
         if announced_ranks()[0] == 0:
-            processes.tell(f"no operations from here on: {self._compiles.reason}")
+            processes.tell(f"no operations from here on: {reason}: {fix}")
 
     def trouble(self, error: Exception) -> None:
         """Print the first error; the script goes on."""
@@ -489,11 +483,8 @@ class CompileWatch:
 
     @property
     def reason(self) -> str:
-        """Why no operations are recorded, as a sentence."""
-        return (
-            f"the script compiles ({self.place}), and compiled code shows no operations: record it "
-            "without torch.compile"
-        )
+        """Why no operations are recorded."""
+        return f"the script compiles ({self.place}), and compiled code shows no operations"
 
     def attach(self) -> None:
         """Wrap ``torch.compile``; torch has been imported."""

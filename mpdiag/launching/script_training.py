@@ -166,6 +166,13 @@ class ScriptTraining:
         return describe_share(self._share, last.steps, of, name, last.backend, rest)
 
     @property
+    def missed(self) -> int | None:
+        """Steps trained, if something of them is missing in the run folder."""
+        logs = [trainer.context.monitor.log for trainer in self.trainers]
+        lost = any(log is not None and log.failed for log in logs)
+        return max(trainer.steps for trainer in self.trainers) if lost else None
+
+    @property
     def in_vain(self) -> bool:
         """Whether the plan asks for half precision, and nothing that was counted ran in it."""
         low = any(trainer.precision.level != "O0" for trainer in self.trainers)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from mpdiag.errors import InputError, RunExists
+from mpdiag.errors import ExitCode, InputError
 from mpdiag.files.paths import AnyPath, place
 from mpdiag.launching import processes
 from mpdiag.launching.script import INTERRUPTED, AfterTorch, Ending, Script, parse, run
@@ -36,12 +36,16 @@ class TrainedScript:
         folder: The run; None where another rank names it.
         summary: What was trained, in a sentence.
         comparable: Whether the run can be compared with its recording.
+        code: The exit code: of a missing input if it ended well and its run could not be written.
+        missed: Steps trained, if something of them is missing in the run.
     """
 
     ending: Ending
     folder: AnyPath | None
     summary: str
     comparable: bool
+    code: int
+    missed: int | None
 
 
 def train_command(
@@ -64,7 +68,7 @@ def train_command(
     processes.free_cycles()
     if trained.folder is not None:
         processes.release_claims(trained.folder)
-    return trained.ending.code, trained
+    return trained.code, trained
 
 
 def recording_of(plan: Path, run: AnyPath) -> AnyPath | None:
@@ -106,9 +110,8 @@ def train_script(
     name = f"{script.name}-{read.aim}"
     folder = place(out or processes.claim_run(Path("runs"), name)).absolute()
     rank, world = announced_ranks()
-    if rank == 0 and (folder / META).exists():
-        message = f"{folder} already holds a run: choose another folder with --out, or remove it"
-        raise RunExists(message)
+    if rank == 0:
+        processes.refuse_existing(folder, rank)
     if read.level not in ("O0", "O1") and rank == 0:
         processes.tell(f"the plan's level is {read.level}; an unmodified script is trained at O1")
     if rank == 0 and (
@@ -141,11 +144,14 @@ def train_script(
         raise InputError(
             "nothing was trained by the plan: no optimizer of the script stepped a torch module"
         )
+    missed = training.missed if ending.code == 0 and rank == 0 else None
     trained = TrainedScript(
         ending,
         folder if there and rank == 0 else None,
         training.summary(),
         ending.code == 0 and stepped and not training.in_vain,
+        ExitCode.INPUT if missed is not None and world == 1 else ending.code,  # as of a recording
+        missed,
     )
     training.let_go()
     return trained

@@ -192,7 +192,10 @@ class ExponentHistogram:
         """The histogram of both tensors together."""
         if not isinstance(other, ExponentHistogram):
             return NotImplemented
-        a, b = _aligned(self, other)
+        both = self, other
+        first = min(h.first for h in both)
+        last = max(h.first + h.counts.shape[-1] for h in both)
+        a, b = (_widened(h, first, last) for h in both)
         added = {name: getattr(a, name) + getattr(b, name) for name in _ADDED}
         return replace(
             a,
@@ -337,14 +340,6 @@ def _widened(h: ExponentHistogram, first: int, last: int) -> ExponentHistogram:
         return h
     pad = [(0, 0)] * len(h.batch) + [(before, after)]
     return replace(h, first=first, counts=np.pad(h.counts, pad), sums=np.pad(h.sums, pad))
-
-
-def _aligned(
-    a: ExponentHistogram, b: ExponentHistogram
-) -> tuple[ExponentHistogram, ExponentHistogram]:
-    first = min(a.first, b.first)
-    last = max(a.first + a.counts.shape[-1], b.first + b.counts.shape[-1])
-    return _widened(a, first, last), _widened(b, first, last)
 
 
 def _exp2(exponent: int) -> float:

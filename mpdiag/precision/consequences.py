@@ -1,7 +1,7 @@
 """What the precision of a training does: proved by arithmetic, or counted in the recording."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -52,10 +52,12 @@ def consequences(
     if run is not None:
         yield from _without_scale(autocast, run, operations)
         yield from _not_finite(parameters, run)
-    for holder, held in _by_optimizer(parameters).items():
+    for holder in dict.fromkeys(name for p in parameters for name in p.holders):
+        held = [p for p in parameters if holder in p.holders]
+        kept = [p for p in held if p.holders[-1] == holder]  # whose states are its own
         torchs = _is_torchs(facts, holder)
-        yield from _stuck_states(holder, held, facts, proved=torchs)
-        yield from _narrow_states(holder, held)
+        yield from _stuck_states(holder, kept, facts, proved=torchs)
+        yield from _narrow_states(holder, kept)
         if torchs and not _decay_was_seen(facts, holder):
             yield from _stuck_decay(holder, held, _settings_of(facts, holder))
     if run is not None:
@@ -66,16 +68,6 @@ def consequences(
     yield from between(operations)
     yield from narrow_parts(operations)
     yield from copies_over_ranks(operations, parameters)
-
-
-def _by_optimizer(
-    parameters: Iterable[ParameterPrecision],
-) -> Mapping[str, list[ParameterPrecision]]:
-    found: dict[str, list[ParameterPrecision]] = defaultdict(list)
-    for p in parameters:
-        if p.optimizer is not None:
-            found[p.optimizer].append(p)
-    return found
 
 
 def _settings_of(facts: PrecisionFacts, holder: str) -> list[Mapping[str, Any]]:
@@ -303,11 +295,12 @@ def _standing_still(
     seen = standstill(run, {p.name for p in those})
     if seen.share > STILL:
         label = "/".join(sorted({LABELS[p.stored] for p in those}))
-        torchs = all(_is_torchs(facts, str(p.optimizer)) for p in those)
+        torchs = all(_is_torchs(facts, name) for p in those for name in p.holders)
         rates = {
             one.names[1]: one.size
             for one in facts.observed
-            if one.kind == "moving-rate" and one.names[0] in {p.optimizer for p in those}
+            if one.kind == "moving-rate"
+            and one.names[0] in {name for p in those for name in p.holders}
         }
         why = (
             "their updates round to nothing"

@@ -132,13 +132,8 @@ class Cadence:
         if dense:
             return True
         stratum, offset = divmod(step, SPARSE_EVERY)
-        return offset == hashed_offset(stratum) and _survives(stratum, thin)
-
-
-def hashed_offset(stratum: int) -> int:
-    """Which step of a stratum is recorded, from 0; strata are numbered from step 0 on."""
-    block, place = divmod(stratum, STRATA)
-    return _block_offsets(block)[place]
+        block, place = divmod(stratum, STRATA)
+        return offset == _block_offsets(block)[place] and _survives(stratum, thin)
 
 
 @lru_cache(maxsize=8)
@@ -458,6 +453,7 @@ class OperationSteps(StepListener):
         block_steps: Those of them with operands of matrix products, if these were asked for.
         half_products: Dtypes of half precision in which the training's own code multiplies.
         reason: Why none, or no more, are recorded; empty if there is no reason.
+        fix: What to do about the reason.
         with_effects: Whether the present step is run again at its end, if its operations are recorded.
     """
 
@@ -477,7 +473,7 @@ class OperationSteps(StepListener):
         self.steps: list[int] = []
         self.block_steps: list[int] = []
         self.half_products: set[str] = set()
-        self.reason = ""
+        self.reason = self.fix = ""
         self._watch = watch
         self._blocks = watch.products
         self._count = count
@@ -535,16 +531,16 @@ class OperationSteps(StepListener):
         """Whether planned operations of the present step are recorded whatever they cost."""
         return self._count is not None or self._last < _THIRD_OPERATIONS
 
-    def refuse(self, reason: str) -> None:
+    def refuse(self, reason: str, fix: str) -> None:
         """Record none at all, for this reason."""
         if self._count != 0:
-            self.reason, self._watch.usable = reason, False
+            self.reason, self.fix, self._watch.usable = reason, fix, False
 
-    def forgo(self, reason: str) -> None:
+    def forgo(self, reason: str, fix: str) -> None:
         """Record none from now on; those of earlier steps stay."""
         if self._count == 0:
             return
-        self._count, self.reason = 0, reason
+        self._count, self.reason, self.fix = 0, reason, fix
         self._watch.stop()
 
     def step_began(self, step: Step) -> None:
@@ -583,10 +579,10 @@ class OperationSteps(StepListener):
             if self._only_traced:
                 return
             if found and (left_alone or any(o.phase == "backward" for o in found)):
-                self._writer.append_operations(encode(found))
+                self._writer.append_part("operations", encode(found))
                 operands = self._watch.operands()
                 if operands:
-                    self._writer.append_blocks(block_operands.encode(operands))
+                    self._writer.append_part("blocks", block_operands.encode(operands))
                     self.block_steps.append(step.number)
                 self.half_products.update(half_products(found).values())
                 self.steps.append(step.number)
@@ -622,8 +618,8 @@ class OperationSteps(StepListener):
         self._watch.stop()
 
     def to_json(self) -> dict[str, Any]:
-        """For ``meta.json``: the steps, and why there are no others."""
-        return {"steps": self.steps, "reason": self.reason}
+        """For ``meta.json``: the steps, why there are no others, and what to do for others."""
+        return {"steps": self.steps, "reason": self.reason, "fix": self.fix}
 
     def blocks_to_json(self) -> dict[str, Any] | None:
         """For ``meta.json``: the same of operands, and what has none; None if not asked for."""

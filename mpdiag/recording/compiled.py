@@ -37,7 +37,7 @@ from mpdiag.tracing.uncompiled import constant_when_traced
 
 logger = logging.getLogger("mpdiag")
 
-NO_OPERATIONS = "the model is compiled: record the eager one"
+NO_OPERATIONS = "the model is compiled", "record the eager one"
 """Why no operations are recorded: compiled code shows none."""
 _PLACE = "_mpdiag_point"
 _DEEPEST = 4

@@ -6,6 +6,7 @@ tensors of the same shape that one does: one that rounds to the parameter is its
 
 import math
 import re
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -64,22 +65,26 @@ def read_parameters(
         masters: Copies that held the parameters' values before the step.
     """
     wrapped = reductions(around)
-    holders = {id(p): o for o in optimizers for g in o.param_groups for p in g["params"]}
+    holders: dict[int, list[Optimizer]] = defaultdict(list)
+    for optimizer in optimizers:
+        for key in {id(p) for g in optimizer.param_groups for p in g["params"]}:
+            holders[key].append(optimizer)
     copies = masters or _pairs(names.values(), optimizers)
     found = []
     for name, parameter in names.items():
-        holder, state, master = holders.get(id(parameter)), {}, None
-        if holder is not None:
-            state = holder.state.get(parameter, {})
+        held, master = holders.get(id(parameter), []), None
+        state: Mapping[str, Any] = {}
+        if held:
+            state = held[-1].state.get(parameter, {})
             if parameter.dtype in HALF:
                 master = next(
                     (t for t in _tensors(state).values() if _is_master(t, parameter)), None
                 )
         elif id(parameter) in copies:
             master, holder = copies[id(parameter)]
-            state = holder.state.get(master, {})
+            held, state = [holder], holder.state.get(master, {})
         found.append(
-            _of(name, parameter, holder, state, master, wrapped.get(id(parameter)), world, setter)
+            _of(name, parameter, held, state, master, wrapped.get(id(parameter)), world, setter)
         )
     return tuple(found)
 
@@ -101,7 +106,7 @@ def _pairs(weights: Collection[nn.Parameter], optimizers: Sequence[Optimizer]) -
 def _of(
     name: str,
     parameter: nn.Parameter,
-    holder: Optimizer | None,
+    holders: Sequence[Optimizer],
     state: Mapping[str, Any],
     master: torch.Tensor | None,
     reduction: Reduction | None,
@@ -132,8 +137,8 @@ def _of(
             reduced = reduction.dtype or arrives
     held = {key: t for key, t in _tensors(state).items() if t is not master}
     states = {key: str(short(stored_as(t))) for key, t in held.items()}
-    kept = holder is not None and any(map(_tensors, holder.state.values()))
-    if holder is not None and not states and not state and (kept or not holder.state):
+    kept = bool(holders) and any(map(_tensors, holders[-1].state.values()))
+    if holders and not states and not state and (kept or not holders[-1].state):
         unknown["states"] = elsewhere or "the optimizer has not stepped it"
     set_by = (reduction.policy if reduction is not None else "") or setter(parameter)
     if not set_by:
@@ -145,7 +150,7 @@ def _of(
         name=name,
         numel=numel,
         trainable=parameter.requires_grad,
-        optimizer=None if holder is None else type(holder).__name__,
+        optimizer=" and ".join(type(o).__name__ for o in holders) or None,
         stored=str(short(stored)),
         forward=short(compute),
         grad=short(arrives) if parameter.requires_grad else None,

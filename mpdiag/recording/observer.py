@@ -42,7 +42,7 @@ class Observer(StepListener):
         ledger: Where counts go.
         precision: Told of what is not FP32.
         guard: Around every hook; has the clock, and the watch of operations.
-        forgo: Told why no operations can be recorded, as soon as that is seen.
+        forgo: Told why no operations can be recorded and what to do, as soon as that is seen.
         trace: Is shown what passes, in a traced step.
     """
 
@@ -53,7 +53,7 @@ class Observer(StepListener):
         ledger: Ledger,
         precision: PrecisionWatch,
         guard: HookGuard,
-        forgo: Callable[[str], None],
+        forgo: Callable[[str, str], None],
         trace: TraceWatch,
     ) -> None:
         self.guard = guard
@@ -118,7 +118,7 @@ class Observer(StepListener):
     def before_forward(self, module: torch.nn.Module, *, compiles: bool) -> None:
         """A module is called."""
         if compiles and id(module) in self._roots:
-            self._forgo(compiled.NO_OPERATIONS)
+            self._forgo(*compiled.NO_OPERATIONS)
         self._begin_call(module)
 
     def _begin_call(self, module: torch.nn.Module) -> None:
@@ -198,7 +198,7 @@ class Observer(StepListener):
             and self._hears(module)
         ):
             self._in_training_forward = training and not ends
-            self._forgo(compiled.NO_OPERATIONS)
+            self._forgo(*compiled.NO_OPERATIONS)
             if self._in_training_forward:
                 self.guard.clock.pass_began()
                 self.guard.clock.forward_began(id(module))

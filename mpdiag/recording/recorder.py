@@ -154,14 +154,14 @@ def record(
     )
 
 
-def _why_no_operations(about: Subjects) -> str:
-    """Why a model shows not all of its operations; "" for one that does."""
+def _why_no_operations(about: Subjects) -> tuple[str, str] | None:
+    """Why a model shows not all of its operations, and what to do; None for one that does."""
     known = about.modules.values()
     if any(named.compiled for named in known):
         return NO_OPERATIONS
     if any(isinstance(named.module, torch.jit.ScriptModule) for named in known):
-        return "the model is TorchScript, which shows few of its operations: record the eager one"
-    return ""
+        return "the model is TorchScript, which shows few of its operations", NO_OPERATIONS[1]
+    return None
 
 
 def _warn_of_no_start(folder: AnyPath) -> None:
@@ -384,7 +384,7 @@ class Recorder:
                 )
                 logger.warning("recording into %s: " + words, self.folder, other.folder)
         if reason := _why_no_operations(self._subjects):
-            parts.operations.refuse(reason)
+            parts.operations.refuse(*reason)
         try:
             self._setters.attach()
             if self._fp32 is not None:
@@ -522,10 +522,10 @@ class Recorder:
             self._parts.ledger.take_encoded()
             self._parts.folder.audience = audience
 
-    def forgo_operations(self, reason: str) -> None:
-        """Record no more operations. Earlier ones stay, and the run holds the reason."""
+    def forgo_operations(self, reason: str, fix: str) -> None:
+        """Record no more operations. Earlier ones stay, and the run holds reason and fix."""
         if self._parts is not None:
-            self._parts.operations.forgo(reason)
+            self._parts.operations.forgo(reason, fix)
 
     def enter(self, module: torch.nn.Module) -> None:
         """Count calls of this submodule as forward passes, because the loop calls it directly."""

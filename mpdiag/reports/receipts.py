@@ -7,7 +7,7 @@ estimates, as they are in the tables. Their lines stand in ``receipts.txt``, in 
 """
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from string import Template
@@ -37,7 +37,7 @@ def texts_in(file: Path) -> dict[str, Template]:
 _TEXTS = texts_in(Path(__file__).with_suffix(".txt"))
 
 
-def _lines(part: str, **words: object) -> str:
+def receipt(part: str, **words: object) -> str:
     """A part of ``receipts.txt``, with words in place of its ``${names}``."""
     return _TEXTS[part].substitute(words)
 
@@ -68,14 +68,14 @@ class Rows:
             which = f'({which}) & (stats["name"] == {self.layer!r})'
         if self.window is not None:
             which = f"({which}) & {_inside('stats', self.window)}"
-        totals = _lines("totals") if self.kind == "weight_grad" else ""
-        return _lines("rows", run=repr(self.run), which=which, totals=totals)
+        totals = receipt("totals") if self.kind == "weight_grad" else ""
+        return receipt("rows", run=repr(self.run), which=which, totals=totals)
 
     def bins(self, *keys: str) -> str:
         """Receipt of the values by ``name``, ``step`` or ``exponent``: how many are in each."""
         renamed = {"counts": "count", **({"name": "layer"} if "name" in keys else {})}
         grouped = f'bins.groupby({list(keys)!r})["counts"].sum().reset_index()'
-        return self.read + _lines("bins") + f"frame = {grouped}.rename(columns={renamed!r})\n"
+        return self.read + receipt("bins") + f"frame = {grouped}.rename(columns={renamed!r})\n"
 
     def every_scale(self, fmt: FloatFormat, scales: range) -> str:
         """Receipt of ``layer_scales_frame``: losses of the window, and the overflow in any step."""
@@ -85,24 +85,24 @@ class Rows:
             replace(self, window=None).read
             + 'largest = (rows["absmax"] / rows["scale"]).groupby(rows["name"]).max()\n'
             + chosen
-            + _lines("sum_bins")
+            + receipt("sum_bins")
             + _at_scale(fmt, "name", _SHARES)
-            + _lines("every_scale", scales=scales, limit=limit)
+            + receipt("every_scale", scales=scales, limit=limit)
         )
 
     def course(self, fmt: FloatFormat, exponent: int) -> str:
         """Receipt of ``layer_course_frame``."""
         join = f'at_scale(0).join(at_scale({exponent}).add_suffix("_scaled"))'
         columns = _at_scale(fmt, "step", ("absmax", *_SHARES))
-        return f"{self.read}{_lines('sum_bins')}{columns}frame = {join}.reset_index()\n"
+        return f"{self.read}{receipt('sum_bins')}{columns}frame = {join}.reset_index()\n"
 
     def ratios(self) -> str:
         """Receipt of ``ratio_frame``."""
-        return self.read + _lines("ratios")
+        return self.read + receipt("ratios")
 
     def errors(self, fmt: FloatFormat) -> str:
         """Receipt of a ranking by the modules' outputs, where no operations were recorded."""
-        return self.read + _lines("sum_bins") + _error(fmt) + _lines("output_errors")
+        return self.read + receipt("sum_bins") + _error(fmt) + receipt("output_errors")
 
 
 def _inside(rows: str, window: Window) -> str:
@@ -117,13 +117,13 @@ def _at_scale(fmt: FloatFormat, key: str, columns: Collection[str]) -> str:
         for name, expression in COLUMNS.items()
         if name in columns
     ]
-    head = _lines("at_scale", key=repr(key), label=fmt.label, zero=fmt.zero_exponent)
+    head = receipt("at_scale", key=repr(key), label=fmt.label, zero=fmt.zero_exponent)
     return f"{head}{''.join(lines)}    return frame\n"
 
 
 def _error(fmt: FloatFormat) -> str:
     """Lines that define the relative error of storing one tensor in a format."""
-    return _lines(
+    return receipt(
         "error",
         label=fmt.label,
         least=fmt.min_exponent,
@@ -135,7 +135,7 @@ def _error(fmt: FloatFormat) -> str:
 
 def operation_errors(run: str, fmt: FloatFormat) -> str:
     """Receipt of a ranking by recorded operations: the forward error, by module and line."""
-    return _lines("operation_errors", error=_error(fmt), run=repr(run))
+    return receipt("operation_errors", error=_error(fmt), run=repr(run))
 
 
 def training_logs(
@@ -150,26 +150,16 @@ def training_logs(
         known: Whether steps without one of them are left out.
     """
     types = ", ".join(f'"{name}": {"bool" if name == "skipped" else "float"}' for name in columns)
-    return _lines(
+    return receipt(
         "training_logs", types=types, runs=list(runs), folder=repr(folder), end=".dropna()" * known
     )
 
 
-def compared_losses(paths: Mapping[str, str]) -> str:
-    """Receipt of the losses of sides: the logs of trainings, or of those in folders of seeds."""
-    return _lines("compared_losses", paths=dict(paths))
-
-
-def compared_metrics(a: str, b: str) -> str:
-    """Receipt of ``metric_frame``: it runs the command that prints the same."""
-    return _lines("compared_metrics", a=repr(a), b=repr(b))
-
-
 def of_run(part: str, run: str, **words: object) -> str:
     """A receipt that is a part of ``receipts.txt`` as it stands, with some words."""
-    return _lines(part, run=repr(run), **words)
+    return receipt(part, run=repr(run), **words)
 
 
 def command(words: str) -> str:
     """A receipt for numbers that a command prints: it runs the command."""
-    return _lines("command", words=words.split())
+    return receipt("command", words=words.split())

@@ -36,7 +36,7 @@ _META: dict[str, Any] = {
         "exclude": str,
         "dense": {"until": COUNT, "reason": str},
     },
-    "operations": {"steps": [COUNT], "reason": str},
+    "operations": {"steps": [COUNT], "reason": str, "fix": str},
     "coverage": {
         "not_recorded": [{}],
         "seen": dict.fromkeys(_SEEN, COUNT),

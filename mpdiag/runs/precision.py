@@ -48,7 +48,8 @@ class ParameterPrecision:
         name: As the recording names it.
         numel: Elements over all ranks.
         trainable: Whether it requires a gradient.
-        optimizer: Type of the optimizer that holds it or its master; None where none does.
+        optimizer: Type of the optimizer that holds it or its master; None where none does. Of
+            several they are joined by " and "; ``states`` are the last one's.
         stored: Of the parameter itself.
         forward: In which it is multiplied in the forward pass.
         input_grad, weight_grad: In which the products of the backward pass are computed.
@@ -78,6 +79,11 @@ class ParameterPrecision:
     set_by: str | None = None
     quantized: str | None = None
     unknown: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def holders(self) -> tuple[str, ...]:
+        """The types in ``optimizer``."""
+        return tuple(self.optimizer.split(" and ")) if self.optimizer else ()
 
     def to_json(self) -> dict[str, Any]:
         """An entry of ``parameters``."""
@@ -267,7 +273,7 @@ def summary(parameters: Sequence[ParameterPrecision], autocast: Sequence[str] = 
     stored = _labels(p.quantized or p.stored for p in trained)
     masters = {p.master for p in trained}
     states = _labels(d for p in trained for d in p.states.values())
-    optimizers = sorted({p.optimizer for p in trained if p.optimizer})
+    optimizers = sorted({name for p in trained for name in p.holders})
     adapters = [p for p in trained if _LORA.search(p.name)]
     kind = "LoRA " if len(adapters) == len(trained) else "LoRA and other " if adapters else ""
     words = f"{stored} {kind}weights"

@@ -39,15 +39,10 @@ def device(model: torch.nn.Module | None) -> dict[str, Any]:
             "compute_capability": f"{properties.major}.{properties.minor}",
         }
     else:
-        facts["name"] = _processor()
+        # On Linux without ``uname -p``, which Python would start for it.
+        known = "" if platform.system() == "Linux" else platform.processor()
+        facts["name"] = known or platform.machine()
     return facts
-
-
-def _processor() -> str:
-    """The processor's architecture; on Linux without ``uname -p``, which Python would start for it."""
-    if platform.system() == "Linux":
-        return platform.machine()
-    return platform.processor() or platform.machine()
 
 
 def ranks() -> tuple[int, int]:

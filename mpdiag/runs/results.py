@@ -7,7 +7,7 @@
 ``profile.json``
     the document that ``mpdiag profile --json`` prints;
 ``probe.json``
-    the losses of a short training by a plan, and of the same steps in FP32;
+    the losses of a short training by a plan, and of the same steps in FP32; ``earlier`` as above;
 ``search.json``
     what a search for the smallest FP32 set tried;
 ``sensitivity.json``
@@ -39,7 +39,7 @@ SEARCH, SENSITIVITY = "search.json", "sensitivity.json"
 SCHEMA_VERSION = 1
 """Of each of these documents."""
 _KEPT = 20
-"""Comparisons by different decisions that a run keeps."""
+"""Comparisons, and probes, by different decisions that a run keeps."""
 _DAMAGE = (OSError, ValueError, KeyError, TypeError, RecursionError, OverflowError)
 
 
@@ -77,10 +77,29 @@ def write_comparison(folder: AnyPath, comparison: StoredComparison) -> None:
     Raises:
         OSError: If it cannot be written.
     """
-    others = [c for c in _comparisons(folder) if c.decisions != comparison.decisions]
-    earlier = [asdict(c) for c in others[: _KEPT - 1]]
-    document = {"schema_version": SCHEMA_VERSION, **asdict(comparison), "earlier": earlier}
-    write_json(folder / COMPARISON, document)
+    write_before_earlier(folder / COMPARISON, asdict(comparison))
+
+
+def write_before_earlier(path: AnyPath, document: Mapping[str, Any]) -> None:
+    """Write what was made by some ``decisions``; what the file held by others goes to ``earlier``.
+
+    Raises:
+        OSError: If it cannot be written.
+    """
+    others = [d for d in read_with_earlier(path) if d.get("decisions") != document["decisions"]]
+    earlier = [{k: v for k, v in d.items() if k != "schema_version"} for d in others[: _KEPT - 1]]
+    write_json(path, {"schema_version": SCHEMA_VERSION, **document, "earlier": earlier})
+
+
+def read_with_earlier(path: AnyPath) -> list[dict[str, Any]]:
+    """What ``write_before_earlier`` wrote, the newest first; [] where nothing can be read."""
+    try:
+        document = read_document(path)
+    except _DAMAGE:
+        return []
+    earlier = document.pop("earlier", None) if isinstance(document, dict) else None
+    stored = [document, *(earlier if isinstance(earlier, list) else ())]
+    return [one for one in stored if isinstance(one, dict)]
 
 
 def read_comparison(folder: AnyPath, decisions: str = "") -> StoredComparison | None:
@@ -90,18 +109,8 @@ def read_comparison(folder: AnyPath, decisions: str = "") -> StoredComparison | 
         folder: The run.
         decisions: Only of trainings by these decisions, see ``PrecisionPlan.digest``.
     """
-    return next((c for c in _comparisons(folder) if decisions in ("", c.decisions)), None)
-
-
-def _comparisons(folder: AnyPath) -> list[StoredComparison]:
-    """The comparisons that a run folder keeps, the newest first; those that can be read."""
-    try:
-        document = read_document(folder / COMPARISON)
-    except _DAMAGE:
-        return []
-    earlier = document.get("earlier") if isinstance(document, dict) else None
-    stored = [document, *(earlier if isinstance(earlier, list) else ())]
-    return [c for c in map(_comparison, stored) if c is not None]
+    kept = filter(None, map(_comparison, read_with_earlier(folder / COMPARISON)))
+    return next((c for c in kept if decisions in ("", c.decisions)), None)
 
 
 def _comparison(stored: Any) -> StoredComparison | None:

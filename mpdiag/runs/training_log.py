@@ -166,6 +166,9 @@ class LogWriter:
     Args:
         folder: The run folder.
         failed: Called with the first failure, after which nothing more is written; default: warn.
+
+    Attributes:
+        failed: Whether there was one.
     """
 
     def __init__(
@@ -173,17 +176,12 @@ class LogWriter:
     ) -> None:
         self.path = place(folder) / FILE
         self._file: IO[str] | None = None
-        self._failed = False
+        self.failed = False
         self._tell = failed or self._warn
-
-    def append_after_the_end(self, entry: Metric) -> None:
-        """Write one line into a log that was closed."""
-        self.append(entry)
-        self.close()
 
     def append(self, entry: TrainingStep | Metric | dict[str, Any]) -> None:
         """Write one line at once; after a failure, which is reported once, nothing more is written."""
-        if self._failed:
+        if self.failed:
             return
         document = entry if isinstance(entry, dict) else asdict(entry)
         text = json.dumps({k: _plain(v) for k, v in document.items()}, allow_nan=False)
@@ -218,8 +216,8 @@ class LogWriter:
             self._fail(error)
 
     def _fail(self, error: OSError) -> None:
-        if not self._failed:
-            self._failed = True
+        if not self.failed:
+            self.failed = True
             self._tell(error)
 
     def _warn(self, error: OSError) -> None:

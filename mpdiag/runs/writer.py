@@ -160,15 +160,8 @@ class RunWriter:
         self._write_part("stats", part, table, use_dictionary=repeating_columns())
         self._parts = part
 
-    def append_operations(self, table: pa.Table) -> None:
-        """Write the operations of one step as one part (schema: ``operations``)."""
-        self._write_next("operations", table)
-
-    def append_blocks(self, table: pa.Table) -> None:
-        """Write the operands of one step as one part (schema: ``block_operands``)."""
-        self._write_next("blocks", table)
-
-    def _write_next(self, kind: str, table: pa.Table, **options: Any) -> None:
+    def append_part(self, kind: str, table: pa.Table, **options: Any) -> None:
+        """Write one step's ``operations`` or ``blocks`` (schema: ``block_operands``) as one part."""
         (self.folder / kind).mkdir(exist_ok=True)
         self._write_part(kind, self._next_parts[kind] + 1, table, **options)
         self._next_parts[kind] += 1
@@ -176,7 +169,7 @@ class RunWriter:
     def append_trace(self, table: pa.Table) -> None:
         """Write the trace of one step as one part (schema: ``trace``)."""
         words = [f.name for f in table.schema if "dictionary" in str(f.type)]
-        self._write_next("trace", table, compression_level=1, use_dictionary=words)
+        self.append_part("trace", table, compression_level=1, use_dictionary=words)
 
     def sweep(self) -> None:
         """Remove the partial files that this process left behind.

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from mpdiag.analysis.analyzer import analyze
@@ -91,13 +91,9 @@ def mismatch(
             kept = tokens.distance(*(one.logits for one in passes))
         fp16, reason = _in_fp16(a, b, batch, tokens)
     found = tokens.count, distance, layers, keep, budget, kept, fp16, reason, scale
-    return Mismatch(*found, _unequal(a.model, b.model))
-
-
-def _unequal(a: nn.Module, b: nn.Module) -> tuple[str, ...]:
-    """Parameters that one model lacks, or of which rounding does not explain the difference."""
-    ours, theirs = (dict(m.named_parameters(remove_duplicate=False)) for m in (a, b))
-    return tuple(n for n in {**ours, **theirs} if not _rounded(ours.get(n), theirs.get(n)))
+    ours, theirs = (dict(s.model.named_parameters(remove_duplicate=False)) for s in (a, b))
+    unequal = (n for n in {**ours, **theirs} if not _rounded(ours.get(n), theirs.get(n)))
+    return Mismatch(*found, tuple(unequal))
 
 
 def _rounded(x: Tensor | None, y: Tensor | None) -> bool:

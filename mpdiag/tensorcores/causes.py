@@ -385,7 +385,7 @@ _FIXES = {row["cause"]: row["fix"] for row in read_table(Path(__file__).with_nam
 def fix_for(cause: str, o: OperationTime, faults: tuple[Fault, ...], generation: str | None) -> str:
     """The fix of a cause for an operation on a GPU generation; "" if there is nothing to do."""
     if cause == "alignment":
-        return _padding(faults, o) or _unnamed(o)
+        return _padding(faults, o)
     if is_collective(o.op):
         return ""
     if cause == "dtype":
@@ -429,15 +429,13 @@ def _another_kernel(o: OperationTime, generation: str | None) -> str:
     return f"{why}{tuned}{compiled}"
 
 
-def _unnamed(o: OperationTime) -> str:
+def _padding(faults: tuple[Fault, ...], o: OperationTime) -> str:
+    if faults:
+        groups = o.work.groups if o.work is not None and not o.work.depthwise else 1
+        return "pad " + ", ".join(_padded(f, groups) for f in faults)
     if o.work is None:
         return "pad odd dimensions; a trace of torch.profiler with record_shapes=True names them"
     return "a view starts at an unaligned address: pad the tensor it is cut from"
-
-
-def _padding(faults: tuple[Fault, ...], o: OperationTime) -> str:
-    groups = o.work.groups if o.work is not None and not o.work.depthwise else 1
-    return "pad " + ", ".join(_padded(f, groups) for f in faults) if faults else ""
 
 
 def _padded(fault: Fault, groups: int) -> str:

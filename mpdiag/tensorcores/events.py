@@ -148,8 +148,8 @@ class TraceReader(ABC):
     world_size: int | None = None
     generated: str = ""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, delimiter: str = ",") -> None:
+        self._path, self._delimiter = path, delimiter
         self.devices: dict[int, DeviceFacts] = {}
         self.problems: list[str] = []
 

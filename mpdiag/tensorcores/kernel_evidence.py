@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from mpdiag.errors import DamagedTrace
 from mpdiag.hardware.devices import DeviceFacts
@@ -214,7 +214,6 @@ def contradicts(facts: KernelFacts, measured: KernelEvidence | None) -> bool:
     return facts.verdict == "tensor_core"
 
 
-_Code = TypeVar("_Code")
 SUFFIXES = (".ptx", ".amdgcn")
 MOST_BYTES = 64 * 2**20
 """Longer code is not read; a kernel's has kilobytes."""
@@ -270,11 +269,6 @@ def read_code(place: Path, *, needed: bool = True) -> dict[str, KernelEvidence]:
         )
     agreed = ((name, _agreed(list(found))) for name, found in variants.items())
     return {name: evidence for name, evidence in agreed if evidence is not None}
-
-
-def code_of(name: str, codes: Mapping[str, _Code]) -> _Code | None:
-    """What code says of a kernel of a trace; some profilers add ``.kd`` to AMD's names."""
-    return codes.get(name.removesuffix(".kd"))
 
 
 def _codes(place: Path) -> Iterator[tuple[str, str]]:

@@ -185,7 +185,7 @@ def _kernel_findings(
             fraction=unknown,
             largest=largest[:200],
         )
-    old = times.older_fraction(native) if native else 0.0
+    old = times.generation_fraction(lambda given: given not in ("", *native)) if native else 0.0
     if old >= SOME:
         names = {
             k.facts.generation: k.name[:200]

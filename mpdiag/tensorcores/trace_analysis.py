@@ -20,7 +20,7 @@ from mpdiag.tensorcores.causes import judge, worth
 from mpdiag.tensorcores.collected import Collected, KernelSum, Signature
 from mpdiag.tensorcores.events import Kernel, TraceReader
 from mpdiag.tensorcores.inductor_code import Fused, read_fused
-from mpdiag.tensorcores.kernel_evidence import KernelEvidence, code_of, read_code
+from mpdiag.tensorcores.kernel_evidence import KernelEvidence, read_code
 from mpdiag.tensorcores.kernel_linking import KernelOrigin, Linked, link
 from mpdiag.tensorcores.kernels.classification import KernelFacts, classify, native_generations
 from mpdiag.tensorcores.profile_comparison import ProfileComparison, compare_profiles
@@ -199,7 +199,9 @@ def _profile(
         worth=tuple(worth(judged, linked.total_us)),
         linked_fraction=linked.linked_fraction,
         graph_fraction=linked.graph_fraction,
-        native_generation_fraction=times.native_fraction(native) if native else None,
+        native_generation_fraction=times.generation_fraction(native.__contains__)
+        if native
+        else None,
         tensor_active=trace.tensor_active,
         findings=profile_findings(
             trace, times, device, linked=linked, native=native, judged=judged, timeline=timeline
@@ -252,10 +254,11 @@ def _kernel_times(
             name,
             origin,
             runs,
-            _evidence(runs.measured, device, code_of(name, codes) or rates.get(origin)),
-            code_of(name, fused),
+            _evidence(runs.measured, device, codes.get(plain) or rates.get(origin)),
+            fused.get(plain),
         )
         for (name, origin), runs in linked.kernels.items()
+        for plain in (name.removesuffix(".kd"),)  # which some profilers add to AMD's names
     ]
     kernels.sort(key=lambda k: -k.time_us)
     return KernelTimes(tuple(kernels), linked.total_us)

@@ -159,7 +159,7 @@ class Profile:
             "matrix_cuda_core_fraction": self.fraction("cuda_core"),
             **{f"{v}_fraction": self.fraction(v) for v in ("helper", "layout", "other", "unknown")},
             "native_generation_fraction": self.native_generation_fraction,
-            "unnamed_generation_fraction": self.kernel_times.unnamed_generation_fraction,
+            "unnamed_generation_fraction": self.kernel_times.generation_fraction("".__eq__),
             "linked_fraction": self.linked_fraction,
             "graph_fraction": self.graph_fraction,
             "tensor_active_sampled": self.tensor_active,
@@ -274,20 +274,8 @@ class KernelTimes:
         found = sum(k.time_us for k in self.kernels if kind_of(k.name) == COLLECTIVE)
         return found / self.total_us if self.total_us else 0.0
 
-    def native_fraction(self, generations: tuple[str, ...]) -> float:
-        """Share of kernel time in Tensor Core kernels whose names give one of these generations."""
-        return self._generation_fraction(lambda given: given in generations)
-
-    def older_fraction(self, generations: tuple[str, ...]) -> float:
-        """Share of kernel time in Tensor Core kernels whose names give another generation."""
-        return self._generation_fraction(lambda given: bool(given) and given not in generations)
-
-    @property
-    def unnamed_generation_fraction(self) -> float:
-        """Share of kernel time in Tensor Core kernels whose names give no generation."""
-        return self._generation_fraction(lambda given: not given)
-
-    def _generation_fraction(self, wanted: Callable[[str], bool]) -> float:
+    def generation_fraction(self, wanted: Callable[[str], bool]) -> float:
+        """Share of kernel time in Tensor Core kernels of some generations; "" is one not named."""
         found = sum(
             k.time_us
             for k in self.kernels

@@ -77,11 +77,6 @@ def check_loss(loss: Any) -> None:
         )
 
 
-def device_of(models: Sequence[nn.Module]) -> torch.device:
-    """The device of the first parameter."""
-    return next((p.device for m in models for p in m.parameters()), torch.device("cpu"))
-
-
 def choose_backend(
     wanted: str, precision: Precision, device: torch.device, models: Sequence[nn.Module]
 ) -> str:

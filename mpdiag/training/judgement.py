@@ -154,7 +154,9 @@ def judge_gradients(
         if inspect is not None:
             inspect(gradients)
         if clip.norm is not None:
-            multiply(gradients, clip_factor(norm, clip.norm))
+            # As ``torch.nn.utils.clip_grad_norm_`` multiplies, to the last bit.
+            factor = float(clip.norm / (torch.tensor(norm, dtype=torch.float32) + 1e-6))
+            multiply(gradients, min(1.0, factor))
         if clip.value is not None:
             clamp(gradients, clip.value)
     forward_failed = RankVerdict.FORWARD in verdicts
@@ -483,11 +485,6 @@ def multiply(gradients: Sequence[Tensor], factor: float) -> None:
                 values[i].mul_(factor)
         else:
             torch._foreach_mul_([values[i] for i in indices], factor)
-
-
-def clip_factor(norm: float, limit: float) -> float:
-    """What ``torch.nn.utils.clip_grad_norm_`` multiplies by, to the last bit."""
-    return min(1.0, float(limit / (torch.tensor(norm, dtype=torch.float32) + 1e-6)))
 
 
 def clamp(gradients: Sequence[Tensor], limit: float) -> None:

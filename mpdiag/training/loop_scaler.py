@@ -145,7 +145,9 @@ class LoopScaler:
         wrapped = self._context.wrapped
         key = id(optimizer), len(optimizer.param_groups)
         if key not in self._models:
-            self._models[key] = wrapped.models_of(optimizer)
+            held = set(map(wrapped.masters.model_parameter, parameters_of(optimizer)))
+            stepped = [m for m in wrapped.models if any(p in held for p in m.parameters())]
+            self._models[key] = stepped
         models = self._models[key]
         return nullcontext() if models == wrapped.models else wrapped.buffers.only(models)
 

@@ -44,7 +44,7 @@ class RunLog:
         self._log = LogWriter(self.folder)
         self._device = next((p.device for m in wrapped.models for p in m.parameters()), None)
         self._last: float | None = None
-        self._active = self._closed = False
+        self._active = self._closed = self._failed = False
         if provenance.ranks()[0] != 0:
             return
         self._active = True
@@ -52,10 +52,8 @@ class RunLog:
             self._begin(plan, precision, backend, wrapped)
         except (OSError, MpdiagError) as error:
             self._active = False
-            warnings.warn(
-                f"cannot write a run into {self.folder} ({error}); training goes on without it",
-                RuntimeWarning,
-                stacklevel=loop_stacklevel(),
+            self._fail(
+                f"cannot write a run into {self.folder} ({error}); training goes on without it"
             )
         if self._active:
             announce(self)
@@ -116,7 +114,8 @@ class RunLog:
         if self._active:
             self._log.append(metric)
         elif self._closed:
-            self._log.append_after_the_end(metric)
+            self._log.append(metric)
+            self._log.close()
 
     def note(self, document: dict[str, Any]) -> None:
         """Write anything else, such as an alarm."""
@@ -137,12 +136,17 @@ class RunLog:
         try:
             self._write_meta()
         except OSError as error:
-            warnings.warn(
-                f"cannot write {self.folder} ({error})",
-                RuntimeWarning,
-                stacklevel=loop_stacklevel(),
-            )
+            self._fail(f"cannot write {self.folder} ({error})")
         self._active = False
+
+    @property
+    def failed(self) -> bool:
+        """Whether something of the run could not be written."""
+        return self._failed or self._log.failed
+
+    def _fail(self, message: str) -> None:
+        self._failed = True
+        warnings.warn(message, RuntimeWarning, stacklevel=loop_stacklevel())
 
     def _memory(self) -> int | None:
         if self._device is not None and self._device.type == "cuda":

@@ -37,7 +37,7 @@ class GradientScaling:
         self.root: Any = None
         self._carried: dict[int, float] = {}  # by id of the optimizer whose gradients wait
         self._unscaled: set[int] = set()
-        self._penalized: set[int] = set()
+        self.penalized: set[int] = set()  # optimizers with regularisers in their gradients, by id
 
     @property
     def scaler(self) -> Scaler:
@@ -129,14 +129,6 @@ class GradientScaling:
         """Its gradients carry no scale any more."""
         self._unscaled.add(id(optimizer))
 
-    def are_penalized(self, optimizers: Iterable[Optimizer]) -> bool:
-        """Whether regularisers are in their gradients already."""
-        return all(id(o) in self._penalized for o in optimizers)
-
-    def note_penalized(self, optimizers: Iterable[Optimizer]) -> None:
-        """Regularisers are in their gradients now."""
-        self._penalized.update(id(o) for o in optimizers)
-
     def align(self, optimizer: Optimizer) -> float:
         """Bring gradients that wait for their step to today's scale, so that sums stay right.
 
@@ -156,13 +148,13 @@ class GradientScaling:
         for optimizer in optimizers:
             self._carried.pop(id(optimizer), None)
             self._unscaled.discard(id(optimizer))
-            self._penalized.discard(id(optimizer))
+            self.penalized.discard(id(optimizer))
 
     def forget_all(self) -> None:
         """No gradients wait any more."""
         self.losses = []
         self._carried.clear()
-        self._penalized.clear()
+        self.penalized.clear()
         self._unscaled.clear()
 
     # -- after a step ------------------------------------------------------------------------------

@@ -128,7 +128,7 @@ def set_up(
     )
     _refuse_unholdable(models)
     refuse_low_precision(models)
-    device = arguments.device_of(models)
+    device = next((p.device for m in models for p in m.parameters()), torch.device("cpu"))
     chosen = arguments.choose_backend(request.backend, precision, device, models)
     wrapped = Wrapped(
         models,

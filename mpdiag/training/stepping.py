@@ -14,7 +14,6 @@ differs between the two, how an optimizer is stepped and where gradients come fr
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -95,13 +94,6 @@ class StepContext:
 
 
 # -- gradients before a step -----------------------------------------------------------------------
-
-
-def run_backward(context: StepContext, loss: Tensor, **options: Any) -> None:
-    """Scale a loss and run its backward pass; gradients that wait are brought to the same scale."""
-    note_loss(context, loss)
-    with context.casting.backward():
-        context.scaling.scaled(loss).backward(**options)
 
 
 def note_loss(context: StepContext, loss: Tensor) -> None:
@@ -202,8 +194,8 @@ def prepare_gradients(
     context.masters.begin_update(chosen)
     for optimizer in chosen:
         _unscale(context, optimizer)
-    if regularizers and not context.scaling.are_penalized(chosen):
-        context.scaling.note_penalized(chosen)  # a step that raises may be called again
+    if regularizers and not context.scaling.penalized.issuperset(map(id, chosen)):
+        context.scaling.penalized.update(map(id, chosen))  # a step that raises may be called again
         _add_penalties(context, _parameters_of_all(chosen), regularizers)
 
 

@@ -217,7 +217,9 @@ class MixedPrecision:
             loss: The unscaled loss.
             options: As for ``Tensor.backward``: ``retain_graph``, ``create_graph``, ``inputs``.
         """
-        stepping.run_backward(self.context, loss, **options)
+        stepping.note_loss(self.context, loss)
+        with self.context.casting.backward():
+            self.context.scaling.scaled(loss).backward(**options)
         if not self._casts:
             self._casts = True  # said once
             logger.warning("%s", _NEVER_CAST)

@@ -26,7 +26,7 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -175,7 +175,8 @@ def plain_step(session: Session, batch: Batch) -> Tensor:
         optimizer.zero_grad()
         loss.backward()
         if workload.clip_norm is not None:
-            nn.utils.clip_grad_norm_(_parameters(optimizer), workload.clip_norm)
+            held = [p for group in optimizer.param_groups for p in group["params"]]
+            nn.utils.clip_grad_norm_(held, workload.clip_norm)
         optimizer.step()
         shown.append(loss.detach())
     for scheduler in session.schedulers:
@@ -204,10 +205,6 @@ def mixed_step(trainer: MixedPrecision) -> TakeStep:
         return math.nan if results[0].loss is None else results[0].loss
 
     return take_step
-
-
-def _parameters(optimizer: Optimizer) -> list[Any]:
-    return [p for group in optimizer.param_groups for p in group["params"]]
 
 
 def start(

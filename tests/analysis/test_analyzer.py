@@ -164,6 +164,16 @@ def test_a_probe_is_kept_with_the_recording_for_a_plan_that_decides_the_same(
     assert analyze(run, "bf16").probe is None  # another plan
 
 
+def test_a_probe_of_another_plan_hides_none(tmp_path):
+    run = simple_run(tmp_path / "run", -14.0)
+    plans = [analyze(run, target).plan.digest() for target in ("fp16", "bf16")]
+    probes = [Probe(FALLING, FALLING, skipped, 4) for skipped in range(3)]
+    for probe, decisions in zip(probes, (*plans, plans[0]), strict=True):
+        write_probe(run, probe, decisions)
+    assert [analyze(run, t).probe.skipped for t in ("fp16", "bf16")] == [2, 1]
+    assert len(json.loads((run / "probe.json").read_text())["earlier"]) == 1
+
+
 @pytest.mark.parametrize("damage", ["", "{}", "[1]", '{"decisions": "x"', "null"])
 def test_a_probe_that_cannot_be_read_is_none(tmp_path, damage):
     run = simple_run(tmp_path / "run", -14.0)

@@ -73,6 +73,7 @@ def test_what_is_compiled_stays_compiled_and_it_is_said(
     known = open_run(tmp_path / "run").meta["operations"]
     assert known["steps"] == steps
     assert f"the script compiles ({script}:{line})" in known["reason"]
+    assert known["fix"] == "record it without torch.compile"
     assert done.err.count("the script compiles") == 1
 
 

@@ -12,6 +12,7 @@ from script_processes import SCRIPTS, TRAIN, scripts
 
 from mpdiag.launching.processes import own_process
 from mpdiag.launching.script import _without_ours, parse
+from mpdiag.plan import PrecisionPlan
 from mpdiag.runs.run import open_run
 
 OWN_SCRIPTS = scripts(__file__)
@@ -87,6 +88,20 @@ def test_a_full_disk_is_an_error_of_the_recording_alone(fork_server, tmp_path, f
     assert (plain.code, done.code, done.out) == (0, 3, plain.out)
     assert re.search(said, done.err), done.err
     assert ("next: mpdiag analyze run" in done.err) == (full_at > 0)
+
+
+def test_a_full_disk_is_an_error_of_a_training_by_a_plan(fork_server, tmp_path):
+    loop = "for step in range(20):"
+    script = TRAIN.replace("for _ in range(3):", loop + FULL.format(15))
+    (tmp_path / "train.py").write_text(script + "print('the end')\n")
+    PrecisionPlan().save(tmp_path / "plan.json")
+    words = ("train", "--plan", "plan.json", "--out", "run", "--", "train.py")
+    done = fork_server("mpdiag", *words, cwd=tmp_path)
+    assert (done.code, done.out) == (3, "the end\n")
+    logged = (tmp_path / "run" / "training.jsonl").read_text().count('"step"')
+    assert f"error: the run is incomplete: {logged} of 20 steps logged in run\n" in done.err
+    assert 0 < logged < 20
+    assert "next: " not in done.err
 
 
 def written_line(run, folder):

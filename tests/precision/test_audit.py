@@ -62,6 +62,31 @@ def test_what_no_optimizer_holds_is_said(tmp_path):
     assert finding.evidence["parameters"] == ["1.weight", "1.bias"]
 
 
+def test_two_optimizers_of_the_same_weights_are_both_named(tmp_path):
+    """One of them was named; what the other one does was not said."""
+    net = model()
+    both = [torch.optim.SGD(net.parameters(), lr=0.1), torch.optim.AdamW(net[0].parameters())]
+    found = mpdiag.audit(net, both)
+    by_name = {p.name: p for p in found.parameters}
+    assert by_name["0.weight"].optimizer == "SGD and AdamW"
+    assert by_name["3.weight"].optimizer == "SGD"
+    assert by_name["0.weight"].holders == ("SGD", "AdamW")
+    assert "precision-unheld" not in {f.code for f in found.findings}
+
+
+def test_the_states_of_the_last_of_two_optimizers_are_not_called_the_firsts():
+    net = model()
+    net(torch.randn(4, 8)).sum().backward()
+    first = torch.optim.SGD(net.parameters(), lr=0.1)
+    last = torch.optim.AdamW(net.parameters())
+    last.step()
+    for state in last.state.values():
+        state["exp_avg"] = state["exp_avg"].bfloat16()
+    found = mpdiag.audit(net, [first, last])
+    said = [f.message for f in found.findings if f.code == "precision-narrow-state"]
+    assert [words.split()[:3] for words in said] == [["AdamW", "keeps", "exp_avg"]]
+
+
 def test_the_indices_of_a_sparse_gradient_are_not_its_dtype(tmp_path):
     net = nn.Sequential(nn.Embedding(8, 4, sparse=True), nn.Flatten(), nn.Linear(8, 1))
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)

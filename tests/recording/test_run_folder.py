@@ -115,7 +115,7 @@ def test_a_disk_that_is_full_at_the_end_leaves_no_complete_recording(training, m
 def test_a_failed_write_of_operations_is_tried_once(training, monkeypatch):
     """It was due again in every later step, and filled the list of failures."""
     refuse = Mock(side_effect=full.side_effect)
-    monkeypatch.setattr(RunWriter, "append_operations", refuse)
+    monkeypatch.setattr(RunWriter, "append_part", refuse)
     recorder, train = training(8)
     train(30)
     recorder.close()

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 import mpdiag
 from mpdiag.errors import InputError, UsageError
+from mpdiag.reports.text.mismatch import mismatch_text
 
 WORDS, WIDTH = 16, 8
 
@@ -146,6 +147,27 @@ def test_passes_of_other_forms_are_put_together(forward):
     found = mpdiag.mismatch(a, (b, forward), batch())
     assert all(layer.difference is not None for layer in found.layers)
     assert max(found.layers, key=lambda layer: layer.added).name == "blocks.1.down"
+
+
+def test_rows_of_other_lengths_without_padding_are_measured_without_layers():
+    """Each row has another length: their outputs do not fit into those of the padded batch."""
+    lengths, ids = (5, 3, 4), torch.randint(1, WORDS, (3, 5), generator=torch.manual_seed(0))
+    given = {"labels": torch.stack([torch.where(torch.arange(5) < n, row, -100)
+                                    for n, row in zip(lengths, ids, strict=True)])}  # fmt: skip
+
+    def padded(model, _batch):
+        return model(ids)["logits"]
+
+    def unpadded(model, _batch):
+        rows = [model(row[None, :n])["logits"] for n, row in zip(lengths, ids, strict=True)]
+        return torch.cat([F.pad(r, (0, 0, 0, 5 - r.shape[1])) for r in rows])
+
+    model = Model()
+    found = mpdiag.mismatch((model, padded), (copy.deepcopy(model).bfloat16(), unpadded), given)
+    assert found.distance.mean > 0
+    assert found.ranking == []
+    said = calls.printed(*mismatch_text(found))
+    assert "no layer gave outputs of the same shapes in both passes" in " ".join(said.split())
 
 
 def test_fp16_in_place_of_bf16_is_measured_and_nothing_changes(root, tmp_path):

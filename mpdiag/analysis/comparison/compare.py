@@ -209,6 +209,7 @@ def compare_groups(
             name,
             *_values(left, right, name, chosen),
             given_margin(margin, name, chosen) or _brought(left, right, name),
+            _start(left) if name == FINAL_LOSS else 0.0,
         )
         for name in chosen
     ]
@@ -236,16 +237,19 @@ def _brought(a: SeedGroup, b: SeedGroup, name: str) -> Margin | None:
     return known_margin(next(own, None), [v for v in seeds if math.isfinite(v)])
 
 
+def _start(side: SeedGroup) -> float:
+    """The mean of the first finite losses of a side's trainings; 0 where none was logged."""
+    logged = ([v for _, v in sorted(t.losses.items()) if math.isfinite(v)] for t in side.trainings)
+    first = [losses[0] for losses in logged if losses]
+    return math.fsum(first) / len(first) if first else 0.0
+
+
 def _common_metrics(a: SeedGroup, b: SeedGroup) -> list[str]:
-    common = set.intersection(*(_metrics_of(side) for side in (a, b)))
+    """The metrics of all trainings; one that diverged may lack some that others have."""
+    sound = ([t for t in side.trainings if not t.diverged] or side.trainings for side in (a, b))
+    common = set.intersection(*(set(t.metrics) for trainings in sound for t in trainings))
     # The loss says little if there is a real metric, so it comes last.
     return sorted(common, key=lambda name: (name == FINAL_LOSS, name))
-
-
-def _metrics_of(side: SeedGroup) -> set[str]:
-    """The metrics of all trainings of a side; one that diverged may lack some that others have."""
-    sound = [t for t in side.trainings if not t.diverged] or list(side.trainings)
-    return set.intersection(*(set(t.metrics) for t in sound))
 
 
 def _diverged(training: SeedTraining, metrics: Collection[str]) -> bool:
@@ -265,6 +269,7 @@ class _Draft:
     sound_b: tuple[float, ...]
     paired: bool
     given: Margin | None
+    start: float
 
 
 def _values(
@@ -311,7 +316,7 @@ def _judge(
 
 def _compare_metric(draft: _Draft, higher: bool, alpha: float) -> MetricComparison:
     margin = draft.given or default_margin(
-        draft.name, draft.sound_a, draft.sound_b, higher_is_better=higher
+        draft.name, draft.sound_a, draft.sound_b, higher_is_better=higher, start=draft.start
     )
     sides = (draft.sound_a, draft.sound_b)
     if not all(sides):  # a whole side diverged
@@ -428,7 +433,10 @@ def printed_metric(path: str | os.PathLike[str]) -> str:
         return ""
     try:
         words = open_run(where).script_words
-        script = Path(words[0]) if words and words[0] != "-m" else None
+        script = Path(words[0]) if words else None
+        if words[:1] == ("-m",):
+            place_of = Path(*words[1].split("."))
+            script = place_of / "__main__.py" if place_of.is_dir() else place_of.with_suffix(".py")
         if script is None or script.stat().st_size > _MOST_BYTES:
             return ""
         return _metric_in(script.read_text(encoding="utf-8"))
@@ -447,24 +455,29 @@ def _metric_in(source: str) -> str:
             shown = " ".join(_shown(argument) for argument in call.args)
             # A name and then its value: "acc {…}", "accuracy: %.3f". Words alone are prose.
             for name in re.findall(rf"({_NAME})[^\w{{%]*[{{%]", shown):
-                if _is_metric(name):
+                kinds = {metric_kind(name, (), higher_is_better=better) for better in (True, False)}
+                if kinds & {"score", "error rate", "decibel"}:
                     return str(name)
     return ""
 
 
-def _is_metric(name: str) -> bool:
-    kinds = {metric_kind(name, (), higher_is_better=higher) for higher in (True, False)}
-    return bool(kinds & {"score", "error rate", "decibel"})
-
-
 def _shown(node: ast.expr) -> str:
-    """The text that an argument prints, ``{}`` in place of each value."""
+    """The text that an argument prints, ``{}`` in place of each value.
+
+    Of a dict that is written there, also in ``json.dumps`` or ``dict(…)``: its names and values.
+    """
     if isinstance(node, ast.Constant):
         return str(node.value)
     if isinstance(node, ast.JoinedStr):
         return "".join(_shown(part) for part in node.values)
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod):
         return _shown(node.left)
+    if isinstance(node, ast.Dict):
+        return " ".join(f"{_shown(key)}: {{}}" for key in node.keys if key is not None)
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        if node.func.attr == "dumps" and node.args:
+            return _shown(node.args[0])
         return _shown(node.func.value) if node.func.attr == "format" else "{}"
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "dict":
+        return " ".join(f"{word.arg}: {{}}" for word in node.keywords if word.arg)
     return "{}"

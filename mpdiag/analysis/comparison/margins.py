@@ -5,7 +5,8 @@ the kind is told from the metric's name, its direction and its values:
 
 - a **score** between 0 and 1 (accuracy, F1, mAP, BLEU …) or an **error rate** (WER …): 5 % of the score
   or of the error, whichever is smaller, at least 0.1 and at most 0.5 percentage points;
-- a **loss** (cross entropy, perplexity, a distance …): 2 % of its mean;
+- a **loss** (cross entropy, perplexity, a distance …): 2 % of its mean, which counts as at least
+  1e-5 of the training loss's first value: near 0 a loss may double and has still fallen as far;
 - **decibels** (PSNR …): 0.1 dB.
 
 Of any other metric nobody knows how much matters but who trains. It gets 2 % of its mean, marked as
@@ -30,6 +31,8 @@ MarginKind = MetricKind | Literal["run", "seeds"]
 
 LOSS_SHARE = 0.02
 """Of a loss's mean."""
+LEAST_OF_START = 1e-5
+"""Share of the loss at the start that a loss's mean counts as at least."""
 SCORE_SHARE = 0.05
 """Of a score or of its error, whichever is smaller."""
 LEAST_POINTS, MOST_POINTS = 0.001, 0.005
@@ -93,7 +96,12 @@ def metric_kind(name: str, values: Sequence[float], *, higher_is_better: bool) -
 
 
 def default_margin(
-    name: str, reference: Sequence[float], others: Sequence[float], *, higher_is_better: bool
+    name: str,
+    reference: Sequence[float],
+    others: Sequence[float],
+    *,
+    higher_is_better: bool,
+    start: float = 0.0,
 ) -> Margin:
     """The margin of a metric's kind.
 
@@ -102,6 +110,7 @@ def default_margin(
         reference: The finite values of the first side, whose mean counts.
         others: Those of the second.
         higher_is_better: Whether more is better.
+        start: The reference's loss at the start; 0 where it is not known, or of another metric.
     """
     values = [v for v in (*reference, *others) if math.isfinite(v)]
     kind = metric_kind(name, values, higher_is_better=higher_is_better)
@@ -114,7 +123,8 @@ def default_margin(
         whole = 100.0 if max(values, default=0.0) > 1 else 1.0
         share = SCORE_SHARE * min(mean / whole, 1 - mean / whole)
         return Margin(whole * min(MOST_POINTS, max(LEAST_POINTS, share)), kind)
-    return Margin(LOSS_SHARE * abs(mean) or LOSS_SHARE, kind)
+    size = max(abs(mean), LEAST_OF_START * abs(start))
+    return Margin(LOSS_SHARE * size or LOSS_SHARE, kind)
 
 
 def known_margin(own: object, seeds: Sequence[float]) -> Margin | None:

@@ -83,11 +83,3 @@ def relate_models(a: KnownModel, b: KnownModel) -> ModelRelation | None:
         "only_b": list(found.only_second),
     }
     return ModelRelation(different=False, words=found.changes, evidence=evidence)
-
-
-def same_model(a: KnownModel, b: KnownModel) -> bool:
-    """Whether two models are known to be one, or two versions of one."""
-    found = relate_models(a, b)
-    if found is not None:
-        return not found.different
-    return bool(a.type) and (a.type, a.parameters) == (b.type, b.parameters)

@@ -234,10 +234,6 @@ class StepGraph:
         return {index: number for index, number in follows if number >= 0}
 
 
-def _floats(op: Operation) -> list[TensorRecord]:
-    return [t for t in op.inputs if t.dtype in _FLOATS]
-
-
 def split(operations: Iterable[Operation], curve: LossCurve = NO_CURVE) -> list[StepGraph]:
     """One graph per recorded step and rank."""
     steps: dict[tuple[int, int], list[Operation]] = defaultdict(list)
@@ -357,7 +353,7 @@ def _result_is_low(
 ) -> bool:
     if op.index in fp32 or "wide" in op.facts:
         return False
-    inputs = _floats(op)
+    inputs = [t for t in op.inputs if t.dtype in _FLOATS]
     if op.op.endswith("_") and inputs:  # in place: the dtype stays
         return low[inputs[0].tensor]
     if policy and in_fp32(op):

@@ -154,7 +154,8 @@ def _undivided_heads(solved: Solved) -> Iterator[Finding]:
 
 def _left_alone(solved: Solved) -> Iterator[Finding]:
     """The sizes that no padding is advised for, if much of the work has them."""
-    left = solved.misaligned
+    # A size that changes is in ``shapes-to-pad``, though it may become no whole multiple.
+    left = [(m, size) for m, size in solved.misaligned if solved.new(size) == solved.old(size)]
     share = sum(solved.shares.get(name, 0.0) for name in {name for name, _ in left})
     if not left or share < _WORTH:
         return
@@ -162,7 +163,7 @@ def _left_alone(solved: Solved) -> Iterator[Finding]:
     sizes = [
         {
             "module": module,
-            "size": (now := solved.new(size)),
+            "size": (now := solved.old(size)),
             "padded": padded(now, multiple),
             "growth": padded(now, multiple) / now - 1,
             "reason": "padding would add as many FLOPs as it should save, or nearly as many"
@@ -174,8 +175,8 @@ def _left_alone(solved: Solved) -> Iterator[Finding]:
     yield info(
         code="shapes-left-alone",
         message=f"{counted(len(sizes), 'size')} that {'is not a' if len(sizes) == 1 else 'are not'} "
-        f"{'multiple' if len(sizes) == 1 else 'multiples'} of {multiple} should stay: padding would "
-        "not save time, or the script fixes the size elsewhere",
+        f"{'multiple' if len(sizes) == 1 else 'multiples'} of {multiple} should not be padded: that "
+        "would not save time, or the script fixes the size elsewhere",
         evidence={"share_of_flops": share, "sizes": sizes},
         fix=_other_heads(solved),
     )

@@ -9,11 +9,10 @@ from typing import Any
 from mpdiag.analysis.findings import Finding
 from mpdiag.analysis.verdict.evidence import SAME_BITS, UNTRIED
 from mpdiag.display.wording import counted
-from mpdiag.files.atomic import write_json
-from mpdiag.files.documents import finite, read_document
+from mpdiag.files.documents import finite
 from mpdiag.files.paths import AnyPath
 from mpdiag.plan import Verdict
-from mpdiag.runs.results import PROBE, SCHEMA_VERSION
+from mpdiag.runs.results import PROBE, read_with_earlier, write_before_earlier
 
 LATE = 0.25
 """Share of the probe's steps whose losses are compared: its last ones."""
@@ -122,7 +121,7 @@ class Probe:
 
 
 def write_probe(folder: AnyPath, probe: Probe, decisions: str) -> None:
-    """Keep a probe in the recording, over an earlier one.
+    """Keep a probe in the recording, over an earlier one of the same decisions.
 
     Args:
         folder: The run.
@@ -132,14 +131,14 @@ def write_probe(folder: AnyPath, probe: Probe, decisions: str) -> None:
     Raises:
         OSError: If it cannot be written.
     """
-    document = {"schema_version": SCHEMA_VERSION, "decisions": decisions, **probe.to_json()}
-    write_json(folder / PROBE, document)
+    write_before_earlier(folder / PROBE, {"decisions": decisions, **probe.to_json()})
 
 
 def read_probe(folder: AnyPath, decisions: str) -> Probe | None:
     """The probe of a plan with these decisions; None if a run has none that can be read."""
+    kept = (d for d in read_with_earlier(folder / PROBE) if d.get("decisions") == decisions)
     try:
-        document = read_document(folder / PROBE)
+        document = next(kept)
         fp32, by_plan = (
             tuple(math.nan if loss is None else float(loss) for loss in document[name])
             for name in ("fp32", "by_plan")
@@ -149,9 +148,8 @@ def read_probe(folder: AnyPath, decisions: str) -> Probe | None:
         ulps = None if changed is None else (int(changed[0]), int(changed[1]))
         reference = str(document.get("reference", "FP32"))  # an earlier version's has none
         probe = Probe(fp32, by_plan, *counts, str(document["failure"]), ulps, reference)
-        whole = document["decisions"] == decisions and len(fp32) == len(by_plan) > 0
-        return probe if whole else None
-    except (OSError, ValueError, LookupError, TypeError, RecursionError, OverflowError):
+        return probe if len(fp32) == len(by_plan) > 0 else None
+    except (StopIteration, ValueError, LookupError, TypeError, OverflowError):
         return None
 
 

@@ -189,7 +189,9 @@ def _tried(device: torch.device) -> Counter:
     """A counter that asks of each kernel and type of values, before its first use, whether it works."""
 
     def of(part: Part, values: torch.Tensor) -> Counter:
-        if why_not_triton(device, part, _read_as(values.dtype, part)):
+        read = values.dtype in KINDS and (part, values.dtype) != ("many_updates", torch.float64)
+        # Values that a kernel does not read are converted for it.
+        if why_not_triton(device, part, values.dtype if read else torch.float32):
             return TORCH
         from mpdiag.recording.counting import triton_kernels
 
@@ -222,12 +224,6 @@ def _shared(counters: list[Counter]) -> list[tuple[Counter, list[int]]]:
 Part = Literal["values", "many", "many_updates"]
 """What a counter counts in a launch; see ``Counter``."""
 PARTS: tuple[Part, ...] = ("values", "many", "many_updates")
-
-
-def _read_as(dtype: torch.dtype, part: Part) -> torch.dtype:
-    """The type of values that a kernel reads: others are converted for it."""
-    read = dtype in KINDS and not (part == "many_updates" and dtype == torch.float64)
-    return dtype if read else torch.float32
 
 
 @functools.cache

@@ -43,8 +43,11 @@ def comparison_text(comparison: Comparison) -> RenderableType:
     parts += [
         _metrics(comparison),
     ]
-    if comparison.divergence.any:
-        parts.append(Text(_divergence(comparison), style="dim"))
+    diverged = comparison.divergence  # trainings that the table above leaves out
+    if diverged.any:
+        tested = f"Boschloo's exact test p = {diverged.p_value:.2g}, Clopper-Pearson intervals"
+        words = f"{rate_words(diverged, (comparison.a, comparison.b))}; {tested}"
+        parts.append(Text(words, style="dim"))
     curve = comparison.curve
     if curve.worst_step is not None:
         spread = "" if curve.spread is None else f", where seeds spread by {curve.spread:.3g}"
@@ -111,13 +114,6 @@ def _caption(metrics: tuple[MetricComparison, ...]) -> str:
 
 def _ends(levels: list[float]) -> list[float]:
     return levels if len(levels) < 2 else [levels[0], levels[-1]]
-
-
-def _divergence(comparison: Comparison) -> str:
-    """How many trainings diverged, which the table above leaves out."""
-    found = comparison.divergence
-    words = rate_words(found, (comparison.a, comparison.b))
-    return f"{words}; Boschloo's exact test p = {found.p_value:.2g}, Clopper-Pearson intervals"
 
 
 def _figures(values: tuple[float, ...]) -> str:

@@ -365,23 +365,6 @@ def _receipt(run: str, found: Ranking) -> str:
     return Rows(run, "activation").errors(fmt)
 
 
-# -- formats ---------------------------------------------------------------------------------------
-
-
-def layer_formats_frame(analysis: Analysis) -> pd.DataFrame:
-    """The narrowest format of each layer's activations and activation gradients, as the plan has it."""
-    rows = [
-        {
-            "layer": layer_name(advice.name),
-            "tensors": advice.kind.replace("_", " "),
-            "format": FORMATS[advice.format].label,
-            "largest |x|": advice.evidence.get("absmax"),
-        }
-        for advice in analysis.plan.layer_formats
-    ]
-    return pd.DataFrame(rows, columns=["layer", "tensors", "format", "largest |x|"])
-
-
 def reported(contents: RunContents) -> Iterator[Picture]:
     """What the HTML report shows: operations by sensitivity."""
     if len(contents.analysis.layers.of_kind("activation")):

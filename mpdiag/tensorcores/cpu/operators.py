@@ -51,7 +51,9 @@ def operator_times(events: Iterable[Mapping[str, Any]]) -> list[OperationTime]:
         if span is not None:
             threads[event.get("pid"), event.get("tid")].append(span)
     spans = [span for each in threads.values() for span in _nest(each)]
-    _keep_innermost(spans)
+    for span in [s for s in spans if s.work is not None]:
+        for around in _outward(span.parent):  # the innermost operation: ``linear`` calls ``addmm``
+            around.work = None
     forward = {
         span.args["Sequence number"]: span
         for span in spans
@@ -112,13 +114,6 @@ def _outward(span: _Span | None) -> Iterator[_Span]:
     while span is not None:
         yield span
         span = span.parent
-
-
-def _keep_innermost(spans: list[_Span]) -> None:
-    """Keep matrix work on the innermost operation only: ``linear`` calls ``addmm``."""
-    for span in [s for s in spans if s.work is not None]:
-        for around in _outward(span.parent):
-            around.work = None
 
 
 def _place(span: _Span, forward: Mapping[Any, _Span]) -> tuple[str, TracePhase]:

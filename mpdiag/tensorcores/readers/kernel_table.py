@@ -189,9 +189,8 @@ class KernelTableTrace(TraceReader):
     """A CSV table of kernels."""
 
     def __init__(self, path: Path, source: str, delimiter: str = ",") -> None:
-        super().__init__(path)
+        super().__init__(path, delimiter)
         self.source = source
-        self._delimiter = delimiter
 
     def __iter__(self) -> Iterator[Event]:
         table = rows(self._path, self._delimiter)
@@ -259,10 +258,6 @@ class NvprofTrace(TraceReader):
     """A CSV file of nvprof."""
 
     source = "nvprof"
-
-    def __init__(self, path: Path, delimiter: str = ",") -> None:
-        super().__init__(path)
-        self._delimiter = delimiter
 
     def __iter__(self) -> Iterator[Event]:
         table = rows(self._path, self._delimiter)

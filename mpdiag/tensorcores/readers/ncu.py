@@ -4,7 +4,6 @@ Also ``ncu --csv --page raw``, with a column for each metric and a row of units.
 """
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 from mpdiag.display.wording import counted
 from mpdiag.errors import DamagedTrace
@@ -23,10 +22,6 @@ class NcuTrace(TraceReader):
     """A CSV file of ncu."""
 
     source = "ncu"
-
-    def __init__(self, path: Path, delimiter: str = ",") -> None:
-        super().__init__(path)
-        self._delimiter = delimiter
 
     def __iter__(self) -> Iterator[Event]:
         table = rows(self._path, self._delimiter)

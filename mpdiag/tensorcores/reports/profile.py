@@ -106,16 +106,6 @@ MOST = 16
 """Ranks shown; of more, the slowest ones."""
 
 
-def show_ranks(found: RankComparison, *, as_json: bool) -> dict[str, Any]:
-    """Print one step of several ranks; returns the JSON document."""
-    document = found.to_json()
-    if as_json:
-        terminal.show_json(document)
-    else:
-        terminal.show(rank_text(found))
-    return document
-
-
 def rank_text(found: RankComparison) -> RenderableType:
     """The verdict, and a row for each rank."""
     table = Fitted(

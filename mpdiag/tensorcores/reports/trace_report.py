@@ -70,11 +70,6 @@ def trace_page(profile: Profile, since: Since | None = None) -> str:
     )
 
 
-def trace_markdown(profile: Profile, since: Since | None = None) -> str:
-    """The whole document as Markdown."""
-    return "\n\n".join(_paragraphs(profile, since)) + "\n"
-
-
 def _cause(profile: Profile, group: CauseGroup) -> dict[str, Any]:
     """What one cause costs, with its operations."""
     rows = text.operation_rows(profile, group.cause)
@@ -184,7 +179,7 @@ def write_trace_report(
         since = None if against is None else Since(str(against), compare_traces(against, profile))
     path = output or Path(f"{'stdin' if str(trace) == STDIN else trace.name}.html")
     if path.suffix == ".md":
-        return save(path, trace_markdown(profile, since))
+        return save(path, "\n\n".join(_paragraphs(profile, since)) + "\n")
     return save(path, trace_page(profile, since))
 
 

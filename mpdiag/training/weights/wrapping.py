@@ -163,11 +163,6 @@ class Wrapped:
                 names.setdefault(id(self.masters.master(parameter)), prefix + name)
         return [names.get(id(p), f"parameter {i}") for i, p in enumerate(parameters)]
 
-    def models_of(self, optimizer: Optimizer) -> list[nn.Module]:
-        """The models of which an optimizer steps a parameter."""
-        held = set(map(self.masters.model_parameter, parameters_of(optimizer)))
-        return [m for m in self.models if any(p in held for p in m.parameters())]
-
     def fp32_state(self, model: nn.Module) -> dict[str, Tensor]:
         """A model's state dict with its full FP32 weights, whatever the level holds."""
         state = dict(model.state_dict())

@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import mpdiag
+from mpdiag.analysis.difference.compared import _missing
 from mpdiag.analysis.difference.diff import difference
 from mpdiag.analysis.difference.fingerprint import read_fingerprint
 from mpdiag.analysis.difference.sides import steps_of
@@ -724,3 +725,9 @@ def test_what_each_rank_sorts_for_itself_is_judged_by_what_comes_of_it(sort):
 
     found = difference(side([batch]), side([batch[:4], batch[4:]]))
     assert found.agree is sort
+
+
+def test_why_a_side_has_no_operations_is_said_without_advice():
+    reason = {"reason": "the model is compiled", "fix": "record the eager one"}
+    assert _missing("a", [], {"operations": reason}) == ["operations of a: the model is compiled"]
+    assert _missing("a", [], {}) == ["operations of a: none were recorded"]

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from doc_pages import ROOT
 from recorded_steps import Layers, record_steps, recorded_twice
 from torch import nn
 from torch.nn import functional as F
@@ -93,6 +94,14 @@ def test_what_does_not_pay_is_said_to_stay(own, attention):
     assert {s["module"] for s in left.evidence["sizes"]} >= {"packed", "out"}
     assert all(s["growth"] > 0 for s in left.evidence["sizes"])
     assert solve_run(attention, Wanted("fp16")).expected_time <= 1.0
+
+
+def test_a_size_that_is_to_be_padded_is_not_left_alone():
+    """Three channels become four, which are no multiple of eight: both findings named them."""
+    run = mpdiag.open_run(ROOT / "sample_runs" / "denoiser")
+    assert {(a.size, a.padded) for a in advise(run)} == {(3, 4)}
+    assert len(findings(run, "shapes-to-pad")) == 1
+    assert findings(run, "shapes-left-alone") == []
 
 
 @pytest.mark.parametrize(
