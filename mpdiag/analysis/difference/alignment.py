@@ -300,7 +300,7 @@ def _whole_batch(step: Sequence[Tensor], other: Sequence[Tensor], parts: int) ->
                 if together and held[0].phase == "backward":  # the last part's comes first
                     held = held[::-1]
                 pieces = tuple(replace(p, rank=None) for t in held for p in t.pieces)
-                found.append(replace(held[0], pieces=pieces))
+                found.append(replace(some[i], pieces=pieces))
     return sorted(found, key=lambda t: t.order)
 
 

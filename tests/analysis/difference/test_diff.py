@@ -1,6 +1,7 @@
 """Where two runs part: named for planted faults, and nothing where rounding explains it."""
 
 import json
+import math
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -373,6 +374,58 @@ def test_rows_of_a_batch_are_found_again_on_their_ranks(turns, words_first):
     assert (found.first.module, found.first.rank) == ("flat", 1)
 
 
+@pytest.mark.parametrize("kept", [[0, 2, 4, 5], [0, 2, 4, 6]])
+def test_a_list_of_some_rows_is_not_dealt_out_as_the_rows_are(kept):
+    """Of rows dealt out in turn, one rank may keep more than another one."""
+    batch = np.random.default_rng(0).normal(size=(8, 4))
+
+    def side(ranks):
+        for i in range(ranks):
+            own = [n for n in kept if n % ranks == i]
+            yield row(batch[i::ranks], i, kind="input")
+            yield row(np.repeat(batch[own], 2, 0), i, module="listed", order=1)
+
+    assert difference(steps_of([*side(1)]), steps_of([*side(2)])).agree
+
+
+@pytest.mark.parametrize("off", [1, 1.1])
+def test_of_calls_in_one_backward_pass_the_last_one_s_gradients_come_first(off):
+    """A discriminator judges real and fake pictures at once, or one after another."""
+    real, fake = np.random.default_rng(1).normal(size=(2, 4, 3))
+    whole = np.concatenate([real, fake])
+    grad = {"kind": "gradient", "phase": "backward"}
+    once = [row(whole, kind="input"), row(whole, order=1), row(whole, order=2, **grad)]
+    twice = [row(x, kind="input", order=i) for i, x in enumerate((real, fake))]
+    twice += [row(off * fake, order=2, **grad), row(real, order=3, **grad)]
+    first = difference(steps_of(once), steps_of(twice)).first
+    assert (first and first.kind) == (None if off == 1 else "gradient")
+
+
+@pytest.mark.parametrize(
+    ("module", "off", "reads", "agree"),
+    [
+        ("critic", 1e-6, (), True),
+        ("critic", 1e-3, (), False),
+        ("critic", 1e-6, (1,), False),  # as far as the twin shows
+        ("", 1e-6, (), False),
+    ],
+)
+def test_what_another_model_makes_may_be_rounded_and_data_may_not(module, off, reads, agree):
+    """A training of several models names each; one model's input is data. What follows moves along."""
+    values = np.random.default_rng(2).normal(size=(8, 8))
+    sides = [
+        steps_of(
+            [
+                row(values * given, kind="input", module=module, order=8, reads=reads),
+                replace(row(values, kind="operation", order=1, name="mm"), spread=1e-7),
+                replace(row(values * given, order=2), spread=1e-7),
+            ]
+        )
+        for given in (1.0, 1.0 + off)
+    ]
+    assert difference(*sides).agree is agree
+
+
 @pytest.mark.parametrize(
     ("off", "spread", "kind"), [(0, 1e-6, None), (1, 1e-6, "input"), (1, 10.0, "input")]
 )
@@ -706,6 +759,13 @@ def test_a_norm_says_nothing_where_most_positions_are_zero():
     dense = np.full(64, 1e-5)
     assert apart((dense, 1.0), (dense, 1.001), 0.0, 3072).ratio > 1.0
     assert apart((dense, 1.0), (dense, 1.0 + 5e-6), 0.0, 3072).ratio < 1.0  # FP32 adds it up
+
+
+def test_a_value_that_is_not_a_number_is_seen_where_nobody_looked():
+    dense = np.full(64, 1e-5)
+    assert apart((dense, math.nan), (dense, 1.0), 0.0, 3072).difference == math.inf
+    assert apart((dense, math.nan), (dense, math.nan), 0.0, 3072).ratio == 0.0
+    assert apart((dense, math.inf), (dense, 1.0), 0.0, 3072).ratio == 0.0  # what fills masks
 
 
 @pytest.mark.parametrize("sort", [True, False])
