@@ -23,6 +23,7 @@ from mpdiag.tracing.storages import elements_of, read_back
 
 _SAME = 0.5
 """How far a twin's gradients may be from the training's own; of another computation they are further."""
+_PRIME = 104_729
 _AT_ONCE = 1 << 20
 """Elements that are moved at once; each needs its sign in memory."""
 _SUBNORMAL = 2.0**-25
@@ -88,6 +89,7 @@ class _TwinReplay(StepReplay):
 
     def __init__(self, tape: StepTape, marks: Sequence[Mark]) -> None:
         super().__init__(tape)
+        self._drawn = 0
         self._found = [mark.values for mark in marks]
         self._marks: dict[int, list[tuple[int, Mark]]] = {}
         for i, mark in enumerate(marks):
@@ -143,7 +145,7 @@ class _TwinReplay(StepReplay):
             return
         share = _SUMMED * math.sqrt(x.numel() / x.shape[1])
         sums = x.transpose(0, 1).flatten(1)[:, :2].view(-1, 2, *(1 for _ in x.shape[2:]))
-        up, wider = _signs(sums.contiguous(), x.dtype).unbind(1)
+        up, wider = self._signs(sums.contiguous(), x.dtype).unbind(1)
         x.mul_(1 + share * wider).add_(up, alpha=share * float(x.norm()) / math.sqrt(x.numel()))
 
     def _move(self, storage: torch.UntypedStorage, dtype: torch.dtype, summed: float) -> None:
@@ -161,8 +163,9 @@ class _TwinReplay(StepReplay):
             return
         moved = summed * math.sqrt(square / flat.numel()) if summed > eps / 4 else 0.0
         moved = _SUBNORMAL if dtype is torch.float16 else moved
+        self._drawn += 1
         for part in flat.split(_AT_ONCE):
-            signs = _signs(part, wide)
+            signs = self._signs(part, wide)
             # No square becomes negative, and no zero anything else.
             added = part.abs().to(wide).div_(2).clamp_(max=moved).mul_(signs) if moved else None
             if dtype is wide:
@@ -171,6 +174,15 @@ class _TwinReplay(StepReplay):
                 part.mul_(signs.mul_(share).add_(1))
             if added is not None:
                 part.add_(added)
+
+    def _signs(self, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """Up or down by a bit of each value: values that are equal round alike.
+
+        It is another one of the last bits each time, or what follows would undo the move before.
+        """
+        up, number = self._drawn * _PRIME % 7 % 2, {2: torch.int16, 4: torch.int32, 8: torch.int64}
+        bits = x.view(number[x.dtype.itemsize]) >> self._drawn % 3
+        return (bits & 1).to(dtype).mul_(4 * up - 2).add_(1 - 2 * up)
 
 
 def _terms(call: Call, made: View) -> int:
@@ -181,9 +193,3 @@ def _terms(call: Call, made: View) -> int:
         return call.reduction
     given: int = math.prod(args[0].shape)
     return _IN_A_ROW * given // max(1, made.shape[0])
-
-
-def _signs(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Up or down by the last bit of each value: values that are equal round alike."""
-    bits = x.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[x.dtype.itemsize])
-    return (bits & 1).to(dtype).mul_(2).sub_(1)

@@ -12,14 +12,14 @@ MANY = 64
 
 
 def is_few(values: NDArray[np.float64]) -> bool:
-    """Whether few values carry a tensor: there are no more, or the others are small, or zero.
+    """Whether few values carry a tensor: there are no more, or the others are equal, small, or zero.
 
     (Σ|x|)² / Σx² of them count: 2 k / π of k that are normally distributed, of which half would do.
     """
     if values.size < MANY or not np.isfinite(values).all():
         return values.size < MANY
-    carry = float(np.abs(values).sum()) ** 2 / (float(values @ values) or 1.0)
-    return carry < MANY / math.pi
+    sizes = np.unique(np.abs(values))
+    return float(sizes.sum()) ** 2 <= float(sizes @ sizes) * MANY / math.pi
 
 
 def trimmed_rms(values: NDArray[np.float64], dropped: int = DROPPED) -> float:

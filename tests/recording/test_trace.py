@@ -11,6 +11,7 @@ from torch import nn
 
 import mpdiag
 from mpdiag.emulation.step_twins import spreads
+from mpdiag.numerics.trimmed import is_few
 from mpdiag.recording import trace
 from mpdiag.recording.trace import TraceWatch
 from mpdiag.runs.trace import decode, encode, positions
@@ -111,6 +112,63 @@ def trained(model, folder, traced, total):
 
 def relative(row):
     return row.spread / np.sqrt(np.mean(row.values**2))
+
+
+class Means(nn.Module):
+    """Means over 256 BF16 values each: all equal, or not."""
+
+    def __init__(self, alike):
+        super().__init__()
+        parts = torch.rand(128, 1).expand(128, 256) if alike else torch.rand(128, 256)
+        self.parts = nn.Parameter(1 + parts.clone())
+
+    def forward(self, x):
+        return x[:, :1] + (self.parts.bfloat16() * 1.37).float().mean(1).sum()
+
+
+def test_equal_values_round_alike(tmp_path):
+    """Their errors do not cancel in a mean, as those of other values do: by √256 = 16."""
+    alike, others = (
+        relative(trained(Means(same), tmp_path / str(same), [0], 1)[0, "operation", "", "mean", 0])
+        for same in (True, False)
+    )
+    assert 2.0**-9 < alike < 2.0**-6  # two results, each by an ulp of 2⁻⁷ at most
+    assert others < alike / 4
+
+
+class Lengths(nn.Module):
+    """Square roots of sums of squares, of which one row has none."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(64))
+
+    def forward(self, x):
+        wide = x.repeat(1, 8) * self.scale * (torch.arange(16) > 0)[:, None]
+        return (wide.square().sum(1, keepdim=True) + 1e-12).sqrt()
+
+
+def test_a_twin_makes_no_square_negative(tmp_path):
+    rows = trained(Lengths(), tmp_path / "run", [0], 1)
+    assert mpdiag.open_run(tmp_path / "run").meta["trace"]["reason"] == ""
+    assert rows[0, "weight_grad", "", "scale", 0].spread > 0
+
+
+@pytest.mark.parametrize(
+    ("values", "few"),
+    [
+        (np.ones(63), True),
+        (np.ones(64), True),
+        (np.linspace(0.5, 1, 64), False),
+        (np.random.default_rng(0).normal(size=64), False),
+        (np.r_[np.ones(8), np.zeros(56)], True),
+        (np.r_[np.ones(8), np.full(56, 1e-3)], True),
+        (np.r_[np.inf, np.ones(63)], False),
+        (np.zeros(64), True),
+    ],
+)
+def test_few_values_may_carry_a_tensor(values, few):
+    assert is_few(values) is few
 
 
 def test_later_steps_have_the_spread_of_the_first_beside_their_own_size(tmp_path, monkeypatch):
