@@ -2,6 +2,7 @@
 
     python studies/mutants.py draw                    # once: 40 places in each of five folders, seed 28
     python studies/mutants.py run [--tree CHECKOUT] [--name NAME] [--only FOLDER ...] [--workers N]
+                                  [--killed-in NAME]
     python studies/mutants.py table
 
 A mutant changes one place: a comparison, an arithmetic or logical operator, a constant, a condition, a
@@ -12,8 +13,11 @@ of that name or in the module that took its place replaces it, and is counted ap
 All mutants of a tree stand in one copy of it, each behind a question that a builtin answers; one run of
 the tests notes which test reaches which question, in child processes, too. Then each mutant is switched
 on in a fork of one process that has torch, and the tests that reach it run until the first one fails:
-those named after its module first, then the quick ones. Files with compiled kernels are left out: the
-question cannot stand in their files. A mutant that outlives its limit of time counts as killed.
+the one that killed it in another tree first, then those named after its module, then the quick ones,
+150 at most: one that outlives them may still meet a slower one, in a whole run of the tests.
+``--killed-in NAME`` tries those alone that were killed in another run; the others count as alive. Files
+with compiled kernels are left out: the question cannot stand in their files. A mutant that outlives its
+limit of time counts as killed.
 """
 
 from __future__ import annotations
@@ -44,7 +48,8 @@ DRAWN, OUTCOMES = RESULTS / "mutants-drawn.tsv", RESULTS / "mutants.json"
 FOLDERS = ("numerics", "recording", "runs", "analysis", "training")
 PER_FOLDER = 40
 SEED = 28
-LIMIT_S = 240
+LIMIT_S = 600
+MOST_TESTS = 150
 KERNELS = re.compile(
     r"^ *(from|import) (numba|triton|llvmlite|mpdiag\S*\.compiled)\b", re.MULTILINE
 )
@@ -380,7 +385,7 @@ def try_one(mutant: Mutant, tests: list[str]) -> dict[str, object]:
     """
     stem = re.sub(r"^_", "", Path(mutant.module).stem)
     near = [t for t in tests if f"test_{stem}" in t]
-    left = list(dict.fromkeys(near + tests))
+    left = list(dict.fromkeys(tests[:1] + near + tests))[:MOST_TESTS]
     until = time.monotonic() + LIMIT_S
     while left:
         chunk, left = left[:CHUNK], left[CHUNK:]
@@ -461,13 +466,18 @@ def serve(copy: Path, part: str, result: Path) -> None:
             file.write(json.dumps({**mutant, **outcome}) + "\n")
 
 
-def run(tree: Path, name: str, workers: int, only: Sequence[str], folders: Sequence[str]) -> None:
+def run(options: argparse.Namespace) -> None:
     """Try the mutants of some folders in a tree; the outcomes are kept under a name."""
+    tree, workers = options.tree.resolve(), options.workers
     copy = Path(tempfile.mkdtemp(prefix="mutants-"))
     mutants = build(tree, copy)
-    tests = reached(copy, workers, folders)
-    chosen = [n for n in sorted(mutants) if mutants[n].folder in only]
-    work = [(asdict(mutants[n]), tests.get(n, [])) for n in chosen]
+    tests = reached(copy, workers, options.tests)
+    chosen = [n for n in sorted(mutants) if mutants[n].folder in options.only]
+    outcomes = json.loads(OUTCOMES.read_text()) if OUTCOMES.is_file() else {}
+    killers = {row["number"]: row.get("by") for rows in outcomes.values() for row in rows}
+    alive = {row["number"] for row in outcomes.get(options.killed_in, []) if not row["killed"]}
+    work = [(asdict(mutants[n]), sorted(tests.get(n, []), key=lambda test: test != killers.get(n)))
+            for n in chosen if n not in alive]  # fmt: skip
     result = copy / "outcomes.jsonl"
     environment = {**os.environ, "PYTHONPATH": str(copy), "OMP_NUM_THREADS": "1"}
     children = []
@@ -477,10 +487,10 @@ def run(tree: Path, name: str, workers: int, only: Sequence[str], folders: Seque
         children.append(subprocess.Popen([*command, str(result)], env=environment))
     for child in children:
         child.wait()
-    outcomes = json.loads(OUTCOMES.read_text()) if OUTCOMES.is_file() else {}
-    new = {row["number"]: row for row in map(json.loads, result.read_text().splitlines())}
-    known = {row["number"]: row for row in outcomes.get(name, [])} | new
-    outcomes[name] = [known[n] for n in sorted(known)]
+    untried = [{**asdict(mutants[n]), "killed": False} for n in chosen if n in alive]
+    new = [*untried, *map(json.loads, result.read_text().splitlines())]
+    known = {row["number"]: row for row in [*outcomes.get(options.name, []), *new]}
+    outcomes[options.name] = [known[n] for n in sorted(known)]
     OUTCOMES.write_text(json.dumps(outcomes, indent=1) + "\n")
     shutil.rmtree(copy)
     table()
@@ -504,6 +514,7 @@ def main() -> None:
     parser.add_argument("words", nargs="*")
     parser.add_argument("--tree", type=Path, default=ROOT)
     parser.add_argument("--name", default="now")
+    parser.add_argument("--killed-in", metavar="NAME")
     parser.add_argument("--only", nargs="+", choices=FOLDERS, default=FOLDERS)
     parser.add_argument("--tests", nargs="+", default=["tests"], help="folders of tests")
     parser.add_argument("--workers", type=int, default=os.cpu_count())
@@ -511,7 +522,7 @@ def main() -> None:
     if options.what == "draw":
         draw()
     elif options.what == "run":
-        run(options.tree.resolve(), options.name, options.workers, options.only, options.tests)
+        run(options)
     elif options.what == "table":
         table()
     else:
