@@ -144,7 +144,9 @@ class Study:
             if run is not None and done.code == 0 and done.metric is not None:
                 name, value = done.metric
                 entry = Metric(name, value, self.judged.higher_is_better)
-                LogWriter(run).append_after_the_end(entry)
+                log = LogWriter(run)
+                log.append(entry)
+                log.close()
             kept.write_text(json.dumps(vars(done)))
         if done.code or done.metric is None:
             self._note(f"{command} with seed {seed}", done)
