@@ -8,7 +8,8 @@ a line or a few of one of them, and say which module a reader would blame. They 
 the first run. One side of a pair is the right training in FP32 on one device. The other one is of
 some kind (autocast, a compiler, two ranks …), right or with one mistake. A hash of a pair's name puts
 it into one half: ``dev`` was shown to who mends ``diff``, ``unseen`` was not. Both halves of the first
-round have been shown since; ``dev2`` and ``unseen2`` are of other trainings.
+round have been shown since; ``dev2`` and ``unseen2`` are of other trainings, ``dev3`` and ``unseen3``
+of others again.
 
 - *named*: the first place is the culprit, or lies in it; of a compiled model also around it.
 - *seen*: another place that the mistake reaches. *missed*: the runs are said to agree.
@@ -40,6 +41,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SCRIPTS = ROOT / "studies" / "blind_scripts"
 RESULTS = ROOT / "studies" / "results" / "blind-faults.json"
 TIMEOUT = 1200
+HALVES = ("dev", "unseen", "dev2", "unseen2", "dev3", "unseen3")
 OPTIONS: dict[str, tuple[str, ...]] = {
     "bf16": ("--amp", "bf16"),
     "fp16": ("--amp", "fp16"),
@@ -63,8 +65,14 @@ TITLES = {
 }
 RANKS = ("ddp", "fsdp")
 COMPILED = ("aot_eager", "inductor")
-MISTAKES = ("mistakes.txt", "mistakes-2-dev.txt", "mistakes-2-unseen.txt")
-REFACTORINGS = ("refactors.txt", "refactors-2.txt")
+MISTAKES = (
+    "mistakes.txt",
+    "mistakes-2-dev.txt",
+    "mistakes-2-unseen.txt",
+    "mistakes-3-dev.txt",
+    "mistakes-3-unseen.txt",
+)
+REFACTORINGS = ("refactors.txt", "refactors-2.txt", "refactors-3.txt")
 CLEAN = {
     "bf16": ("gpt", "cnn", "moe", "ssm", "translate", "diffusion", "clip"),
     "fp16": ("gpt", "cnn", "moe", "translate", "diffusion", "graph"),
@@ -86,7 +94,25 @@ CLEAN_2 = {
     "refactor": ("mlm", "tagger", "vit", "unet", "dlrm", "dit", "dpo", "moco"),
 }
 """The second round's; its trainings are others."""
-DROPOUT = ("gpt", "translate", "ssm", "mlm", "tagger", "vit", "dpo")
+THIRD = ("conformer", "detector", "vqvae", "swin", "patchtst", "grpo", "gan")
+CLEAN_3 = {
+    **dict.fromkeys(("bf16", "fp16", "aot_eager", "ddp", "fsdp", "accum", "refactor"), THIRD),
+    "inductor": ("detector", "swin", "patchtst", "grpo"),
+}
+"""The third round's. A second way of each refactoring, ``refactor-b``, is clean only."""
+DROPOUT = (
+    "gpt",
+    "translate",
+    "ssm",
+    "mlm",
+    "tagger",
+    "vit",
+    "dpo",
+    "conformer",
+    "swin",
+    "patchtst",
+    "grpo",
+)
 """Scripts that drop out in clean pairs of kinds that draw the same masks."""
 
 
@@ -108,7 +134,13 @@ class Pair:
     @property
     def half(self) -> str:
         half = "dev" if sha256(self.name.encode()).digest()[0] % 2 else "unseen"
-        return half + "2" if self.script in CLEAN_2["refactor"] else half
+        second = "2" if self.script in CLEAN_2["refactor"] else ""
+        return half + ("3" if self.script in THIRD else second)
+
+    @property
+    def way(self) -> str:
+        """The header of its refactoring."""
+        return f"{self.script} b" if self.name == f"clean-{self.script}-refactor-b" else self.script
 
     @property
     def shared(self) -> tuple[str, ...]:
@@ -144,8 +176,9 @@ def pairs() -> list[Pair]:
     for header, edits in chain.from_iterable(_blocks((SCRIPTS / f).read_text()) for f in MISTAKES):
         name, script, kind, culprits, _ = (part.strip() for part in header.split("|"))
         found.append(Pair(f"{script}-{name}", script, kind, tuple(culprits.split()), edits))
-    for kind, scripts in (*CLEAN.items(), *CLEAN_2.items()):
+    for kind, scripts in (*CLEAN.items(), *CLEAN_2.items(), *CLEAN_3.items()):
         found += [Pair(f"clean-{script}-{kind}", script, kind) for script in scripts]
+    found += [Pair(f"clean-{script}-refactor-b", script, "refactor") for script in THIRD]
     if len({pair.name for pair in found}) < len(found):
         raise ValueError("two pairs have the same name")
     return sorted(found, key=lambda pair: (pair.kind == "inductor", pair.script, pair.kind))
@@ -166,7 +199,7 @@ def write(pair: Pair, folder: Path) -> Path:
             raise ValueError(f"{pair.name}: {old!r} does not occur exactly once")
         texts[places[0]] = texts[places[0]].replace(old, new)
     if pair.kind == "refactor":
-        for old, new in refactorings()[pair.script]:
+        for old, new in refactorings()[pair.way]:
             texts[f"{pair.script}.py"] = texts[f"{pair.script}.py"].replace(old, new)
     for name, text in texts.items():
         (folder / name).write_text(text)
@@ -242,7 +275,7 @@ def culprit_found(pair: Pair, first: dict[str, Any]) -> bool:
 def _renames(pair: Pair) -> list[tuple[str, str]]:
     if pair.kind != "refactor":
         return []
-    return [edit for edit in refactorings()[pair.script] if edit[0].startswith("self.")]
+    return [edit for edit in refactorings()[pair.way] if edit[0].startswith("self.")]
 
 
 def judge(pair: Pair, said: dict[str, Any]) -> str:
@@ -351,7 +384,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("half", nargs="?", choices=("dev", "unseen", "dev2", "unseen2"))
+    parser.add_argument("half", nargs="?", choices=HALVES)
     parser.add_argument("--as", dest="when", default="after", help="the name of this round")
     parser.add_argument("--only", help="the pairs with this in their name, stored or not")
     parser.add_argument("--code", type=Path, default=ROOT, help="the checkout that is judged")

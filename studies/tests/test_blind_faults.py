@@ -16,11 +16,13 @@ def test_each_mistake_fits_its_script_once_and_compiles(tmp_path):
         compile(script.read_text(), str(script), "exec")
 
 
+@pytest.mark.parametrize("turn", [2, 3])
 @pytest.mark.parametrize("half", ["dev", "unseen"])
-def test_a_file_of_the_second_round_holds_the_mistakes_of_its_half(half):
-    told = (blind_faults.SCRIPTS / f"mistakes-2-{half}.txt").read_text()
-    headers = [line.split(" | ") for line in told.splitlines() if line[:1] not in ("", *"#-+")]
-    of = {pair.name for pair in blind_faults.pairs() if pair.culprits and pair.half == f"{half}2"}
+def test_a_file_of_a_later_round_holds_the_mistakes_of_its_half(half, turn):
+    told = (blind_faults.SCRIPTS / f"mistakes-{turn}-{half}.txt").read_text()
+    headers = [line.split(" | ") for line in told.splitlines() if line[:1] not in ("", *"#-+ ")]
+    wanted = f"{half}{turn}"
+    of = {pair.name for pair in blind_faults.pairs() if pair.culprits and pair.half == wanted}
     assert {f"{script}-{name}" for name, script, *_ in headers} == of
     assert of
 
@@ -44,3 +46,16 @@ def test_the_first_place_is_named_if_it_lies_in_a_culprit(module, phase, result)
 def test_a_fault_of_which_nothing_can_be_said_is_not_missed():
     said = {"first": None, "agree": True, "compared": {"cannot_say_from": 1}}
     assert blind_faults.judge(FAULT, said) == "cannot say"
+
+
+def test_a_second_way_of_refactoring_fits_its_script_and_differs_from_the_first(tmp_path):
+    ways = blind_faults.refactorings()
+    for script in blind_faults.THIRD:
+        for way in (script, f"{script} b"):
+            text = (blind_faults.SCRIPTS / f"{script}.py").read_text()
+            for old, new in ways[way]:
+                assert old in text, (way, old)
+                text = text.replace(old, new)
+    clean = [pair for pair in blind_faults.pairs() if pair.name.startswith("clean-gan-refactor")]
+    written = {blind_faults.write(pair, tmp_path / pair.name).read_text() for pair in clean}
+    assert len(written) == len(clean) == 2
