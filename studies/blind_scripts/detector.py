@@ -204,7 +204,9 @@ def detection(g):
     corner = torch.rand(8, BOXES, 2, generator=g) * 36
     extent = torch.rand(8, BOXES, 2, generator=g) * 36 + 6
     boxes = torch.cat([corner, (corner + extent).clamp(max=SIZE)], -1)
-    flipped = torch.stack([SIZE - boxes[..., 2], boxes[..., 1], SIZE - boxes[..., 0], boxes[..., 3]], -1)
+    flipped = torch.stack(
+        [SIZE - boxes[..., 2], boxes[..., 1], SIZE - boxes[..., 0], boxes[..., 3]], -1
+    )
     boxes = torch.where(flip[:, None, None], flipped, boxes)
     images = torch.where(flip[:, None, None, None], images.flip(-1), images)
     labels = torch.randint(0, CLASSES, (8, BOXES), generator=g)
