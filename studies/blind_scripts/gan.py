@@ -28,7 +28,7 @@ class SelfAttention(nn.Module):
         self.phi = nn.Conv2d(channels, channels // 4, 1, bias=False)
         self.g = nn.Conv2d(channels, channels // 2, 1, bias=False)
         self.o = nn.Conv2d(channels // 2, channels, 1, bias=False)
-        self.gamma = nn.Parameter(torch.tensor(0.3))
+        self.gamma = nn.Parameter(torch.tensor([0.3]))
 
     def forward(self, x):
         n, c, h, w = x.shape
