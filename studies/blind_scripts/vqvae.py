@@ -192,7 +192,7 @@ def perceptual_loss(features, reconstruction, images):
     found = features(reconstruction)
     total = 0.0
     for one, other in zip(found, wanted, strict=True):
-        difference = (normalize_tensor(one) - normalize_tensor(other)).square()
+        difference = (normalize_tensor(one.float()) - normalize_tensor(other.float())).square()
         total = total + difference.sum(dim=1).mean()
     return total
 
