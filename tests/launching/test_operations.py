@@ -29,7 +29,7 @@ def test_operations_of_so_many_steps(fork_server, tmp_path, options, steps):
     run = open_run(tmp_path / "run")
     known = run.meta["operations"]
     later = [] if options else known["steps"][len(steps) :]
-    assert known == {"steps": [*steps, *later], "reason": ""}
+    assert known == {"steps": [*steps, *later], "reason": "", "fix": ""}
     assert all(step > 10 for step in later)
     found = run.operations()
     assert sorted({o.step for o in found}) == known["steps"]
