@@ -23,7 +23,6 @@ from mpdiag.tracing.storages import elements_of, read_back
 
 _SAME = 0.5
 """How far a twin's gradients may be from the training's own; of another computation they are further."""
-_PRIME = 104_729
 _AT_ONCE = 1 << 20
 """Elements that are moved at once; each needs its sign in memory."""
 _SUBNORMAL = 2.0**-25
@@ -54,8 +53,8 @@ class Mark(NamedTuple):
 def spreads(tape: StepTape, marks: Sequence[Mark]) -> list[float] | None:
     """How far a twin comes apart from the step, at each mark: a root mean square over its elements.
 
-    Where few elements are looked at, or few are not zero, it is at least as far, beside their size, as
-    what they were made of: a single sum comes near by chance.
+    Where few elements carry a tensor, it is at least as far, beside their size, as what they were made
+    of: a single sum comes near by chance.
 
     Returns:
         One for each mark; None where the tape does not give the training's own gradients.
@@ -141,7 +140,7 @@ class _TwinReplay(StepReplay):
         """Move each channel as a whole: all of it is normalized by the same sums over it."""
         if x.dtype is not torch.float32 or x.dim() < 2 or not x.isfinite().all():
             return
-        if x.numel() < 2 * x.shape[1] or not x.numel():
+        if x.numel() < 2 * max(1, x.shape[1]):
             return
         share = _SUMMED * math.sqrt(x.numel() / x.shape[1])
         sums = x.transpose(0, 1).flatten(1)[:, :2].view(-1, 2, *(1 for _ in x.shape[2:]))
@@ -180,7 +179,7 @@ class _TwinReplay(StepReplay):
 
         It is another one of the last bits each time, or what follows would undo the move before.
         """
-        up, number = self._drawn * _PRIME % 7 % 2, {2: torch.int16, 4: torch.int32, 8: torch.int64}
+        up, number = 2 * self._drawn % 7 % 2, {2: torch.int16, 4: torch.int32, 8: torch.int64}
         bits = x.view(number[x.dtype.itemsize]) >> self._drawn % 3
         return (bits & 1).to(dtype).mul_(4 * up - 2).add_(1 - 2 * up)
 

@@ -54,7 +54,7 @@ def consequences(
         yield from _not_finite(parameters, run)
     for holder in dict.fromkeys(name for p in parameters for name in p.holders):
         held = [p for p in parameters if holder in p.holders]
-        kept = [p for p in held if p.holders[-1] == holder]  # whose states are its own
+        kept = [p for p in held if p.holders[-1] == holder]  # the optimizer whose states are shown
         torchs = _is_torchs(facts, holder)
         yield from _stuck_states(holder, kept, facts, proved=torchs)
         yield from _narrow_states(holder, kept)

@@ -156,7 +156,7 @@ def _chooses(t: Tensor, computed: Collection[tuple[int, int]]) -> bool:
 
 
 def _share(a: Tensor, b: Tensor) -> float:
-    """Share of rows whose choice differs; 0 above ``_FEW``, which rounding does not explain."""
+    """The share of rows whose choice differs; 0 if these are too many for rounding."""
     if a.name == "nonzero" or a.shape != b.shape:
         rows = [math.prod(t.shape[:1]) for t in (a, b)]
         share = (1 + abs(rows[0] - rows[1])) / max(1, *rows)

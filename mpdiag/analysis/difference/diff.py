@@ -206,9 +206,10 @@ def difference(a: Steps, b: Steps) -> RunDifference:
         edits = edits or found
         layout = layout_of(pairs)
         later = bool(number or step)
-        ulps = _inputs_apart(pairs, layout)
+        handed = _handed_in(pairs)
+        ulps = _inputs_apart(pairs, layout, handed)
         moved = _Moved(max(ulps, _weights_apart(pairs, history.possible) if later else 0.0))
-        some = list(_judged(pairs, step, layout, moved, history, later=later))
+        some = list(_judged(pairs, step, layout, moved, history, handed, later=later))
         some = _sums_in_any_order(some, (ours, theirs))
         place = _first(some)
         explained = place is not None and some[place].apart.difference <= some[place].possible
@@ -235,6 +236,7 @@ def _judged(
     layout: Layout,
     moved: _Moved,
     history: _Gradients,
+    handed: float,
     *,
     later: bool,
 ) -> Iterable[Judged]:
@@ -242,7 +244,7 @@ def _judged(
     before: dict[_Key, tuple[NDArray[np.float64], NDArray[np.float64]]] = {}
     depth = 0
     coarsest = [0.0, 0.0]  # what is made of BF16 is no finer in FP32
-    lower, handed = lower_formats(pairs), _handed_in(pairs)
+    lower = lower_formats(pairs)
     for pair in pairs:
         a, b = pair.a, pair.b
         epsilon = [lower.get(id(t), roundoff(t.dtype)) for t in (a, b)]
@@ -270,7 +272,7 @@ def _judged(
             chosen = size * _of_turned(pair, ours[0].size)
             far = spread(twins, size, 0 if given else depth, coarsest)
             moves = math.hypot(far, chosen, drift)
-            room = size * _conversion(a, b, handed) if exact else moves
+            room = size * _explained(a, b, handed) if exact else moves
             if a.kind == "weight_grad":
                 history.note(key, ours[0], theirs[0], FACTOR * room)
             rows = pair.rows and pair.turned >= 1 / MANY
@@ -287,10 +289,10 @@ def _handed_in(pairs: Sequence[Pair]) -> float:
     return spread((None, None), 1.0, 0, [max((roundoff(t.dtype) for t in made), default=0.0)])
 
 
-def _inputs_apart(pairs: Sequence[Pair], layout: Layout) -> float:
+def _inputs_apart(pairs: Sequence[Pair], layout: Layout, handed: float) -> float:
     """How far inputs that an untraced forward pass made are apart by rounding, in ulps."""
-    furthest, handed = 0.0, _handed_in(pairs)
-    for pair in (p for p in pairs if p.a.kind == "input" and _conversion(p.a, p.b, handed)):
+    furthest = 0.0
+    for pair in (p for p in pairs if p.a.kind == "input" and _explained(p.a, p.b, handed)):
         for _, ours, theirs, _ in matched(pair.a, pair.b, layout):
             share = distance(ours[0], theirs[0]) / (size_of(ours[0], theirs[0]) or 1.0)
             if share <= FACTOR * handed:
@@ -309,7 +311,7 @@ def _of_turned(pair: Pair, values: int) -> float:
     return pair.turned / _MIXED if values >= MANY else pair.turned
 
 
-def _conversion(a: Tensor, b: Tensor, handed: float) -> float:
+def _explained(a: Tensor, b: Tensor, handed: float) -> float:
     """What rounding explains of data and weights, beside their size.
 
     Data is exact but for a conversion. Where a training has several models, each by a name, one may have
