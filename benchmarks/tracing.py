@@ -1,10 +1,11 @@
 """What a traced step costs: steps of a traced training over those of the same one, unrecorded.
 
-    python benchmarks/tracing.py [--recordings 5] [--steps 9] [--json FILE]
+    python benchmarks/tracing.py [--recordings 5] [--steps 9] [--device cpu] [--json FILE]
 
 Two copies of a transformer take turns step by step. One is recorded, several times one after another.
 Each time every second of its steps from step 2 on is traced; the first of these runs once more as its
-twin. Figures are processor time, which a busy machine disturbs least: the median and the smallest ratio
+twin. Figures are processor time, which a busy machine disturbs least (on a GPU the time until it has
+ended its work): the median and the smallest ratio
 of pairs of steps, of those with a twin, of those traced without one, and of those only recorded. Both
 copies must end with the same bits.
 """
@@ -37,10 +38,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--recordings", type=int, default=5)
     parser.add_argument("--steps", type=int, default=9)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    plain, traced = (Trainee("transformer", "cpu", time.process_time) for _ in range(2))
+    clock = time.process_time if options.device == "cpu" else time.perf_counter
+    plain, traced = (Trainee("transformer", options.device, clock) for _ in range(2))
     chosen = range(2, options.steps, 2)
     milliseconds: list[float] = []
     ratios: dict[str, list[float]] = {"twin": [], "traced": [], "recorded": []}
@@ -71,7 +74,7 @@ def main() -> None:
     print(found)
     if options.json:
         options.json.write_text(
-            json.dumps({"machine": machine(clock="processor"), "rows": [found]}, indent=2) + "\n"
+            json.dumps({"machine": machine(clock="processor" if options.device == "cpu" else "wall"), "rows": [found]}, indent=2) + "\n"
         )
 
 
