@@ -30,7 +30,9 @@ from mpdiag.tracing.precision import HALF, PrecisionWatch
 from mpdiag.tracing.sharding import Reduction, reductions, unapplied
 
 FIRST_STEPS = 3
-"""Steps after which the precision is read; later only in recorded steps."""
+"""Steps after which the precision is read; later only in recorded steps, at numbers that double."""
+MOST_BETWEEN = 100
+"""Steps after which it is read again at the latest: reading it takes as long as counting tensors does."""
 _HEAD = 64
 _Found = TypeVar("_Found")
 Pairs = Mapping[int, tuple[torch.Tensor, Optimizer]]
@@ -273,7 +275,7 @@ class ContractWatch(StepListener):
         setters: Note who gives parameters their dtype; detached when recording stops.
 
     Attributes:
-        facts: What was read; None before the first step has ended.
+        facts: What was read; None before the first step has ended. Waits for the device.
     """
 
     def __init__(
@@ -291,7 +293,8 @@ class ContractWatch(StepListener):
         self._shadow = shadow
         self._values = values
         self._precision = precision
-        self.facts: PrecisionFacts | None = None
+        self._facts: PrecisionFacts | None = None
+        self._next = 0
         self._subjects = subjects
         self._optimizers = optimizers
         self._wrappers = wrappers
@@ -303,16 +306,30 @@ class ContractWatch(StepListener):
         self._reads = self._due = True
         self._unapplied: tuple[Observed, ...] = ()
 
+    @property
+    def facts(self) -> PrecisionFacts | None:
+        if self._facts is None:
+            return None
+        observed = _finite((*self._unapplied, *self._values.found()))
+        found = replace(self._facts, observed=observed)
+        try:
+            settings = tuple(_settings(o) for o in self._optimizers)
+            return replace(found, settings=settings, shadows=_finite(self._shadow.found()))
+        except Exception as error:  # noqa: BLE001 - whatever it is, training goes on
+            self._failed("reading the states of optimizers", error)
+            return found
+
     def stopped(self) -> None:
         """Let torch's functions be as they were."""
         self._setters.detach()
 
     def step_began(self, step: Step) -> None:
         """Note whether the step is read, and whether the one before had several backward passes."""
-        self._due = self._reads and (step.number < FIRST_STEPS or step.recorded)
+        due = step.number < FIRST_STEPS or (step.recorded and step.number >= self._next)
+        self._due = self._reads and due
         self._masters.clear()
-        if step.accumulating and self.facts is not None and not self.facts.accumulating:
-            self.facts = replace(self.facts, accumulating=True)
+        if step.accumulating and self._facts is not None and not self._facts.accumulating:
+            self._facts = replace(self._facts, accumulating=True)
 
     def optimizer_begins(self) -> None:
         """Pair copies with their parameters; a loop may copy the new weights after the step ended."""
@@ -342,6 +359,7 @@ class ContractWatch(StepListener):
         self._gradients.clear()
 
     def _read(self, step: int) -> None:
+        self._next = step + min(max(step, 1), MOST_BETWEEN)
         known = self._subjects.parameters  # with copies of an optimizer, without what came later
         names = {
             known[id(p)].name if id(p) in known else name: p
@@ -356,20 +374,16 @@ class ContractWatch(StepListener):
                 names, self._optimizers, around, world=self._world, setter=told, masters=copies
             )
         ]
-        settings = tuple(_settings(o) for o in self._optimizers)
-        if self.facts is None and not self._precision.off:  # --fp32 takes policies away itself
+        if self._facts is None and not self._precision.off:  # --fp32 takes policies away itself
             made = unapplied(reductions(around).values(), self._setters.policies)
             seen = Observed("policy-not-applied", tuple(made), step, step, 0.0)
             self._unapplied = (seen,) if made else ()
-        shadows = _finite(self._shadow.found())
-        observed = _finite((*self._unapplied, *self._values.found()))
-        if self.facts is None:
-            self.facts = PrecisionFacts(step, tuple(read), (), settings, False, shadows, observed)
+        if self._facts is None:
+            self._facts = PrecisionFacts(step, tuple(read), (), (), False, (), ())
             if self._precision.tell is not None:
                 self._precision.tell(summary(read, sorted(self._precision.autocast)))
         else:
-            later = self.facts.after(read, step)
-            self.facts = replace(later, settings=settings, shadows=shadows, observed=observed)
+            self._facts = self._facts.after(read, step)
 
     def _with_gradient(self, parameter: ParameterPrecision) -> ParameterPrecision:
         seen = self._gradients.get(parameter.name)

@@ -336,7 +336,7 @@ class RunFolder(StepListener):
         if rows != self._table:
             self._writer.write_modules(rows)
             self._table = rows
-        if facts is not None and facts is not self._facts:
+        if facts is not None and facts != self._facts:
             self._writer.write_precision(facts)
             self._facts = facts
 

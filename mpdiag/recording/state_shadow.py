@@ -136,19 +136,26 @@ def _to_follow(optimizer: Optimizer) -> list[_Followed]:
             many = min(size, ELEMENTS)
             at = torch.arange(many, device=state.device) * size // max(1, many)
             dtype = str(state.dtype).removeprefix("torch.")
-            dtype = "bfloat16" if holds_bf16_numbers(_flat(state)[at]) else dtype
+            dtype = "bfloat16" if bool(hold_bf16_numbers(_flat(state)[at])) else dtype
             if dtype in NARROW and decay(dtype, float(betas[1])).stuck:
                 value = torch.zeros(many, device=state.device)
                 found.append(_Followed(parameter, at, value, float(betas[1])))
     return found
 
 
-def holds_bf16_numbers(values: torch.Tensor) -> bool:
-    """Whether FP32 values could all be BF16: their low 16 bits are 0, of at least ``LEAST`` not 0."""
+def hold_bf16_numbers(values: torch.Tensor) -> torch.Tensor:
+    """Whether FP32 values could all be BF16: their low 16 bits are 0, of at least ``LEAST`` not 0.
+
+    Args:
+        values: (…, n); of another dtype than FP32 the answer is no.
+
+    Returns:
+        Bool (…), on their device, which nobody waits for.
+    """
+    enough = (values != 0).sum(-1) >= LEAST
     if values.dtype != torch.float32:
-        return False
-    values = values[values != 0].contiguous()
-    return values.numel() >= LEAST and not bool((values.view(torch.int32) & 0xFFFF).any())
+        return enough & False
+    return enough & ((values.contiguous().view(torch.int32) & 0xFFFF) == 0).all(-1)
 
 
 def _steps_taken(optimizer: Optimizer, parameter: torch.Tensor) -> int:

@@ -26,7 +26,7 @@ from mpdiag.numerics.formats import STORED_IN
 from mpdiag.recording.cadence import DENSE_STEPS
 from mpdiag.recording.counting.tensors import some_of
 from mpdiag.recording.gradient_sums import GradientSums
-from mpdiag.recording.state_shadow import LEAST, holds_bf16_numbers
+from mpdiag.recording.state_shadow import LEAST, hold_bf16_numbers
 from mpdiag.recording.step_clock import Step, StepListener
 from mpdiag.recording.step_tap import StepTap
 from mpdiag.runs.precision import Observed
@@ -35,8 +35,8 @@ from mpdiag.tracing.precision import HALF
 
 MOST_STATES = 32
 """Of an optimizer, that are compared before and after a recorded step."""
-_IN_TURN = 8
-"""FP32 states that are looked at in a recorded step."""
+_IN_TURN, _IN_TURN_AT_FIRST = 8, 64
+"""FP32 states that are looked at in a recorded step; of the dense beginning."""
 _NUMBER = re.compile(r"\d+")
 STEPS = 3
 """Steps after which values are looked at; later in recorded steps alone."""
@@ -73,6 +73,7 @@ class ValueWatch(StepListener):
         self._pairs: list[tuple[str, str]] = []
         self._averages: list[Average] | None = None
         self._found: dict[tuple[str, ...], Observed] = {}
+        self._unread: list[tuple[int, list[tuple[str, ...]], torch.Tensor]] = []
         self._others = others
         self._before: dict[tuple[str, str, int], torch.Tensor] = {}
         self._rates_due = 0
@@ -93,8 +94,16 @@ class ValueWatch(StepListener):
             self._safely(lambda: self._look(step.number))
 
     def found(self) -> tuple[Observed, ...]:
-        """All that was observed, once each."""
+        """All that was observed, once each; waits for the device."""
+        self._safely(self._read)
         return (*self._found.values(), *(one for other in self._others for one in other.found()))
+
+    def _read(self) -> None:
+        unread, self._unread = self._unread, []
+        for step, keys, sizes in unread:
+            for (kind, *names), size in zip(keys, sizes.tolist(), strict=True):
+                if size:
+                    self._note(kind, tuple(names), step, float(size))
 
     def _safely(self, look: Callable[[], None]) -> None:
         try:
@@ -122,19 +131,21 @@ class ValueWatch(StepListener):
             self._pairs += [(one, other) for other in others if _NUMBER.sub("", other) != first]
 
     def _look(self, step: int) -> None:
+        sizes: dict[tuple[str, ...], torch.Tensor] = {}  # 0 where there is nothing to note
         now = {n.name: n.parameter for n in self._subjects.parameters.values()}
         for name, before in list(self._frozen.items()):
             parameter = now.get(name)
             values = None if parameter is None or parameter.requires_grad else some_of(parameter)
             if values is None or values.shape != before.shape:
                 del self._frozen[name]  # it trains now, or was replaced
-            elif not torch.equal(values, before):
-                moved = (values - before).double().norm() / before.double().norm().clamp_min(1e-45)
-                self._note("frozen-moved", (name,), step, float(moved))
+            else:
+                sizes["frozen-moved", name] = _away(values, before) / (
+                    before.double().norm().clamp_min(1e-45)
+                )
         for one, other in self._pairs:
             a, b = (some_of(now[n]) if n in now else None for n in (one, other))
-            if a is not None and b is not None and not torch.equal(a, b):
-                self._note("parted", (one, other), step, float((a - b).double().norm()))
+            if a is not None and b is not None and a.shape == b.shape:
+                sizes["parted", one, other] = _away(a, b)
         if self._averages is None:
             inside = {id(p) for root in self._subjects.roots for p in root.parameters()}
             named = [n for key, n in self._subjects.parameters.items() if key in inside]
@@ -144,9 +155,18 @@ class ValueWatch(StepListener):
             if average.still:
                 names = (average.name, str(average.values.dtype).removeprefix("torch."))
                 self._note("average-still", names, step, average.still / average.away)
-        for kind, name, share in self._narrow(step):
-            self._note("narrow-values", (kind, name), step, share)
+        self._read_later(step, sizes)
+        for keys, narrow in self._narrow(step):
+            self._unread.append((step, keys, narrow))
         self._compare_states(step)
+
+    def _read_later(self, step: int, sizes: Mapping[tuple[str, ...], torch.Tensor]) -> None:
+        """Keep sizes on their devices: to read one is to wait for all that was launched before."""
+        places: dict[torch.device, list[tuple[str, ...]]] = defaultdict(list)
+        for key, size in sizes.items():
+            places[size.device].append(key)
+        for keys in places.values():
+            self._unread.append((step, keys, torch.stack([sizes[key] for key in keys])))
 
     def _half_states(self) -> Iterator[tuple[tuple[str, str, int], torch.Tensor]]:
         """Elements of the first states in half precision, by optimizer, name and parameter."""
@@ -177,15 +197,14 @@ class ValueWatch(StepListener):
                 for share, rate in moving_rates(optimizer):
                     self._note("moving-rate", (type(optimizer).__name__, share), step, rate)
 
-    def _narrow(self, step: int) -> Iterator[tuple[str, str, float]]:
-        """Find FP32 states that hold BF16 numbers alone: their low 16 bits are 0.
+    def _narrow(self, step: int) -> Iterator[tuple[list[tuple[str, ...]], torch.Tensor]]:
+        """Which FP32 states hold BF16 numbers alone: their low 16 bits are 0.
 
-        After the dense beginning some take turns: all of a hundred parameters would take as long as
-        counting them.
+        Some take turns: all of a hundred parameters would take as long as counting them.
         """
         known = {id(n.parameter): n.name for n in self._subjects.parameters.values()}
         states = [
-            (f"{type(optimizer).__name__}.{kind}", known[id(parameter)], value)
+            (("narrow-values", f"{type(optimizer).__name__}.{kind}", known[id(parameter)]), value)
             for optimizer in self._optimizers
             for parameter, state in optimizer.state.items()
             if id(parameter) in known
@@ -193,18 +212,30 @@ class ValueWatch(StepListener):
             if isinstance(value, torch.Tensor) and value.dtype == torch.float32
             if value.numel() >= LEAST
         ]
-        if step >= DENSE_STEPS and len(states) > _IN_TURN:
-            self._turn = (self._turn + _IN_TURN) % len(states)
-            states = (2 * states)[self._turn : self._turn + _IN_TURN]
-        for kind, name, state in states:
+        many = _IN_TURN if step >= DENSE_STEPS else _IN_TURN_AT_FIRST
+        if len(states) > many:
+            self._turn = (self._turn + many) % len(states)
+            states = (2 * states)[self._turn : self._turn + many]
+        alike: dict[tuple[object, ...], list[tuple[tuple[str, ...], torch.Tensor]]]
+        alike = defaultdict(list)
+        for key, state in states:
             values = some_of(state)
-            if values is not None and holds_bf16_numbers(values):
-                yield kind, name, 1.0
+            if values is not None:
+                alike[values.device, values.shape].append((key, values))
+        for some in alike.values():
+            keys, rows = zip(*some, strict=True)
+            yield list(keys), hold_bf16_numbers(torch.stack(rows))
 
     def _note(self, kind: str, names: tuple[str, ...], step: int, size: float) -> None:
         key = (kind, *names)
         first = self._found[key].first if key in self._found else step
         self._found[key] = Observed(kind, names, first, step, size)
+
+
+def _away(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """The norm of a difference, float64 on its device; 0 where nothing differs."""
+    away: torch.Tensor = (one.double() - other.double()).norm()
+    return away
 
 
 @dataclass(eq=False)

@@ -159,7 +159,9 @@ class DeviceRows:
 
 
 def _on_host(rows: torch.Tensor) -> NDArray[np.int64]:
-    found: NDArray[np.int64] = rows.to("cpu", copy=True).numpy()
+    # From a GPU, page-locked memory is filled several times as fast as any other.
+    host = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=rows.device.type == "cuda")
+    found: NDArray[np.int64] = host.copy_(rows).numpy()
     return found
 
 
@@ -266,7 +268,8 @@ def _trial(
     rows = DeviceRows(device, 2, counter)
     into = rows._counts, rows._extremes, rows._facts, rows._ratios
     if part == "values":
-        counter.values(values, into[0][0], into[1][0])
+        for _ in range(2):  # compiled once, launched in another way from then on
+            counter.values(values, into[0][0], into[1][0])
     elif part == "many":
         counter.many([values, values], [0, 1], *into[:2])
     else:

@@ -600,6 +600,13 @@ def options(kind: int, *, update: bool = False) -> dict[str, int]:
     return found | {"num_warps": 4, "maxnreg": 255 if update else 168}
 
 
+_OPTIONS = {kind: options(kind) for kind in KINDS.values()}
+_compiled: dict[tuple[torch.device, int, bool, bool], Any] = {}
+"""Kernel ``one`` for a device and a type, by whether its size and its address need 64 bits."""
+_TAKES_CONSTANTS = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 3)
+"""Whether a compiled kernel is launched with its constants, too; Triton 3.2 wants it without."""
+
+
 def variants() -> Iterator[tuple[str, int]]:
     """Each kernel by name with each type of values that it is compiled for."""
     for kind in KINDS.values():
@@ -618,9 +625,20 @@ def _programs(n: int, address: int, limits: dict[str, int]) -> int:
 
 def _count_values(values: torch.Tensor, counts: torch.Tensor, extremes: torch.Tensor) -> None:
     for kind, part in _readable(values):
-        n, address, limits = part.numel(), part.data_ptr(), options(kind)
+        n, address, limits = part.numel(), part.data_ptr(), _OPTIONS[kind]
+        grid = (_programs(n, address, limits), 1, 1)
+        # Triton compiles for the widths of integers; what it looks at beside them takes as long as
+        # the launch itself, several times.
+        key = part.device, kind, n >> 31 > 0, address >> 31 > 0
         with _on(part.device):
-            one[(_programs(n, address, limits),)](address, n, counts, extremes, **limits)
+            compiled = _compiled.get(key)
+            if compiled is not None:
+                constants = limits["KIND"], limits["VALUES"], limits["THREADS"]
+                compiled[grid](address, n, counts, extremes, *constants)
+                continue
+            launched = one[grid](address, n, counts, extremes, **limits)
+            if _TAKES_CONSTANTS and launched is not None:
+                _compiled[key] = launched
 
 
 def _count_many(
