@@ -73,9 +73,10 @@ def main() -> None:
     }
     print(found)
     if options.json:
-        options.json.write_text(
-            json.dumps({"machine": machine(clock="processor" if options.device == "cpu" else "wall"), "rows": [found]}, indent=2) + "\n"
-        )
+        about = machine(clock="processor" if options.device == "cpu" else "wall")
+        if options.device == "cuda":
+            about["processor"] = torch.cuda.get_device_name()
+        options.json.write_text(json.dumps({"machine": about, "rows": [found]}, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -22,7 +22,8 @@ import torch
 import torch.nn.functional as F
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks"), str(ROOT / "studies")]
+for place in (ROOT, ROOT / "benchmarks", ROOT / "studies"):
+    sys.path.insert(0, str(place))
 
 import diff_faults
 from diff_faults import Fault, Row, drawn, judged, plant
@@ -125,7 +126,9 @@ def judge(here: Path, there: Path, json_file: Path | None) -> None:
         if not other.exists():
             print("none", other.name)
             continue
-        row = Row("two machines", SEED, name, form, *((fault.name, fault.module) if fault else ("", "")))
+        row = Row(
+            "two machines", SEED, name, form, *((fault.name, fault.module) if fault else ("", ""))
+        )
         found = judged(row, fault, here / folder_of(name, "fp32", None), other)
         rows.append(found)
         print("ok  " if found.right else "MISS", found, flush=True)

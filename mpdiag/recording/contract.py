@@ -32,7 +32,7 @@ from mpdiag.tracing.sharding import Reduction, reductions, unapplied
 FIRST_STEPS = 3
 """Steps after which the precision is read; later only in recorded steps, at numbers that double."""
 MOST_BETWEEN = 100
-"""Steps after which it is read again at the latest: reading it takes as long as counting tensors does."""
+"""Steps after which it is read again at the latest: reading takes as long as counting tensors."""
 _HEAD = 64
 _Found = TypeVar("_Found")
 Pairs = Mapping[int, tuple[torch.Tensor, Optimizer]]
@@ -273,9 +273,6 @@ class ContractWatch(StepListener):
         precision: Knows whether autocast is on, and whom to tell what was read.
         failed: Told what failed; after that nothing more is read.
         setters: Note who gives parameters their dtype; detached when recording stops.
-
-    Attributes:
-        facts: What was read; None before the first step has ended. Waits for the device.
     """
 
     def __init__(
@@ -308,6 +305,7 @@ class ContractWatch(StepListener):
 
     @property
     def facts(self) -> PrecisionFacts | None:
+        """What was read; None before the first step has ended. Waits for the device."""
         if self._facts is None:
             return None
         observed = _finite((*self._unapplied, *self._values.found()))
