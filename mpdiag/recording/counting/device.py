@@ -73,7 +73,6 @@ class DeviceRows:
         edges[:, 1].fill_(torch_operations.NO_LOWEST)
         return edges
 
-    @torch.no_grad()
     def count(self, values: torch.Tensor, repeat: int = 1, zeros: int = 0) -> int:
         """Count a tensor into a new row, in one launch; see ``rows.Rows``."""
         self._follow()
@@ -82,7 +81,6 @@ class DeviceRows:
             self._counter.values(values, self._counts[row], self._extremes[row])
         return row
 
-    @torch.no_grad()
     def count_many(self, tensors: Sequence[tuple[torch.Tensor, int, int]]) -> list[int]:
         """Count tensors into new rows, in one launch for each of their types; see ``rows.Rows``."""
         self._follow()
@@ -96,7 +94,6 @@ class DeviceRows:
             self._counter.many(values, places, self._counts, self._extremes)
         return rows
 
-    @torch.no_grad()
     def count_many_updates(
         self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]
     ) -> list[tuple[int, int, int]]:

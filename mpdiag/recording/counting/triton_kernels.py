@@ -19,6 +19,7 @@ What a value costs was counted in the code that ptxas emits; see ``docs/gpu.md``
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -722,4 +723,5 @@ def _readable(values: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
 
 
 def _on(device: torch.device) -> Any:
-    return torch.cuda.device(device if device.type == "cuda" else -1)
+    here = device.type != "cuda" or device.index == torch.cuda.current_device()
+    return nullcontext() if here else torch.cuda.device(device)
