@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from gpu_sections.child import Context
 
 FORMATS = {"e4m3": FP8_E4M3, "e5m2": FP8_E5M2}
+BLOCKS = ("mxfp8_e4m3", "mxfp8_e5m2", "mxfp6_e3m2", "mxfp6_e2m3", "mxfp4", "nvfp4", "nvfp4_te")
 PRODUCT = 2.0**-10
 
 
@@ -31,10 +32,7 @@ def compare(ctx: Context) -> None:
     with ctx.settling("h-product"):
         compare_product(ctx)
     with ctx.settling("h-blocks"):
-        if not hasattr(mpdiag, "fake_quantize"):
-            ctx.skip("mpdiag has no block formats yet", "h-blocks")
-        else:
-            ctx.skip("mpdiag.fake_quantize is there: its comparison belongs here", "h-blocks")
+        compare_blocks(ctx)
 
 
 def patterns(fmt: FloatFormat, device: str, count: int) -> torch.Tensor:
@@ -107,6 +105,25 @@ def compare_instructions(ctx: Context) -> None:
         wrong[name] = int((ours[inside].view(torch.int32) != theirs.view(torch.int32)).sum())
     figure = ", ".join(f"{name}: {count} differ" for name, count in wrong.items())
     ctx.check("h-hardware", not any(wrong.values()), figure)
+
+
+def compare_blocks(ctx: Context) -> None:
+    """``mpdiag.fake_quantize`` on the device and on the CPU, on values of ordinary and of any size."""
+    generator = torch.Generator().manual_seed(11)
+    shape = ctx.sized((2048, 1000), (512, 1000), (32, 100))
+    ordinary = torch.randn(shape, generator=generator)
+    octaves = torch.randint(-60, 60, shape, generator=generator)
+    zeros = torch.where(torch.rand(shape, generator=generator) < 0.5, 0.0, ordinary)
+    wrong = []
+    for name in BLOCKS:
+        for values in (ordinary, ordinary * torch.exp2(octaves), zeros):
+            here = mpdiag.fake_quantize(values, name)
+            there = mpdiag.fake_quantize(values.to(ctx.device), name).cpu()
+            if not torch.equal(here.view(torch.int32), there.view(torch.int32)):
+                wrong.append(name)
+    figure = f"{len(BLOCKS)} formats, {3 * len(BLOCKS) * values.numel():,} values"
+    held = not wrong
+    ctx.check("h-blocks", held, figure, reason=f"differ: {', '.join(wrong)}" if wrong else "")
 
 
 def compare_product(ctx: Context) -> None:

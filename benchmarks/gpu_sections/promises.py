@@ -317,8 +317,8 @@ PROMISES: tuple[Promise, ...] = (
     ),
     Promise(
         "h-blocks", "h-fp8", "exact",
-        "Block formats (MXFP8, NVFP4) round as the card's.",
-        "the place where mpdiag.fake_quantize is compared once it exists",
+        "Block formats (MX and NVFP4) round on the device as on the CPU, bit by bit.",
+        "mpdiag.fake_quantize here and there, on normal, on widely spread and on sparse values",
     ),
     # -- i -----------------------------------------------------------------------------------------
     *(

@@ -18,7 +18,7 @@ from gpu_sections import command, document, forks, parts, programs, runner  # no
 
 PART = parts.PARTS[0]
 NEEDS_A_GPU = {"a-launches", "d-graphs", *(f"c-{x}-ssd" for x in ("histograms", "predicted"))}
-NEEDS_A_GPU |= {"c-curves-ssd", "c-plan-ssd", "g-memory-cnn", "g-batch-cnn", "h-blocks"}
+NEEDS_A_GPU |= {"c-curves-ssd", "c-plan-ssd", "g-memory-cnn", "g-batch-cnn"}
 NEEDS_A_GPU |= {f"d-{x}-lstm" for x in ("equal-fp16", "equal-bf16", "ratio-fp16", "ratio-bf16")}
 NEEDS_A_GPU |= {"d-levels-lstm", *(f"i-{x}" for x in ("language_model", "ssd", "digits", "vit"))}
 NEEDS_TRITON = {"a-triton", "h-hardware"}
