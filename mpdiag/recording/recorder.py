@@ -303,7 +303,7 @@ class Recorder:
         # which closes the ledger's step, comes last.
         clock.attach(
             (
-                *(scalers, operations, described.trace, weights, sums, observer, shadow, values),
+                *(scalers, operations, weights, described.trace, sums, observer, shadow, values),
                 *(contract, folder),
             ),
             GovernedPace(described.options.cadence, governor, ledger, operations),

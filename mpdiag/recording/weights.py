@@ -31,7 +31,7 @@ from mpdiag.recording.step_tap import StepTap
 from mpdiag.recording.trace import TraceWatch
 from mpdiag.runs.schema import TOTAL, Stage
 from mpdiag.tracing.capture import is_captured
-from mpdiag.tracing.dispatch import is_traced
+from mpdiag.tracing.dispatch import in_backward, is_traced
 from mpdiag.tracing.names import NamedParameter, Subjects
 from mpdiag.tracing.source_lines import is_inner_step
 from mpdiag.tracing.uncompiled import apart
@@ -198,6 +198,7 @@ class WeightObserver(StepListener):
         self._contributions: list[Any] = []  # hooks of this step
         self._left_out: set[int] = set()  # parameters that the names to record leave out
         self._unstepped: dict[int, Any] = {}  # hooks of parameters that no optimizer steps
+        self._unreduced: dict[int, NamedParameter] = {}  # until ranks have reduced their gradients
         self._evaluating: Optimizer | None = None  # steps, and calls a closure
         self._before: dict[int, list[_Kept]] = {}
 
@@ -279,10 +280,21 @@ class WeightObserver(StepListener):
 
     def step_ended(self, step: Step) -> None:
         """Count weights that no step shows; with optimizers once, as only frozen ones remain."""
+        self._note_reduced(self._unreduced)
         if step.recorded and (not self._optimizers or self._ledger.steps_closed == 0):
             self._note_weights()
 
     # -- gradients ---------------------------------------------------------------------------------
+
+    def optimizer_begins(self) -> None:
+        """The backward pass has ended, and ranks have reduced what it left."""
+        if not in_backward():
+            self._note_reduced(self._unreduced.keys() & self._unstepped.keys())
+
+    def _note_reduced(self, parameters: Iterable[int]) -> None:
+        for named in [self._unreduced.pop(key) for key in list(parameters)]:
+            if self.guard.clock.recording and named.parameter.grad is not None:
+                self._note_gradient(named, named.parameter.grad, TOTAL, supersede=True)
 
     def _contributed(self, named: NamedParameter, step: int, gradient: torch.Tensor | None) -> None:
         if gradient is not None and self.guard.clock.recording and step == self.guard.clock.number:
@@ -290,7 +302,10 @@ class WeightObserver(StepListener):
 
     def _accumulated(self, named: NamedParameter, parameter: torch.Tensor) -> None:
         """A parameter that no watched optimizer steps: its gradient as it stands, last one counts."""
-        if self.guard.clock.recording and parameter.grad is not None:
+        ranks = torch.distributed.is_available() and torch.distributed.is_initialized()
+        if ranks and self._optimizers:
+            self._unreduced[id(parameter)] = named
+        elif self.guard.clock.recording and parameter.grad is not None:
             self._note_gradient(named, parameter.grad, TOTAL, supersede=True)
 
     @guarded("a weight gradient hook")
@@ -321,6 +336,7 @@ class WeightObserver(StepListener):
         """Count the gradients that an optimizer steps by, on a device together."""
         found = []
         for named in held:
+            self._unreduced.pop(id(named.parameter), None)
             try:
                 gradient = named.parameter.grad
                 ready = "none" if gradient is None else countable(gradient)

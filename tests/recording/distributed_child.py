@@ -2,7 +2,8 @@
 
     RANK=… WORLD_SIZE=… MASTER_ADDR=… MASTER_PORT=… python distributed_child.py FOLDER WAY…
 
-A WAY is ddp, inner (DDP, the recorder is given the module inside), fsdp or tensor. Writes the run
+A WAY is ddp, inner (DDP, the recorder is given the module inside), outside (DDP, no optimizer steps the
+norm), fsdp, fsdp-outside or tensor. Writes the run
 to FOLDER/WAY, and what this rank knows to be true to FOLDER/WAY-RANK.pt.
 """
 
@@ -36,11 +37,11 @@ def build(what: str, world: int) -> tuple[nn.Module, nn.Module]:
 
     torch.manual_seed(0)
     model = Model()
-    if what in ("ddp", "inner"):
+    if what in ("ddp", "inner", "outside"):
         wrapped = nn.parallel.DistributedDataParallel(model)
         return wrapped, wrapped if what == "ddp" else model
     mesh = init_device_mesh("cpu", (world,))
-    if what == "fsdp":
+    if what.startswith("fsdp"):
         from torch.distributed.fsdp import fully_shard
 
         for layer in (model.norm, model.up, model.down):
@@ -71,7 +72,8 @@ def batch(what: str, rank: int, step: int) -> torch.Tensor:
 def train(what: str, rank: int, world: int, run: Path | None) -> dict[str, list[torch.Tensor]]:
     """Train; the local parts of weights, gradients and updates, by kind and name, for each step."""
     called, recorded = build(what, world)
-    optimizer = torch.optim.SGD(called.parameters(), 0.1, momentum=0.9)
+    stepped = [p for n, p in called.named_parameters() if "outside" not in what or "norm" not in n]
+    optimizer = torch.optim.SGD(stepped, 0.1, momentum=0.9)
     seen: dict[str, list[torch.Tensor]] = {}
 
     def note(kind: str, values: dict[str, torch.Tensor]) -> None:
@@ -85,7 +87,7 @@ def train(what: str, rank: int, world: int, run: Path | None) -> dict[str, list[
     watched = nullcontext() if run is None else mpdiag.record(recorded, optimizer, run, every=1)
     with watched as recorder:
         for step in range(STEPS):
-            optimizer.zero_grad()
+            called.zero_grad()
             loss = called(batch(what, rank, step)).square().mean()
             loss.backward()
             before = {n: local(p) for n, p in recorded.named_parameters()}
