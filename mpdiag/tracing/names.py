@@ -14,6 +14,7 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from mpdiag.errors import UsageError
 from mpdiag.tracing.compiled_products import ForwardFlops
 from mpdiag.tracing.fingerprint import joined
+from mpdiag.tracing.sharding import shards_of
 
 Models = nn.Module | Sequence[nn.Module] | Mapping[str, nn.Module]
 
@@ -220,8 +221,10 @@ class Subjects:
                 self.modules[id(module)] = NamedModule(
                     full, module, (), root=module is model, compiled=id(module) in covered
                 )
-        for name, parameter in model.named_parameters(remove_duplicate=False):
-            full = joined(prefix, name)
+        shards = shards_of(model)
+        for name, held in model.named_parameters(remove_duplicate=False):
+            full, parameter = joined(prefix, name), shards.get(id(held), held)
+            self.names.setdefault(id(parameter), full)
             if self._is_new(self.parameters.get(id(parameter)), full, aliases=aliases):
                 self.parameters[id(parameter)] = NamedParameter(full, parameter)
 

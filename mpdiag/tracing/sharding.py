@@ -96,6 +96,15 @@ def fsdp2_parameters(module: nn.Module) -> Iterator[tuple[Any, Any]]:
         yield from ((group, parameter) for parameter in getattr(group, "fsdp_params", ()))
 
 
+def shards_of(model: nn.Module) -> dict[int, nn.Parameter]:
+    """By the ``id`` of each parameter that FSDP2 may have gathered, the shard that optimizers step."""
+    return {
+        id(getattr(held, "_unsharded_param", None)): held.sharded_param
+        for module in model.modules()
+        for _, held in fsdp2_parameters(module)
+    }
+
+
 def _fsdp2(module: nn.Module) -> Iterator[tuple[list[torch.Tensor], Reduction]]:
     for group, parameter in fsdp2_parameters(module):
         policy: Any = getattr(parameter, "mp_policy", None) or getattr(group, "mp_policy", None)

@@ -3,8 +3,8 @@
     RANK=… WORLD_SIZE=… MASTER_ADDR=… MASTER_PORT=… python distributed_child.py FOLDER WAY…
 
 A WAY is ddp, inner (DDP, the recorder is given the module inside), outside (DDP, no optimizer steps the
-norm), fsdp, fsdp-outside or tensor. Writes the run
-to FOLDER/WAY, and what this rank knows to be true to FOLDER/WAY-RANK.pt.
+norm), fsdp, fsdp-outside, fsdp-gathered (recording begins while parameters are) or tensor. Writes the
+run to FOLDER/WAY, and what this rank knows to be true to FOLDER/WAY-RANK.pt.
 """
 
 import sys
@@ -44,7 +44,7 @@ def build(what: str, world: int) -> tuple[nn.Module, nn.Module]:
     if what.startswith("fsdp"):
         from torch.distributed.fsdp import fully_shard
 
-        for layer in (model.norm, model.up, model.down):
+        for layer in (model.norm, model.up, model.down) if what != "fsdp-gathered" else ():
             fully_shard(layer, mesh=mesh)
         return (fully_shard(model, mesh=mesh),) * 2
     from torch.distributed.tensor import Shard
@@ -75,6 +75,9 @@ def train(what: str, rank: int, world: int, run: Path | None) -> dict[str, list[
     stepped = [p for n, p in called.named_parameters() if "outside" not in what or "norm" not in n]
     optimizer = torch.optim.SGD(stepped, 0.1, momentum=0.9)
     seen: dict[str, list[torch.Tensor]] = {}
+    if what == "fsdp-gathered":
+        with torch.no_grad():
+            called(batch(what, rank, 0))
 
     def note(kind: str, values: dict[str, torch.Tensor]) -> None:
         for name, value in values.items():

@@ -15,7 +15,7 @@ from mpdiag.runs.records import Records
 
 CHILD = Path(__file__).with_name("distributed_child.py")
 WORLD = 2
-WAYS = ["ddp", "inner", "outside", "fsdp", "fsdp-outside", "tensor"]
+WAYS = ["ddp", "inner", "outside", "fsdp", "fsdp-outside", "fsdp-gathered", "tensor"]
 PARAMETERS = [f"{layer}.{p}" for layer in ("norm", "up", "down") for p in ("weight", "bias")]
 ELEMENTS = dict(zip(PARAMETERS, (8, 8, 128, 16, 64, 4), strict=True))
 
