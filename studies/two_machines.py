@@ -1,6 +1,6 @@
 """The same trainings on two machines, and what ``mpdiag diff`` says of their recordings.
 
-    python studies/two_machines.py record FOLDER [--device cuda]
+    python studies/two_machines.py record FOLDER [--device cuda] [--only REGEX]
     python studies/two_machines.py judge HERE THERE [--json FILE]
 
 Seven models train two steps in FP32, TF32, BF16 and FP16, sound; and in FP32 and BF16 with a fault
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 import time
 from dataclasses import asdict
@@ -105,12 +106,14 @@ def train(name: str, form: str, fault: Fault | None, device: str, folder: Path) 
         print(f"{folder.name}: {recorder.failures}", flush=True)
 
 
-def record(folder: Path, device: str) -> None:
-    """Record every training into FOLDER."""
+def record(folder: Path, device: str, only: str) -> None:
+    """Record every training with this in its folder's name into FOLDER."""
     torch.set_num_threads(1)
     for name, form, fault in trainings():
         began = time.monotonic()
         place = folder / folder_of(name, form, fault)
+        if not re.search(only, place.name):
+            continue
         try:
             train(name, form, fault, device, place)
         except Exception as error:  # noqa: BLE001 - the others are wanted, too
@@ -148,10 +151,11 @@ def main() -> None:
     parser.add_argument("work", choices=("record", "judge"))
     parser.add_argument("folders", nargs="+", type=Path)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--only", default="", help="a regular expression")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     if options.work == "record":
-        record(options.folders[0], options.device)
+        record(options.folders[0], options.device, options.only)
     else:
         judge(options.folders[0], options.folders[1], options.json)
 
