@@ -6,6 +6,7 @@ from recorded_steps import record_steps
 from torch import nn
 
 import mpdiag
+from mpdiag.recording.state_shadow import LEAST, hold_bf16_numbers
 
 
 class Shampoo(torch.optim.Optimizer):
@@ -77,3 +78,16 @@ def test_states_take_turns_and_a_late_narrow_one_is_seen(tmp_path):
     (one,) = (one for one in observed if one.kind == "narrow-values")
     assert one.names == ("Momentum.moment", "11.weight")
     assert 25 <= one.first <= 27 < one.last
+
+
+def test_rows_hold_bf16_numbers_if_enough_of_them_are_not_zero():
+    torch.manual_seed(0)
+    wide = torch.randn(4, 256)
+    narrow = wide.bfloat16().float()
+    few = torch.where(torch.arange(256) < LEAST - 1, narrow, -0.0)
+    enough = torch.where(torch.arange(256) < LEAST, narrow, 0.0)
+    one_off = narrow.clone()
+    one_off[:, 7] = 1.0 + 2.0**-23
+    for rows, expected in ((wide, 0), (narrow, 1), (few, 0), (enough, 1), (one_off, 0)):
+        assert hold_bf16_numbers(rows).tolist() == [bool(expected)] * 4
+    assert not hold_bf16_numbers(narrow.bfloat16()).any()
