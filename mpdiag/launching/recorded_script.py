@@ -320,7 +320,7 @@ class ScriptRecording:
             return
         early, self._without_model = self._without_model, []
         found = replace(found, optimizers=(*early, *found.optimizers))
-        adopted = [(root.model, root.wrapper) for root in found.roots]
+        adopted: list[Adopted] = [(root.model, root.wrapper) for root in found.roots]
         names = script_names(adopted)
         alone = self._recorder is None and len(adopted) == 1  # which keeps PyTorch's names
         models = dict(zip([""] if alone else names, adopted, strict=True))
