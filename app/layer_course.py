@@ -23,12 +23,19 @@ from mpdiag.reports.picture import Picture
 from mpdiag.reports.receipts import Rows
 from mpdiag.reports.views.gradients import figure
 from mpdiag.reports.views.gradients.figure import Range
-from mpdiag.reports.views.gradients.frame import time_frame
+from mpdiag.reports.views.gradients.frame import some_layers
 from mpdiag.runs.records import Records
 from mpdiag.runs.schema import Kind
 
 POINTS = 60
 """Points of a small curve in a table, at most: each merges neighbouring recorded steps."""
+
+
+def layers_named(layers: Layers, text: str) -> Layers:
+    """The layers whose name contains a text, in upper or lower case."""
+    wanted = text.strip().lower()
+    names = [layer_name(str(name)).lower() for name in layers.names]
+    return some_layers(layers, np.flatnonzero(np.array([wanted in name for name in names], bool)))
 
 
 def course_frame(
@@ -170,14 +177,31 @@ def layer_course_frame(
         ``step``; ``lost_share``, ``sum_share`` at scale 1; ``lost_share_scaled``, ``sum_share_scaled``
         at the scale 2^exponent; ``absmax``.
     """
-    mine = (records.name == records.code("name", layer)) & records.of_kind(kind)
-    mine &= countable_rows(records)
-    steps = np.unique(records.step[mine].astype(np.int64))
-    h = by_step(records, mine, steps)
+    steps, h = _by_step(records, kind, layer)
     scaled = _losses(h, fmt, exponent).add_suffix("_scaled")
     frame = pd.concat([_losses(h, fmt, 0), scaled.drop(columns="absmax_scaled")], axis=1)
     frame.insert(0, "step", steps)
     return frame
+
+
+def time_frame(records: Records, kind: Kind, layer: str) -> pd.DataFrame:
+    """One layer over time: ``step``, ``exponent``, ``count``."""
+    steps, h = _by_step(records, kind, layer)
+    rows, columns = np.nonzero(h.counts)
+    return pd.DataFrame(
+        {
+            "step": steps[rows],
+            "exponent": h.exponents[columns],
+            "count": h.counts[rows, columns],
+        }
+    )
+
+
+def _by_step(records: Records, kind: Kind, layer: str) -> tuple[Any, ExponentHistogram]:
+    mine = records.name == records.code("name", layer)
+    rows = mine & records.of_kind(kind) & countable_rows(records)
+    steps = np.unique(records.step[rows].astype(np.int64))
+    return steps, by_step(records, rows, steps)
 
 
 def layer_updates_frame(records: Records, layer: str) -> pd.DataFrame:

@@ -1,6 +1,7 @@
 """A plan beside trainings: what it predicted and what they did, and a scaler's replay."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -14,7 +15,7 @@ from mpdiag.plan import PrecisionPlan
 from mpdiag.reports import receipts
 from mpdiag.reports.picture import Picture
 from mpdiag.reports.plotting import empty, figure, log2_axis
-from mpdiag.runs.training_log import TrainingLog
+from mpdiag.runs.training_log import RECORDED, TrainingLog
 
 
 def predictions(
@@ -55,6 +56,30 @@ def predictions(
             (name, "largest loss scale", _digits(most), _digits(largest)),
         ]
     return pd.DataFrame(rows, columns=["run", "what", "predicted", "observed"]), others
+
+
+def remarks(logs: Mapping[str, TrainingLog]) -> list[tuple[str, bool]]:
+    """What else the logs say, such as why a training stopped.
+
+    Returns:
+        Sentences, each with whether it is a warning.
+    """
+    return [
+        (f"{name}: {note.get('stopped') or note.get('message') or _words(note)}", _warns(note))
+        for name, log in logs.items()
+        for note in log.notes
+        if "alarm" not in note and note != RECORDED  # which only says who wrote the log
+    ]
+
+
+def _warns(note: Mapping[str, Any]) -> bool:
+    """Whether a note is bad news: what ran in half precision is, if nothing did."""
+    share = note.get("half_precision_flops", note)
+    return not share if share is not note else note.get("severity") != "info"
+
+
+def _words(note: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key} {value}" for key, value in note.items())
 
 
 def _digits(scale: float) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import run_cache
 import run_folder
 import streamlit as st
+from csv_tables import csv_text
 from layer_links import take_word, unless_set
 from run_list import kind_of, root_of
 from stamps import stamp_of_run
@@ -25,7 +26,6 @@ from mpdiag.display.wording import (
 )
 from mpdiag.errors import MpdiagError, RunNotFound
 from mpdiag.numerics.formats import FORMATS, TARGETS
-from mpdiag.reports.picture import csv_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence

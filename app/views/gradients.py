@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import layer_course
 import layer_links
 import numpy as np
 import run_cache
@@ -20,7 +21,7 @@ from mpdiag.display.wording import (
     scale_text,
 )
 from mpdiag.numerics.formats import FP16
-from mpdiag.reports.views.gradients.frame import SCALES, layers_named, scale_frame
+from mpdiag.reports.views.gradients.frame import SCALES, scale_frame
 from mpdiag.reports.views.gradients.pictures import SCALED, Gradients
 
 if TYPE_CHECKING:
@@ -68,8 +69,10 @@ def view() -> None:
 
 def gradients(kind: Kind, fmt: FloatFormat, text: str, window: Window | None) -> Gradients:
     """The tensors that the controls ask for; their tables are made once for all loss scales."""
-    every_step = layers_named(run_cache.layers(chosen, kind), text)
-    late = None if window is None else layers_named(run_cache.late_layers(chosen), text)
+    every_step = layer_course.layers_named(run_cache.layers(chosen, kind), text)
+    late = (
+        None if window is None else layer_course.layers_named(run_cache.late_layers(chosen), text)
+    )
     planned = plan if kind in SCALED and fmt == analysis.target else None
     layers = every_step if late is None else late
     return Gradients(run, kind, layers, fmt, window, every_step, planned)

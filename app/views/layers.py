@@ -25,7 +25,7 @@ from mpdiag.display.wording import (
     sentence,
 )
 from mpdiag.reports.views import operations
-from mpdiag.reports.views.gradients.frame import SCALES, layers_named, one_layer
+from mpdiag.reports.views.gradients.frame import SCALES, one_layer
 from mpdiag.reports.views.gradients.pictures import Gradients
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def all_layers(kind: Kind) -> None:
     )
     late = kind == "activation_grad" and analysis.loss_scale.window is not None
     layers = run_cache.late_layers(chosen) if late else run_cache.layers(chosen, kind)
-    named = layers_named(layers, text or "")
+    named = layer_course.layers_named(layers, text or "")
     if not len(named):
         st.info(in_markdown(f"No layer name contains “{text}”."))
         return

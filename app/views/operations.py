@@ -7,6 +7,7 @@ import run_cache
 import run_folder
 import streamlit as st
 import widgets
+from proven_operations import proven_frame
 
 from mpdiag.analysis.figures import at_scale
 from mpdiag.display.wording import layer_name
@@ -24,7 +25,7 @@ if table.empty:
     st.markdown("Only autocast's own list stays in FP32 (normalisations, softmax, losses).")
 else:
     widgets.table(table)
-proven = operations.proven_frame(analysis)
+proven = proven_frame(analysis)
 if len(proven):
     st.header("Proven by the recorded values", anchor=False)
     widgets.table(proven)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import plan_in_training
 import run_cache
 import run_folder
 import run_overview as overview
@@ -22,7 +23,6 @@ from mpdiag.plan import PrecisionPlan
 from mpdiag.profiler import is_installed, part
 from mpdiag.reports.views.gradients.frame import in_model_order
 from mpdiag.reports.views.gradients.pictures import Gradients
-from mpdiag.reports.views.training import Trainings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -206,7 +206,7 @@ def by_a_plan(listing: Listing) -> None:
         side_by_side(pictures)
     left, right = st.columns(2, gap="medium")
     with left:
-        widgets.remarks(Trainings("", {} if own is None else {name: own}).remarks())
+        widgets.remarks(plan_in_training.remarks({} if own is None else {name: own}))
         with st.container(horizontal=True, vertical_alignment="center"):
             if root is not None:
                 recorded = run_folder.run_name(root)

@@ -68,7 +68,7 @@ with curves:
             widgets.table(expected)
         for words in others:
             st.caption(in_markdown(words))
-        widgets.remarks(shown.remarks())
+        widgets.remarks(plan_in_training.remarks(logs))
     else:
         st.info("Select trainings with a log. `MixedPrecision(…, run=…)` writes one.")
 

@@ -118,7 +118,9 @@ class Emulation(TorchDispatchMode):
     def _learn(self, func: Any) -> _Kind:
         kind = self._kinds[id(func)] = _Kind(
             func,
-            is_native=_is_native(func),
+            is_native=func.is_view
+            or func.namespace != "aten"
+            or func.overloadpacket.__name__ in _EXACT_NATIVELY,
             is_sum=func.overloadpacket in _SUMS,
             writes=any(is_written(func, argument) for argument in func._schema.arguments),
         )
@@ -231,12 +233,6 @@ def _signature(given: Any) -> Any:
     if isinstance(given, torch.Tensor):
         return given.dtype
     return ("dtype", given) if isinstance(given, torch.dtype) else type(given)
-
-
-def _is_native(func: Any) -> bool:
-    if func.is_view or func.namespace != "aten":
-        return True
-    return func.overloadpacket.__name__ in _EXACT_NATIVELY
 
 
 def _is_plain(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

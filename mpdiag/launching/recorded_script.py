@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
 
-    from mpdiag.launching.discovery import Discovered, Discovery, Root
+    from mpdiag.launching.discovery import Discovered, Discovery
     from mpdiag.launching.live_view import LiveView
     from mpdiag.recording.recorder import Adopted, Recorder
     from mpdiag.tracing.dtype_setters import DtypeSetters
@@ -320,8 +320,10 @@ class ScriptRecording:
             return
         early, self._without_model = self._without_model, []
         found = replace(found, optimizers=(*early, *found.optimizers))
-        names = script_names([(root.model, root.wrapper) for root in found.roots])
-        models = _prefixed(found.roots, names, first=self._recorder is None)
+        adopted: list[Adopted] = [(root.model, root.wrapper) for root in found.roots]
+        names = script_names(adopted)
+        alone = self._recorder is None and len(adopted) == 1  # which keeps PyTorch's names
+        models = dict(zip([""] if alone else names, adopted, strict=True))
         self._roots.update(id(one) for r in found.roots for one in (r.model, r.wrapper))
         if self._recorder is None:
             self._begin(models, found)
@@ -439,13 +441,6 @@ def _warn_of_autocast(dtype: str) -> None:
             f"the script's own autocast is on ({dtype}), so this does not record FP32 "
             "training; record with --fp32 to switch it off"
         )
-
-
-def _prefixed(roots: tuple[Root, ...], names: list[str], *, first: bool) -> dict[str, Adopted]:
-    """Models by the prefix of their names; a lone one keeps PyTorch's."""
-    if first and len(roots) == 1:
-        names = [""]
-    return {name: (r.model, r.wrapper) for name, r in zip(names, roots, strict=True)}
 
 
 def watch_child(settings: RecordingSettings) -> Any:

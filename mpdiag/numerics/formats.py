@@ -68,11 +68,6 @@ class FloatFormat:
         return 1 + self.exponent_bits + self.mantissa_bits
 
     @property
-    def saturates(self) -> bool:
-        """Whether a value out of range becomes ±``max``, for lack of infinity and NaN."""
-        return self.specials == "none"
-
-    @property
     def beyond(self) -> float:
         """What rounding makes of a positive value out of range: infinity, NaN or ``max``."""
         return {"ieee": math.inf, "nan": math.nan, "none": self.max}[self.specials]

@@ -52,13 +52,15 @@ def consequences(
     if run is not None:
         yield from _without_scale(autocast, run, operations)
         yield from _not_finite(parameters, run)
+    told = {(one.kind, one.names[:1]) for one in facts.observed}
     for holder in dict.fromkeys(name for p in parameters for name in p.holders):
         held = [p for p in parameters if holder in p.holders]
         kept = [p for p in held if p.holders[-1] == holder]  # the optimizer whose states are shown
         torchs = _is_torchs(facts, holder)
         yield from _stuck_states(holder, kept, facts, proved=torchs)
         yield from _narrow_states(holder, kept)
-        if torchs and not _decay_was_seen(facts, holder):
+        # A factor without effect that was seen in the optimizer's step says it already.
+        if torchs and ("factor-without-effect", (holder,)) not in told:
             yield from _stuck_decay(holder, held, _settings_of(facts, holder))
     if run is not None:
         yield from _standing_still(parameters, run, facts)
@@ -77,12 +79,6 @@ def _settings_of(facts: PrecisionFacts, holder: str) -> list[Mapping[str, Any]]:
         if settings.get("optimizer") == holder
         for group in settings.get("groups", ())
     ]
-
-
-def _decay_was_seen(facts: PrecisionFacts, holder: str) -> bool:
-    """Whether a factor without effect was seen in an optimizer's step, which then says it."""
-    kinds = {(one.kind, one.names[:1]) for one in facts.observed}
-    return ("factor-without-effect", (holder,)) in kinds
 
 
 def _is_torchs(facts: PrecisionFacts, holder: str) -> bool:

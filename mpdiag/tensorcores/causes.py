@@ -240,7 +240,9 @@ def _judge_one(
         if o.work is not None and peaks is not None
         else None
     )
-    affected = _affected(o, cause)
+    affected = o.layout_us if cause == "layout" else o.time_us  # what its fix affects
+    if cause in {"none", "unknown", "no_tensor_cores"} or is_collective(o.op):
+        affected = 0.0
     win = None
     if placement is not None and affected:
         must = placement.least_us * o.calls if affected == o.time_us else 0.0
@@ -367,13 +369,6 @@ def _cause_of_dtype(o: OperationTime, device: DeviceFacts, faults: tuple[Fault, 
     if dtype not in {None, "fp32"} and has_no_instruction(str(dtype), device):
         return "dtype"
     return "alignment" if faults else "library_choice"
-
-
-def _affected(o: OperationTime, cause: CauseCode) -> float:
-    """The part of an operation's time that its fix affects."""
-    if cause in {"none", "unknown", "no_tensor_cores"} or is_collective(o.op):
-        return 0.0
-    return o.layout_us if cause == "layout" else o.time_us
 
 
 _COLLECTIVES = ("nccl", "record_param_comms", "c10d", "allreduce", "all_reduce", "allgather")

@@ -189,7 +189,9 @@ def _profile(
             operations, device or _assumed_device(linked), total_us=linked.total_us, amd=amd
         )
     ]
-    native = _native_generations(times, device)
+    native: tuple[str, ...] = ()  # generations whose kernels use the device's own instructions
+    if device is not None and device.capability is not None and times.total_us:
+        native = native_generations(device.capability, amd=runs_on_amd(device, times))
     return Profile(
         source=trace.source,
         path=path,
@@ -233,13 +235,6 @@ def _assumed_device(linked: Linked) -> DeviceFacts | None:
     if not newest[1].startswith("sm"):
         return None
     return DeviceFacts(name="", capability=divmod(newest[0], 10))
-
-
-def _native_generations(times: KernelTimes, device: DeviceFacts | None) -> tuple[str, ...]:
-    """The generations whose kernels use the device's own instructions; () where it is not known."""
-    if device is None or device.capability is None or not times.total_us:
-        return ()
-    return native_generations(device.capability, amd=runs_on_amd(device, times))
 
 
 def _kernel_times(

@@ -43,3 +43,10 @@ def test_the_overview_has_the_figures_of_the_verdict(root):
         assert len(row["lost_course"]) == len(row["largest_course"]) <= tables.POINTS
         has = any(p.rpartition(".")[0] == name for p in parameters)
         assert bool(row["update_course"]) == has == np.isfinite(row["update_ratio"])
+
+
+def test_layers_are_found_by_a_part_of_their_name(analysis):
+    layers = layers_of(analysis, "activation_grad")
+    assert len(tables.layers_named(layers, "")) == len(layers)
+    assert list(tables.layers_named(layers, "THE MODEL").names) == [""]
+    assert len(tables.layers_named(layers, "no such layer")) == 0

@@ -298,6 +298,8 @@ def _read_baseline(path: AnyPath) -> SeedGroup:
 
 
 def _read_training(t: Mapping[str, Any]) -> SeedTraining:
+    model = t.get("model") or {}  # an earlier version's baseline knows nothing of it
+    found = model.get("fingerprint")
     return SeedTraining(
         str(t["name"]),
         t["seed"] if type(t["seed"]) is int else None,
@@ -307,17 +309,11 @@ def _read_training(t: Mapping[str, Any]) -> SeedTraining:
         int(t["skipped"]),
         {(str(kind), str(name)): float(v) for kind, name, v in t["layers"]},
         t.get("diverged") is True,
-        _stored_model(t.get("model") or {}),
+        KnownModel(
+            ModelFingerprint.from_json(found) if found else None,
+            str(model.get("type") or ""),
+            int(model.get("parameters") or 0),
+        ),
         {str(k): float(v) for k, v in (t.get("margins") or {}).items()},
         turns=max(1, int(t.get("turns") or 1)),
-    )
-
-
-def _stored_model(stored: Mapping[str, Any]) -> KnownModel:
-    """What a baseline knows of a model; an earlier version's knows nothing."""
-    found = stored.get("fingerprint")
-    return KnownModel(
-        ModelFingerprint.from_json(found) if found else None,
-        str(stored.get("type") or ""),
-        int(stored.get("parameters") or 0),
     )

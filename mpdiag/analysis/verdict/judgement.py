@@ -57,7 +57,12 @@ def _why_unfit(case: Case) -> Iterator[str]:
         yield f"The recording has no activation gradients, so it cannot show whether {fmt} works."
     yield from _not_a_training_in_fp32(case)
     if case.trained is None or case.trained.verdict != "equivalent":
-        yield from _unseen_optimizers(case)
+        for optimizer in stepped_in(case.run):
+            if optimizer.unseen:
+                yield (
+                    f"No step of {optimizer.kind} was recorded ({counted(optimizer.taken, 'step')} of "
+                    f"{case.extent.seen:,}), so the recording cannot show whether {fmt} works."
+                )
 
 
 def _why_not(case: Case) -> Iterator[str]:
@@ -126,15 +131,6 @@ def _narrow(case: Case) -> str:
         return "its own code computes products in half precision"
     of = "" if evidence["share"] == 1 else f"{percent(evidence['share'], 1)} of "
     return f"{of}its weights are {' and '.join(evidence['dtypes'])}"
-
-
-def _unseen_optimizers(case: Case) -> Iterator[str]:
-    for optimizer in stepped_in(case.run):
-        if optimizer.unseen:
-            yield (
-                f"No step of {optimizer.kind} was recorded ({counted(optimizer.taken, 'step')} of "
-                f"{case.extent.seen:,}), so the recording cannot show whether {case.target.label} works."
-            )
 
 
 def _failed_first(case: Case, text: str) -> str:

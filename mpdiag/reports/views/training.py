@@ -15,7 +15,7 @@ from mpdiag.reports import receipts
 from mpdiag.reports.contents import RunContents
 from mpdiag.reports.picture import Picture
 from mpdiag.reports.plotting import empty, figure, log2_axis, log10_axis, run_styles
-from mpdiag.runs.training_log import FINAL_WORDS, RECORDED, TrainingLog
+from mpdiag.runs.training_log import FINAL_WORDS, TrainingLog
 
 _COLUMNS = ("step", "loss", "scale", "skipped", "reason", "gradient_norm", "seconds")
 LONGEST = 120
@@ -81,19 +81,6 @@ class Trainings:
             last_scale = log.steps[-1].scale if log.steps else None
             rows.append(row | {"skipped": len(log.skipped), "last_scale": last_scale})
         return pd.DataFrame(rows)
-
-    def remarks(self) -> list[tuple[str, bool]]:
-        """What else the logs say, such as why a training stopped.
-
-        Returns:
-            Sentences, each with whether it is a warning.
-        """
-        return [
-            (f"{name}: {note.get('stopped') or note.get('message') or _words(note)}", _warns(note))
-            for name, log in self.logs.items()
-            for note in log.notes
-            if "alarm" not in note and note != RECORDED  # which only says who wrote the log
-        ]
 
     def losses(self, *, log: bool = False, window: int = 1) -> Picture:
         """Loss curves.
@@ -241,16 +228,6 @@ def _no_rows(columns: Sequence[str]) -> pd.DataFrame:
     return pd.DataFrame({name: pd.Series(dtype=float) for name in columns}).astype(
         {"skipped": bool}
     )
-
-
-def _warns(note: Mapping[str, Any]) -> bool:
-    """Whether a note is bad news: what ran in half precision is, if nothing did."""
-    share = note.get("half_precision_flops", note)
-    return not share if share is not note else note.get("severity") != "info"
-
-
-def _words(note: Mapping[str, Any]) -> str:
-    return ", ".join(f"{key} {value}" for key, value in note.items())
 
 
 def _height(known: pd.DataFrame, alarm: Mapping[Any, Any]) -> float:

@@ -79,18 +79,12 @@ def _pairs(queries: int, keys: int, causal: bool | None, *, corner: bool) -> tup
     pairs = queries * keys
     if causal is False:
         return pairs, pairs
-    first = _causal_pairs(queries, keys)  # query i sees keys 0 … i
-    last = first
+    seen = min(queries, keys)  # query i sees keys 0 … i
+    first = last = seen * (seen + 1) // 2 + max(0, queries - keys) * keys
     if corner:  # query i sees keys 0 … keys - queries + i; older versions mask as above
         last = pairs - queries * (queries - 1) // 2 if queries <= keys else keys * (keys + 1) // 2
     least = min(first, last)
     return least, pairs if causal is None else max(first, last)
-
-
-def _causal_pairs(queries: int, keys: int) -> int:
-    """Pairs of a query and a key where query i sees keys 0 … i alone."""
-    seen = min(queries, keys)
-    return seen * (seen + 1) // 2 + max(0, queries - keys) * keys
 
 
 def _in_window(

@@ -160,10 +160,3 @@ def test_harmful_are_the_bins_whose_rounding_moves_the_values_most(fmt, exponent
     harmful = moved[some & (fates == "rounded")]
     assert not harmful.size or np.sqrt(harmless.sum() + harmful.min()) >= 0.98 * MATTERS
     assert (harmful.size > 0) == harms
-
-
-def test_layers_are_found_by_a_part_of_their_name(analysis):
-    layers = layers_of(analysis, "activation_grad")
-    assert len(gradients.layers_named(layers, "")) == len(layers)
-    assert list(gradients.layers_named(layers, "THE MODEL").names) == [""]
-    assert len(gradients.layers_named(layers, "no such layer")) == 0

@@ -9,6 +9,7 @@ from drawn_runs import of_layers
 from layer_course import Layer
 from plan_in_training import replayed
 from plotly.utils import PlotlyJSONEncoder
+from proven_operations import proven_frame
 from receipt_checks import same_numbers
 
 from mpdiag.analysis.operations.rules import OperationFinding
@@ -150,8 +151,8 @@ def test_operations_with_their_line(analysis):
         instead="subtract",
         without="infinite",
     )
-    (row,) = operations.proven_frame(replace(analysis, operations=(found,))).to_dict("records")
+    (row,) = proven_frame(replace(analysis, operations=(found,))).to_dict("records")
     assert (row["operation"], row["module"], row["line"]) == ("exp", "(the model)", "model.py:12")
-    assert operations.proven_frame(replace(analysis, operations=())).empty
+    assert proven_frame(replace(analysis, operations=())).empty
     table = operations.operations_frame(analysis)
     assert len(table) == len(analysis.plan.fp32_operations)

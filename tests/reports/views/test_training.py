@@ -75,20 +75,5 @@ def test_drift_is_drawn_where_it_was_alarmed(tmp_path):
     assert (list(mark.x), mark.name) == ([2], "alarms (1)")
     assert mark.y[0] in (0.5, 0.125)  # at its neighbour's height
     assert "&lt;i&gt;0" in mark.customdata[0]
-    assert training.Trainings("", logs).remarks() == [("<b>run: it diverged", True)]
     none = training.Trainings(str(tmp_path), {}).drift()
     assert none.figure.layout.annotations[0].text == "no gradient norm was logged"
-
-
-def test_what_a_log_notes_is_a_warning_or_good_news(tmp_path):
-    lines = [
-        *({"source": "recording"}, {"step": 0, "loss": 1.0, "scale": 1.0}, {"stopped": "why"}),
-        *({"half_precision_flops": share, "message": f"{share}"} for share in (1.0, 0.5, 0.0)),
-        *({"severity": severity, "message": severity} for severity in ("info", "warning")),
-    ]
-    hand.write_log(tmp_path, *lines)
-    told = training.Trainings("", {"run": read_log(tmp_path)}).remarks()
-    assert told == [  # and not that a recording wrote the log
-        *(("run: why", True), ("run: 1.0", False), ("run: 0.5", False), ("run: 0.0", True)),
-        *(("run: info", False), ("run: warning", True)),
-    ]

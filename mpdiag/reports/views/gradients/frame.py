@@ -7,16 +7,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from mpdiag.analysis.layers import Layers, countable_rows, share
+from mpdiag.analysis.layers import Layers, share
 from mpdiag.analysis.operations.rounding_error import rounding_error
 from mpdiag.analysis.scaling.necessity import lost_by_scale
-from mpdiag.analysis.scaling.windows import by_step
-from mpdiag.display.wording import layer_name
 from mpdiag.numerics.formats import FloatFormat
-from mpdiag.numerics.histograms import ExponentHistogram
 from mpdiag.plan import LossScalePlan
-from mpdiag.runs.records import Records
-from mpdiag.runs.schema import Kind
 
 SCALES = range(-10, 25)
 """Exponents of the loss scales that tables over scales show."""
@@ -27,13 +22,6 @@ def in_model_order(layers: Layers, modules: Sequence[Mapping[str, Any]]) -> Laye
     place = {str(module["name"]): i for i, module in enumerate(modules)}
     order = sorted(range(len(layers)), key=lambda i: place.get(str(layers.names[i]), len(place)))
     return some_layers(layers, np.array(order, np.int64))
-
-
-def layers_named(layers: Layers, text: str) -> Layers:
-    """The layers whose name contains a text, in upper or lower case."""
-    wanted = text.strip().lower()
-    names = [layer_name(str(name)).lower() for name in layers.names]
-    return some_layers(layers, np.flatnonzero(np.array([wanted in name for name in names], bool)))
 
 
 def one_layer(layers: Layers, name: str) -> Layers:
@@ -61,7 +49,15 @@ def exponent_frame(layers: Layers) -> pd.DataFrame:
         ``layer``, ``exponent``, ``count``: values in (2^exponent, 2^(exponent+1)]; occupied bins
         alone.
     """
-    return _occupied("layer", layers.names, layers.histograms)
+    h = layers.histograms
+    rows, columns = np.nonzero(h.counts)
+    return pd.DataFrame(
+        {
+            "layer": np.asarray(layers.names)[rows],
+            "exponent": h.exponents[columns],
+            "count": h.counts[rows, columns],
+        }
+    )
 
 
 def total_frame(layers: Layers) -> pd.DataFrame:
@@ -132,30 +128,6 @@ def layer_scales_frame(layers: Layers, fmt: FloatFormat, every_step: Layers) -> 
     for name, values in columns.items():
         frame[name] = np.stack(values, axis=1).reshape(-1) if n else []
     return frame
-
-
-def time_frame(records: Records, kind: Kind, layer: str) -> pd.DataFrame:
-    """One layer over time: ``step``, ``exponent``, ``count``."""
-    steps, h = _by_step(records, kind, layer)
-    return _occupied("step", steps, h)
-
-
-def _by_step(records: Records, kind: Kind, layer: str) -> tuple[Any, ExponentHistogram]:
-    mine = records.name == records.code("name", layer)
-    rows = mine & records.of_kind(kind) & countable_rows(records)
-    steps = np.unique(records.step[rows].astype(np.int64))
-    return steps, by_step(records, rows, steps)
-
-
-def _occupied(label: str, values: Any, h: ExponentHistogram) -> pd.DataFrame:
-    rows, columns = np.nonzero(h.counts)
-    return pd.DataFrame(
-        {
-            label: np.asarray(values)[rows],
-            "exponent": h.exponents[columns],
-            "count": h.counts[rows, columns],
-        }
-    )
 
 
 @dataclass(frozen=True)

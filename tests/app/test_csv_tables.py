@@ -4,8 +4,7 @@ import io
 
 import pandas as pd
 import pytest
-
-from mpdiag.reports.picture import csv_text
+from csv_tables import csv_text
 
 
 @pytest.mark.parametrize(
