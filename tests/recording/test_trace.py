@@ -270,3 +270,12 @@ def test_vectors_of_several_dtypes_are_read_back_each_in_its_own():
 def test_elements_of_fp8_are_taken():
     tensor = torch.arange(8.0).to(torch.float8_e4m3fn).view(2, 4).t()
     assert elements_of(tensor, np.array([1, 6])).tolist() == [4.0, 3.0]
+
+
+def test_a_norm_holds_what_is_small_beside_its_largest_values():
+    """Gradients of 2000 classes: one of -1 in a row, the others are about 1/2000."""
+    probabilities = torch.full((256, 2000), 1 / 2000)
+    probabilities[:, 7] = -1.0
+    for given in (probabilities, probabilities.bfloat16()):
+        exact = float(given.double().norm())
+        assert float(trace._norm(given)) == pytest.approx(exact, rel=1e-6)
