@@ -209,7 +209,8 @@ def difference(a: Steps, b: Steps) -> RunDifference:
         handed = _handed_in(pairs)
         ulps = _inputs_apart(pairs, layout, handed)
         moved = _Moved(max(ulps, _weights_apart(pairs, history.possible) if later else 0.0))
-        some = list(_judged(pairs, step, layout, moved, history, handed, later=later))
+        signs = _Signs({t.order: t.reads for t in ours if t.phase == "forward"})
+        some = list(_judged(pairs, step, layout, moved, history, handed, signs, later=later))
         some = _sums_in_any_order(some, (ours, theirs))
         place = _first(some)
         explained = place is not None and some[place].apart.difference <= some[place].possible
@@ -237,6 +238,7 @@ def _judged(
     moved: _Moved,
     history: _Gradients,
     handed: float,
+    signs: _Signs,
     *,
     later: bool,
 ) -> Iterable[Judged]:
@@ -271,12 +273,13 @@ def _judged(
                 continue
             chosen = size * _of_turned(pair, ours[0].size)
             far = spread(twins, size, 0 if given else depth, coarsest)
-            moves = math.hypot(far, chosen, drift)
+            moves = math.hypot(far, chosen, drift, size * signs.turned(a) if None in twins else 0.0)
             room = size * _explained(a, b, handed) if exact else moves
             if a.kind == "weight_grad":
                 history.note(key, ours[0], theirs[0], FACTOR * room)
             rows = pair.rows and pair.turned >= 1 / MANY
             found = apart(ours, theirs, room, numel, _TURNED if rows else DROPPED)
+            signs.apart[a.order] = min(found.difference, found.tolerance)
             if pair.certain and not exact:
                 moved.note(found.difference * size)
             yield Judged(pair, step, rank, found, FACTOR * furthest / (size or 1.0))
@@ -370,6 +373,28 @@ class _Gradients:
         size = size_of(ours[clear], theirs[clear]) or 1.0
         tolerance = size_of(room[clear])
         return Apart(trimmed_rms((ours - theirs)[clear]) / size, tolerance / size)
+
+
+class _Signs:
+    """How far rounding that turns signs in ReLUs moves gradients: a finer side's twin turns none.
+
+    Args:
+        reads: Of each tensor of the forward pass, by ``order``.
+    """
+
+    def __init__(self, reads: Mapping[int, Sequence[int]]) -> None:
+        self.apart: dict[int, float] = {}  # by rounding, beside the size of a tensor, by ``order``
+        self._reads, self._moved = reads, 0.0
+
+    def turned(self, t: Tensor) -> float:
+        """How far that moves a tensor, beside its size; to be asked in the order of the pass."""
+        read = (i for i in t.reads if i in self._reads and t.name == "threshold_backward")
+        behind = (self.apart.get(i, 0.0) for one in read for i in (one, *self._reads[one]))
+        # Normal values apart by a share d of their size differ in sign in d / π of them. Half pass.
+        share = max(behind, default=0.0) / math.pi
+        if share * math.prod(t.shape) >= 1.0:
+            self._moved = max(self._moved, math.sqrt(2.0 * share))
+        return self._moved
 
 
 class _Moved:
