@@ -141,7 +141,7 @@ class TraceWatch(StepListener):
             tensor: The tensor; of a distributed one this rank's part.
             name: Of the parameter or operation.
             phase: See ``TraceRow``; default: that of the kind.
-            about: Of an operation: its ``file``, ``line``, ``code`` and ``scalars``.
+            about: Of an operation: ``file``, ``line``, ``code``, ``scalars`` and ``operand_format``.
             read: Of an operation: what ``latest`` gave before it ran.
         """
         if not self.on or in_rehearsal():
@@ -185,6 +185,7 @@ class TraceWatch(StepListener):
                 "line": about.get("line", 0),
                 "code": about.get("code", ""),
                 "arguments": _text_of(about["scalars"]) if about else "",
+                "operand_format": about.get("operand_format", ""),
             }
             self._calls[key] = row["call"] + 1
             self._keys.append((*key, row["call"]))

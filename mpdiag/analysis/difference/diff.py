@@ -206,7 +206,10 @@ def difference(a: Steps, b: Steps) -> RunDifference:
         edits = edits or found
         layout = layout_of(pairs)
         later = bool(number or step)
-        handed = _handed_in(pairs)
+        # What rounding explains of what an untraced forward pass hands in, beside its size.
+        made = (t for p in pairs for t in (p.a, p.b) if t.kind == "operation")
+        forward = (roundoff(t.dtype, t.operand_format) for t in made if t.phase == "forward")
+        handed = spread((None, None), 1.0, 0, [max(forward, default=0.0)])
         ulps = _inputs_apart(pairs, layout, handed)
         moved = _Moved(max(ulps, _weights_apart(pairs, history.possible) if later else 0.0))
         signs = _Signs({t.order: t.reads for t in ours if t.phase == "forward"})
@@ -249,7 +252,7 @@ def _judged(
     lower = lower_formats(pairs)
     for pair in pairs:
         a, b = pair.a, pair.b
-        epsilon = [lower.get(id(t), roundoff(t.dtype)) for t in (a, b)]
+        epsilon = [lower.get(id(t), roundoff(t.dtype, t.operand_format)) for t in (a, b)]
         coarsest = [max(both) for both in zip(coarsest, epsilon, strict=True)]
         # Where it comes from was not traced, as of a model that runs without gradients first.
         given = a.kind == "operation" and a.phase == "forward" and not (a.reads or b.reads)
@@ -284,12 +287,6 @@ def _judged(
                 moved.note(found.difference * size)
             yield Judged(pair, step, rank, found, FACTOR * furthest / (size or 1.0))
         depth += a.kind == "operation"
-
-
-def _handed_in(pairs: Sequence[Pair]) -> float:
-    """What rounding explains of what an untraced forward pass hands in, beside its size."""
-    made = [t for p in pairs for t in (p.a, p.b) if t.kind == "operation" and t.phase == "forward"]
-    return spread((None, None), 1.0, 0, [max((roundoff(t.dtype) for t in made), default=0.0)])
 
 
 def _inputs_apart(pairs: Sequence[Pair], layout: Layout, handed: float) -> float:
@@ -424,7 +421,7 @@ class _Moved:
         for side, t in enumerate((a, b)):
             found = self._roundoffs["weight" if t.kind == "weight" else "computed"]
             if t.kind in ("weight", "operation", "output"):
-                found[side] = max(found[side], roundoff(t.dtype))
+                found[side] = max(found[side], roundoff(t.dtype, t.operand_format))
         each = [
             (max(1.0, computed / held) if held else 1.0, t.spread)
             for t, held, computed in zip((a, b), *self._roundoffs.values(), strict=True)

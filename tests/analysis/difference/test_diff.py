@@ -793,6 +793,44 @@ def test_why_a_side_has_no_operations_is_said_without_advice():
     assert _missing("a", [], {}) == ["operations of a: none were recorded"]
 
 
+TF32 = {  # whether the backend may round, how far the product is apart: whether they agree
+    ("tf32", 3e-4): True,
+    ("tf32", 0.1): False,
+    ("", 3e-4): False,
+}
+
+
+@pytest.mark.parametrize("twin", [True, False])
+@pytest.mark.parametrize(("allowed", "off"), TF32)
+def test_rounding_operands_to_tf32_is_explained_where_the_backend_may(allowed, off, twin):
+    """By the twin that moves them so, or by the other side's, widened. What is made of it follows."""
+    draw = np.random.default_rng(8)
+    values, error = draw.normal(size=(2, 8, 8))
+    made = {"kind": "operation", "name": "addmm"}
+
+    def side(form, off):
+        own = 1e-7 if not form else 7e-4 if twin else None
+        some = values * (1 + off * error)
+        rows = [replace(row(some, order=1, **made), operand_format=form), row(some, order=2)]
+        return steps_of([row(values, kind="input"), *(replace(r, spread=own) for r in rows)])
+
+    found = difference(side("", 0.0), side(allowed, off))
+    assert found.agree is TF32[allowed, off]
+    assert found.agree or (found.first.op, found.first.module) == ("addmm", "layer")
+
+
+def test_where_tf32_is_allowed_is_said(sound, tmp_path, monkeypatch):
+    says = lambda func, _: "tf32" if func.overloadpacket.__name__ == "mm" else ""  # noqa: E731
+    monkeypatch.setattr("mpdiag.recording.operations.operand_format", says)
+    allowed = recorded(tmp_path / "run")
+    found = mpdiag.diff(sound, allowed)
+    assert found.environment == ["FP32 products of B may use TF32"]
+    said = difference_lines(found, sound, allowed)[1]
+    assert "Environment: FP32 products of B may use TF32." in said
+    assert mpdiag.diff(allowed, sound).environment == ["FP32 products of A may use TF32"]
+    assert mpdiag.diff(sound, sound).environment == []
+
+
 def rectified(off=0.0, behind=0.0, dtype="float32", reads=(2, 3)):
     """A ReLU of 16,384 values, its gradient, and a sum of this that nobody's BF16 twin shows."""
     draw = np.random.default_rng(9)
