@@ -75,6 +75,7 @@ class Call:
         backward: Whether it is part of a backward pass.
         work: What it costs.
         reduction: How many values are added to make one of the result; 1 where none, or not known.
+        operand_format: To which it may have rounded its FP32 operands, or "".
     """
 
     func: Any
@@ -87,6 +88,7 @@ class Call:
     backward: bool = False
     work: int = _CALL
     reduction: int = 1
+    operand_format: str = ""
 
 
 class CannotTape(Exception):
@@ -365,12 +367,8 @@ class StepReplay:
 
         for old, new in writes.items():
             into[new] = (into[old] if old in into else known[old]).clone()
-        if name and writes:
-            mine = [
-                tensor(v) for v in found_in((call.args, call.kwargs), View) if v.value in writes
-            ]
-        else:
-            mine = []
+        seen = found_in((call.args, call.kwargs), View) if name and writes else ()
+        mine = [tensor(view) for view in seen if view.value in writes]
         for t in mine:
             t.copy_(_round(t, name, call.backward))
         args, kwargs = mapped((call.args, call.kwargs), View, tensor)

@@ -3,8 +3,8 @@
 A twin runs the step again on other memory. Every value from outside moves by an ulp of its own dtype,
 and so does the result of every operation that computes, up or down by chance; a result that adds K terms
 moves by √K / 4 ulps of FP32 of its root mean square besides, for kernels add in any order. So does each
-channel that batch normalization makes, as a whole. What is further from the step than a few times its
-twin is no rounding.
+channel that batch normalization makes, as a whole. FP32 operands that a product may round to TF32 move
+by half an ulp of TF32 there. What is further from the step than a few times its twin is no rounding.
 """
 
 import math
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from mpdiag.emulation.step_tape import Call, StepReplay, StepTape, Values, View
 from mpdiag.numerics.autocast_lists import MOVES
+from mpdiag.numerics.formats import FORMATS
 from mpdiag.numerics.trimmed import is_few, trimmed_rms
 from mpdiag.tracing.dispatch import found_in, mapped, tensors_of
 from mpdiag.tracing.storages import elements_of, read_back
@@ -114,7 +115,15 @@ class _TwinReplay(StepReplay):
 
     def _again(self, call: Call, into: Values, name: str) -> None:
         """Run an operation, and move what it made."""
+        read = found_in((call.args, call.kwargs), View)
+        exact = {value: into[value] for value in call.reads} if call.operand_format else {}
+        for view in read if exact else ():
+            if len(view.shape) > 1 and view.value not in call.writes:  # a bias is added in FP32
+                into[view.value] = exact[view.value].clone()
+                half = 2.0 ** -FORMATS[call.operand_format].mantissa_bits / 2
+                self._move(into[view.value], view.dtype, 0.0, half)
         super()._again(call, into, name)
+        into |= exact
         op = call.func.overloadpacket.__name__
         if op == "native_layer_norm_backward" and call.args[0].dtype.itemsize == 2:
             # A CPU adds up in the gradient's own format.
@@ -126,9 +135,7 @@ class _TwinReplay(StepReplay):
                 most = float(own.norm() / off.norm().clamp(min=1e-30)) * _SAME / 2
                 own.add_(off, alpha=min(1.0, most))  # further than that, nothing would be the same
         views = {view.value: view for view in call.results.values()}
-        for view in found_in((call.args, call.kwargs), View):
-            if view.value in call.writes:
-                views[call.writes[view.value]] = view
+        views |= {call.writes[view.value]: view for view in read if view.value in call.writes}
         if op in MOVES and op not in ("_to_copy", "copy_"):  # which may round
             return
         for value, view in views.items():
@@ -147,8 +154,10 @@ class _TwinReplay(StepReplay):
         up, wider = self._signs(sums.contiguous(), x.dtype).unbind(1)
         x.mul_(1 + share * wider).add_(up, alpha=share * float(x.norm()) / math.sqrt(x.numel()))
 
-    def _move(self, storage: torch.UntypedStorage, dtype: torch.dtype, summed: float) -> None:
-        """Move what a storage holds by an ulp, and by a share of its root mean square."""
+    def _move(
+        self, storage: torch.UntypedStorage, dtype: torch.dtype, summed: float, share: float = 0.0
+    ) -> None:
+        """Move what a storage holds by an ulp or a share, and by one of its root mean square."""
         if not dtype.is_floating_point or dtype.itemsize < 2 or not storage.nbytes():
             return
         flat = torch.empty(0, dtype=dtype, device=storage.device)
@@ -156,7 +165,7 @@ class _TwinReplay(StepReplay):
         wide = torch.float64 if dtype is torch.float64 else torch.float32
         # Half an ulp of a narrow format rounds to a whole one, or to none.
         eps = torch.finfo(dtype).eps
-        share = eps if dtype is wide else eps / 2
+        share = share or (eps if dtype is wide else eps / 2)
         square = float(torch.dot(flat, flat) if dtype is wide else flat.norm(dtype=wide) ** 2)
         if not math.isfinite(square):  # what fills masks must not become infinite
             return

@@ -40,6 +40,7 @@ from mpdiag.tracing import conversions
 from mpdiag.tracing.autograd_graph import BackwardPasses, holds_any
 from mpdiag.tracing.dispatch import by_name, in_backward, is_hidden, tensors_of, written
 from mpdiag.tracing.fingerprint import joined
+from mpdiag.tracing.precision_share import operand_format
 from mpdiag.tracing.source_lines import SourceLine, SourceLines
 from mpdiag.tracing.tap import OperationTap
 
@@ -280,12 +281,7 @@ class OperationWatch:
         return self._alone(self._draft, func, args, kwargs, torch.is_grad_enabled())
 
     def after(
-        self,
-        func: Any,
-        draft: _Draft,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        result: Any,
+        self, func: Any, draft: _Draft, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
     ) -> None:
         """Look at its results."""
         self._alone(self._complete, func, draft, args, kwargs, result)
@@ -387,12 +383,7 @@ class OperationWatch:
             self._drafts.append(_Draft(fields, {"ranks": ranks}, inputs, []))
 
     def _complete(
-        self,
-        func: Any,
-        draft: _Draft,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        result: Any,
+        self, func: Any, draft: _Draft, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
     ) -> None:
         op, index = draft.fields["op"], draft.fields["index"]
         read, own = tensors_of((args, kwargs)), written(func, args, kwargs)
@@ -414,16 +405,12 @@ class OperationWatch:
         self._effects.after(draft.taped, draft.fields, args, kwargs, result)
         if self._trace is not None and self._trace.on:
             fields, latest = draft.fields, self._trace.latest(read)
+            about = {**fields, "operand_format": operand_format(func, read)}
+            if draft.taped is not None:
+                draft.taped.operand_format = about["operand_format"]
             for tensor in (*found, *silent):
-                self._trace.take(
-                    "operation",
-                    fields["module"],
-                    tensor,
-                    name=op,
-                    phase=fields["phase"],
-                    about=fields,
-                    read=latest,
-                )
+                options = {"name": op, "phase": fields["phase"], "about": about, "read": latest}
+                self._trace.take("operation", fields["module"], tensor, **options)
         draft.taped = None
         self._tensors.drain()
 

@@ -141,7 +141,7 @@ class TraceWatch(StepListener):
             tensor: The tensor; of a distributed one this rank's part.
             name: Of the parameter or operation.
             phase: See ``TraceRow``; default: that of the kind.
-            about: Of an operation: its ``file``, ``line``, ``code`` and ``scalars``.
+            about: Of an operation: ``file``, ``line``, ``code``, ``scalars`` and ``operand_format``.
             read: Of an operation: what ``latest`` gave before it ran.
         """
         if not self.on or in_rehearsal():
@@ -185,6 +185,7 @@ class TraceWatch(StepListener):
                 "line": about.get("line", 0),
                 "code": about.get("code", ""),
                 "arguments": _text_of(about["scalars"]) if about else "",
+                "operand_format": about.get("operand_format", ""),
             }
             self._calls[key] = row["call"] + 1
             self._keys.append((*key, row["call"]))
@@ -269,6 +270,7 @@ def _order(rows: Sequence[dict[str, Any]]) -> None:
 
 
 _LARGEST = 1e300
+_LONG = 4096
 
 
 def _phase(kind: TraceKind) -> str:
@@ -289,6 +291,9 @@ def _norm(x: torch.Tensor) -> torch.Tensor:
     if not x.is_floating_point() or x.dtype.itemsize < 2:
         x = x.float()
     wide = torch.float64 if x.dtype is torch.float64 else torch.float32
+    if x.device.type == "cpu" and x.numel() > _LONG and wide is torch.float32:
+        # A CPU's norm adds squares one after another, and loses what is small beside their sum.
+        return x.float().square().sum().sqrt()
     found: torch.Tensor = torch.linalg.vector_norm(x, dtype=wide)
     return found
 

@@ -353,10 +353,5 @@ def _tensor_row(tensor: TensorRecord) -> dict[str, Any]:
 def _tensor_record(row: dict[str, Any]) -> TensorRecord:
     absmin = float("inf") if row["absmin"] is None else row["absmin"]
     return TensorRecord(
-        **{
-            **row,
-            "shape": tuple(row["shape"]),
-            "counts": tuple(row["counts"]),
-            "absmin": absmin,
-        }
+        **{**row, "shape": tuple(row["shape"]), "counts": tuple(row["counts"]), "absmin": absmin}
     )

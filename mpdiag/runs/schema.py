@@ -63,11 +63,7 @@ INTEGERS = {
 }
 FLOATS = ("scale", "absmax", "absmin")
 # Of updates alone; null in every other row.
-UPDATE_INTEGERS = {
-    "changed": "int64",
-    "ratio_zeros": "int64",
-    "ratio_first_exponent": "int16",
-}
+UPDATE_INTEGERS = {"changed": "int64", "ratio_zeros": "int64", "ratio_first_exponent": "int16"}
 
 SAMPLED = "sampled_from"
 """Of updates that were counted for some elements alone: how many the parameter has. Null otherwise,
@@ -134,9 +130,7 @@ class UpdateStack:
 
 
 def encode(
-    histograms: ExponentHistogram,
-    labels: Mapping[str, Any],
-    updates: UpdateStack | None = None,
+    histograms: ExponentHistogram, labels: Mapping[str, Any], updates: UpdateStack | None = None
 ) -> pa.Table:
     """Rows as an Arrow table with ``schema()``.
 

@@ -31,7 +31,8 @@ STEPS = (0, 1)
 _MOST = 64
 _INSIDE = 8
 _GOLDEN = (math.sqrt(5.0) - 1.0) / 2.0
-_WORDS = ("kind", "phase", "module", "name", "file", "code", "dtype")
+_WORDS = ("kind", "phase", "module", "name", "file", "code", "dtype", "operand_format")
+_NEWER = ("reads", "operand_format")  # which traces did not always have
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,6 +57,7 @@ class TraceRow:
             root mean square over the positions; None where that is not known.
         arguments: Of an operation: its arguments that are no tensors, as JSON.
         reads: The latest tensors, by ``order``, in the memory that the operation read, or that this is.
+        operand_format: To which it may have rounded its FP32 operands: ``tf32`` or ``bf16``.
     """
 
     step: int
@@ -78,6 +80,7 @@ class TraceRow:
     code: str = ""
     arguments: str = field(default="", repr=False)
     reads: tuple[int, ...] = ()
+    operand_format: str = ""
 
 
 @lru_cache(maxsize=4096)
@@ -151,10 +154,12 @@ def decode(table: pa.Table) -> Iterator[TraceRow]:
     """
     import pyarrow as pa
 
-    if "reads" not in table.column_names:  # as written before there was such a column
-        table = table.append_column("reads", pa.nulls(len(table), pa.list_(pa.int32())))
+    for column in schema():
+        if column.name in _NEWER and column.name not in table.column_names:
+            table = table.append_column(column, pa.nulls(len(table), column.type))
     for row in table.select(schema().names).cast(schema()).to_pylist():
         row["shape"], row["reads"] = tuple(row["shape"] or ()), tuple(row["reads"] or ())
+        row["operand_format"] = row["operand_format"] or ""
         row["values"] = np.asarray(row["values"], np.float64)
         row["at"] = None if row["at"] is None else np.asarray(row["at"], np.int32)
         refuse_nonsense(row)

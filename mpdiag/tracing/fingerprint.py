@@ -171,11 +171,7 @@ class ModelDifference:
     @property
     def changes(self) -> str:
         """The layers that differ, the second model as an edit of the first; "" where none does."""
-        parts = (
-            ("changed", self.changed),
-            ("new", self.only_second),
-            ("gone", self.only_first),
-        )
+        parts = (("changed", self.changed), ("new", self.only_second), ("gone", self.only_first))
         return "; ".join(f"{what}: {some_of(names)}" for what, names in parts if names)
 
 

@@ -8,7 +8,7 @@ then in one step of each octave. Of compiled code, ``compiled_products`` counts 
 """
 
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
+from mpdiag.hardware.cpu_instructions import read_instructions
 from mpdiag.numerics.autocast_lists import ONE_DTYPE
 from mpdiag.tracing.dispatch import in_backward, tensors_of
 from mpdiag.tracing.precision import HALF
@@ -252,6 +253,29 @@ def note_low_products(products: int, flops: int) -> None:
 def is_product(func: Any) -> bool:
     """Whether an operation is counted."""
     return func.overloadpacket.__name__ in _formulas()
+
+
+_instructions = cache(lambda: read_instructions(torch))
+_ON_CPU = {"tf32": ("amx_fp16",), "bf16": ("amx_bf16", "bf16")}
+"""Instructions of which a CPU needs one to round FP32 operands to a format."""
+
+
+def operand_format(func: Any, read: Sequence[torch.Tensor]) -> str:
+    """To which format torch's settings and the hardware let a product round FP32 operands, or ""."""
+    name = func.overloadpacket.__name__
+    if not read or read[0].dtype is not torch.float32 or not is_product(func):
+        return ""
+    kind = "rnn" if "_rnn" in name else "conv" if "conv" in name else "matmul"
+    device, cuda = read[0].device, torch.backends.cuda if kind == "matmul" else torch.backends.cudnn
+    backend: Any = torch.backends.mkldnn if device.type == "cpu" else cuda
+    own = getattr(backend, kind, backend)
+    allowed = getattr(own, "fp32_precision", None)
+    if allowed is None and device.type == "cuda":  # before torch 2.9
+        allowed = "tf32" if getattr(own if kind == "matmul" else cuda, "allow_tf32", 0) else ""
+    able = device.type == "cpu" and any(map(_instructions().has, _ON_CPU.get(str(allowed), ())))
+    if device.type == "cuda" and torch.version.cuda:  # AMD's GPUs do not, nor those before Ampere
+        able = torch.cuda.get_device_capability(device) >= (8, 0)
+    return allowed if able and allowed in _ON_CPU else ""
 
 
 @cache

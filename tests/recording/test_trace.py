@@ -61,8 +61,10 @@ def test_a_trace_is_read_as_it_was_written_and_has_the_training_s_values(tmp_pat
     for a, b in zip(rows, again, strict=True):
         assert np.array_equal(a.values, b.values)
         assert {**vars(a), "values": 0, "at": 0} == {**vars(b), "values": 0, "at": 0}
-    older = next(decode(encode(rows).drop_columns("reads")))  # which traces did not always have
-    assert older.reads == ()
+    assert {r.operand_format for r in rows} == {""}  # as torch's default is on a CPU
+    newer = ["reads", "operand_format"]  # columns that traces did not always have
+    older = next(decode(encode(rows).drop_columns(newer)))
+    assert (older.reads, older.operand_format) == ((), "")
     of = {(r.step, r.kind, r.name): r for r in rows}
     last = of[3, "weight", "2.weight"]
     assert last.norm != pytest.approx(float(before.norm()), rel=1e-9)
@@ -270,3 +272,42 @@ def test_vectors_of_several_dtypes_are_read_back_each_in_its_own():
 def test_elements_of_fp8_are_taken():
     tensor = torch.arange(8.0).to(torch.float8_e4m3fn).view(2, 4).t()
     assert elements_of(tensor, np.array([1, 6])).tolist() == [4.0, 3.0]
+
+
+@pytest.mark.parametrize(("allowed", "least", "most"), [("tf32", 3e-4, 3e-3), ("", 0.0, 3e-6)])
+def test_a_twin_rounds_the_operands_that_a_backend_may_round(
+    allowed, least, most, tmp_path, monkeypatch
+):
+    """For the product alone: what else is made of these operands is as exact as before."""
+
+    def found(func, _read):
+        return allowed if func.overloadpacket.__name__ in ("addmm", "mm") else ""
+
+    monkeypatch.setattr("mpdiag.recording.operations.operand_format", found)
+    torch.manual_seed(1)
+    rows = trained(Shared(), tmp_path / "run", [0, 1], 2)
+    products = rows[0, "operation", "linear", "addmm", 0], rows[0, "operation", "linear", "mm", 0]
+    assert all(least < relative(row) < most for row in products)
+    assert relative(rows[0, "operation", "", "exp", 0]) < 3e-7
+    assert {rows[s, "operation", "linear", "addmm", 0].operand_format for s in (0, 1)} == {allowed}
+    assert rows[0, "operation", "", "exp", 0].operand_format == ""
+
+
+class Shared(nn.Module):
+    """A product, and then something else of its operand."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 64)
+
+    def forward(self, x):
+        return self.linear(x) + self.linear.weight.exp()[:, 0]
+
+
+def test_a_norm_holds_what_is_small_beside_its_largest_values():
+    """Gradients of 2000 classes: one of -1 in a row, the others are about 1/2000."""
+    probabilities = torch.full((256, 2000), 1 / 2000)
+    probabilities[:, 7] = -1.0
+    for given in (probabilities, probabilities.bfloat16()):
+        exact = float(given.double().norm())
+        assert float(trace._norm(given)) == pytest.approx(exact, rel=1e-6)

@@ -1,5 +1,7 @@
 """The share of FLOPs in half precision, against a count by hand."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
@@ -7,9 +9,11 @@ from torch.nn import functional as F
 
 import mpdiag
 from mpdiag.errors import InputError
+from mpdiag.hardware.cpu_instructions import CpuInstructions
 from mpdiag.runs.run import open_run
 from mpdiag.runs.training_log import read_log
-from mpdiag.tracing.precision_share import DENSE, PrecisionShare, is_counted
+from mpdiag.tracing import precision_share
+from mpdiag.tracing.precision_share import DENSE, PrecisionShare, is_counted, operand_format
 
 FORWARD = 2 * 32 * 8 * 16, 2 * 32 * 16 * 1
 """FLOPs of the two layers; a backward pass has two such products, the first layer's only one."""
@@ -152,3 +156,81 @@ def test_a_comparison_refuses_half_precision_in_which_nothing_ran(tmp_path):
         compare(tmp_path / "plain", tmp_path / "claimed")
     with pytest.raises(InputError, match="FP32 with FP32"):
         compare(tmp_path / "claimed" / "seed0", tmp_path / "plain")
+
+
+ATEN = torch.ops.aten
+
+
+def of(op, device="cuda", dtype=torch.float32):
+    return operand_format(op.default, [SimpleNamespace(dtype=dtype, device=torch.device(device))])
+
+
+@pytest.fixture
+def card(monkeypatch):
+    """Settings of torch on a card that has TF32; no card is asked."""
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    kinds = {"matmul": "none", "conv": "tf32", "rnn": "tf32"}  # torch's defaults
+    said = {kind: SimpleNamespace(fp32_precision=value) for kind, value in kinds.items()}
+    monkeypatch.setattr(torch.backends, "cuda", SimpleNamespace(matmul=said["matmul"]))
+    monkeypatch.setattr(torch.backends, "cudnn", SimpleNamespace(**said))
+    return said
+
+
+def test_products_on_a_card_may_use_tf32_as_the_setting_of_their_kind_says(card):
+    assert [of(op) for op in (ATEN.mm, ATEN.convolution, ATEN._cudnn_rnn)] == ["", "tf32", "tf32"]
+    card["matmul"].fp32_precision, card["conv"].fp32_precision = "tf32", "ieee"
+    assert [of(op) for op in (ATEN.addmm, ATEN.convolution_backward)] == ["tf32", ""]
+    assert [of(ATEN.exp), of(ATEN.mm, dtype=torch.bfloat16), of(ATEN.mm, "xpu")] == ["", "", ""]
+    assert operand_format(ATEN.mm.default, []) == ""
+
+
+@pytest.mark.parametrize("without", ["capability", "version"])
+def test_a_card_without_tf32_rounds_nothing(without, card, monkeypatch):
+    if without == "capability":
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
+    else:
+        monkeypatch.setattr(torch.version, "cuda", None)  # AMD's
+    assert of(ATEN.convolution) == ""
+
+
+def test_before_torch_2_9_settings_say_yes_or_no(card, monkeypatch):
+    no, yes = SimpleNamespace(allow_tf32=False), SimpleNamespace(allow_tf32=True)
+    monkeypatch.setattr(torch.backends, "cuda", SimpleNamespace(matmul=no))
+    cudnn = SimpleNamespace(allow_tf32=True, rnn=SimpleNamespace())  # a module of torch's
+    monkeypatch.setattr(torch.backends, "cudnn", cudnn)
+    operations = ATEN.mm, ATEN.convolution, ATEN._cudnn_rnn
+    assert [of(op) for op in operations] == ["", "tf32", "tf32"]
+    monkeypatch.setattr(torch.backends, "cuda", SimpleNamespace(matmul=yes))
+    cudnn.allow_tf32 = False
+    assert [of(op) for op in operations] == ["tf32", "", ""]
+
+
+@pytest.mark.parametrize(
+    ("setting", "has", "found"),
+    [
+        ("none", "amx_bf16", ""),
+        ("bf16", "amx_bf16", "bf16"),
+        ("bf16", "bf16", "bf16"),
+        ("bf16", "avx512_bf16", ""),  # oneDNN rounds nothing for vector units of x86
+        ("tf32", "amx_bf16", ""),
+        ("tf32", "amx_fp16", "tf32"),
+    ],
+)
+def test_a_cpu_rounds_operands_if_it_has_the_instructions(setting, has, found, monkeypatch):
+    known = CpuInstructions(frozenset({has}))
+    monkeypatch.setattr(precision_share, "_instructions", lambda: known)
+    said = SimpleNamespace(matmul=SimpleNamespace(fp32_precision=setting))
+    monkeypatch.setattr(torch.backends, "mkldnn", said)
+    assert of(ATEN.addmm, "cpu") == found
+    assert of(ATEN.convolution, "cpu") == ""  # before torch 2.9 there is no such setting
+
+
+def test_torch_s_own_settings_are_read(monkeypatch):
+    """By the names that this version of torch gives them."""
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
+    for allowed in (True, False):
+        with torch.backends.cudnn.flags(allow_tf32=allowed):
+            assert of(ATEN.convolution) == ("tf32" if allowed else "")
+    assert (of(ATEN.mm), of(ATEN.mm, "cpu")) == ("", "")

@@ -37,7 +37,11 @@ def diff(a: str | os.PathLike[str], b: str | os.PathLike[str]) -> RunDifference:
         )
     found = difference(steps_of(ours), steps_of(theirs))
     missing = [*_missing(a, ours, meta_a), *_missing(b, theirs, meta_b)]
-    return replace(found, missing=missing, environment=_environment(meta_a, meta_b))
+    environment = _environment(meta_a, meta_b)
+    for side, rows in (("A", ours), ("B", theirs)):
+        formats = sorted({row.operand_format.upper() for row in rows} - {""})
+        environment += [f"FP32 products of {side} may use {name}" for name in formats]
+    return replace(found, missing=missing, environment=environment)
 
 
 def _read(side: str | os.PathLike[str]) -> tuple[Sequence[TraceRow], Mapping[str, Any]]:

@@ -206,10 +206,14 @@ def difference(a: Steps, b: Steps) -> RunDifference:
         edits = edits or found
         layout = layout_of(pairs)
         later = bool(number or step)
-        handed = _handed_in(pairs)
+        # What rounding explains of what an untraced forward pass hands in, beside its size.
+        made = (t for p in pairs for t in (p.a, p.b) if t.kind == "operation")
+        forward = (roundoff(t.dtype, t.operand_format) for t in made if t.phase == "forward")
+        handed = spread((None, None), 1.0, 0, [max(forward, default=0.0)])
         ulps = _inputs_apart(pairs, layout, handed)
         moved = _Moved(max(ulps, _weights_apart(pairs, history.possible) if later else 0.0))
-        some = list(_judged(pairs, step, layout, moved, history, handed, later=later))
+        signs = _Signs({t.order: t.reads for t in ours if t.phase == "forward"})
+        some = list(_judged(pairs, step, layout, moved, history, handed, signs, later=later))
         some = _sums_in_any_order(some, (ours, theirs))
         place = _first(some)
         explained = place is not None and some[place].apart.difference <= some[place].possible
@@ -237,6 +241,7 @@ def _judged(
     moved: _Moved,
     history: _Gradients,
     handed: float,
+    signs: _Signs,
     *,
     later: bool,
 ) -> Iterable[Judged]:
@@ -247,7 +252,7 @@ def _judged(
     lower = lower_formats(pairs)
     for pair in pairs:
         a, b = pair.a, pair.b
-        epsilon = [lower.get(id(t), roundoff(t.dtype)) for t in (a, b)]
+        epsilon = [lower.get(id(t), roundoff(t.dtype, t.operand_format)) for t in (a, b)]
         coarsest = [max(both) for both in zip(coarsest, epsilon, strict=True)]
         # Where it comes from was not traced, as of a model that runs without gradients first.
         given = a.kind == "operation" and a.phase == "forward" and not (a.reads or b.reads)
@@ -271,22 +276,17 @@ def _judged(
                 continue
             chosen = size * _of_turned(pair, ours[0].size)
             far = spread(twins, size, 0 if given else depth, coarsest)
-            moves = math.hypot(far, chosen, drift)
+            moves = math.hypot(far, chosen, drift, size * signs.turned(a) if None in twins else 0.0)
             room = size * _explained(a, b, handed) if exact else moves
             if a.kind == "weight_grad":
                 history.note(key, ours[0], theirs[0], FACTOR * room)
             rows = pair.rows and pair.turned >= 1 / MANY
             found = apart(ours, theirs, room, numel, _TURNED if rows else DROPPED)
+            signs.apart[a.order] = min(found.difference, found.tolerance)
             if pair.certain and not exact:
                 moved.note(found.difference * size)
             yield Judged(pair, step, rank, found, FACTOR * furthest / (size or 1.0))
         depth += a.kind == "operation"
-
-
-def _handed_in(pairs: Sequence[Pair]) -> float:
-    """What rounding explains of what an untraced forward pass hands in, beside its size."""
-    made = [t for p in pairs for t in (p.a, p.b) if t.kind == "operation" and t.phase == "forward"]
-    return spread((None, None), 1.0, 0, [max((roundoff(t.dtype) for t in made), default=0.0)])
 
 
 def _inputs_apart(pairs: Sequence[Pair], layout: Layout, handed: float) -> float:
@@ -372,6 +372,28 @@ class _Gradients:
         return Apart(trimmed_rms((ours - theirs)[clear]) / size, tolerance / size)
 
 
+class _Signs:
+    """How far rounding that turns signs in ReLUs moves gradients: a finer side's twin turns none.
+
+    Args:
+        reads: Of each tensor of the forward pass, by ``order``.
+    """
+
+    def __init__(self, reads: Mapping[int, Sequence[int]]) -> None:
+        self.apart: dict[int, float] = {}  # by rounding, beside the size of a tensor, by ``order``
+        self._reads, self._moved = reads, 0.0
+
+    def turned(self, t: Tensor) -> float:
+        """How far that moves a tensor, beside its size; to be asked in the order of the pass."""
+        read = (i for i in t.reads if i in self._reads and t.name == "threshold_backward")
+        behind = (self.apart.get(i, 0.0) for one in read for i in (one, *self._reads[one]))
+        # Normal values apart by a share d of their size differ in sign in d / π of them. Half pass.
+        share = max(behind, default=0.0) / math.pi
+        if share * math.prod(t.shape) >= 1.0:
+            self._moved = max(self._moved, math.sqrt(2.0 * share))
+        return self._moved
+
+
 class _Moved:
     """How far weights that are apart move the tensors of a step, one after another.
 
@@ -399,7 +421,7 @@ class _Moved:
         for side, t in enumerate((a, b)):
             found = self._roundoffs["weight" if t.kind == "weight" else "computed"]
             if t.kind in ("weight", "operation", "output"):
-                found[side] = max(found[side], roundoff(t.dtype))
+                found[side] = max(found[side], roundoff(t.dtype, t.operand_format))
         each = [
             (max(1.0, computed / held) if held else 1.0, t.spread)
             for t, held, computed in zip((a, b), *self._roundoffs.values(), strict=True)

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mpdiag.numerics.formats import BF16, FP16, FP32
+from mpdiag.numerics.formats import BF16, FP16, FP32, TF32
 from mpdiag.numerics.trimmed import DROPPED, trimmed_rms
 
 FACTOR = 2.0
@@ -29,7 +29,8 @@ _ONE_TWIN = 1.5
 """How many times further than one twin shows rounding may move a tensor."""
 _ROUNDOFF = {
     "float64": 2.0**-52,
-    **{fmt.torch_name: 2.0**-fmt.mantissa_bits for fmt in (FP32, BF16, FP16)},
+    **{str(fmt.torch_name): 2.0**-fmt.mantissa_bits for fmt in (FP32, BF16, FP16)},
+    **{fmt.name: 2.0**-fmt.mantissa_bits for fmt in (TF32, BF16)},
 }
 _BOUND = 8.0
 _NORM = 2.0**-23
@@ -60,9 +61,9 @@ class Apart:
         return self.difference / self.tolerance if self.tolerance > 0.0 else math.inf
 
 
-def roundoff(dtype: str) -> float:
-    """Distance from 1 to the next value of a dtype; 0 of integers."""
-    return _ROUNDOFF.get(dtype, 0.0)
+def roundoff(dtype: str, operands: str = "") -> float:
+    """Distance from 1 to the next value of a dtype, or of operands' format; 0 of integers."""
+    return max(_ROUNDOFF.get(dtype, 0.0), _ROUNDOFF.get(operands, 0.0))
 
 
 def spread(

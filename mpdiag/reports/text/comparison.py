@@ -40,9 +40,7 @@ def comparison_text(comparison: Comparison) -> RenderableType:
     for f in reversed(above):
         lines = Text(f.message, _STYLES["bad"]), Text(f"  {f.fix}  [{f.code}]"), Text("")
         parts[:0] = lines
-    parts += [
-        _metrics(comparison),
-    ]
+    parts += [_metrics(comparison)]
     diverged = comparison.divergence  # trainings that the table above leaves out
     if diverged.any:
         tested = f"Boschloo's exact test p = {diverged.p_value:.2g}, Clopper-Pearson intervals"
@@ -155,9 +153,5 @@ def _shifts(comparison: Comparison) -> Fitted:
         right=frozenset({"powers of two"}),
     )
     for shift in comparison.shifts[:TOP]:
-        table.add_row(
-            layer_name(shift.name),
-            shift.kind.replace("_", " "),
-            f"{shift.octaves:+.2f}",
-        )
+        table.add_row(layer_name(shift.name), shift.kind.replace("_", " "), f"{shift.octaves:+.2f}")
     return table

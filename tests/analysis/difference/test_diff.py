@@ -791,3 +791,78 @@ def test_why_a_side_has_no_operations_is_said_without_advice():
     reason = {"reason": "the model is compiled", "fix": "record the eager one"}
     assert _missing("a", [], {"operations": reason}) == ["operations of a: the model is compiled"]
     assert _missing("a", [], {}) == ["operations of a: none were recorded"]
+
+
+TF32 = {  # whether the backend may round, how far the product is apart: whether they agree
+    ("tf32", 3e-4): True,
+    ("tf32", 0.1): False,
+    ("", 3e-4): False,
+}
+
+
+@pytest.mark.parametrize("twin", [True, False])
+@pytest.mark.parametrize(("allowed", "off"), TF32)
+def test_rounding_operands_to_tf32_is_explained_where_the_backend_may(allowed, off, twin):
+    """By the twin that moves them so, or by the other side's, widened. What is made of it follows."""
+    draw = np.random.default_rng(8)
+    values, error = draw.normal(size=(2, 8, 8))
+    made = {"kind": "operation", "name": "addmm"}
+
+    def side(form, off):
+        own = 1e-7 if not form else 7e-4 if twin else None
+        some = values * (1 + off * error)
+        rows = [replace(row(some, order=1, **made), operand_format=form), row(some, order=2)]
+        return steps_of([row(values, kind="input"), *(replace(r, spread=own) for r in rows)])
+
+    found = difference(side("", 0.0), side(allowed, off))
+    assert found.agree is TF32[allowed, off]
+    assert found.agree or (found.first.op, found.first.module) == ("addmm", "layer")
+
+
+def test_where_tf32_is_allowed_is_said(sound, tmp_path, monkeypatch):
+    says = lambda func, _: "tf32" if func.overloadpacket.__name__ == "mm" else ""  # noqa: E731
+    monkeypatch.setattr("mpdiag.recording.operations.operand_format", says)
+    allowed = recorded(tmp_path / "run")
+    found = mpdiag.diff(sound, allowed)
+    assert found.environment == ["FP32 products of B may use TF32"]
+    said = difference_lines(found, sound, allowed)[1]
+    assert "Environment: FP32 products of B may use TF32." in said
+    assert mpdiag.diff(allowed, sound).environment == ["FP32 products of A may use TF32"]
+    assert mpdiag.diff(sound, sound).environment == []
+
+
+def rectified(off=0.0, behind=0.0, dtype="float32", reads=(2, 3)):
+    """A ReLU of 16,384 values, its gradient, and a sum of this that nobody's BF16 twin shows."""
+    draw = np.random.default_rng(9)
+    values, back, summed = draw.normal(size=(3, 8, 8))
+    error = draw.normal(size=(8, 8))
+    made, after = {"kind": "operation"}, {"kind": "operation", "phase": "backward"}
+    shape = (8, 512, 2, 2)
+    rows = [
+        row(np.ones((8, 8)), kind="input"),
+        row(values + off * error, order=1, shape=shape, name="convolution", **made),
+        row(values, order=2, shape=shape, name="relu", reads=(1,), **made),
+        row(back, order=3, module="loss", name="mm", **after),
+        row(back, order=4, shape=shape, name="threshold_backward", reads=reads, **after),
+        row(summed + behind * error, order=5, module="norm", name="sum", reads=(4,), **after),
+    ]
+    low = dtype == "bfloat16"
+    return steps_of([replace(r, dtype=dtype, spread=None if low else 1e-7) for r in rows])
+
+
+@pytest.mark.parametrize(
+    ("behind", "reads", "agree"), [(0.12, (2, 3), True), (0.4, (2, 3), False), (0.12, (3,), False)]
+)
+def test_signs_that_rounding_turned_widen_what_is_behind_a_relu(behind, reads, agree):
+    """Values 2 % apart have another sign in 0.6 % of all places: that moves a sum by 11 %."""
+    low = rectified(0.02, behind, "bfloat16", reads)
+    found = difference(rectified(reads=reads), low)
+    assert found.agree is agree
+    assert agree or (found.first.module, found.first.op) == ("norm", "sum")
+
+
+def test_signs_that_no_rounding_turns_widen_nothing():
+    """FP32 moves 16,384 values too little to turn one; and a twin of BF16 shows what it turns."""
+    assert difference(rectified(), rectified(1e-7, 1e-3)).first.op == "sum"
+    twin = {0: [replace(t, spread=0.01) for t in rectified(0.02, 0.12, "bfloat16")[0]]}
+    assert difference(rectified(), twin).first.op == "sum"
