@@ -18,9 +18,9 @@ UNKNOWN = "–"
 """Stands for a figure that the recording cannot give, as ``percent`` has it."""
 
 MEMORY = (
-    "Predicted peak of a step: weights, gradients, optimizer state, the outputs of modules and the "
-    "arrays of the loss. Not included: what autograd keeps of plain functions, and the workspace of "
-    "kernels. The batch is the multiple of the recorded one that should fit into O0's memory."
+    "Predicted peak of a step: weights and their gradients, optimizer state, what modules return, the "
+    "loss. Not included: what autograd keeps of plain functions, gradients of activations, workspace "
+    "of kernels. batch: how many times the recorded batch should fit into O0's memory."
 )
 
 
