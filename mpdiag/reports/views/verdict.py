@@ -20,7 +20,7 @@ UNKNOWN = "–"
 MEMORY = (
     "Predicted peak of a step: weights and their gradients, optimizer state, what modules return, the "
     "loss. Not included: what autograd keeps of plain functions, gradients of activations, workspace "
-    "of kernels. batch: how many times the recorded batch should fit into O0's memory."
+    "of kernels. The batch says how many recorded batches should fit into O0's memory."
 )
 
 
