@@ -174,7 +174,7 @@ class LevelAdvice:
 
     Attributes:
         level: O0 to O3.
-        memory_bytes: Predicted peak of weights, gradients, optimizer state and activations.
+        memory_bytes: Predicted peak of weights, gradients, optimizer state, activations and the loss.
         batch_factor: How many times the recorded batch would fit into what O0 takes.
         possible: Whether the recording speaks for it.
     """

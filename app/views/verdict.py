@@ -12,7 +12,7 @@ import widgets
 
 from mpdiag.display.wording import counted, in_markdown, percent, sentence
 from mpdiag.reports.text.analysis import fp16_or_bf16, grounds
-from mpdiag.reports.views.verdict import facts, formats_frame, formats_note, levels_frame
+from mpdiag.reports.views.verdict import MEMORY, facts, formats_frame, formats_note, levels_frame
 
 chosen = run_folder.current()
 widgets.heading("Verdict", chosen)
@@ -80,7 +80,7 @@ with right:
         widgets.explain(finding.code)
 
 st.header("Memory saved", anchor=False)
-st.caption("Predicted by counting weights, gradients, optimizer state and stored activations.")
+st.caption(MEMORY)
 levels = levels_frame(plan)
 levels["memory (MB)"] = levels["memory (MB)"].map("{:,.1f}".format)
 levels["possible"] = levels["possible"].map({True: "yes", False: "no"})

@@ -1,12 +1,14 @@
 """Master weights: how many updates a 16-bit weight would swallow; and the levels, with their memory."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mpdiag.analysis.layers import Layers, share
 from mpdiag.analysis.run_statistics import UPDATE_FIGURES, RunStatistics
+from mpdiag.analysis.shapes.recorded import largest_output
 from mpdiag.display.wording import counted, percent
 from mpdiag.numerics.formats import BF16, FP16, HALVES, FloatFormat
 from mpdiag.plan import LevelAdvice, MasterWeightsPlan
@@ -25,8 +27,6 @@ smaller than those that are not; nor that a schedule's last steps are, for they 
 weights stand still where they would have gone on. Harmless up to 0.08, harmful from 0.11. Not seen
 this way: trainings that end in a fine fit, which rounded weights cannot hold though updates arrive.
 """
-
-
 FAINT = 2.0**-12
 """Largest value of a bias, as a share of its module's mean output, that FP16 rounds away there."""
 HELD = 0.25
@@ -141,13 +141,13 @@ def _vanished(layers: Layers | None, held: FloatFormat) -> tuple[float, str]:
     return float(lost[worst]), str(weights.names[worst])
 
 
-# FP32 values an optimizer keeps for each weight; unknown ones are counted like Adam.
-STATES = {"SGD": 1, "Adagrad": 1, "RMSprop": 1, "Rprop": 2, "LBFGS": 20}
-DEFAULT_STATES = 2
-
-# Bytes per weight: (model, masters and casts; gradients), and bytes per stored activation.
-_WEIGHTS = {"O0": (4, 4), "O1": (4 + 2, 4), "O2": (2 + 4, 2 + 4), "O3": (2, 2)}
+# FP32 values an optimizer keeps for each weight; all others are counted like Adam.
+STATES = {"SGD": 1, "Adagrad": 1, "RMSprop": 1, "LBFGS": 20}
+# Bytes per weight: model, masters, casts and copies to compare; gradients. And per stored activation.
+_WEIGHTS = {"O0": 4 + 4, "O1": (4 + 2) + 4, "O2": (2 + 4 + 2) + 4, "O3": 2 + 2}
 _ACTIVATION = {"O0": 4, "O1": 2, "O2": 2, "O3": 2}
+# Bytes per output value in the loss's backward pass: cross entropy's logarithms and two gradients, FP32.
+_LOSS = 3 * 4
 
 
 def advise_levels(
@@ -155,24 +155,18 @@ def advise_levels(
 ) -> tuple[LevelAdvice, ...]:
     """The levels in the order to try them, each with its memory and the batch it allows.
 
-    The estimate counts bytes: a recording knows the size of every weight and of every module's output,
-    but not what the allocator adds, nor what autograd keeps of plain functions. A benchmark measures how
-    far off it is.
+    The estimate counts bytes. A recording knows the sizes of weights and of what modules return, but not
+    what autograd keeps of plain functions, nor a kernel's workspace; see ``docs/analysis.md``.
     """
     weights = int((run.meta.get("model") or {}).get("parameters") or 0)
     stored = evidence.activations_per_step()
     if weights == 0:
         return ()
-    states = sum(
-        STATES.get(str(o.get("type")), DEFAULT_STATES) for o in run.meta.get("optimizers") or []
-    )
-    states = states and _momentum(run, states)
-
-    def fixed(level: str) -> int:
-        width = 2 if level == "O3" else 4
-        return weights * (sum(_WEIGHTS[level]) + width * states)
-
-    whole = fixed("O0") + stored * _ACTIVATION["O0"]
+    states = max(map(_states, run.meta.get("optimizers") or []), default=0)  # each has its weights
+    output = largest_output(run.modules())
+    fixed = {k: weights * (w + (2 if k == "O3" else 4) * states) for k, w in _WEIGHTS.items()}
+    batch = {k: stored * w + output * (_LOSS - w) for k, w in _ACTIVATION.items()}
+    whole = fixed["O0"] + batch["O0"]
     reasons = {
         "O0": "FP32: the baseline for every other level",
         "O1": "try first: FP32 weights, each operation in its own precision, no code changes",
@@ -187,24 +181,16 @@ def advise_levels(
             "would be FP16, too, and the recording does not show whether that works"
         )
     advice = []
-    for level in ("O0", "O1", "O2", "O3"):
-        activations = stored * _ACTIVATION[level]
-        factor = (whole - fixed(level)) / activations if activations else 1.0
-        advice.append(
-            LevelAdvice(
-                level,
-                fixed(level) + activations,
-                round(max(0.0, factor), 2),
-                possible=level != "O3" or not (masters.needed or states),
-                reason=reasons[level],
-            )
-        )
+    for level, reason in reasons.items():
+        held, more = fixed[level], batch[level]
+        # Rounded down: a batch that is a little too large does not fit.
+        factor = max(0, 100 * (whole - held) // more) / 100 if more else 1.0
+        possible = level != "O3" or not (masters.needed or states)
+        advice.append(LevelAdvice(level, held + more, factor, possible, reason))
     return tuple(advice)
 
 
-def _momentum(run: Run, states: int) -> int:
-    """The number of states without those of SGD without momentum, which keeps none."""
-    for optimizer in run.meta.get("optimizers") or []:
-        if optimizer.get("type") == "SGD" and not optimizer.get("momentum"):
-            states -= 1
-    return states
+def _states(optimizer: Mapping[str, Any]) -> int:
+    """How many values an optimizer keeps for each weight."""
+    kind = str(optimizer.get("type"))
+    return STATES.get(kind, 2) if kind != "SGD" or optimizer.get("momentum") else 0

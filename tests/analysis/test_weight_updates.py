@@ -180,12 +180,37 @@ def test_the_baseline_counts_weights_gradients_states_and_activations(tmp_path, 
     assert all(a.reason for a in plan.levels)
     weights = sum(p.numel() for p in network().parameters())
     # Convolution and batch norm, whose output the ReLU's replaces and flattening shares; linear.
-    activations = 8 * (2 * 4 * 36 + 10)
+    activations, output = 8 * (2 * 4 * 36 + 10), 8 * 10
     assert read_statistics(run).activations_per_step() == activations
-    assert levels["O0"].memory_bytes == 4 * (weights * (2 + states) + activations)
+    # The loss has three FP32 arrays of the output, one of which is among the activations.
+    whole = 4 * (weights * (2 + states) + activations + 2 * output)
+    assert levels["O0"].memory_bytes == whole
     assert levels["O0"].batch_factor == 1.0
     # Activations take half, and a copy of the weights in FP16 is to be paid from that.
-    assert levels["O1"].batch_factor == round(2 - weights / activations, 2) > 1
+    more = 2 * activations + 10 * output
+    assert levels["O1"].memory_bytes == weights * (10 + 4 * states) + more
+    assert (
+        levels["O1"].batch_factor
+        == int(100 * (whole + more - levels["O1"].memory_bytes) / more) / 100
+    )
+
+
+def test_optimizers_share_the_weights_out(tmp_path):
+    """The states of two are those of one that holds all weights."""
+    model = network()
+    first, *others = model.parameters()
+
+    optimizers = [torch.optim.Adam(part, 1e-3) for part in ([first], others)]
+    with mpdiag.record(model, optimizers, tmp_path / "both", every=1):
+        for step in range(3):
+            loss_of_network(model, step).backward()
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+    both, one = (
+        mpdiag.analyze(r).plan.levels for r in (tmp_path / "both", record(tmp_path / "one"))
+    )
+    assert [a.memory_bytes for a in both] == [a.memory_bytes for a in one]
 
 
 @pytest.mark.parametrize(("momentum", "possible"), [(0.0, True), (0.9, False)])

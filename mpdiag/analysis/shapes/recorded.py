@@ -136,6 +136,20 @@ def input_sizes(rows: Sequence[Mapping[str, Any]]) -> frozenset[int]:
     return frozenset(n for r in roots for shape in _shapes(r.get("input_shapes")) for n in shape)
 
 
+def largest_output(rows: Sequence[Mapping[str, Any]]) -> int:
+    """Values of the largest tensor that a module returned to the script, not to another module."""
+    called = [
+        (str(row["name"]).split(".") if row["name"] else [], shapes)
+        for row in rows
+        if row.get("what") == "module" and (shapes := _shapes(row.get("output_shapes")))
+    ]
+    most, outer = 0, [""]
+    for path, shapes in sorted(called):  # a module comes right before those inside it
+        if path[: len(outer)] != outer:
+            outer, most = path, max(most, *map(math.prod, shapes))
+    return most
+
+
 def _matrix_elements(rows: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     """Elements of the weights of each module, without its vectors."""
     found: dict[str, int] = {}

@@ -21,7 +21,7 @@ from mpdiag.reports.documents.run_report import next_command, reasons
 from mpdiag.reports.text.analysis import gradients_picture, grounds
 from mpdiag.reports.views.operations import operations_frame
 from mpdiag.reports.views.precision import precision_frame
-from mpdiag.reports.views.verdict import facts, formats_frame, formats_note, levels_frame
+from mpdiag.reports.views.verdict import MEMORY, facts, formats_frame, formats_note, levels_frame
 
 TOP = 8
 """Layers and shapes shown; the plan has them all."""
@@ -143,9 +143,8 @@ def _folded_tables(analysis: Analysis) -> Iterator[str]:
         title = f"Shapes to pad for Tensor Cores: {len(shapes)} of {len(plan.shapes)}"
         yield folded(title, rows(("module", "dimension", "size", "why"), shapes))
     if plan.levels:
-        yield folded(
-            "Levels, in the order to try them", page_table(frame_table(levels_frame(plan)))
-        )
+        table = page_table(frame_table(levels_frame(plan)))
+        yield folded("Levels, in the order to try them", f"{MEMORY}\n\n{table}")
     formats = formats_frame(analysis.formats).map(percent).reset_index()
     note = escaped(formats_note(analysis))
     yield folded("Lost and rounded, by format", f"{note}\n\n{page_table(frame_table(formats))}")

@@ -30,7 +30,7 @@ from mpdiag.reports.views.gradients.frame import in_model_order
 from mpdiag.reports.views.gradients.pictures import Gradients, share_axis
 from mpdiag.reports.views.operations import operations_frame
 from mpdiag.reports.views.precision import answers_frame, precision_frame
-from mpdiag.reports.views.verdict import facts, formats_frame, formats_note, levels_frame
+from mpdiag.reports.views.verdict import MEMORY, facts, formats_frame, formats_note, levels_frame
 
 KEY = "heat-map"
 """Of the picture that the report's other figures leave out, as it stands here."""
@@ -76,6 +76,7 @@ def run_page(contents: RunContents) -> str:
         precision=_precision(contents.audit),
         operations=frame_table(operations_frame(analysis)),
         levels=frame_table(levels_frame(analysis.plan)),
+        levels_note=MEMORY,
         formats=frame_table(formats_frame(analysis.formats).map(percent).reset_index()),
         formats_note=formats_note(analysis),
         provenance=list(_provenance(analysis)),

@@ -17,6 +17,12 @@ from mpdiag.plan import PrecisionPlan
 UNKNOWN = "–"
 """Stands for a figure that the recording cannot give, as ``percent`` has it."""
 
+MEMORY = (
+    "Predicted peak of a step: weights and their gradients, optimizer state, what modules return, the "
+    "loss. Not included: what autograd keeps of plain functions, gradients of activations, workspace "
+    "of kernels. The batch says how many recorded batches should fit into O0's memory."
+)
+
 
 @dataclass(frozen=True)
 class Fact:
@@ -82,14 +88,8 @@ def facts(analysis: Analysis) -> tuple[Fact, ...]:
 def levels_frame(plan: PrecisionPlan) -> pd.DataFrame:
     """The opt levels in the order to try them."""
     rows = [
-        {
-            "level": advice.level,
-            "memory (MB)": round(advice.memory_bytes / 1e6, 1),
-            "batch": f"{advice.batch_factor:g} ×",
-            "possible": advice.possible,
-            "why": advice.reason,
-        }
-        for advice in plan.levels
+        (a.level, round(a.memory_bytes / 1e6, 1), f"{a.batch_factor:g} ×", a.possible, a.reason)
+        for a in plan.levels
     ]
     return pd.DataFrame(rows, columns=["level", "memory (MB)", "batch", "possible", "why"])
 
