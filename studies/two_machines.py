@@ -22,9 +22,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-ROOT = Path(__file__).resolve().parents[1]
-for place in (ROOT, ROOT / "benchmarks", ROOT / "studies"):
-    sys.path.insert(0, str(place))
+sys.path.extend(str(Path(__file__).resolve().parents[1] / name) for name in ("", "benchmarks"))
 
 import diff_faults
 from diff_faults import Fault, Row, drawn, judged, plant

@@ -236,7 +236,7 @@ def step_without_waiting(ctx: Context) -> None:
         ctx.folder() as folder,
         mpdiag.record(model, optimizer, folder / "run", every=1, operations=0) as recorder,
     ):
-        for _ in range(3):  # the first writes a part
+        for _ in range(6):  # the first and the fifth write a part
             step()
         wait(ctx.device)
         if ctx.cuda:

@@ -123,8 +123,9 @@ class Matrix:
             top, left = i * TILE, j * TILE
             shapes[min(TILE, lines - top), min(TILE, length - left)].append((matrix, top, left))
         for (tall, wide), places in shapes.items():
-            matrices, tops, lefts = torch.tensor(places).unbind(1)
-            rows, columns = tops[:, None] + torch.arange(tall), lefts[:, None] + torch.arange(wide)
+            matrices, tops, lefts = torch.tensor(places, device="cpu").unbind(1)
+            down, right = (torch.arange(size, device="cpu") for size in (tall, wide))
+            rows, columns = tops[:, None] + down, lefts[:, None] + right
             yield self._cut(matrices, rows, columns)
 
     def sample(self, tall: int, tensor: str) -> Sample:
@@ -244,8 +245,10 @@ class Measured:
         absmax = float(self.absmax)
         errors = []
         for variant, pieces in self.errors.items():
-            sums = torch.zeros(min(len(pieces), GROUPS), 6, dtype=torch.float64)
-            sums.index_add_(0, torch.arange(len(pieces)) % GROUPS, pieces.cpu())
+            pieces = pieces.cpu()
+            groups = torch.arange(len(pieces), device="cpu") % GROUPS
+            sums = pieces.new_zeros(min(len(pieces), GROUPS), 6, dtype=torch.float64)
+            sums.index_add_(0, groups, pieces)
             tiles = [BlockError(int(n), round(z), *rest) for n, z, *rest in sums.tolist()]
             errors.append(FormatError(*variant, tiles=tuple(tiles)))
         return {

@@ -263,7 +263,7 @@ def _changes(gaps: _Gaps, tried: Tensor, probes: int, rows: int) -> dict[_Key, T
     signs = torch.Generator().manual_seed(0)
     found: dict[_Key, list[Tensor]] = {key: [] for key in gaps}
     for _ in range(probes):
-        drawn = torch.randint(0, 2, tried.shape, generator=signs).to(tried) * 2 - 1
+        drawn = torch.randint(0, 2, tried.shape, generator=signs, device="cpu").to(tried) * 2 - 1
         gradients = iter(
             torch.autograd.grad(tried, held, drawn, retain_graph=True, allow_unused=True)
         )
@@ -275,13 +275,13 @@ def _changes(gaps: _Gaps, tried: Tensor, probes: int, rows: int) -> dict[_Key, T
 
 def _moved(gap: Tensor, gradient: Tensor | None, rows: int) -> Tensor:
     if gradient is None:
-        return torch.zeros(1, dtype=torch.float64)
+        return torch.zeros(1, dtype=torch.float64, device="cpu")
     product = (gap * gradient.double()).cpu()
     return product.flatten(1).sum(1) if gap.dim() > 1 and len(gap) == rows else product.sum()[None]
 
 
 def _sum(parts: Iterable[Tensor]) -> Tensor:
-    total = torch.zeros(1, dtype=torch.float64)
+    total = torch.zeros(1, dtype=torch.float64, device="cpu")
     for part in parts:
         total = _less(total, -part)
     return total

@@ -219,7 +219,7 @@ def compare(reference: Pass, narrow: Pass, sites: Sequence[Site]) -> Sensitivity
     outputs = [
         torch.cat([x.flatten() for x in p.outputs]) for p in (reference, narrow) if p.outputs
     ]
-    loss = (torch.tensor(reference.loss), torch.tensor(narrow.loss))
+    loss = tuple(torch.tensor(one.loss, device="cpu") for one in (reference, narrow))
     return Sensitivity(
         module=sites[0].module,
         op=sites[0].op,

@@ -155,7 +155,9 @@ def judge_gradients(
             inspect(gradients)
         if clip.norm is not None:
             # As ``torch.nn.utils.clip_grad_norm_`` multiplies, to the last bit.
-            factor = float(clip.norm / (torch.tensor(norm, dtype=torch.float32) + 1e-6))
+            factor = float(
+                clip.norm / (torch.tensor(norm, dtype=torch.float32, device="cpu") + 1e-6)
+            )
             multiply(gradients, min(1.0, factor))
         if clip.value is not None:
             clamp(gradients, clip.value)

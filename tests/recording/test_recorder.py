@@ -105,3 +105,24 @@ def test_a_training_that_becomes_nan_is_recorded_to_its_end(tmp_path, setting):
     assert not model.weight.isfinite().all()
     assert recorder.failures == []
     assert mpdiag.open_run(tmp_path / "run").meta["steps_recorded"] == 8
+
+
+def test_a_default_device_is_the_trainings_alone(tmp_path):
+    """Scripts set one (``torch.set_default_device``): what a recorder makes must not lie there."""
+    x = torch.randn(5, 8)
+    weights = []
+    for name, default in (("usual", "cpu"), ("other", "meta")):
+        model, optimizer = model_and_optimizer()
+        options = {"every": 1, "trace": True, "blocks": True}
+        with (
+            torch.device(default),
+            mpdiag.record(model, optimizer, tmp_path / name, **options) as recorder,
+        ):
+            steps(3, model, optimizer, x)
+        assert recorder.failures == []
+        weights.append(model[0].weight)
+    assert torch.equal(*weights)
+    usual, other = (mpdiag.open_run(tmp_path / name) for name in ("usual", "other"))
+    assert usual.frame().equals(other.frame())
+    assert len(usual.trace()) == len(other.trace()) > 50
+    assert usual.meta["trace"] == other.meta["trace"]

@@ -206,3 +206,21 @@ def test_state_that_an_optimizer_has_from_before_fits_the_weights(level, dtype, 
 def test_a_limit_of_skips_is_a_count(limit):
     with pytest.raises(UsageError, match="max_skips"):
         mpdiag.TrainerOptions(max_skips=limit)
+
+
+@pytest.mark.parametrize("level", ["O1", "O2", "O3"])
+def test_a_default_device_is_the_trainings_alone(level):
+    """What a trainer makes for itself lies on the devices of its weights, or on the host."""
+    weights = []
+    for default in ("cpu", "meta"):
+        model = perceptron()
+        optimizer = torch.optim.AdamW(model.parameters(), 0.1, eps=1e-4)
+        x = torch.randn(5, 4, generator=torch.Generator().manual_seed(0))
+        with torch.device(default):
+            mp = trainer(model, optimizer, level, "bf16")
+            for _ in range(2):
+                with mp.autocast():
+                    loss = model(x.to(next(model.parameters()).dtype)).square().mean()
+                assert not mp.step(loss, clip_norm=1.0).skipped
+        weights.append(model[0].weight.detach().clone())
+    assert torch.equal(*weights)

@@ -157,7 +157,9 @@ class DeviceRows:
 
 def _on_host(rows: torch.Tensor) -> NDArray[np.int64]:
     # From a GPU, page-locked memory is filled several times as fast as any other.
-    host = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=rows.device.type == "cuda")
+    host = torch.empty(
+        rows.shape, dtype=rows.dtype, device="cpu", pin_memory=rows.device.type == "cuda"
+    )
     found: NDArray[np.int64] = host.copy_(rows).numpy()
     return found
 

@@ -702,7 +702,8 @@ def _launch(
         entry.append(programs)
         programs += _programs(entry[0], entry[1], limits)
     device = into[0].device
-    table = torch.tensor(entries, dtype=torch.int64, pin_memory=device.type == "cuda")
+    pinned = device.type == "cuda"
+    table = torch.tensor(entries, dtype=torch.int64, device="cpu", pin_memory=pinned)
     table = table.to(device, non_blocking=True)
     with _on(device):
         kernel[(programs,)](table, len(entries), *into, **limits)

@@ -298,13 +298,13 @@ def dump_random() -> dict[str, Any]:
     states: dict[str, Any] = {
         "cpu": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
-        "python": {"version": version, "words": torch.tensor(words), "gauss": gauss},
+        "python": {"version": version, "words": torch.tensor(words, device="cpu"), "gauss": gauss},
     }
     # The global generator is what scripts draw from.
     numpy: Any = np.random.get_state(legacy=False)  # noqa: NPY002
     if numpy["bit_generator"] == "MT19937":
         states["numpy"] = {
-            "key": torch.tensor(numpy["state"]["key"].astype(np.int64)),
+            "key": torch.tensor(numpy["state"]["key"].astype(np.int64), device="cpu"),
             "pos": int(numpy["state"]["pos"]),
             "has_gauss": int(numpy["has_gauss"]),
             "gauss": float(numpy["gauss"]),

@@ -410,7 +410,7 @@ def _beyond(weights: Sequence[Weight]) -> list[Tensor]:
 def _asked(flags: Sequence[Tensor]) -> Tensor:
     """Flags on their way to the host: there after the next synchronisation with the device."""
     together = _together(flags)
-    answer = torch.empty(len(flags), dtype=torch.bool, pin_memory=together.is_cuda)
+    answer = torch.empty(len(flags), dtype=torch.bool, device="cpu", pin_memory=together.is_cuda)
     answer.copy_(together, non_blocking=together.is_cuda)
     return answer
 
@@ -464,7 +464,11 @@ def refuse_vanishing_eps(optimizers: Sequence[Optimizer], dtype: torch.dtype) ->
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             eps = group.get("eps")
-            if isinstance(eps, float) and eps > 0 and torch.tensor(eps).to(dtype).item() == 0:
+            if (
+                isinstance(eps, float)
+                and eps > 0
+                and torch.tensor(eps, dtype=dtype, device="cpu").item() == 0
+            ):
                 smallest = torch.finfo(dtype).smallest_normal
                 raise UsageError(
                     f"{type(optimizer).__name__}'s eps of {eps:g} is zero in "
