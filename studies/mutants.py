@@ -2,7 +2,7 @@
 
     python studies/mutants.py draw                    # once: 40 places in each of five folders, seed 28
     python studies/mutants.py run [--tree CHECKOUT] [--name NAME] [--only FOLDER ...] [--workers N]
-                                  [--killed-in NAME]
+                                  [--killed-in NAME] [--resume]
     python studies/mutants.py table
 
 A mutant changes one place: a comparison, an arithmetic or logical operator, a constant, a condition, a
@@ -15,7 +15,8 @@ the tests notes which test reaches which question, in child processes, too. Then
 on in a fork of one process that has torch, and the tests that reach it run until the first one fails:
 the one that killed it in another tree first, then those named after its module, then the quick ones,
 150 at most: one that outlives them may still meet a slower one, in a whole run of the tests.
-``--killed-in NAME`` tries those alone that were killed in another run; the others count as alive. Files
+``--killed-in NAME`` tries those alone that were killed in another run; the others count as alive. What
+Ctrl-C leaves is kept, and ``--resume`` tries the others of that name. Files
 with compiled kernels are left out: the question cannot stand in their files. A mutant that outlives its
 limit of time counts as killed.
 """
@@ -476,8 +477,9 @@ def run(options: argparse.Namespace) -> None:
     outcomes = json.loads(OUTCOMES.read_text()) if OUTCOMES.is_file() else {}
     killers = {row["number"]: row.get("by") for rows in outcomes.values() for row in rows}
     alive = {row["number"] for row in outcomes.get(options.killed_in, []) if not row["killed"]}
+    earlier = {row["number"] for row in outcomes.get(options.name, []) if options.resume}
     work = [(asdict(mutants[n]), sorted(tests.get(n, []), key=lambda test: test != killers.get(n)))
-            for n in chosen if n not in alive]  # fmt: skip
+            for n in chosen if n not in alive | earlier]  # fmt: skip
     result = copy / "outcomes.jsonl"
     environment = {**os.environ, "PYTHONPATH": str(copy), "OMP_NUM_THREADS": "1"}
     children = []
@@ -485,10 +487,15 @@ def run(options: argparse.Namespace) -> None:
         (copy / f"part{w}.json").write_text(json.dumps(work[w::workers]))
         command = [sys.executable, str(Path(__file__).resolve()), "serve", str(copy), f"part{w}"]
         children.append(subprocess.Popen([*command, str(result)], env=environment))
-    for child in children:
-        child.wait()
+    try:
+        for child in children:
+            child.wait()
+    except KeyboardInterrupt:
+        for child in children:
+            child.kill()
     untried = [{**asdict(mutants[n]), "killed": False} for n in chosen if n in alive]
-    new = [*untried, *map(json.loads, result.read_text().splitlines())]
+    tried = result.read_text().splitlines() if result.exists() else []
+    new = [*untried, *map(json.loads, tried)]
     known = {row["number"]: row for row in [*outcomes.get(options.name, []), *new]}
     outcomes[options.name] = [known[n] for n in sorted(known)]
     OUTCOMES.write_text(json.dumps(outcomes, indent=1) + "\n")
@@ -515,6 +522,7 @@ def main() -> None:
     parser.add_argument("--tree", type=Path, default=ROOT)
     parser.add_argument("--name", default="now")
     parser.add_argument("--killed-in", metavar="NAME")
+    parser.add_argument("--resume", action="store_true")
     parser.add_argument("--only", nargs="+", choices=FOLDERS, default=FOLDERS)
     parser.add_argument("--tests", nargs="+", default=["tests"], help="folders of tests")
     parser.add_argument("--workers", type=int, default=os.cpu_count())
