@@ -10,6 +10,7 @@ from mpdiag.analysis.analyzer import analyze
 from mpdiag.plan import PrecisionPlan
 from mpdiag.runs.run import open_run
 from mpdiag.runs.training_log import read_log
+from mpdiag.tensorcores.trace_analysis import profile_trace
 
 SAMPLES = Path(__file__).parent.parent / "sample_runs"
 RECORDED = sorted(path.parent.name for path in SAMPLES.glob("*/stats"))
@@ -60,3 +61,14 @@ def test_they_are_small_and_tell_nothing_of_the_machine():
     for path in SAMPLES.glob("*/meta.json"):
         argv = json.loads(path.read_text())["argv"]
         assert not any(word.startswith("/") for word in argv)
+
+
+def test_the_trace_of_a_gpu_is_read_as_it_was():
+    found = profile_trace(SAMPLES / "h200" / "trace.json.gz").to_json()
+    stored = json.loads((SAMPLES / "h200" / "profile.json").read_text())
+    assert found["device"]["name"] == "NVIDIA H200"
+    assert found["linked_fraction"] == pytest.approx(1.0)
+    assert found["unknown_fraction"] == 0.0
+    for key in ("kernel_time_us", "tensor_core_fraction", "matrix_cuda_core_fraction"):
+        assert found[key] == pytest.approx(stored[key])
+    assert [cause["cause"] for cause in found["causes"]] == [c["cause"] for c in stored["causes"]]
