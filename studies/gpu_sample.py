@@ -329,7 +329,8 @@ def write(folder: Path) -> None:
     path = folder / "trace.json.gz"
     path.write_bytes(gzip.compress(packed, mtime=0))
     profile = profile_trace(path).to_json() | {"trace": path.name}
-    write_json(folder / "profile.json", profile)
+    text = json.dumps(profile, separators=(",", ":")) + "\n"  # small: it is in the wheel
+    (folder / "profile.json").write_text(text, encoding="utf-8")
     meta = {
         "schema_version": 1,
         "mpdiag": "0.1.0",
