@@ -32,7 +32,7 @@ POINTS = 60
 
 
 def layers_named(layers: Layers, text: str) -> Layers:
-    """The layers whose name contains a text, in upper or lower case."""
+    """Layers with a text in their name. Upper and lower case count alike."""
     wanted = text.strip().lower()
     names = [layer_name(str(name)).lower() for name in layers.names]
     return some_layers(layers, np.flatnonzero(np.array([wanted in name for name in names], bool)))

@@ -55,7 +55,7 @@ def consequences(
     told = {(one.kind, one.names[:1]) for one in facts.observed}
     for holder in dict.fromkeys(name for p in parameters for name in p.holders):
         held = [p for p in parameters if holder in p.holders]
-        kept = [p for p in held if p.holders[-1] == holder]  # the optimizer whose states are shown
+        kept = [p for p in held if p.holders[-1] == holder]  # shown are the last optimizer's states
         torchs = _is_torchs(facts, holder)
         yield from _stuck_states(holder, kept, facts, proved=torchs)
         yield from _narrow_states(holder, kept)

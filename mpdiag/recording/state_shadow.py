@@ -150,7 +150,7 @@ def hold_bf16_numbers(values: torch.Tensor) -> torch.Tensor:
         values: (…, n); of another dtype than FP32 the answer is no.
 
     Returns:
-        Bool (…), on their device, which nobody waits for.
+        Bool (…), on the device of the values. Nothing waits for it.
     """
     enough = (values != 0).sum(-1) >= LEAST
     if values.dtype != torch.float32:

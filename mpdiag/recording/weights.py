@@ -29,6 +29,7 @@ from mpdiag.recording.ledger import Ledger, ParameterUpdate
 from mpdiag.recording.step_clock import Step, StepListener
 from mpdiag.recording.step_tap import StepTap
 from mpdiag.recording.trace import TraceWatch
+from mpdiag.runs import provenance
 from mpdiag.runs.schema import TOTAL, Stage
 from mpdiag.tracing.capture import is_captured
 from mpdiag.tracing.dispatch import in_backward, is_traced
@@ -302,8 +303,7 @@ class WeightObserver(StepListener):
 
     def _accumulated(self, named: NamedParameter, parameter: torch.Tensor) -> None:
         """A parameter that no watched optimizer steps: its gradient as it stands, last one counts."""
-        ranks = torch.distributed.is_available() and torch.distributed.is_initialized()
-        if ranks and self._optimizers:
+        if self._optimizers and provenance.ranks()[1] > 1:
             self._unreduced[id(parameter)] = named
         elif self.guard.clock.recording and parameter.grad is not None:
             self._note_gradient(named, parameter.grad, TOTAL, supersede=True)

@@ -189,7 +189,7 @@ def _profile(
             operations, device or _assumed_device(linked), total_us=linked.total_us, amd=amd
         )
     ]
-    native: tuple[str, ...] = ()  # generations whose kernels use the device's own instructions
+    native: tuple[str, ...] = ()  # kernels of these generations use the device's own instructions
     if device is not None and device.capability is not None and times.total_us:
         native = native_generations(device.capability, amd=runs_on_amd(device, times))
     return Profile(
