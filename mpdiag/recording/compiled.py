@@ -48,7 +48,7 @@ _TAGS = tuple(
     if hasattr(torch.Tag, name)
 )
 _HOST = torch.device("cpu")  # where a number is read without waiting for a device
-_RECEIPT = 3
+_RECEIPT = 4
 _RECOMPUTE = "recompute"
 """The name under which torch notes at a node what checkpointing wants of it."""
 _PART = "partitioner_tag"
@@ -68,17 +68,19 @@ class Receiver(Protocol):
         output: torch.Tensor,
         inputs: list[int],
         outputs: list[int],
+        index: int,
         *,
         placement: Placement,
         training: bool,
         grad: bool,
-    ) -> tuple[int, int]:
+    ) -> tuple[int, int, int]:
         """A module has returned a tensor.
 
         Args:
             output: The tensor, or this rank's part of it.
             inputs: Sizes of its inputs one after another, each after its number of dimensions.
             outputs: Those of all tensors that it returned.
+            index: Which of these the tensor is.
             placement: How the tensor lies over the ranks.
             training: Whether gradients were on where the call stands.
             grad: Whether the tensor requires a gradient.
@@ -88,7 +90,7 @@ class Receiver(Protocol):
         """
 
     def differentiated(
-        self, gradient: torch.Tensor, placement: Placement, numbers: tuple[int, int]
+        self, gradient: torch.Tensor, placement: Placement, numbers: tuple[int, int, int]
     ) -> None:
         """The gradient of such a tensor arrived."""
 
@@ -204,11 +206,10 @@ def leave_graph(module: torch.nn.Module, args: Any, output: Any) -> None:
     training = torch.is_grad_enabled()
     returned = _tensors(output)
     inputs, outputs = _sizes(_tensors(args)), _sizes(returned)
-    for tensor in returned:
+    for index, tensor in enumerate(returned):
         if tensor.is_floating_point() or tensor.is_complex():
-            torch.ops.mpdiag.returned(
-                tensor, point.number, inputs, outputs, "local", training, tensor.requires_grad
-            )
+            rest = index, "local", training, tensor.requires_grad
+            torch.ops.mpdiag.returned(tensor, point.number, inputs, outputs, *rest)
     if point.root:
         torch.ops.mpdiag.called(point.number, training, True)
 
@@ -245,15 +246,16 @@ def _returned(
     point: torch.Tensor,
     inputs: list[int],
     outputs: list[int],
+    index: int,
     placement: Placement,
     training: bool,
     grad: bool,
 ) -> torch.Tensor:
     number = int(point)
-    about = (0, 0)
+    about = (0, 0, 0)
     for receiver in _heard_by(number):
         about = receiver.returned(
-            output, inputs, outputs, placement=placement, training=training, grad=grad
+            output, inputs, outputs, index, placement=placement, training=training, grad=grad
         )
     return torch.from_numpy(np.array((number, *about), np.int64))  # the fastest way to make one
 
@@ -277,19 +279,20 @@ def _returned_below(
     point: torch.Tensor,
     inputs: list[int],
     outputs: list[int],
+    index: int,
     placement: Placement,
     *switches: bool,
 ) -> torch.Tensor:
     receipt: torch.Tensor
     if _runs(output):
-        receipt = _returned(output, point, inputs, outputs, placement, *switches)
+        receipt = _returned(output, point, inputs, outputs, index, placement, *switches)
     else:
         part, found = local_part(output)
         placement = placement if part is output else found  # of a part, it was asked of the whole
         is_wrapped: bool = is_traceable_wrapper_subclass(part)
         if is_wrapped:
             return _receipt()
-        more = inputs, outputs, placement, *switches
+        more = inputs, outputs, index, placement, *switches
         receipt = _below_autograd(torch.ops.mpdiag.returned, part, point, *more)
     if output.requires_grad and torch.is_grad_enabled():
         output.register_hook(lambda gradient: _gradient_arrived(gradient, receipt))
@@ -336,12 +339,12 @@ def _nodes_of(operator: Any, *args: Any) -> tuple[Any, list[torch.fx.Node]]:
 def _differentiated(gradient: torch.Tensor, placement: Placement, receipt: torch.Tensor) -> None:
     number, *about = receipt.tolist()
     for receiver in _heard_by(number):
-        receiver.differentiated(gradient, placement, (about[0], about[1]))
+        receiver.differentiated(gradient, placement, (about[0], about[1], about[2]))
 
 
 def _define() -> None:
     gradient = "Tensor gradient, str placement, Tensor receipt"
-    rest = "SymInt[] inputs, SymInt[] outputs, str placement, bool training, bool grad"
+    rest = "SymInt[] inputs, SymInt[] outputs, int index, str placement, bool training, bool grad"
     for schema, kernel, fake in (
         ("called(Tensor point, bool training, bool ends) -> ()", _called, _nothing),
         (f"returned(Tensor output, Tensor point, {rest}) -> Tensor", _returned, _receipt),

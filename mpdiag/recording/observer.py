@@ -27,10 +27,14 @@ from mpdiag.recording.step_clock import Step, StepListener
 from mpdiag.recording.trace import TraceWatch
 from mpdiag.recording.weights import CopiedParameters
 from mpdiag.runs.schema import Kind, Placement
+from mpdiag.runs.trace import TraceKind
 from mpdiag.tracing.capture import is_captured
 from mpdiag.tracing.dispatch import in_backward
 from mpdiag.tracing.names import NamedModule, Subjects, shapes_of
 from mpdiag.tracing.precision import HALF, PrecisionWatch
+
+_Output = tuple[NamedModule, int]
+"""A module, and which of the tensors that it returned."""
 
 
 class Observer(StepListener):
@@ -68,7 +72,7 @@ class Observer(StepListener):
         self._in_training_forward = False
         self._end: Callable[[], None] | None = None
         self._watched: dict[
-            tuple[int, int, int], tuple[weakref.ref[torch.Tensor], list[NamedModule]]
+            tuple[int, int, int], tuple[weakref.ref[torch.Tensor], list[_Output]]
         ] = {}
         self._outliving: set[int] = set()  # modules whose graph was seen to outlive its step, by id
         self._inside: dict[int, _Inside] = {}  # by id of the module
@@ -230,6 +234,7 @@ class Observer(StepListener):
         output: torch.Tensor,
         inputs: list[int],
         outputs: list[int],
+        index: int,
         placement: Placement,
         *,
         grad: bool,
@@ -240,7 +245,7 @@ class Observer(StepListener):
         named.inside = True
         named.due += grad
         named.differentiated |= grad
-        self._note_tensor("activation", [named], self.guard.clock.micro, output, placement)
+        self._note_tensor("activation", [(named, index)], self.guard.clock.micro, output, placement)
 
     def differentiated_inside(
         self,
@@ -249,16 +254,17 @@ class Observer(StepListener):
         placement: Placement,
         step: int,
         micro: int,
+        index: int,
     ) -> None:
         """The gradient of such a tensor arrived, of a forward pass of that step."""
         named.came += step == self.guard.clock.number and self.guard.clock.recording
-        self._gradient([named], step, micro, True, gradient, placement)
+        self._gradient([(named, index)], step, micro, True, gradient, placement)
 
     @guarded("a forward hook")
     def _watch_outputs(self, named: NamedModule, output: Any) -> None:
-        for tensor in tensors_in(output):
+        for index, tensor in enumerate(tensors_in(output)):
             if tensor.requires_grad:
-                self._watch(named, tensor)
+                self._watch(named, index, tensor)
 
     @guarded("a forward hook")
     def _note_output(self, named: NamedModule, args: Any, output: Any) -> None:
@@ -270,15 +276,15 @@ class Observer(StepListener):
             named.input_shapes = shapes_of(tensors_in(args))
             named.output_shapes = shapes_of(tensors_in(output))
         plain = isinstance(output, torch.Tensor)
-        for tensor in (output,) if plain else tensors_in(output):
+        for index, tensor in enumerate((output,) if plain else tensors_in(output)):
             # Checkpointing runs the forward again inside backward: the activation was counted then.
             if not recomputing:
-                self._note_tensor("activation", [named], self.guard.clock.micro, tensor)
+                self._note_tensor("activation", [(named, index)], self.guard.clock.micro, tensor)
             if tensor.requires_grad:
                 named.differentiated = True
-                self._watch(named, tensor)
+                self._watch(named, index, tensor)
 
-    def _watch(self, named: NamedModule, tensor: torch.Tensor) -> None:
+    def _watch(self, named: NamedModule, index: int, tensor: torch.Tensor) -> None:
         """Hook a tensor once for each node that made it; modules that pass it on share the hook."""
         # A hook belongs to the node. What torch writes in place gives the tensor another one; what goes
         # round autograd (``.data``, a raw kernel) does not, and the same gradient comes back.
@@ -286,20 +292,20 @@ class Observer(StepListener):
         key = (id(tensor), -1 if node is None else node._sequence_nr(), tensor.output_nr)
         watched = self._watched.get(key)
         if watched is not None and watched[0]() is tensor:
-            if named not in watched[1]:
-                watched[1].append(named)
+            if all(named is not other for other, _ in watched[1]):
+                watched[1].append((named, index))
             return
-        modules = [named]
-        self._watched[key] = (weakref.ref(tensor), modules)
+        outputs = [(named, index)]
+        self._watched[key] = (weakref.ref(tensor), outputs)
         # A hook on a leaf (a module may return its parameter) would stay there beyond this graph.
         lasting = tensor.grad_fn is not None
         clock = self.guard.clock
-        hook = functools.partial(self._gradient, modules, clock.number, clock.micro, lasting)
+        hook = functools.partial(self._gradient, outputs, clock.number, clock.micro, lasting)
         tensor.register_hook(hook)
 
     def _gradient(
         self,
-        modules: list[NamedModule],
+        outputs: list[_Output],
         step: int,
         micro: int,
         lasting: bool,
@@ -310,31 +316,33 @@ class Observer(StepListener):
         if gradient is None or not clock.active or not (step == clock.number or lasting):
             return  # None: autograd's, where nothing needs one of several outputs of a node
         if step != clock.number:
-            self._outliving.update(id(named.module) for named in modules)
+            self._outliving.update(id(named.module) for named, _ in outputs)
         if clock.recording:
-            self._note_gradient(modules, micro, gradient, placement)
+            self._note_gradient(outputs, micro, gradient, placement)
 
     @guarded("a gradient hook")
     def _note_gradient(
         self,
-        modules: list[NamedModule],
+        outputs: list[_Output],
         micro: int,
         gradient: torch.Tensor,
         placement: Placement | None,
     ) -> None:
         self.guard.clock.backward_reached()
-        self._note_tensor("activation_grad", modules, micro, gradient, placement)
+        self._note_tensor("activation_grad", outputs, micro, gradient, placement)
 
     def _note_tensor(
         self,
         kind: Kind,
-        modules: list[NamedModule],
+        outputs: list[_Output],
         micro: int,
         tensor: torch.Tensor,
         placement: Placement | None = None,
     ) -> None:
-        for named in modules:
-            self._trace.take("output" if kind == "activation" else "gradient", named.name, tensor)
+        traced: TraceKind = "output" if kind == "activation" else "gradient"
+        modules = [named for named, _ in outputs]
+        for named, index in outputs:
+            self._trace.take(traced, named.name, tensor, name=f"output {index}" if index else "")
         ready = countable(tensor)
         if isinstance(ready, str):
             for named in modules:
@@ -373,21 +381,24 @@ class _Inside(compiled.Receiver):
         output: torch.Tensor,
         inputs: list[int],
         outputs: list[int],
+        index: int,
         *,
         placement: Placement,
         training: bool,
         grad: bool,
-    ) -> tuple[int, int]:
+    ) -> tuple[int, int, int]:
         observer, named = self._observer, self._named
         if observer.is_idle:
-            return observer.pass_number
+            return *observer.pass_number, index
         with self._failing():
             if observer.passes_inside(named, training=training):
-                observer.returned_inside(named, output, inputs, outputs, placement, grad=grad)
-        return observer.pass_number
+                observer.returned_inside(
+                    named, output, inputs, outputs, index, placement, grad=grad
+                )
+        return *observer.pass_number, index
 
     def differentiated(
-        self, gradient: torch.Tensor, placement: Placement, numbers: tuple[int, int]
+        self, gradient: torch.Tensor, placement: Placement, numbers: tuple[int, int, int]
     ) -> None:
         if self._observer.is_idle:
             return

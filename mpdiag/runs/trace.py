@@ -44,7 +44,8 @@ class TraceRow:
         kind: What it is.
         phase: ``forward``, ``backward`` or ``update``.
         module: The module; None outside of all.
-        name: The parameter's name, or the operation's as ATen has it; else empty.
+        name: The parameter's name, or the operation's as ATen has it; ``output 1`` of the second
+            tensor that a module returns, and so on; else empty.
         call: Which tensor of this kind, module and name it is in the step, from 0.
         file, line, code: Where the user's code called the operation.
         shape: Sizes, of a distributed tensor those of the whole.
