@@ -39,6 +39,7 @@ class Pair:
         certain: Whether they are surely the same one; not if operations of its module were edited.
         turned: Share of the rows behind it for which a choice, as of an expert, was another one.
         rows: Whether it has those rows, or is a mean over them; a gradient of weights sums over them.
+        lone: Whether a module returns it on both sides, and it has a gradient on one side alone.
     """
 
     a: Tensor
@@ -46,6 +47,7 @@ class Pair:
     certain: bool = True
     turned: float = 0.0
     rows: bool = False
+    lone: bool = False
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,7 @@ def aligned(a: Sequence[Tensor], b: Sequence[Tensor]) -> tuple[list[Pair], list[
     named = {_name(t): t for t in b if t.kind != "operation"}
     pairs = [Pair(t, named[_name(t)]) for t in a if t.kind != "operation" and _name(t) in named]
     ours, theirs = _operations(a), _operations(b)
-    pairs += _without_gradient(a, b)
+    pairs += _without_gradient(a, b, pairs)
     edits: list[Edit] = []
     if ours and theirs:
         for key in dict.fromkeys((*ours, *theirs)):
@@ -93,8 +95,8 @@ def aligned(a: Sequence[Tensor], b: Sequence[Tensor]) -> tuple[list[Pair], list[
     rows = frozenset().union(*(rows for *_, rows, _ in turned.values()))
     made: dict[str | None, float] = {t.module: t.order for t in reversed(a) if t.phase == "forward"}
     made[None] = next((t.order for t in a if t.phase == "backward" and t.module), 0)
-    passed = _passed_on(a) | _passed_on(b)
-    unsure |= {id(p.a) for p in pairs if p.a.kind == "gradient" and _name(p.a)[1:] in passed}
+    shared = _shared(a, kept=not theirs) | _shared(b, kept=not ours)
+    unsure |= {id(p.a) for p in pairs if p.a.kind == "gradient" and _name(p.a)[1:] in shared}
     pairs = [
         replace(
             p,
@@ -167,19 +169,29 @@ def _share(a: Tensor, b: Tensor) -> float:
     return share if share <= _FEW else 0.0
 
 
-def _passed_on(step: Sequence[Tensor]) -> set[tuple[str | None, str, str, int]]:
-    """The gradients of modules that return what they were given: of all that reads it, or not."""
-    rows = {(t.rank, t.order): t.module for t in step if t.phase == "forward"}
+def _shared(step: Sequence[Tensor], *, kept: bool) -> set[tuple[str | None, str, str, int]]:
+    """The gradients of modules that return what they were given: of all that reads it, or not.
+
+    So it is, where the other side is compiled (``kept``), of what they return and read themselves: a
+    hook on what a graph returns does not see what arrives inside the graph.
+    """
+    made = {(t.rank, t.order): t for t in step if t.phase == "forward"}
+    readers: dict[tuple[int, int], list[Tensor]] = defaultdict(list)
+    for t in made.values() if kept else ():
+        for i in t.reads if t.kind == "operation" else ():
+            readers[t.rank, i].append(t)
     return {
         (t.module, t.name, "backward", t.call)
         for t in step
-        if t.kind == "output" and t.module and (made := [rows.get((t.rank, i)) for i in t.reads])
-        if not any(f"{m}.".startswith(f"{t.module}.") for m in made if m is not None)
+        if t.kind == "output" and t.module is not None and t.reads
+        for keys in [[(t.rank, i) for i in t.reads]]
+        if any(_lies_in(s, t.module) for key in keys for s in readers[key])
+        or not any(_lies_in(made[key], t.module) for key in keys if key in made)
     }
 
 
 def _lies_in(t: Tensor, module: str) -> bool:
-    return f"{t.module}.".startswith(f"{module}.")
+    return t.module is not None and (not module or f"{t.module}.".startswith(f"{module}."))
 
 
 def _rows_of(t: Tensor) -> frozenset[int]:
@@ -304,16 +316,22 @@ def _whole_batch(step: Sequence[Tensor], other: Sequence[Tensor], parts: int) ->
     return sorted(found, key=lambda t: t.order)
 
 
-def _without_gradient(a: Sequence[Tensor], b: Sequence[Tensor]) -> list[Pair]:
-    """Parameters of both sides that have a gradient on one side alone."""
+def _without_gradient(
+    a: Sequence[Tensor], b: Sequence[Tensor], named: Sequence[Pair]
+) -> list[Pair]:
+    """Parameters of both sides, and what modules return, that have a gradient on one side alone."""
     pairs = []
     for ours, theirs, swapped in ((a, b, False), (b, a, True)):
-        known = {t.name for t in theirs if t.kind == "weight"}
-        known -= {t.name for t in theirs if t.kind == "weight_grad"}
+        known = {(t.kind, t.module, t.name) for t in theirs}
         for t in ours:
-            if t.kind == "weight_grad" and t.name in known:
-                none = times(t, math.nan)
-                pairs.append(Pair(none, t) if swapped else Pair(t, none))
+            place = t.module, t.name
+            of = {"weight_grad": "weight", "gradient": "output"}.get(t.kind, "")
+            lone = (of, *place) in known and (t.kind, *place) not in known
+            if lone and (of == "weight" or t.pieces[0].norm):  # a graph is given zeros for None
+                orders = (p.a.order for p in named if p.a.kind == t.kind and p.b.order < t.order)
+                none = replace(times(t, math.nan), order=max(orders, default=0), reads=())
+                pair = Pair(none, t) if swapped else Pair(t, none)
+                pairs.append(replace(pair, lone=of == "output"))
     return pairs
 
 

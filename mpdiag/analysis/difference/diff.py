@@ -225,7 +225,7 @@ def difference(a: Steps, b: Steps) -> RunDifference:
         last = step
         if place is not None:
             place, everywhere = _off(some, place, layout)
-            first = _culprit(some[place], (ours, theirs, found), _known(some[:place]))
+            first = _culprit(some[place], (ours, theirs, found), _known(some))
             first = replace(first, module=None, name="") if everywhere else _lone(first, found)
             before = judged[: len(judged) - len(some) + place]
             return RunDifference(
@@ -569,16 +569,17 @@ def _culprit(one: Judged, graphs: _Graphs, known: Collection[int]) -> Culprit:
     a, b, edits = graphs
     made = one.pair.b if one.pair.b.file else one.pair.a
     kind, phase = made.kind, made.phase
-    module, op = made.module, _KINDS.get(kind, made.name or kind)
+    op = f"gradient of {made.name}" if kind == "gradient" and made.name else made.name or kind
+    module, op = made.module, _KINDS.get(kind, op)
     name = made.name if "weight" in kind else ""
     compared = one.pair.certain and kind == "operation"
     hidden = _unknown(one.pair.a, a, known, compared) + _unknown(one.pair.b, b, known, compared)
     if roundoff(made.dtype):  # whole numbers are not compared between ranks
         hidden = [x for x in hidden if roundoff(x.dtype)]
     lost = one.apart.difference == math.inf
-    if hidden and (lost or not name):
-        alone = {id(x) for e in edits if e.side != "both" for x in e.tensors}
-        edited = [x for x in hidden if id(x) in alone and roundoff(x.dtype)]
+    alone = {id(x) for e in edits if e.side != "both" for x in e.tensors}
+    edited = [x for x in hidden if id(x) in alone and roundoff(x.dtype)]
+    if hidden and (lost or not name) and (edited or not one.pair.lone):
         made = min(edited or hidden, key=lambda x: x.order)
         shown = all(any(_computes(x, phase) for x in side) for side in (a, b))
         modules = {made.module} if shown or lost else {x.module for x in hidden}
@@ -600,6 +601,14 @@ def _unknown(
 ) -> list[Tensor]:
     """The operations behind a tensor since those that agree, in order; sums of these if no other."""
     rows = {(s.rank, s.order): s for s in side if s.phase == t.phase}
+    same = (  # an output that agrees is of an operation that does
+        (s, rows[key])
+        for s in rows.values()
+        if s.kind == "output" and id(s) in known
+        for i in s.reads
+        if (key := (s.rank, i)) in rows
+    )
+    known = {*known, *(id(x) for s, x in same if s.pieces[0].norm == x.pieces[0].norm)}
     waiting = [t]
     found: dict[int, Tensor] = {}
     sums: dict[int, Tensor] = {}

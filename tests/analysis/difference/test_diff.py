@@ -333,6 +333,72 @@ def test_gradients_are_added_up_in_any_order(last):
     assert difference(side((0, 1, 2), 3.0), side((0, 2, 1), last)).agree is (last == 3.0)
 
 
+class Mixed(nn.Module):
+    """A module of two outputs, each of which may be cut from its graph."""
+
+    cut = ""
+
+    def forward(self, x):
+        mixed, cost = 1.0 * x, x.square().mean()
+        return mixed.detach() if self.cut == "mixed" else mixed, (
+            cost.detach() if self.cut == "cost" else cost
+        )
+
+
+class Conditioned(nn.Module):
+    """Two outputs of one shape: the first is read inside, and its gradient is complete last."""
+
+    logarithms = False
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.condition, self.last = (nn.Linear(8, 8) for _ in range(3))
+        self.mixed = Mixed()
+
+    def forward(self, x):
+        seen = self.first(x).log_softmax(-1)
+        mixed, cost = self.mixed(self.condition(seen if self.logarithms else seen.exp()))
+        return seen, self.last(mixed), cost
+
+
+def conditioned(folder, backend=None, factor=1.0, **mistake):
+    torch.manual_seed(0)
+    model = Conditioned()
+    model.logarithms, model.mixed.cut = mistake.get("logarithms", False), mistake.get("cut", "")
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    called = torch.compile(model, backend=backend) if backend else model
+    with mpdiag.record(model, optimizer, folder, trace=True):
+        seen, last, cost = called(torch.randn(16, 8))
+        loss = factor * last.square().mean() + 3 * seen.square().sum(-1).log().mean() + cost
+        loss.backward()
+        optimizer.step()
+    return folder
+
+
+def test_a_compiled_graph_is_compared_inside(tmp_path):
+    """Its outputs' gradients come in another order, and lack what arrives inside the graph."""
+    eager = conditioned(tmp_path / "eager")
+    mistakes = {
+        "sound": ({}, None),
+        "logarithms": ({"logarithms": True}, ("", "forward", "operation")),
+        "mixed": ({"cut": "mixed"}, ("mixed", "backward", "gradient")),
+        "cost": ({"cut": "cost"}, ("mixed", "backward", "gradient of output 1")),
+        "loss": ({"factor": 1.1}, (None, "backward", "")),
+    }
+    for name, (mistake, named) in mistakes.items():
+        torch._dynamo.reset()
+        compiled = conditioned(tmp_path / name, "aot_eager", **mistake)
+        for sides in ((eager, compiled), (compiled, eager)):
+            first = mpdiag.diff(*sides).first
+            if named is None:
+                assert first is None
+                continue
+            assert (first.module, first.phase) == named[:2], name
+            assert first.op == (named[2] or first.op)
+            # The first output agrees, so what it was made of does.
+            assert name != "logarithms" or "seen.exp()" in first.code
+
+
 # -- ranks, put together without processes ----------------------------------------------------------
 
 
@@ -743,6 +809,18 @@ def test_a_module_that_returns_what_it_was_given_has_no_gradient_of_its_own(pass
         )
 
     assert difference(side(1.0), side(2.0)).agree is passed
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0])
+def test_a_gradient_of_zeros_is_none(value):
+    """A compiled graph makes zeros where autograd makes no gradient: of what the loss does not read."""
+    made = [row(np.ones(8), module="unread"), row(np.ones(8), module="read", order=1)]
+    back = {"kind": "gradient", "phase": "backward"}
+    made.append(row(np.ones(8), order=2, module="read", **back))
+    lone = row(np.full(8, value), order=3, module="unread", **back)
+    for sides in (([], [lone]), ([lone], [])):
+        first = difference(*(steps_of([*made, *more]) for more in sides)).first
+        assert (first and (first.module, first.op)) == (("unread", "gradient") if value else None)
 
 
 def test_calls_are_counted_within_their_pass():
