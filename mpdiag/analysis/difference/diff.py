@@ -126,6 +126,7 @@ class RunDifference:
         before: How many tensors come before ``first``, and agree.
         missing: What was not compared, and why.
         environment: What differs of versions, devices and seeds.
+        settings: What differs of the optimizers' settings.
     """
 
     first: Culprit | None
@@ -136,6 +137,7 @@ class RunDifference:
     before: int
     missing: Sequence[str] = ()
     environment: Sequence[str] = ()
+    settings: Sequence[str] = ()
 
     @property
     def agree(self) -> bool | None:
@@ -183,6 +185,7 @@ class RunDifference:
             ],
             "coarse": coarse and {"module": coarse.pair.b.module, "op": coarse.pair.b.name},
             "environment": list(self.environment),
+            "settings": list(self.settings),
             "not_compared": list(self.missing),
         }
 
