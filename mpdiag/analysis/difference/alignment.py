@@ -329,7 +329,9 @@ def _name(t: Tensor) -> tuple[str, str | None, str, str, int]:
 def _place(t: Tensor) -> tuple[int, int]:
     """Where a tensor stands in the order of judgement: forward before backward."""
     backwards = -1 if t.kind == "weight_grad" else 1  # from the loss on
-    return _PLACES.index(t.kind if t.kind in _PLACES else t.phase), backwards * t.order
+    # Of several models, each by a name, one may have made the other's input.
+    own = t.kind in _PLACES and not (t.kind == "input" and t.module)
+    return _PLACES.index(t.kind if own else t.phase), backwards * t.order
 
 
 def _operations(step: Sequence[Tensor]) -> dict[tuple[str, str | None], list[Tensor]]:
