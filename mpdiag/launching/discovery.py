@@ -116,11 +116,13 @@ class Discovery:
     Args:
         listener: What the discovery reports to.
         patient: Whether gradients alone never make a loop one that trains, however often they come.
+        early: Whether to look for the models of an optimizer at the first call without gradients, too.
     """
 
-    def __init__(self, listener: Listener, *, patient: bool = False) -> None:
+    def __init__(self, listener: Listener, *, patient: bool = False, early: bool = False) -> None:
         self._listener = listener
         self._patient = patient
+        self._early = early
         self._calls = _CallDepth()
         self._known: dict[int, nn.Module] = {}  # every module of the roots, kept alive
         self._roots = 0
@@ -174,7 +176,9 @@ class Discovery:
             return None
         known = id(module) in self._known
         looking = (self._fresh or not known) and not in_backward()
-        if looking and (torch.is_grad_enabled() or (self._fresh and _in_function())):
+        if looking and (
+            torch.is_grad_enabled() or (self._fresh and (self._early or _in_function()))
+        ):
             self._guarded(self._look_from, module)
             known = id(module) in self._known
         return self._listener.called(module, args) if known else None
@@ -219,7 +223,7 @@ class Discovery:
 
     def _look_from(self, module: nn.Module) -> None:
         """Look for models when the script calls a module with gradients on."""
-        trains = any(p.requires_grad for p in module.parameters())
+        trains = any(self._early or p.requires_grad for p in module.parameters())
         if id(module) not in self._known and not trains:
             return
         if not self._fresh and self._roots:

@@ -257,7 +257,7 @@ class ScriptRecording:
         )
         if self._precision.off:  # a region may be entered before the model in it is found
             self._precision.attach()
-        self._discovery = Discovery(self)
+        self._discovery = Discovery(self, early=bool(self.settings.options.traced))
         self._discovery.attach()
         # After the discovery's: a compiler that traces a call finds its model before it is recorded.
         self._let_go = module_calls.hold()

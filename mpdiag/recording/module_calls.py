@@ -18,7 +18,7 @@ from mpdiag.tracing.uncompiled import compiler_looks_on, hide, unseen, watch_cal
 class CallListener(Protocol):
     """Hears of calls that run as they are, not in a graph."""
 
-    def before_forward(self, module: torch.nn.Module, *, compiles: bool) -> None:
+    def before_forward(self, module: torch.nn.Module, args: Any, *, compiles: bool) -> None:
         """A module is called; ``compiles`` if what it calls is compiled."""
 
     def after_forward(self, module: torch.nn.Module, args: Any, output: Any) -> None:
@@ -59,14 +59,14 @@ def listen(listener: CallListener) -> Callable[[], None]:
     return end
 
 
-def _before(module: torch.nn.Module, _args: Any) -> None:
+def _before(module: torch.nn.Module, args: Any) -> None:
     if is_traced():
         if is_dynamo_tracing():
             compiled.enter_graph(module)
     elif compiler_looks_on():
-        unseen(_tell_before, module, True)
+        unseen(_tell_before, module, args, True)
     elif _listeners:
-        _tell_before(module, False)
+        _tell_before(module, args, False)
 
 
 def _after(module: torch.nn.Module, args: Any, output: Any) -> None:
@@ -83,9 +83,9 @@ for _hook in (_before, _after):
     hide(_hook)
 
 
-def _tell_before(module: torch.nn.Module, compiles: bool) -> None:
+def _tell_before(module: torch.nn.Module, args: Any, compiles: bool) -> None:
     for listener in tuple(_listeners):
-        listener.before_forward(module, compiles=compiles)
+        listener.before_forward(module, args, compiles=compiles)
 
 
 def _tell_after(module: torch.nn.Module, args: Any, output: Any) -> None:

@@ -119,11 +119,13 @@ class Observer(StepListener):
 
     # -- forward -----------------------------------------------------------------------------------
 
-    def before_forward(self, module: torch.nn.Module, *, compiles: bool) -> None:
+    def before_forward(self, module: torch.nn.Module, args: Any, *, compiles: bool) -> None:
         """A module is called."""
         if compiles and id(module) in self._roots:
             self._forgo(*compiled.NO_OPERATIONS)
         self._begin_call(module)
+        if id(module) in self._roots:
+            self.show("input", module, args)
 
     def _begin_call(self, module: torch.nn.Module) -> None:
         clock = self.guard.clock
@@ -133,14 +135,14 @@ class Observer(StepListener):
             self._copied.add_wrapped(module)  # around the model that is recorded
         if clock.due and torch.is_grad_enabled() and not in_backward() and _computes(module):
             clock.pass_began()
+        if self._opens(module):
+            self.guard.operations.resume()
         if id(module) in self._roots:
             self._depth += 1
             if self._depth == 1 and not in_backward():
                 self._in_training_forward = torch.is_grad_enabled()
                 if self._in_training_forward:
                     clock.forward_began(id(module))
-        elif self._depth == 0 and self._operations_wait() and id(module) in self._subjects.modules:
-            self.guard.operations.resume()  # a part that the loop calls alone
         if self.guard.operations.recording:
             self.guard.operations.enter(module)
         if clock.recording and self.in_training_pass():
@@ -155,17 +157,32 @@ class Observer(StepListener):
             self.guard.clock.join()
         return own
 
+    def _counts(self, module: torch.nn.Module) -> bool:
+        """Whether a call is this training's; recomputed for a backward pass, it was counted before."""
+        muted = not self.guard.clock.active or is_captured() or in_backward()
+        return not muted and self._hears(module)
+
     def in_training_pass(self) -> bool:
         """Whether a forward pass of a recorded step is under way, or a part is called alone."""
         if not self.guard.clock.recording or in_backward():
             return False
+        # Inside a model's forward the model's own call decides: reentrant checkpointing and frozen
+        # parts switch gradients off within it.
         return self._in_training_forward if self._depth > 0 else torch.is_grad_enabled()
 
-    def _operations_wait(self) -> bool:
-        """Whether operations of this step are wanted, and nothing has begun to record them."""
+    def _opens(self, module: torch.nn.Module) -> bool:
+        """Whether operations are recorded from this call on: of a part that the loop calls alone.
+
+        A trace also shows calls without gradients, as of a teacher; in eval mode a model is evaluated.
+        """
         watch = self.guard.operations
-        waits = watch.wanted and not watch.recording
-        return waits and torch.is_grad_enabled() and not in_backward()
+        if self._depth or not watch.wanted or watch.recording or in_backward():
+            return False
+        if torch.is_grad_enabled():
+            return id(module) in self._subjects.modules and id(module) not in self._roots
+        own = [id(p) in self._subjects.parameters for p in module.parameters()]
+        part = bool(own) and (module.training or not any(own))
+        return part and self._trace.on and not self.guard.clock.due
 
     def after_forward(self, module: torch.nn.Module, args: Any, output: Any) -> None:
         """A module has returned, or failed."""
@@ -180,12 +197,10 @@ class Observer(StepListener):
         if self.guard.clock.recording:
             named = self._subjects.modules.get(id(module))
             if named is not None and output is not None:
-                # Inside a model's forward the model's own call decides: reentrant checkpointing and
-                # frozen parts switch gradients off within it.
-                inside = self._depth > 0
-                trains = self._in_training_forward if inside else torch.is_grad_enabled()
-                if trains or in_backward():
+                if self.in_training_pass() or in_backward():
                     self._note_output(named, args, output)
+                else:
+                    self.show("output", module, output)
         elif id(module) in self._outliving and output is not None and not in_backward():
             self._watch_outputs(self._subjects.modules[id(module)], output)
         if id(module) in self._roots:
@@ -195,12 +210,7 @@ class Observer(StepListener):
 
     def model_called(self, module: torch.nn.Module, *, training: bool, ends: bool) -> None:
         """A whole model is called inside a graph, or returns."""
-        if (
-            self.guard.clock.active
-            and not is_captured()
-            and not in_backward()
-            and self._hears(module)
-        ):
+        if self._counts(module):
             self._in_training_forward = training and not ends
             self._forgo(*compiled.NO_OPERATIONS)
             if self._in_training_forward:
@@ -220,12 +230,21 @@ class Observer(StepListener):
     def passes_inside(self, named: NamedModule, *, training: bool) -> bool:
         """Whether what passes a module inside a graph is recorded; a pass may begin with it."""
         clock = self.guard.clock
-        # Recomputed for the backward pass, it was counted before.
-        if not clock.active or is_captured() or in_backward() or not self._hears(named.module):
+        if not self._counts(named.module):
             return False
         if training:
             clock.pass_began()
         return clock.recording and (training or self._in_training_forward)
+
+    def show(self, kind: TraceKind, module: torch.nn.Module, value: Any, first: int = 0) -> None:
+        """Trace what a call is given or returns; without gradients in train mode alone."""
+        named = self._subjects.modules.get(id(module))
+        if named is None or not (self._trace.on and self._counts(module)):
+            return
+        if self.in_training_pass() or (module.training and not self.guard.clock.due):
+            for index, tensor in enumerate(tensors_in(value), first):
+                name = f"output {index}" if index and kind == "output" else ""
+                self._trace.take(kind, named.name, tensor, name=name)
 
     @guarded("an operator of a compiled graph")
     def returned_inside(
@@ -269,9 +288,6 @@ class Observer(StepListener):
     @guarded("a forward hook")
     def _note_output(self, named: NamedModule, args: Any, output: Any) -> None:
         recomputing = in_backward()
-        if id(named.module) in self._roots and not recomputing:
-            for tensor in tensors_in(args) if self._trace.on else ():
-                self._trace.take("input", named.name, tensor)
         if named.output_shapes is None:
             named.input_shapes = shapes_of(tensors_in(args))
             named.output_shapes = shapes_of(tensors_in(output))
@@ -395,6 +411,8 @@ class _Inside(compiled.Receiver):
                 observer.returned_inside(
                     named, output, inputs, outputs, index, placement, grad=grad
                 )
+            elif not training:
+                observer.show("output", named.module, output, index)
         return *observer.pass_number, index
 
     def differentiated(

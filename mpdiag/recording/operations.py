@@ -45,7 +45,7 @@ from mpdiag.tracing.source_lines import SourceLine, SourceLines
 from mpdiag.tracing.tap import OperationTap
 
 _Found = TypeVar("_Found")
-_MAX_OPERATIONS = 50_000
+_MAX_OPERATIONS, _MOST_BEFORE = 50_000, 10_000  # of a step, and before its first pass
 
 # What neither reads nor writes a value worth a record.
 _IGNORED = OPERATIONS["ignored"]
@@ -318,8 +318,10 @@ class OperationWatch:
             self._tensors.turned(args[0])
         if func.is_view or func.namespace != "aten" or packet in _IGNORED:
             return None
-        if len(self._drafts) >= _MAX_OPERATIONS:
-            self._on = False
+        trace = None if gradients else self._trace
+        before = trace is not None and trace.on and trace.start is None
+        if len(self._drafts) >= (_MOST_BEFORE if before else _MAX_OPERATIONS):
+            self._on = before
             return None
         named = by_name(func, args, kwargs)
         fields = self._fields(packet, func._overloadname, line, node)

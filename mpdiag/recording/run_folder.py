@@ -166,17 +166,25 @@ class RunFolder(StepListener):
         self._retries, self._retry_at = 0, 0.0
         self._ended: Step | None = None
         self._first_rates: dict[int, float | None] = {}  # by id of an optimizer
+        self._settings: list[tuple[list[str], dict[str, Any]]] = []  # of their groups, with names
         self._in_backward: set[int] = set()  # ids of optimizers
         self._table: list[dict[str, Any]] | None = None  # of modules, as it was written last
 
     # -- steps -------------------------------------------------------------------------------------
 
     def optimizer_stepped(self, optimizer: Optimizer) -> None:
-        """Note the learning rate of its first step: a schedule changes it later; and where it was."""
+        """Note the settings of its first step: a schedule changes them later; and where it was."""
         if in_backward():
             self._in_backward.add(id(optimizer))
         if id(optimizer) not in self._first_rates:
             self._first_rates[id(optimizer)] = describe_optimizer(optimizer).get("lr")
+            known, kind = self._described.subjects.parameters, {"type": type(optimizer).__name__}
+            for group in optimizer.param_groups:
+                names = [known[id(p)].name for p in group["params"] if id(p) in known]
+                plain = {
+                    k: str(v) for k, v in group.items() if isinstance(v, (int, float, str, tuple))
+                }
+                self._settings.append((names, kind | plain))
 
     def step_ended(self, step: Step) -> None:
         """Close the step's rows, and note its loss."""
@@ -323,7 +331,11 @@ class RunFolder(StepListener):
             **self._counts(),
             "operations": about.operations.to_json(),
             "blocks": about.operations.blocks_to_json(),
-            **({"trace": about.trace.to_json()} if asked.trace else {}),
+            **(
+                {"trace": about.trace.to_json() | {"settings": self._settings}}
+                if asked.trace
+                else {}
+            ),
             "precision": about.precision.to_json(about.subjects.roots),
             "coverage": about.subjects.coverage(rows, graph_flops),
             "failures": self._failures.found,

@@ -46,6 +46,7 @@ class TraceWatch(StepListener):
         writer: Writes what was taken; set before the first step.
         tape: Gives the step's tape, if its operations are taped; set by who records them.
         on: Whether the present step is traced.
+        start: How many rows came before the present step's first pass with gradients; None before it.
         reason: Why there are no twins, or no more rows; empty if there is no reason.
     """
 
@@ -74,7 +75,7 @@ class TraceWatch(StepListener):
         self._marks: dict[int, Mark] = {}
         self._latest.clear()
         self._calls: dict[tuple[str, str | None, str, str], int] = {}
-        self._keys: list[tuple[Any, ...]] = []  # of each row: which one of the step it is
+        self.start: int | None = None
 
     def wants(self, step: int) -> bool:
         """Whether a step is traced."""
@@ -96,6 +97,10 @@ class TraceWatch(StepListener):
         self.on = step.recorded and self.wants(step.number)
         self._number = step.number
         self._take_parameters("weight")
+
+    def forward_began(self) -> None:
+        """What came before belongs to the step if it is read from here on."""
+        self.start = len(self._rows) if self.start is None else self.start
 
     def step_ended(self, step: Step) -> None:
         """Take the parameters as the step left them, and write everything."""
@@ -163,6 +168,8 @@ class TraceWatch(StepListener):
                 norm = _norm(held)
                 taken = elements_of(held, numbers) if len(numbers) else held.new_empty(0)
             read = read or self.latest([local])
+            if kind == "input":  # data that is given again is not made
+                read = [i for i in read if self._rows[i]["kind"] != "input"]
             storage = local.untyped_storage()
             self._latest.put(storage._cdata, storage, len(self._rows))
             key = (kind, module, name, phase)
@@ -188,7 +195,6 @@ class TraceWatch(StepListener):
                 "operand_format": about.get("operand_format", ""),
             }
             self._calls[key] = row["call"] + 1
-            self._keys.append((*key, row["call"]))
             self._rows.append(row)
             self._taken.append((taken, norm))
             tape = self.tape()
@@ -230,7 +236,10 @@ class TraceWatch(StepListener):
 
     def _read_back(self) -> list[dict[str, Any]]:
         """The rows with what was taken; the one place that waits for a device."""
-        every = read_back([t for taken, norm in self._taken for t in (taken, norm.reshape(1))])
+        kept = _read_later(self._rows, self.start or 0)
+        taken = (self._taken[i] for i in kept)
+        every = read_back([t for values, norm in taken for t in (values, norm.reshape(1))])
+        self._rows = [self._rows[i] for i in kept]
         self._scale(every[::2])
         _order(self._rows)
         for row, values, norm in zip(self._rows, every[::2], every[1::2], strict=True):
@@ -240,7 +249,8 @@ class TraceWatch(StepListener):
     def _scale(self, values: Sequence[NDArray[np.float64]]) -> None:
         """Learn how far a twin came apart beside each tensor's size; without one, say it by the last."""
         twin, learned, new = any(r["spread"] is not None for r in self._rows), {}, False
-        for row, key, some in zip(self._rows, self._keys, values, strict=True):
+        for row, some in zip(self._rows, values, strict=True):
+            key = tuple(row[k] for k in ("kind", "module", "name", "phase", "call"))
             size = math.sqrt(some @ some / some.size) if some.size else 0.0
             spread = row["spread"]
             share = self._relative.get(key, 0.0 if self._relative else None)
@@ -259,13 +269,27 @@ class TraceWatch(StepListener):
         self._failed(where, error)
 
 
+def _read_later(rows: Sequence[Mapping[str, Any]], start: int) -> list[int]:
+    """All rows but what comes before the first pass and the step does not read, as an evaluation."""
+    shown = any(row["kind"] == "operation" for row in rows[:start])
+    kept, read = list[int](), set[int]()
+    for row in reversed(rows):
+        if row["kind"] != "input":  # which goes along with what its module does first
+            wanted = not shown or row["order"] >= start or "weight" in row["kind"]
+            wanted |= row["order"] in read
+        if wanted:
+            kept.append(row["order"])
+            read.update(row["reads"])
+    return kept[::-1]
+
+
 def _order(rows: Sequence[dict[str, Any]]) -> None:
     """Set the phase of operations after the backward pass: what clips, for one, reads gradients."""
     backward = [row for row in rows if row["phase"] == "backward"]
-    ends = (row["order"] for row in backward if row["kind"] != "weight_grad")
+    ends = [row["order"] for row in backward if row["kind"] != "weight_grad"]
     stepped = max((row["order"] for row in backward), default=0)
-    for row in rows[max(ends, default=len(rows)) + 1 :]:
-        if row["kind"] == "operation":
+    for row in rows:
+        if ends and row["order"] > max(ends) and row["kind"] == "operation":
             row["phase"] = "update" if row["order"] > stepped else "backward"
 
 

@@ -164,3 +164,33 @@ def test_an_optimizer_of_tensors_alone_waits_for_the_model(tmp_path):
         trained = loop()
     assert watch.trainers[0].steps == 5
     assert trained.item() == pytest.approx(scale.item(), rel=0.02)
+
+
+@pytest.mark.parametrize("trace", [True, None])
+def test_a_trace_begins_with_what_is_called_without_gradients(tmp_path, trace):
+    """A GAN's samples for its critic, and a teacher, come before anything with gradients."""
+    with loops.recording(tmp_path / "run", trace=trace):
+        torch.manual_seed(0)
+        teacher = torch.nn.Linear(4, 4).requires_grad_(False).eval()
+        generator, critic = torch.nn.Linear(4, 4), perceptron()
+        steps = [torch.optim.SGD(m.parameters(), 0.1) for m in (generator, critic)]
+        for _ in range(2):
+            with torch.no_grad():
+                fake = generator(teacher(torch.randn(8, 4)))
+            critic(fake).square().mean().backward()
+            steps[1].step()
+            critic(generator(torch.randn(8, 4))).mean().backward()
+            steps[0].step()
+    run = mpdiag.open_run(tmp_path / "run")
+    assert run.meta["steps_seen"] == 4
+    assert run.meta["failures"] == []
+    assert {"generator", "critic"} <= {row["name"] for row in run.modules()}
+    if trace:
+        rows = [r for r in run.trace() if r.step == 0]
+        made = [r.module for r in rows if r.name == "addmm" and r.phase == "forward"]
+        assert made[:3] == [None, "generator", "critic.0"]
+        read = next(r for r in rows if (r.kind, r.module) == ("input", "critic")).reads
+        assert read == (
+            next(r.order for r in rows if (r.kind, r.module) == ("output", "generator")),
+        )
+        assert "generator" not in {r.module for r in rows if r.phase == "backward"}

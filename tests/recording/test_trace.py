@@ -12,7 +12,7 @@ from torch import nn
 import mpdiag
 from mpdiag.emulation.step_twins import spreads
 from mpdiag.numerics.trimmed import is_few
-from mpdiag.recording import trace
+from mpdiag.recording import operations, trace
 from mpdiag.recording.trace import TraceWatch
 from mpdiag.runs.trace import decode, encode, positions
 from mpdiag.tracing.storages import elements_of, read_back
@@ -55,7 +55,10 @@ def test_a_trace_is_read_as_it_was_written_and_has_the_training_s_values(tmp_pat
     run = mpdiag.open_run(tmp_path / "run")
     rows = run.trace()
     assert {r.step for r in rows} == {1, 3}
-    assert run.meta["trace"] == {"steps": [1, 3], "reason": ""}
+    assert run.meta["trace"].items() >= {"steps": [1, 3], "reason": ""}.items()
+    ((names, settings),) = run.meta["trace"]["settings"]
+    assert names == ["0.weight", "0.bias", "2.weight", "2.bias"]
+    assert settings.items() >= {"type": "SGD", "lr": "0.1", "momentum": "0"}.items()
     assert {o.step for o in run.operations()} == {0}
     again = list(decode(encode(rows)))
     for a, b in zip(rows, again, strict=True):
@@ -311,3 +314,84 @@ def test_a_norm_holds_what_is_small_beside_its_largest_values():
     for given in (probabilities, probabilities.bfloat16()):
         exact = float(given.double().norm())
         assert float(trace._norm(given)) == pytest.approx(exact, rel=1e-6)
+
+
+def distilled(folder, before, teacher, **options):
+    """A student's run, in steps 0 and 1, where ``before`` is called before each step's first pass."""
+    torch.manual_seed(0)
+    student = nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(student.parameters(), 0.1)
+    with mpdiag.record(student, optimizer, folder, trace=True, **options) as recorder:
+        for _ in range(2):
+            x = torch.randn(4, 8)
+            optimizer.zero_grad()
+            wanted = before(student, teacher, x)
+            (student(x) - wanted).square().mean().backward()
+            optimizer.step()
+    assert recorder.failures == []
+    rows = [r for r in mpdiag.open_run(folder).trace() if r.step == 0]
+    assert not any(r.spread is None for r in rows if r.kind == "operation")
+    return rows
+
+
+def names(rows):
+    """Of the forward pass's operations, without where the backward pass begins."""
+    forward = [r.name for r in rows if (r.kind, r.phase) == ("operation", "forward")]
+    return forward[: forward.index("ones_like")]
+
+
+@pytest.mark.parametrize(
+    ("without", "product"), [(torch.no_grad, "addmm"), (torch.inference_mode, "linear")]
+)
+def test_what_is_called_without_gradients_before_the_first_pass_is_traced(
+    without, product, tmp_path
+):
+    @without()
+    def called(_student, teacher, x):
+        return teacher(x) * 2
+
+    teacher = nn.Sequential(nn.Linear(8, 8), nn.Tanh()).requires_grad_(False).eval()
+    rows = distilled(tmp_path / "run", called, teacher)
+    assert names(rows) == [product, "tanh", "mul", "addmm", "sub", "pow", "mean"]
+    made = next(r for r in rows if r.name == "mul")
+    assert made.order in next(r for r in rows if r.name == "sub").reads
+
+
+def test_a_model_s_own_samples_are_traced_and_its_evaluation_is_not(tmp_path):
+    @torch.no_grad()
+    def sampled(student, _teacher, x):
+        return student(x * 0.5) + 1
+
+    @torch.no_grad()
+    def evaluated(student, _teacher, x):
+        loss = student.eval()(x * 0.5).square().mean()
+        student.train()
+        return 0.0 * float(loss)
+
+    @torch.no_grad()
+    def measured(student, teacher, x):
+        teacher(x).sum()  # which nothing of the step reads
+        student(x).sum()
+        return 0.0
+
+    own = distilled(tmp_path / "own", sampled, None)
+    assert names(own) == ["addmm", "add", "addmm", "sub", "pow", "mean"]
+    assert [r.call for r in own if r.kind == "output"] == [0, 1]
+    assert [r.kind for r in own if r.kind in ("input", "output")] == ["input", "output"] * 2
+    none = distilled(tmp_path / "none", lambda *_: 0.0, None)
+    for i, before in enumerate((evaluated, measured)):
+        rows = distilled(tmp_path / str(i), before, nn.Linear(8, 8))
+        assert [(r.kind, r.name) for r in rows] == [(r.kind, r.name) for r in none]
+
+
+def test_long_sampling_before_a_step_does_not_end_its_trace(tmp_path, monkeypatch):
+    @torch.no_grad()
+    def sampled(_student, teacher, x):
+        for _ in range(20):
+            x = teacher(x)
+        return x
+
+    monkeypatch.setattr(operations, "_MOST_BEFORE", 8)
+    rows = distilled(tmp_path / "run", sampled, nn.Linear(8, 8))
+    assert names(rows)[-4:] == ["addmm", "sub", "pow", "mean"]
+    assert len(names(rows)) <= 8 + 4

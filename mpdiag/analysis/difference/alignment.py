@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -299,6 +300,7 @@ def _whole_batch(step: Sequence[Tensor], other: Sequence[Tensor], parts: int) ->
     for t in step:
         calls[(*_name(t)[:4], t.code)].append(t)
     times: Counter[tuple[str | None, ...]] = Counter((*_name(t)[:4], t.code) for t in other)
+    shapes = {(*_name(t)[:4], t.code, t.shape) for t in other}
     alike = (some for key, some in calls.items() if times[key] == len(some))
     found = [t for t in step if "weight" in t.kind]
     found += [t for some in alike for t in some if "weight" not in t.kind]
@@ -309,7 +311,10 @@ def _whole_batch(step: Sequence[Tensor], other: Sequence[Tensor], parts: int) ->
         if not left and len(some) != times[key] and "weight" not in some[0].kind:
             for i in range(each):
                 held = some[i::each]
-                if together and held[0].phase == "backward":  # the last part's comes first
+                added = all(x.order in y.reads for x, y in pairwise(held))
+                if added and (*key, held[0].shape) in shapes:
+                    held = held[-1:]  # each adds to what the one before has left
+                elif together and held[0].phase == "backward":  # the last part's comes first
                     held = held[::-1]
                 pieces = tuple(replace(p, rank=None) for t in held for p in t.pieces)
                 found.append(replace(some[i], pieces=pieces))
@@ -342,7 +347,9 @@ def _name(t: Tensor) -> tuple[str, str | None, str, str, int]:
 def _place(t: Tensor) -> tuple[int, int]:
     """Where a tensor stands in the order of judgement: forward before backward."""
     backwards = -1 if t.kind == "weight_grad" else 1  # from the loss on
-    return _PLACES.index(t.kind if t.kind in _PLACES else t.phase), backwards * t.order
+    # Of several models, each by a name, one may have made the other's input.
+    own = t.kind in _PLACES and not (t.kind == "input" and t.module)
+    return _PLACES.index(t.kind if own else t.phase), backwards * t.order
 
 
 def _operations(step: Sequence[Tensor]) -> dict[tuple[str, str | None], list[Tensor]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,11 +11,14 @@ from typing import Any
 from mpdiag.analysis.difference.diff import RunDifference, difference
 from mpdiag.analysis.difference.fingerprint import read_fingerprint, traced
 from mpdiag.analysis.difference.sides import steps_of
+from mpdiag.display.wording import counted
 from mpdiag.errors import InputError
 from mpdiag.files.paths import place
 from mpdiag.runs.run import open_run
 from mpdiag.runs.trace import TraceRow
+from mpdiag.tracing.fingerprint import without_wrappers
 
+_KERNELS = ("foreach", "fused", "capturable", "differentiable")
 _TOLD = ("torch", "python", "numpy")
 """Versions that are named where they differ."""
 
@@ -41,7 +45,8 @@ def diff(a: str | os.PathLike[str], b: str | os.PathLike[str]) -> RunDifference:
     for side, rows in (("A", ours), ("B", theirs)):
         formats = sorted({row.operand_format.upper() for row in rows} - {""})
         environment += [f"FP32 products of {side} may use {name}" for name in formats]
-    return replace(found, missing=missing, environment=environment)
+    settings = _settings(meta_a, meta_b)
+    return replace(found, missing=missing, environment=environment, settings=settings)
 
 
 def _read(side: str | os.PathLike[str]) -> tuple[Sequence[TraceRow], Mapping[str, Any]]:
@@ -63,6 +68,22 @@ def _missing(name: object, rows: Sequence[TraceRow], meta: Mapping[str, Any]) ->
     if reason:
         found.append(f"rounding of {name} by its own twin: {reason}")
     return found
+
+
+def _settings(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
+    """Which settings of optimizers are others for the same parameters."""
+    ours, theirs = (
+        {name: settings for names, settings in groups for name in without_wrappers(names)}
+        for groups in ((meta.get("trace") or {}).get("settings", ()) for meta in (a, b))
+    )
+    both = [(ours[name], theirs[name]) for name in ours if name in theirs]
+    found = Counter(
+        f"{k} is {x[k]} in A and {y[k]} in B"
+        for x, y in both
+        for k in x
+        if k not in _KERNELS and x[k] != y.get(k, x[k])
+    )
+    return [f"{said}, for {counted(times, 'parameter')}" for said, times in found.items()]
 
 
 def _environment(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:

@@ -126,6 +126,7 @@ class RunDifference:
         before: How many tensors come before ``first``, and agree.
         missing: What was not compared, and why.
         environment: What differs of versions, devices and seeds.
+        settings: What differs of the optimizers' settings.
     """
 
     first: Culprit | None
@@ -136,6 +137,7 @@ class RunDifference:
     before: int
     missing: Sequence[str] = ()
     environment: Sequence[str] = ()
+    settings: Sequence[str] = ()
 
     @property
     def agree(self) -> bool | None:
@@ -183,6 +185,7 @@ class RunDifference:
             ],
             "coarse": coarse and {"module": coarse.pair.b.module, "op": coarse.pair.b.name},
             "environment": list(self.environment),
+            "settings": list(self.settings),
             "not_compared": list(self.missing),
         }
 
@@ -206,14 +209,9 @@ def difference(a: Steps, b: Steps) -> RunDifference:
         edits = edits or found
         layout = layout_of(pairs)
         later = bool(number or step)
-        # What rounding explains of what an untraced forward pass hands in, beside its size.
-        made = (t for p in pairs for t in (p.a, p.b) if t.kind == "operation")
-        forward = (roundoff(t.dtype, t.operand_format) for t in made if t.phase == "forward")
-        handed = spread((None, None), 1.0, 0, [max(forward, default=0.0)])
-        ulps = _inputs_apart(pairs, layout, handed)
-        moved = _Moved(max(ulps, _weights_apart(pairs, history.possible) if later else 0.0))
+        moved = _Moved(_weights_apart(pairs, history.possible) if later else 0.0)
         signs = _Signs({t.order: t.reads for t in ours if t.phase == "forward"})
-        some = list(_judged(pairs, step, layout, moved, history, handed, signs, later=later))
+        some = list(_judged(pairs, step, layout, moved, history, signs, later=later))
         some = _sums_in_any_order(some, (ours, theirs))
         place = _first(some)
         explained = place is not None and some[place].apart.difference <= some[place].possible
@@ -240,25 +238,26 @@ def _judged(
     layout: Layout,
     moved: _Moved,
     history: _Gradients,
-    handed: float,
     signs: _Signs,
     *,
     later: bool,
 ) -> Iterable[Judged]:
     """Every pair of a step, judged; ``later`` than the training's first one, weights are apart."""
     before: dict[_Key, tuple[NDArray[np.float64], NDArray[np.float64]]] = {}
-    depth = 0
+    depth, returned = 0, False
     coarsest = [0.0, 0.0]  # what is made of BF16 is no finer in FP32
     lower = lower_formats(pairs)
     for pair in pairs:
         a, b = pair.a, pair.b
         epsilon = [lower.get(id(t), roundoff(t.dtype, t.operand_format)) for t in (a, b)]
         coarsest = [max(both) for both in zip(coarsest, epsilon, strict=True)]
-        # Where it comes from was not traced, as of a model that runs without gradients first.
+        # Where it comes from was not traced, as of a model that runs in eval mode first.
         given = a.kind == "operation" and a.phase == "forward" and not (a.reads or b.reads)
         given &= max(coarsest) > max(epsilon)
         twins = [None if given or id(t) in lower else t.spread for t in (a, b)]
+        # Data is exact but for a conversion. Compiled, another model may have made it.
         exact = a.kind == "weight" or (a.kind == "input" and not (a.reads or b.reads))
+        exact &= not (returned and a.module and epsilon[0] and epsilon[1])
         drift, furthest = moved.of(a, b)
         if a.kind == "weight" and later:
             before |= {(a.name, rank): (x[0], y[0]) for rank, x, y, _ in matched(a, b, layout)}
@@ -277,7 +276,7 @@ def _judged(
             chosen = size * _of_turned(pair, ours[0].size)
             far = spread(twins, size, 0 if given else depth, coarsest)
             moves = math.hypot(far, chosen, drift, size * signs.turned(a) if None in twins else 0.0)
-            room = size * _explained(a, b, handed) if exact else moves
+            room = size * max(epsilon) * (a.dtype != b.dtype) if exact else moves
             if a.kind == "weight_grad":
                 history.note(key, ours[0], theirs[0], FACTOR * room)
             rows = pair.rows and pair.turned >= 1 / MANY
@@ -287,17 +286,7 @@ def _judged(
                 moved.note(found.difference * size)
             yield Judged(pair, step, rank, found, FACTOR * furthest / (size or 1.0))
         depth += a.kind == "operation"
-
-
-def _inputs_apart(pairs: Sequence[Pair], layout: Layout, handed: float) -> float:
-    """How far inputs that an untraced forward pass made are apart by rounding, in ulps."""
-    furthest = 0.0
-    for pair in (p for p in pairs if p.a.kind == "input" and _explained(p.a, p.b, handed)):
-        for _, ours, theirs, _ in matched(pair.a, pair.b, layout):
-            share = distance(ours[0], theirs[0]) / (size_of(ours[0], theirs[0]) or 1.0)
-            if share <= FACTOR * handed:
-                furthest = max(furthest, share / roundoff(pair.a.dtype))
-    return furthest
+        returned |= a.kind == "output"
 
 
 def _of_turned(pair: Pair, values: int) -> float:
@@ -309,18 +298,6 @@ def _of_turned(pair: Pair, values: int) -> float:
     if not pair.rows:
         return math.sqrt(pair.turned)
     return pair.turned / _MIXED if values >= MANY else pair.turned
-
-
-def _explained(a: Tensor, b: Tensor, handed: float) -> float:
-    """What rounding explains of data and weights, beside their size.
-
-    Data is exact but for a conversion. Where a training has several models, each by a name, one may have
-    made the other's input without a trace, as in a ``no_grad``: then ``handed``.
-    """
-    floats = roundoff(a.dtype) and roundoff(b.dtype)
-    if a.kind == "input" and a.module and floats and not (a.reads or b.reads):
-        return handed
-    return max(roundoff(a.dtype), roundoff(b.dtype)) if a.dtype != b.dtype else 0.0
 
 
 class _Gradients:
@@ -584,6 +561,7 @@ def _culprit(one: Judged, graphs: _Graphs, known: Collection[int]) -> Culprit:
         shown = all(any(_computes(x, phase) for x in side) for side in (a, b))
         modules = {made.module} if shown or lost else {x.module for x in hidden}
         module, op = _around(modules), made.name if len(modules) == 1 else "operation"
+        kind = "operation" if kind == "input" else kind  # not data, but made by these
     line = made.file, made.line, made.code
     return Culprit(module, op, phase, *line, one.rank, one.step, kind, name, *astuple(one.apart))
 

@@ -45,7 +45,7 @@ def fingerprint_bytes(run: Run) -> bytes:
         InputError: If the run has no trace, or too large a one.
     """
     rows = traced(run)
-    made_by = {name: run.meta[name] for name in _CARRIED if name in run.meta}
+    made_by = {name: run.meta[name] for name in (*_CARRIED, "trace") if name in run.meta}
     first = [row for row in rows if row.step == rows[0].step]
     without = [row for row in first if row.kind != "operation"]
     for some in (first, without):

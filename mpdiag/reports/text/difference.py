@@ -28,7 +28,8 @@ def difference_lines(found: RunDifference, a: Path, b: Path) -> tuple[str, list[
         title = f"{a} and {b} differ beyond rounding at step {found.first.step}"
         lines = list(_where(found.first, found.before))
     elif found.agree:
-        title = f"{a} and {b} agree: rounding explains every difference"
+        but = ", but their optimizers have different settings" if found.settings else ""
+        title = f"{a} and {b} agree: rounding explains every difference{but}"
         lines = list(_agreement(found))
     else:
         title = f"{a} and {b} cannot be compared"
@@ -44,6 +45,7 @@ def difference_lines(found: RunDifference, a: Path, b: Path) -> tuple[str, list[
         dtypes = " and ".join(dict.fromkeys((pair.a.dtype, pair.b.dtype)))
         size = percent(share, 0)
         lines.append(f"Rounding alone may change {what} by {size} of its size ({dtypes}).")
+    lines[:0] = [f"Optimizer: {said}." for said in found.settings]
     lines += [f"Environment: {', '.join(found.environment)}."] if found.environment else []
     lines += _edits(found)
     lines += [f"Not compared: {reason}." for reason in found.missing]

@@ -468,28 +468,89 @@ def test_of_calls_in_one_backward_pass_the_last_one_s_gradients_come_first(off):
 
 
 @pytest.mark.parametrize(
-    ("module", "off", "reads", "agree"),
+    ("module", "made", "off", "reads", "agree"),
     [
-        ("critic", 1e-6, (), True),
-        ("critic", 1e-3, (), False),
-        ("critic", 1e-6, (1,), False),  # as far as the twin shows
-        ("", 1e-6, (), False),
+        ("critic", True, 1e-6, (), True),
+        ("critic", True, 1e-3, (), False),
+        ("critic", True, 1e-6, (0,), False),  # as far as the twin shows
+        ("critic", False, 1e-6, (), False),
+        ("", True, 1e-6, (), False),
     ],
 )
-def test_what_another_model_makes_may_be_rounded_and_data_may_not(module, off, reads, agree):
+def test_what_another_model_makes_may_be_rounded_and_data_may_not(module, made, off, reads, agree):
     """A training of several models names each; one model's input is data. What follows moves along."""
     values = np.random.default_rng(2).normal(size=(8, 8))
     sides = [
         steps_of(
             [
-                row(values * given, kind="input", module=module, order=8, reads=reads),
-                replace(row(values, kind="operation", order=1, name="mm"), spread=1e-7),
-                replace(row(values * given, order=2), spread=1e-7),
+                row(values, module="generator", order=0 if made else 3),
+                replace(
+                    row(values * given, kind="input", module=module, order=1, reads=reads),
+                    spread=1e-7 if reads else None,
+                ),
+                row(values * given, order=2),
             ]
         )
         for given in (1.0, 1.0 + off)
     ]
     assert difference(*sides).agree is agree
+
+
+@pytest.mark.parametrize(("module", "first"), [("critic", "generator"), ("", "input")])
+def test_a_model_that_made_another_s_input_is_named_before_it(module, first):
+    values = np.random.default_rng(3).normal(size=(8, 8))
+    sides = [
+        steps_of(
+            [
+                row(values * off, module="generator", order=0),
+                row(values * off, kind="input", module=module, order=1, reads=(0,)),
+                row(values * off, order=2),
+            ]
+        )
+        for off in (1.0, 1.1)
+    ]
+    found = difference(*sides).first
+    assert first in (found.module, found.kind)
+
+
+@pytest.mark.parametrize(("last", "agree"), [(1.0, True), (1.1, False)])
+def test_what_parts_of_a_batch_add_up_in_place_is_compared_at_the_end(last, agree):
+    """As the sums of a codebook; the parts themselves are put together."""
+    rows = np.random.default_rng(4).normal(size=(8, 4))
+    about = {"kind": "operation", "name": "add_", "phase": "forward"}
+
+    def side(*parts):
+        found, total = [], np.zeros(4)
+        for i, part in enumerate(parts):
+            total = total + part.sum(0)
+            found.append(row(part, kind="input", module="", order=2 * i))
+            reads = (2 * i, 2 * i - 1) if i else (0,)
+            found.append(row(total * (last if i else 1.0), order=2 * i + 1, reads=reads, **about))
+        return steps_of(found)
+
+    found = difference(side(rows), side(rows[:4], rows[4:]))
+    assert {j.pair.a.kind for j in found.judged} == {"input", "operation"}
+    assert found.agree is agree
+
+
+def test_other_settings_of_an_optimizer_are_said_whether_they_show_or_not(sound, tmp_path):
+    def coupled(held, rate):
+        return torch.optim.SGD(held, rate, weight_decay=1e-9, foreach=False)
+
+    other = recorded(tmp_path / "run", optimizer=coupled)
+    document = json.loads(run("diff", sound, other, "--json").stdout)
+    assert_described("diff", document)
+    assert (document["agree"], document["settings"]) == (
+        True,
+        ["weight_decay is 0 in A and 1e-09 in B, for 16 parameters"],
+    )
+    kept = tmp_path / "kept.fingerprint"
+    assert run("fingerprint", sound, "-o", kept).exit_code == 0
+    for a in (sound, kept):
+        title, *lines = run("diff", a, other).stdout.split("Optimizer: ")
+        assert " ".join(title.split()).endswith("but their optimizers have different settings")
+        assert lines[0].startswith("weight_decay is 0 in A and 1e-09 in B, for 16 parameters.")
+    assert mpdiag.diff(sound, sound).settings == []
 
 
 @pytest.mark.parametrize(
