@@ -300,9 +300,10 @@ class StepReplay:
     @staticmethod
     @contextmanager
     def alone() -> Iterator[None]:
-        """No mode, no autocast and no autograd."""
+        """No mode and no autocast. No tensor of a tape needs gradients, so no graph is made."""
         with ExitStack() as stack:
-            stack.enter_context(torch.no_grad())
+            # An LSTM on a CPU gives its backward pass a workspace only where gradients are on.
+            stack.enter_context(torch.enable_grad())
             stack.enter_context(_disable_current_modes())
             stack.enter_context(torch._C._DisableAutocast())
             yield

@@ -252,6 +252,24 @@ class Mean(nn.Module):
         return x.mean(1)
 
 
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.own, self.frozen = nn.LSTM(8, 8, num_layers=2), nn.LSTM(8, 8)
+
+    def forward(self, x):
+        with torch.no_grad():
+            start = self.frozen(x[:, None])[0]
+        return self.own(start + x[:, None])[0][:, 0]
+
+
+def test_an_lstm_has_a_twin_though_its_backward_pass_needs_a_workspace(tmp_path):
+    rows = trained(Recurrent(), tmp_path / "run", [0], 1)
+    assert mpdiag.open_run(tmp_path / "run").meta["trace"]["reason"] == ""
+    for name in ("own.weight_ih_l0", "own.weight_hh_l1"):
+        assert 1e-8 < relative(rows[0, "weight_grad", "own", name, 0]) < 1e-5
+
+
 SUMS = (
     ("4", "convolution_backward", 1),
     ("4", "convolution_backward", 2),
