@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
+import numpy as np
+
 from mpdiag.analysis.difference.alignment import Pair
 from mpdiag.analysis.difference.sides import Tensor
 from mpdiag.analysis.difference.tolerance import roundoff
@@ -16,6 +18,8 @@ _USUAL = 0.25
 """Share of a side's modules that compute in a format, from which on it is usual there."""
 _FEWEST = 4
 """Modules of which that is said, at least."""
+_FP8 = 8
+"""Mantissas of E4M3's values under any scale of a tensor; E5M2's are 4."""
 
 
 def lower_formats(pairs: Sequence[Pair]) -> Mapping[int, float]:
@@ -38,6 +42,26 @@ def lower_formats(pairs: Sequence[Pair]) -> Mapping[int, float]:
                 found[id(t)] = usual
                 modules.add(t.module)
     return found
+
+
+def fp8_side(pair: Pair) -> str:
+    """The side, ``A`` or ``B``, whose values alone have no more mantissas than FP8's; else empty."""
+    epsilons = roundoff(pair.a.dtype), roundoff(pair.b.dtype)
+    for side, epsilon, t, other in zip("AB", epsilons, (pair.a, pair.b), (pair.b, pair.a)):
+        if all(epsilons) and _mantissas(t, epsilon) <= _FP8:
+            sizes = np.abs(t.pieces[0].values[t.pieces[0].values != 0.0])
+            # Multiples of one number, as of what cancels, have few where they are small alone.
+            large = np.count_nonzero(sizes > 2 * _FP8 * sizes.min(initial=np.inf))
+            if min(large, _mantissas(other, epsilon)) > 2 * _FP8:
+                return side
+    return ""
+
+
+def _mantissas(t: Tensor, epsilon: float) -> int:
+    """How many its traced values have, rounded to a format."""
+    values = t.pieces[0].values
+    shown = np.abs(values[np.isfinite(values) & (values != 0.0)])
+    return np.unique(np.rint(np.frexp(shown)[0] * 2.0 / epsilon)).size
 
 
 def _usual(side: Iterable[Tensor]) -> float:
