@@ -54,8 +54,9 @@ class Mark(NamedTuple):
 def spreads(tape: StepTape, marks: Sequence[Mark]) -> list[float] | None:
     """How far a twin comes apart from the step, at each mark: a root mean square over its elements.
 
-    It is at least as far as that of their sizes, which ``diff`` compares by the norm. Where few elements carry a tensor, it is at least as far, beside their size, as what they were made
-    of: a single sum comes near by chance.
+    It is at least as far as its sizes are apart: norms are compared, too. Where few elements carry a
+    tensor, it is at least as far, beside their size, as what they were made of: a single sum comes near
+    by chance.
 
     Returns:
         One for each mark; None where the tape does not give the training's own gradients.

@@ -379,9 +379,7 @@ class _Gradients:
 
 
 class _Signs:
-    """How far rounding that turns signs in ReLUs moves gradients.
-
-    A finer side's twin turns none. Where few are turned, a twin of the same format may turn none, too.
+    """How far signs that rounding turns in ReLUs move gradients: a twin turns none if finer, or few.
 
     Args:
         reads: Of each tensor of the forward pass, by ``order``.
@@ -591,9 +589,8 @@ def _culprit(one: Judged, graphs: _Graphs, known: Collection[int]) -> Culprit:
         shown = all(any(_computes(x, phase) for x in side) for side in (a, b))
         modules = {made.module} if shown or lost else {x.module for x in hidden}
         module, op = _around(modules), made.name if len(modules) == 1 else "operation"
-    line = made.file, made.line, made.code
-    apart, fp8 = astuple(one.apart), fp8_side(one.pair)
-    return Culprit(module, op, phase, *line, one.rank, one.step, kind, name, *apart, fp8)
+    rest = one.rank, one.step, kind, name, *astuple(one.apart), fp8_side(one.pair)
+    return Culprit(module, op, phase, made.file, made.line, made.code, *rest)
 
 
 _KINDS = {

@@ -46,22 +46,15 @@ def lower_formats(pairs: Sequence[Pair]) -> Mapping[int, float]:
 
 def fp8_side(pair: Pair) -> str:
     """The side, ``A`` or ``B``, whose values alone have no more mantissas than FP8's; else empty."""
-    epsilons = roundoff(pair.a.dtype), roundoff(pair.b.dtype)
-    for side, epsilon, t, other in zip("AB", epsilons, (pair.a, pair.b), (pair.b, pair.a)):
-        if all(epsilons) and _mantissas(t, epsilon) <= _FP8:
-            sizes = np.abs(t.pieces[0].values[t.pieces[0].values != 0.0])
-            # Multiples of one number, as of what cancels, have few where they are small alone.
-            large = np.count_nonzero(sizes > 2 * _FP8 * sizes.min(initial=np.inf))
-            if min(large, _mantissas(other, epsilon)) > 2 * _FP8:
-                return side
+    for side, t, other in (("A", pair.a, pair.b), ("B", pair.b, pair.a)):
+        sizes = [np.abs(x.pieces[0].values) for x in (t, other)]
+        # What cancels leaves multiples of one number: where these are small, they have few mantissas.
+        large = [x[x > 2 * _FP8 * x[x > 0.0].min(initial=np.inf)] for x in sizes]
+        rounded = [np.rint(np.frexp(x)[0] * 2.0 / (roundoff(t.dtype) or 1.0)) for x in large]
+        few, many = (np.unique(x).size for x in rounded)
+        if few <= _FP8 and min(many, rounded[0].size) > 2 * _FP8:
+            return side if roundoff(t.dtype) and roundoff(other.dtype) else ""
     return ""
-
-
-def _mantissas(t: Tensor, epsilon: float) -> int:
-    """How many its traced values have, rounded to a format."""
-    values = t.pieces[0].values
-    shown = np.abs(values[np.isfinite(values) & (values != 0.0)])
-    return np.unique(np.rint(np.frexp(shown)[0] * 2.0 / epsilon)).size
 
 
 def _usual(side: Iterable[Tensor]) -> float:

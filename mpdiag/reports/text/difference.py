@@ -68,8 +68,7 @@ def _where(first: Culprit, before: int) -> Iterator[str]:
     if first.code:
         yield f"    {first.code}"
     if first.fp8:
-        same, more = first.fp8, "AB".replace(first.fp8, "")
-        yield f"{same}'s traced values have no more mantissas there than FP8's, and {more}'s have more."
+        yield f"{first.fp8}'s values there have no more mantissas than FP8's, the other side's have."
     elif math.isfinite(first.difference):
         allowed = f"{first.tolerance:.2g}" if first.tolerance else "none"
         yield f"Difference {first.difference:.2g} of the values' size; rounding explains {allowed}."

@@ -896,8 +896,9 @@ def test_values_of_fp8_inside_the_tolerance_of_bf16_are_seen(low, bits, side):
     a, b = in_a_format(bits, size), in_a_format(**low)
     found = difference(a, b)
     assert ("" if found.first is None else found.first.fp8) == side
-    assert (found.agree or side) and all(j.apart.difference < 0.1 for j in found.judged)
-    said = "B's traced values have no more mantissas there than FP8's, and A's have more."
+    assert found.agree is not bool(side)
+    assert all(j.apart.difference < 0.1 for j in found.judged)
+    said = "B's values there have no more mantissas than FP8's, the other side's have."
     assert (said in difference_lines(found, Path("a"), Path("b"))[1]) is bool(side)
     turned = difference(b, a).first
     assert ("" if turned is None else turned.fp8) == side.replace("B", "A")
