@@ -286,7 +286,7 @@ def _judged(
                 history.note(key, ours[0], theirs[0], FACTOR * room)
             rows = pair.rows and pair.turned >= 1 / MANY
             found = apart(ours, theirs, room, numel, _TURNED if rows else DROPPED)
-            found = replace(found, tolerance=0.0) if fp8_side(pair) else found
+            found = replace(found, tolerance=0.0) if fp8_side(pair, found.difference) else found
             signs.apart[a.order] = min(found.difference, found.tolerance)
             if pair.certain and not exact:
                 moved.note(found.difference * size)
@@ -589,7 +589,8 @@ def _culprit(one: Judged, graphs: _Graphs, known: Collection[int]) -> Culprit:
         shown = all(any(_computes(x, phase) for x in side) for side in (a, b))
         modules = {made.module} if shown or lost else {x.module for x in hidden}
         module, op = _around(modules), made.name if len(modules) == 1 else "operation"
-    rest = one.rank, one.step, kind, name, *astuple(one.apart), fp8_side(one.pair)
+    fp8 = fp8_side(one.pair, one.apart.difference)
+    rest = one.rank, one.step, kind, name, *astuple(one.apart), fp8
     return Culprit(module, op, phase, made.file, made.line, made.code, *rest)
 
 

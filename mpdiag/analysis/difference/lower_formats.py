@@ -44,8 +44,10 @@ def lower_formats(pairs: Sequence[Pair]) -> Mapping[int, float]:
     return found
 
 
-def fp8_side(pair: Pair) -> str:
+def fp8_side(pair: Pair, difference: float) -> str:
     """The side, ``A`` or ``B``, whose values alone have no more mantissas than FP8's; else empty."""
+    if difference > 0.5 / _FP8:  # beside the size: further than rounding to FP8 moves a tensor
+        return ""
     for side, t, other in (("A", pair.a, pair.b), ("B", pair.b, pair.a)):
         sizes = [np.abs(x.pieces[0].values) for x in (t, other)]
         # What cancels leaves multiples of one number: where these are small, they have few mantissas.

@@ -870,12 +870,12 @@ def test_signs_that_a_twin_shows_or_no_rounding_turns_widen_nothing(channels, ag
     assert difference(rectified(channels=channels), twin).agree is agree
 
 
-def in_a_format(bits, size=64, cancels=False):
+def in_a_format(bits, size=64, cancels=False, factor=1.375):
     """An output in BF16, rounded to some bits of mantissa under a scale; without a twin."""
     made = np.random.default_rng(4).normal(size=(8, size // 8))
     mantissa, exponent = np.frexp(made)
     fine = np.ldexp(np.rint(mantissa * 2 ** (bits + 1)) / 2 ** (bits + 1), exponent)
-    made = 1.375 * (np.rint(made * 8) / 8 if cancels else fine)
+    made = factor * (np.rint(made * 8) / 8 if cancels else fine)
     rows = [row(np.ones((8, 8)), kind="input"), row(made, order=1, module="up")]
     return steps_of([replace(r, dtype="bfloat16", spread=None) for r in rows])
 
@@ -889,6 +889,7 @@ def in_a_format(bits, size=64, cancels=False):
         ({"bits": 4}, 6, ""),  # finer than FP8
         ({"bits": 3, "size": 16}, 6, ""),  # too few values
         ({"bits": 3, "cancels": True}, 6, ""),  # multiples of an eighth
+        ({"bits": 3, "factor": 1.5}, 6, ""),  # further apart than FP8 rounds
     ],
 )
 def test_values_of_fp8_inside_the_tolerance_of_bf16_are_seen(low, bits, side):
