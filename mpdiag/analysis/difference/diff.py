@@ -581,7 +581,7 @@ def _culprit(one: Judged, graphs: _Graphs, known: Collection[int]) -> Culprit:
     hidden = _unknown(one.pair.a, a, known, compared) + _unknown(one.pair.b, b, known, compared)
     if roundoff(made.dtype):  # whole numbers are not compared between ranks
         hidden = [x for x in hidden if roundoff(x.dtype)]
-    lost = one.apart.difference == math.inf
+    lost, fp8 = one.apart.difference == math.inf, fp8_side(one.pair, one.apart.difference)
     if hidden and (lost or not name):
         alone = {id(x) for e in edits if e.side != "both" for x in e.tensors}
         edited = [x for x in hidden if id(x) in alone and roundoff(x.dtype)]
@@ -589,7 +589,6 @@ def _culprit(one: Judged, graphs: _Graphs, known: Collection[int]) -> Culprit:
         shown = all(any(_computes(x, phase) for x in side) for side in (a, b))
         modules = {made.module} if shown or lost else {x.module for x in hidden}
         module, op = _around(modules), made.name if len(modules) == 1 else "operation"
-    fp8 = fp8_side(one.pair, one.apart.difference)
     rest = one.rank, one.step, kind, name, *astuple(one.apart), fp8
     return Culprit(module, op, phase, made.file, made.line, made.code, *rest)
 

@@ -68,8 +68,7 @@ def _where(first: Culprit, before: int) -> Iterator[str]:
     if first.code:
         yield f"    {first.code}"
     if first.fp8:
-        side = first.fp8
-        yield f"{side}'s values there have 8 mantissas at most, as FP8's; the other side's have more."
+        yield f"{first.fp8}'s values there have 8 mantissas at most, as FP8's; the other's have more."
     elif math.isfinite(first.difference):
         allowed = f"{first.tolerance:.2g}" if first.tolerance else "none"
         yield f"Difference {first.difference:.2g} of the values' size; rounding explains {allowed}."

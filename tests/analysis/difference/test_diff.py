@@ -899,7 +899,7 @@ def test_values_of_fp8_inside_the_tolerance_of_bf16_are_seen(low, bits, side):
     assert ("" if found.first is None else found.first.fp8) == side
     assert found.agree is not bool(side)
     assert all(j.apart.difference < 0.1 for j in found.judged)
-    said = "B's values there have 8 mantissas at most, as FP8's; the other side's have more."
+    said = "B's values there have 8 mantissas at most, as FP8's; the other's have more."
     assert (said in difference_lines(found, Path("a"), Path("b"))[1]) is bool(side)
     turned = difference(b, a).first
     assert ("" if turned is None else turned.fp8) == side.replace("B", "A")
