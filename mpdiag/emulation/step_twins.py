@@ -54,8 +54,9 @@ class Mark(NamedTuple):
 def spreads(tape: StepTape, marks: Sequence[Mark]) -> list[float] | None:
     """How far a twin comes apart from the step, at each mark: a root mean square over its elements.
 
-    Where few elements carry a tensor, it is at least as far, beside their size, as what they were made
-    of: a single sum comes near by chance.
+    It is at least as far as its sizes are apart: norms are compared, too. Where few elements carry a
+    tensor, it is at least as far, beside their size, as what they were made of: a single sum comes near
+    by chance.
 
     Returns:
         One for each mark; None where the tape does not give the training's own gradients.
@@ -68,13 +69,15 @@ def spreads(tape: StepTape, marks: Sequence[Mark]) -> list[float] | None:
         apart = [np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, a - b) for a, b in both]
     held = {view.value for view, _ in tape.gradients.values()}
     last = [i for i, mark in enumerate(marks) if mark.view.value in held]
+    last = [i for i in last if len(marks[i].view.shape) > 1] or last  # a norm's may be lost
     size, error = (math.sqrt(sum(float(x[i] @ x[i]) for i in last)) for x in (ours, apart))
     if tape.loss is None or not (0.0 < size < math.inf and error <= _SAME * size):
         return None
     found: list[float] = []
     sizes: list[float] = []
-    for mark, values, difference in zip(marks, ours, apart, strict=True):
-        spread, rms = trimmed_rms(difference), math.sqrt(values @ values / values.size)
+    for mark, values, twin, difference in zip(marks, ours, theirs, apart, strict=True):
+        rms, other = (math.sqrt(x @ x / x.size) for x in (values, twin))
+        spread = max(trimmed_rms(difference), abs(other - rms))
         moved = [i for i in mark.reads if found[i]]  # whole numbers show nothing
         made_of = math.hypot(*(sizes[i] for i in moved))
         if is_few(values) and math.isfinite(rms) and 0.0 < made_of < math.inf:
@@ -126,14 +129,11 @@ class _TwinReplay(StepReplay):
         into |= exact
         op = call.func.overloadpacket.__name__
         if op == "native_layer_norm_backward" and call.args[0].dtype.itemsize == 2:
-            # A CPU adds up in the gradient's own format.
+            # A CPU adds up in the gradient's own format, the twin in FP32.
             args = mapped(call.args, View, lambda view: view.of(into[view.value]).float())
             wide = tensors_of(call.func(*args, **call.kwargs))
             for i, view in call.results.items():
-                own = view.of(into[view.value])
-                off = wide[i] - own
-                most = float(own.norm() / off.norm().clamp(min=1e-30)) * _SAME / 2
-                own.add_(off, alpha=min(1.0, most))  # further than that, nothing would be the same
+                view.of(into[view.value]).copy_(wide[i])
         views = {view.value: view for view in call.results.values()}
         views |= {call.writes[view.value]: view for view in read if view.value in call.writes}
         if op in MOVES and op not in ("_to_copy", "copy_"):  # which may round

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpdiag.analysis.difference.alignment import Edit, Pair, aligned, renamed, whole_batches
-from mpdiag.analysis.difference.lower_formats import lower_formats
+from mpdiag.analysis.difference.lower_formats import fp8_side, lower_formats
 from mpdiag.analysis.difference.pieces import Layout, layout_of, matched
 from mpdiag.analysis.difference.sides import Steps, Tensor
 from mpdiag.analysis.difference.tolerance import (
@@ -74,6 +74,7 @@ class Judged:
         rank: Of the furthest apart; None where ranks hold it together, or there is one.
         apart: How far apart, and what rounding explains.
         possible: How far rounding may have taken it at most, beside its size.
+        whole: Whether rounding explains its largest differences, too.
     """
 
     pair: Pair
@@ -81,6 +82,7 @@ class Judged:
     rank: int | None
     apart: Apart
     possible: float = 0.0
+    whole: bool = True
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,7 @@ class Culprit:
         kind: Of the tensor, see ``TraceRow``.
         name: Of the parameter, if it is one.
         difference, tolerance: Beside the tensor's size.
+        fp8: The side that has FP8's values there alone, ``A`` or ``B``; else empty.
     """
 
     module: str | None
@@ -106,6 +109,7 @@ class Culprit:
     name: str
     difference: float
     tolerance: float
+    fp8: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """All of it; an infinite figure is null."""
@@ -275,16 +279,18 @@ def _judged(
                 continue
             chosen = size * _of_turned(pair, ours[0].size)
             far = spread(twins, size, 0 if given else depth, coarsest)
-            moves = math.hypot(far, chosen, drift, size * signs.turned(a) if None in twins else 0.0)
+            moves = math.hypot(far, chosen, drift, size * signs.turned(a, None in twins))
             room = size * max(epsilon) * (a.dtype != b.dtype) if exact else moves
             if a.kind == "weight_grad":
                 history.note(key, ours[0], theirs[0], FACTOR * room)
             rows = pair.rows and pair.turned >= 1 / MANY
             found = apart(ours, theirs, room, numel, _TURNED if rows else DROPPED)
+            found = replace(found, tolerance=0.0) if fp8_side(pair, found.difference) else found
             signs.apart[a.order] = min(found.difference, found.tolerance)
             if pair.certain and not exact:
                 moved.note(found.difference * size)
-            yield Judged(pair, step, rank, found, FACTOR * furthest / (size or 1.0))
+            whole = distance(ours[0], theirs[0], MANY + 1) <= found.tolerance * (size or 1.0)
+            yield Judged(pair, step, rank, found, FACTOR * furthest / (size or 1.0), whole)
         depth += a.kind == "operation"
         returned |= a.kind == "output"
 
@@ -350,7 +356,7 @@ class _Gradients:
 
 
 class _Signs:
-    """How far rounding that turns signs in ReLUs moves gradients: a finer side's twin turns none.
+    """How far signs that rounding turns in ReLUs move gradients: a twin turns none if finer, or few.
 
     Args:
         reads: Of each tensor of the forward pass, by ``order``.
@@ -360,13 +366,13 @@ class _Signs:
         self.apart: dict[int, float] = {}  # by rounding, beside the size of a tensor, by ``order``
         self._reads, self._moved = reads, 0.0
 
-    def turned(self, t: Tensor) -> float:
+    def turned(self, t: Tensor, finer: bool) -> float:
         """How far that moves a tensor, beside its size; to be asked in the order of the pass."""
         read = (i for i in t.reads if i in self._reads and t.name == "threshold_backward")
         behind = (self.apart.get(i, 0.0) for one in read for i in (one, *self._reads[one]))
         # Normal values apart by a share d of their size differ in sign in d / π of them. Half pass.
         share = max(behind, default=0.0) / math.pi
-        if share * math.prod(t.shape) >= 1.0:
+        if 1.0 <= share * math.prod(t.shape) < (math.inf if finer else MANY / math.pi):
             self._moved = max(self._moved, math.sqrt(2.0 * share))
         return self._moved
 
@@ -535,7 +541,7 @@ def _known(judged: Sequence[Judged]) -> set[int]:
     for j in judged:
         a, b = j.pair.a, j.pair.b
         joined = len(a.pieces) != len(b.pieces) and j.rank is None and a.shape == b.shape
-        agree = j.apart.ratio <= 1.0 and not (joined and "weight" not in a.kind)
+        agree = j.apart.ratio <= 1.0 and j.whole and not (joined and "weight" not in a.kind)
         if agree and (j.pair.certain or a.pieces[0].values.any()):
             found |= {id(a), id(b)}
     return found
@@ -553,7 +559,7 @@ def _culprit(one: Judged, graphs: _Graphs, known: Collection[int]) -> Culprit:
     hidden = _unknown(one.pair.a, a, known, compared) + _unknown(one.pair.b, b, known, compared)
     if roundoff(made.dtype):  # whole numbers are not compared between ranks
         hidden = [x for x in hidden if roundoff(x.dtype)]
-    lost = one.apart.difference == math.inf
+    lost, fp8 = one.apart.difference == math.inf, fp8_side(one.pair, one.apart.difference)
     alone = {id(x) for e in edits if e.side != "both" for x in e.tensors}
     edited = [x for x in hidden if id(x) in alone and roundoff(x.dtype)]
     if hidden and (lost or not name) and (edited or not one.pair.lone):
@@ -562,8 +568,8 @@ def _culprit(one: Judged, graphs: _Graphs, known: Collection[int]) -> Culprit:
         modules = {made.module} if shown or lost else {x.module for x in hidden}
         module, op = _around(modules), made.name if len(modules) == 1 else "operation"
         kind = "operation" if kind == "input" else kind  # not data, but made by these
-    line = made.file, made.line, made.code
-    return Culprit(module, op, phase, *line, one.rank, one.step, kind, name, *astuple(one.apart))
+    rest = one.rank, one.step, kind, name, *astuple(one.apart), fp8
+    return Culprit(module, op, phase, made.file, made.line, made.code, *rest)
 
 
 _KINDS = {

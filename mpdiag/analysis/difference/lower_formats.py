@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
+import numpy as np
+
 from mpdiag.analysis.difference.alignment import Pair
 from mpdiag.analysis.difference.sides import Tensor
 from mpdiag.analysis.difference.tolerance import roundoff
@@ -16,6 +18,8 @@ _USUAL = 0.25
 """Share of a side's modules that compute in a format, from which on it is usual there."""
 _FEWEST = 4
 """Modules of which that is said, at least."""
+_FP8 = 8
+"""Mantissas of E4M3's values under any scale of a tensor; E5M2's are 4."""
 
 
 def lower_formats(pairs: Sequence[Pair]) -> Mapping[int, float]:
@@ -38,6 +42,21 @@ def lower_formats(pairs: Sequence[Pair]) -> Mapping[int, float]:
                 found[id(t)] = usual
                 modules.add(t.module)
     return found
+
+
+def fp8_side(pair: Pair, difference: float) -> str:
+    """The side, ``A`` or ``B``, whose values alone have no more mantissas than FP8's; else empty."""
+    if difference > 0.5 / _FP8:  # beside the size: further than rounding to FP8 moves a tensor
+        return ""
+    for side, t, other in (("A", pair.a, pair.b), ("B", pair.b, pair.a)):
+        sizes = [np.abs(x.pieces[0].values) for x in (t, other)]
+        # What cancels leaves multiples of one number: where these are small, they have few mantissas.
+        large = [x[x > 2 * _FP8 * x[x > 0.0].min(initial=np.inf)] for x in sizes]
+        rounded = [np.rint(np.frexp(x)[0] * 2.0 / (roundoff(t.dtype) or 1.0)) for x in large]
+        few, many = (np.unique(x).size for x in rounded)
+        if few <= _FP8 and min(many, rounded[0].size) > 2 * _FP8:
+            return side if roundoff(t.dtype) and roundoff(other.dtype) else ""
+    return ""
 
 
 def _usual(side: Iterable[Tensor]) -> float:

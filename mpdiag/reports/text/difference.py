@@ -69,7 +69,9 @@ def _where(first: Culprit, before: int) -> Iterator[str]:
     yield f"First: {what}{rank}{place}"
     if first.code:
         yield f"    {first.code}"
-    if math.isfinite(first.difference):
+    if first.fp8:
+        yield f"{first.fp8}'s values there have 8 mantissas at most, as FP8's; the other's have more."
+    elif math.isfinite(first.difference):
         allowed = f"{first.tolerance:.2g}" if first.tolerance else "none"
         yield f"Difference {first.difference:.2g} of the values' size; rounding explains {allowed}."
     else:

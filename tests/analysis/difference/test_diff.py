@@ -970,13 +970,13 @@ def test_where_tf32_is_allowed_is_said(sound, tmp_path, monkeypatch):
     assert mpdiag.diff(sound, sound).environment == []
 
 
-def rectified(off=0.0, behind=0.0, dtype="float32", reads=(2, 3)):
-    """A ReLU of 16,384 values, its gradient, and a sum of this that nobody's BF16 twin shows."""
+def rectified(off=0.0, behind=0.0, dtype="float32", reads=(2, 3), channels=512):
+    """A ReLU, of 16,384 values or fewer, its gradient, and a sum of this that no BF16 twin shows."""
     draw = np.random.default_rng(9)
     values, back, summed = draw.normal(size=(3, 8, 8))
     error = draw.normal(size=(8, 8))
     made, after = {"kind": "operation"}, {"kind": "operation", "phase": "backward"}
-    shape = (8, 512, 2, 2)
+    shape = (8, channels, 2, 2)
     rows = [
         row(np.ones((8, 8)), kind="input"),
         row(values + off * error, order=1, shape=shape, name="convolution", **made),
@@ -1000,8 +1000,45 @@ def test_signs_that_rounding_turned_widen_what_is_behind_a_relu(behind, reads, a
     assert agree or (found.first.module, found.first.op) == ("norm", "sum")
 
 
-def test_signs_that_no_rounding_turns_widen_nothing():
-    """FP32 moves 16,384 values too little to turn one; and a twin of BF16 shows what it turns."""
+@pytest.mark.parametrize(("channels", "agree"), [(512, False), (64, True), (4, False)])
+def test_signs_that_a_twin_shows_or_no_rounding_turns_widen_nothing(channels, agree):
+    """FP32 turns none of 16,384 signs. BF16 turns 104, which its twin shows, or 13, or less than 1."""
     assert difference(rectified(), rectified(1e-7, 1e-3)).first.op == "sum"
-    twin = {0: [replace(t, spread=0.01) for t in rectified(0.02, 0.12, "bfloat16")[0]]}
-    assert difference(rectified(), twin).first.op == "sum"
+    low = rectified(0.02, 0.12, "bfloat16", channels=channels)
+    twin = {0: [replace(t, spread=0.01) for t in low[0]]}
+    assert difference(rectified(channels=channels), twin).agree is agree
+
+
+def in_a_format(bits, size=64, cancels=False, factor=1.375):
+    """An output in BF16, rounded to some bits of mantissa under a scale; without a twin."""
+    made = np.random.default_rng(4).normal(size=(8, size // 8))
+    mantissa, exponent = np.frexp(made)
+    fine = np.ldexp(np.rint(mantissa * 2 ** (bits + 1)) / 2 ** (bits + 1), exponent)
+    made = factor * (np.rint(made * 8) / 8 if cancels else fine)
+    rows = [row(np.ones((8, 8)), kind="input"), row(made, order=1, module="up")]
+    return steps_of([replace(r, dtype="bfloat16", spread=None) for r in rows])
+
+
+@pytest.mark.parametrize(
+    ("low", "bits", "side"),
+    [
+        ({"bits": 3}, 6, "B"),
+        ({"bits": 2}, 6, "B"),
+        ({"bits": 3}, 3, ""),  # both
+        ({"bits": 4}, 6, ""),  # finer than FP8
+        ({"bits": 3, "size": 16}, 6, ""),  # too few values
+        ({"bits": 3, "cancels": True}, 6, ""),  # multiples of an eighth
+        ({"bits": 3, "factor": 1.5}, 6, ""),  # further apart than FP8 rounds
+    ],
+)
+def test_values_of_fp8_inside_the_tolerance_of_bf16_are_seen(low, bits, side):
+    size = low.get("size", 64)
+    a, b = in_a_format(bits, size), in_a_format(**low)
+    found = difference(a, b)
+    assert ("" if found.first is None else found.first.fp8) == side
+    assert found.agree is not bool(side)
+    assert all(j.apart.difference < 0.1 for j in found.judged)
+    said = "B's values there have 8 mantissas at most, as FP8's; the other's have more."
+    assert (said in difference_lines(found, Path("a"), Path("b"))[1]) is bool(side)
+    turned = difference(b, a).first
+    assert ("" if turned is None else turned.fp8) == side.replace("B", "A")
