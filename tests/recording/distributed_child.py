@@ -25,7 +25,7 @@ class Model(nn.Module):
         super().__init__()
         self.norm = nn.LayerNorm(8)
         self.up = nn.Linear(8, 16)
-        self.down = nn.Linear(16, 4)
+        self.down = nn.Linear(16, 1)  # of which a second rank's part is empty
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.down(torch.relu(self.up(self.norm(x))))
@@ -87,12 +87,18 @@ def train(what: str, rank: int, world: int, run: Path | None) -> dict[str, list[
         tensor = tensor.detach()
         return (tensor.to_local() if hasattr(tensor, "to_local") else tensor).clone()
 
-    watched = nullcontext() if run is None else mpdiag.record(recorded, optimizer, run, every=1)
+    watched = (
+        nullcontext()
+        if run is None
+        else mpdiag.record(recorded, optimizer, run, every=1, trace=[1])
+    )
     with watched as recorder:
         for step in range(STEPS):
             called.zero_grad()
             loss = called(batch(what, rank, step)).square().mean()
             loss.backward()
+            for parameter in recorded.parameters():
+                parameter.grad.mul_(0.5)
             before = {n: local(p) for n, p in recorded.named_parameters()}
             note("weight", before)
             note("weight_grad", {n: local(p.grad) for n, p in recorded.named_parameters()})

@@ -124,10 +124,12 @@ def _pieces(rows: Sequence[TraceRow]) -> tuple[Piece, ...]:
         return tuple(Piece(row.rank, row.shape, row.values, row.norm) for row in rows)
     values = np.zeros(positions(first.shape).size)
     times = np.zeros(values.size)
-    for row in rows:
+    same = [row for row in rows if row.shape == first.shape]  # not of another pipeline stage
+    for row in same:
         at = np.arange(values.size) if row.at is None else row.at
         values[at] = row.values
         times[at] += 1
     copies = max(1.0, times.sum() / max(1, np.count_nonzero(times)))  # of shards held several times
-    norm = math.sqrt(sum(row.norm**2 for row in rows) / copies)
+    norm = math.sqrt(sum(row.norm**2 for row in same) / copies)
+    norm = norm if len(same) == len(rows) else UNKNOWN
     return (Piece(-1, first.shape, values, norm, times > 0),)

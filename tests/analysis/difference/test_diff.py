@@ -629,6 +629,16 @@ def test_shards_and_summands_make_the_whole():
     ).agree
 
 
+def test_a_rank_whose_call_of_a_number_is_another_one_is_left_out():
+    """As of two stages of a pipeline, each sharded, whose gradients are scaled outside of any module."""
+    one = row(np.ones((2, 2)), shape=(4, 2), at=np.arange(4, dtype=np.int32))
+    other = row(np.ones((6, 8)), 1, shape=(12, 8), at=np.arange(16, 64, dtype=np.int32))
+    whole = steps_of([row(np.ones((4, 2)))])
+    assert difference(whole, steps_of([one, other])).agree
+    wrong = row(2 * np.ones((2, 2)), shape=(4, 2), at=np.arange(4, dtype=np.int32))
+    assert not difference(whole, steps_of([wrong, other])).agree
+
+
 FULL = np.random.default_rng(2).normal(size=(3, 8, 8))
 HEADS = FULL[1][:, ::2], FULL[1][:, 1::2]
 ON_RANKS = {  # what two ranks have of a tensor, and the rank where it parts
