@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import run_cache
 import run_folder
 import streamlit as st
+from opened_trace import OpenedTrace, open_traces, traces_beside
 
 from mpdiag.display.wording import in_markdown, sentence
 from mpdiag.errors import MpdiagError
-from mpdiag.tensorcores.opened_trace import OpenedTrace, open_traces, traces_beside
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -101,7 +101,8 @@ def beyond_the_app(root: Path) -> list[str]:
         "runs",
         "analysis",
         "reports",
-        "tensorcores.opened_trace",
+        "tensorcores.timeline.ranks",
+        "tensorcores.trace_analysis",
         "tensorcores.views",
     ]
     allowed = [f"{PACKAGE}.{name}" for name in rooms]

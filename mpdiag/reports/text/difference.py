@@ -28,7 +28,9 @@ def difference_lines(found: RunDifference, a: Path, b: Path) -> tuple[str, list[
         title = f"{a} and {b} differ beyond rounding at step {found.first.step}"
         lines = list(_where(found.first, found.before))
     elif found.agree:
-        but = ", but their optimizers have different settings" if found.settings else ""
+        others = ["settings of optimizers"] if found.settings else []
+        others += ["arguments of operations"] if any(e.side == "both" for e in found.edits) else []
+        but = f", but {' and '.join(others)} differ" if others else ""
         title = f"{a} and {b} agree: rounding explains every difference{but}"
         lines = list(_agreement(found))
     else:

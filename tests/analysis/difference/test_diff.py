@@ -533,6 +533,13 @@ def test_what_parts_of_a_batch_add_up_in_place_is_compared_at_the_end(last, agre
     assert found.agree is agree
 
 
+def test_an_argument_that_rounding_hides_is_in_the_first_line(sound, tmp_path):
+    other = recorded(tmp_path / "run", lambda m: setattr(m[2].norm, "eps", 1.1e-5), torch.bfloat16)
+    said = " ".join(run("diff", sound, other).stdout.split())
+    assert "rounding explains every difference, but arguments of operations differ" in said
+    assert "Edited in 2.norm, forward pass: native_layer_norm(eps 1e-05 -> 1.1e-05)" in said
+
+
 def test_other_settings_of_an_optimizer_are_said_whether_they_show_or_not(sound, tmp_path):
     def coupled(held, rate):
         return torch.optim.SGD(held, rate, weight_decay=1e-9, foreach=False)
@@ -548,7 +555,7 @@ def test_other_settings_of_an_optimizer_are_said_whether_they_show_or_not(sound,
     assert run("fingerprint", sound, "-o", kept).exit_code == 0
     for a in (sound, kept):
         title, *lines = run("diff", a, other).stdout.split("Optimizer: ")
-        assert " ".join(title.split()).endswith("but their optimizers have different settings")
+        assert " ".join(title.split()).endswith("but settings of optimizers differ")
         assert lines[0].startswith("weight_decay is 0 in A and 1e-09 in B, for 16 parameters.")
     assert mpdiag.diff(sound, sound).settings == []
 

@@ -3,11 +3,11 @@
 import json
 
 import pytest
+from opened_trace import open_traces, traces_beside
 from tensorcores.timeline.test_ranks import trace
 
 from mpdiag.errors import InputError, UsageError
 from mpdiag.runs.writer import _MADE
-from mpdiag.tensorcores.opened_trace import open_traces, traces_beside
 
 
 def test_the_slowest_of_several_ranks_is_shown(tmp_path):
