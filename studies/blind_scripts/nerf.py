@@ -31,6 +31,11 @@ class NeRF(nn.Module):
         self.feature_linear = nn.Linear(W, W)
         self.alpha_linear = nn.Linear(W, 1)
         self.rgb_linear = nn.Linear(W // 2, 3)
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.xavier_uniform_(module.weight, gain=2.0**0.5)
+                nn.init.zeros_(module.bias)
+        nn.init.constant_(self.alpha_linear.bias, 0.2)
 
     def forward(self, input_pts, input_views):
         h = input_pts
