@@ -9,7 +9,7 @@ the first run. One side of a pair is the right training in FP32 on one device. T
 some kind (autocast, a compiler, two ranks …), right or with one mistake. A hash of a pair's name puts
 it into one half: ``dev`` was shown to who mends ``diff``, ``unseen`` was not. Both halves of the first
 round have been shown since; ``dev2`` and ``unseen2`` are of other trainings, ``dev3`` and ``unseen3``
-of others again.
+of others again. The fourth round has other trainings too and no half to show: all of it is ``unseen4``.
 
 - *named*: the first place is the culprit, or lies in it; of a compiled model also around it.
 - *seen*: another place that the mistake reaches. *missed*: the runs are said to agree.
@@ -41,7 +41,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SCRIPTS = ROOT / "studies" / "blind_scripts"
 RESULTS = ROOT / "studies" / "results" / "blind-faults.json"
 TIMEOUT = 1200
-HALVES = ("dev", "unseen", "dev2", "unseen2", "dev3", "unseen3")
+HALVES = ("dev", "unseen", "dev2", "unseen2", "dev3", "unseen3", "unseen4")
 OPTIONS: dict[str, tuple[str, ...]] = {
     "bf16": ("--amp", "bf16"),
     "fp16": ("--amp", "fp16"),
@@ -71,8 +71,9 @@ MISTAKES = (
     "mistakes-2-unseen.txt",
     "mistakes-3-dev.txt",
     "mistakes-3-unseen.txt",
+    "mistakes-4.txt",
 )
-REFACTORINGS = ("refactors.txt", "refactors-2.txt", "refactors-3.txt")
+REFACTORINGS = ("refactors.txt", "refactors-2.txt", "refactors-3.txt", "refactors-4.txt")
 CLEAN = {
     "bf16": ("gpt", "cnn", "moe", "ssm", "translate", "diffusion", "clip"),
     "fp16": ("gpt", "cnn", "moe", "translate", "diffusion", "graph"),
@@ -100,6 +101,17 @@ CLEAN_3 = {
     "inductor": ("detector", "swin", "patchtst", "grpo"),
 }
 """The third round's. A second way of each refactoring, ``refactor-b``, is clean only."""
+CLEAN_4 = {
+    "bf16": ("tts", "ppo", "glow", "graphormer"),
+    "fp16": ("nerf", "deeplab", "dino"),
+    "aot_eager": ("tts", "glow", "dino"),
+    "inductor": ("nerf", "ppo", "graphormer"),
+    "ddp": ("tts", "ppo", "glow", "dino"),
+    "fsdp": ("nerf", "graphormer", "dino"),
+    "accum": ("tts", "glow", "graphormer"),
+    "refactor": ("tts", "nerf", "ppo", "glow", "deeplab", "graphormer", "dino"),
+}
+"""The fourth round's. ``deeplab`` normalizes each batch: its parts and ranks would differ."""
 DROPOUT = (
     "gpt",
     "translate",
@@ -112,6 +124,10 @@ DROPOUT = (
     "swin",
     "patchtst",
     "grpo",
+    "tts",
+    "deeplab",
+    "graphormer",
+    "dino",
 )
 """Scripts that drop out in clean pairs of kinds that draw the same masks."""
 
@@ -133,6 +149,8 @@ class Pair:
 
     @property
     def half(self) -> str:
+        if self.script in CLEAN_4["refactor"]:
+            return "unseen4"
         half = "dev" if sha256(self.name.encode()).digest()[0] % 2 else "unseen"
         second = "2" if self.script in CLEAN_2["refactor"] else ""
         return half + ("3" if self.script in THIRD else second)
@@ -176,8 +194,8 @@ def pairs() -> list[Pair]:
     for header, edits in chain.from_iterable(_blocks((SCRIPTS / f).read_text()) for f in MISTAKES):
         name, script, kind, culprits, _ = (part.strip() for part in header.split("|"))
         found.append(Pair(f"{script}-{name}", script, kind, tuple(culprits.split()), edits))
-    for kind, scripts in (*CLEAN.items(), *CLEAN_2.items(), *CLEAN_3.items()):
-        found += [Pair(f"clean-{script}-{kind}", script, kind) for script in scripts]
+    for clean in (CLEAN, CLEAN_2, CLEAN_3, CLEAN_4):
+        found += [Pair(f"clean-{s}-{kind}", s, kind) for kind in clean for s in clean[kind]]
     found += [Pair(f"clean-{script}-refactor-b", script, "refactor") for script in THIRD]
     if len({pair.name for pair in found}) < len(found):
         raise ValueError("two pairs have the same name")
