@@ -11,11 +11,11 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -242,23 +242,33 @@ def _unsure(step: Sequence[Tensor], turned: _Turned) -> set[int]:
 
 
 def renamed(a: Steps, b: Steps) -> Steps:
-    """The first side with the second one's names of modules, if theirs have the same parameters."""
+    """The first side with the second one's names of modules that have the same parameters.
+
+    Their shapes show it where every other parameter is on both sides; else their values have to.
+    """
     if not (a and b):
         return a
-    names = [{t.name: t.shape for t in steps[min(steps)] if t.kind == "weight"} for steps in (a, b)]
-    lone = [
-        [(*name.rpartition("."), shape) for name, shape in mine.items() if name not in other]
-        for mine, other in (names, names[::-1])
-    ]
-    if [left[2:] for left in lone[0]] != [left[2:] for left in lone[1]]:
-        return a
-    new: dict[str, str] = {}
-    for (old, *_), (name, *_) in zip(*lone, strict=True):
-        parts, others = old.split("."), name.split(".")
-        if len(parts) != len(others):
-            return a
-        new |= {".".join(parts[: i + 1]): other for i, other in enumerate(others)}
-    return {s: [_renamed(t, new) for t in step] for s, step in a.items()} if new else a
+    sides = [[t for t in steps[min(steps)] if t.kind == "weight"] for steps in (a, b)]
+    names = [{t.name for t in side} for side in sides]
+    lone = [[t for t in sides[i] if t.name not in names[1 - i]] for i in (0, 1)]
+    pairs = _in_order(*lone, _parameter)
+    if len(pairs) < max(map(len, lone)):
+        pairs = _in_order(*lone, lambda t: (*_parameter(t), t.pieces[0].values.tobytes()))
+    new = {path: path.rpartition(".")[2] for name in names[0] & names[1] for path in _paths(name)}
+    for x, y in pairs:
+        parts = dict(zip(_paths(x.name), y.name.split(".")[:-1], strict=False))
+        if len(parts) == y.name.count(".") and all(new.get(p, o) == o for p, o in parts.items()):
+            new |= parts
+    return {s: [_renamed(t, new) for t in step] for s, step in a.items()} if pairs else a
+
+
+def _parameter(t: Tensor) -> tuple[Any, ...]:
+    return t.name.rpartition(".")[2], t.shape
+
+
+def _paths(name: str) -> list[str]:
+    """The modules around a parameter, from the outermost on."""
+    return list(accumulate(name.split(".")[:-1], "{}.{}".format))
 
 
 def _renamed(t: Tensor, new: Mapping[str, str]) -> Tensor:
@@ -367,19 +377,24 @@ def _matched(a: Sequence[Tensor], b: Sequence[Tensor]) -> tuple[list[Pair], list
     whole = [Pair(*pair) for pair in lines]
     held = {id(t) for pair in lines for t in pair}
     a, b = ([t for t in side if id(t) not in held] for side in (a, b))
-    words_a, words_b = ([_word(t) for t in side] for side in (a, b))
-    if words_a == words_b:
-        pairs = list(zip(a, b, strict=True))
-    else:
-        matcher = SequenceMatcher(None, words_a, words_b, autojunk=False)
-        blocks = matcher.get_matching_blocks()
-        pairs = [(a[i + k], b[j + k]) for i, j, n in blocks for k in range(n)]
+    pairs = _in_order(a, b, _word)
     held = {id(t) for pair in pairs for t in pair}
     alone = [
         (side, t.name, t) for side, some in (("a", a), ("b", b)) for t in some if id(t) not in held
     ]
     whole += [Pair(x, y, not alone) for x, y in pairs]
     return whole, _edits([*_changed([*lines, *pairs]), *alone])
+
+
+def _in_order(
+    a: Sequence[Tensor], b: Sequence[Tensor], word: Callable[[Tensor], Hashable]
+) -> list[tuple[Tensor, Tensor]]:
+    """The pairs of two sequences in which the same words follow one another."""
+    words = [[word(t) for t in side] for side in (a, b)]
+    if words[0] == words[1]:
+        return list(zip(a, b, strict=True))
+    blocks = SequenceMatcher(None, *words, autojunk=False).get_matching_blocks()
+    return [(a[i + k], b[j + k]) for i, j, n in blocks for k in range(n)]
 
 
 def _same_lines(a: Sequence[Tensor], b: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:

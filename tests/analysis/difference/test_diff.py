@@ -853,6 +853,29 @@ def test_renamed_modules_are_the_same_ones(sound, tmp_path):
     assert (first.kind, first.name) == ("weight", "1.wide.bias")
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "value", "first"),
+    [
+        ("bias.edges", "attention.edges", 2.0, "attention.edges"),
+        ("bias.edges", "attention.edges", 3.0, None),  # another parameter of that shape
+        ("bias.edges", "attention", 2.0, None),  # nor does it lie as deep
+        ("kept.edges", "attention.edges", 2.0, None),  # ``kept`` is on both sides
+    ],
+)
+def test_beside_other_parameters_a_renamed_module_has_the_same_values(old, new, value, first):
+    def side(module, made, own, begins):
+        weights = {"kept.weight": np.ones(8), f"{module}.weight": np.full(8, begins), **own}
+        rows = [
+            row(some, order=i, kind="weight", name=name, module=None)
+            for i, (name, some) in enumerate(weights.items())
+        ]
+        return steps_of([*rows, row(np.ones(8) * made, order=9, module=module, name="")])
+
+    ours = side(old, 1.0, {"q.weight": np.ones(16), "k.weight": np.ones(16)}, 2.0)
+    found = difference(ours, side(new, 2.0, {"qk.weight": np.ones(32)}, value))
+    assert (found.first and found.first.module) == first
+
+
 def test_a_parameter_of_one_side_is_named_before_those_drawn_after_it():
     def side(names, factor):
         about = {"kind": "weight", "name": ""}
