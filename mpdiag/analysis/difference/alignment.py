@@ -250,10 +250,10 @@ def renamed(a: Steps, b: Steps) -> Steps:
         return a
     sides = [[t for t in steps[min(steps)] if t.kind == "weight"] for steps in (a, b)]
     names = [{t.name for t in side} for side in sides]
-    lone = [[t for t in sides[i] if t.name not in names[1 - i]] for i in (0, 1)]
-    pairs = _in_order(*lone, _parameter)
-    if len(pairs) < max(map(len, lone)):
-        pairs = _in_order(*lone, lambda t: (*_parameter(t), t.pieces[0].values.tobytes()))
+    ours, theirs = ([t for t in sides[i] if t.name not in names[1 - i]] for i in (0, 1))
+    pairs = _in_order(ours, theirs, _parameter)
+    if len(pairs) < max(len(ours), len(theirs)):
+        pairs = _in_order(ours, theirs, lambda t: (*_parameter(t), t.pieces[0].values.tobytes()))
     new = {path: path.rpartition(".")[2] for name in names[0] & names[1] for path in _paths(name)}
     for x, y in pairs:
         parts = dict(zip(_paths(x.name), y.name.split(".")[:-1], strict=False))
@@ -390,10 +390,10 @@ def _in_order(
     a: Sequence[Tensor], b: Sequence[Tensor], word: Callable[[Tensor], Hashable]
 ) -> list[tuple[Tensor, Tensor]]:
     """The pairs of two sequences in which the same words follow one another."""
-    words = [[word(t) for t in side] for side in (a, b)]
-    if words[0] == words[1]:
+    ours, theirs = ([word(t) for t in side] for side in (a, b))
+    if ours == theirs:
         return list(zip(a, b, strict=True))
-    blocks = SequenceMatcher(None, *words, autojunk=False).get_matching_blocks()
+    blocks = SequenceMatcher(None, ours, theirs, autojunk=False).get_matching_blocks()
     return [(a[i + k], b[j + k]) for i, j, n in blocks for k in range(n)]
 
 
