@@ -23,7 +23,7 @@ from mpdiag.tracing.dispatch import found_in, mapped, tensors_of
 from mpdiag.tracing.storages import elements_of, read_back
 
 _SAME = 0.5
-"""How far a twin's gradients may be from the training's own; of another computation they are further."""
+"""How far a twin's gradients may be from the training's own without asking whether rounding did it."""
 _AT_ONCE = 1 << 20
 """Elements that are moved at once; each needs its sign in memory."""
 _SUBNORMAL = 2.0**-25
@@ -71,8 +71,11 @@ def spreads(tape: StepTape, marks: Sequence[Mark]) -> list[float] | None:
     last = [i for i, mark in enumerate(marks) if mark.view.value in held]
     last = [i for i in last if len(marks[i].view.shape) > 1] or last  # a norm's may be lost
     size, error = (math.sqrt(sum(float(x[i] @ x[i]) for i in last)) for x in (ours, apart))
-    if tape.loss is None or not (0.0 < size < math.inf and error <= _SAME * size):
+    if tape.loss is None or not (0.0 < size < math.inf and math.isfinite(error)):
         return None
+    with StepReplay.alone():
+        if error > _SAME * size and not StepReplay(tape).is_faithful():
+            return None
     found: list[float] = []
     sizes: list[float] = []
     for mark, values, twin, difference in zip(marks, ours, theirs, apart, strict=True):
