@@ -98,6 +98,8 @@ def _agreement(found: RunDifference) -> Iterator[str]:
             f"The largest difference is {compared['largest_ratio']:.2g} of its tolerance, the median "
             f"one {compared['median_ratio']:.2g}."
         )
+    if compared["largest_ratio"] > 1.0:  # or there were a first difference
+        yield "Tensors of few values may be up to twice their tolerance apart by chance."
 
 
 def _edits(found: RunDifference) -> Iterator[str]:

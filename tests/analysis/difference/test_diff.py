@@ -288,6 +288,21 @@ def test_what_rounding_alone_may_lose_is_said():
     assert difference(a, a).coarse is None
 
 
+@pytest.mark.parametrize(
+    ("values", "times", "agree"),
+    [(8, 0.9, True), (8, 1.5, True), (8, 2.5, False), (640, 1.5, False)],
+)
+def test_few_values_may_be_twice_their_tolerance_apart_by_chance_and_that_is_said(
+    values, times, agree
+):
+    x, tolerance = np.linspace(1.0, 2.0, values), 3.0 * np.hypot(1e-6, 1e-6)
+    a, b = (steps_of([row(y)]) for y in (x, x + times * tolerance))
+    found = difference(a, b)
+    assert found.agree == agree
+    said = "Tensors of few values may be up to twice their tolerance apart by chance."
+    assert (said in difference_lines(found, Path("a"), Path("b"))[1]) == (agree and times > 1)
+
+
 BRANCHES = {  # operations of the second side, and where the runs part
     "one is not there": ("a+", "layer.b", "mm"),
     "a compiled graph": ("", "layer", "operation"),
