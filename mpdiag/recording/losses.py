@@ -179,7 +179,7 @@ class LossLog:
             known = [
                 TrainingStep(w.step, w.loss(), float(w.scale))
                 for w in self._waiting[-most:]
-                if all(_on_host(value) for value in (*w.losses, w.scale))
+                if all(getattr(v, "is_cpu", True) for v in (*w.losses, w.scale))
             ]
         return known or self._written
 
@@ -220,10 +220,6 @@ class LossLog:
         self.detach()
         self.flush(keep=0)
         self._optimizers = ()  # a metric may be logged long after the models are gone
-
-
-def _on_host(value: Any) -> bool:
-    return not isinstance(value, torch.Tensor) or value.device.type == "cpu"
 
 
 _live: list[LossLog] = []

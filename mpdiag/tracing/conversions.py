@@ -243,11 +243,8 @@ def _call(code: CodeType, instruction: int) -> ast.Call | None:
         if isinstance(node, ast.Call)
     )
     wanted = (line, last, first_column, last_column)
-    return next((c for c in calls if _place(c) == wanted), None)
-
-
-def _place(node: ast.expr) -> tuple[int, int | None, int, int | None]:
-    return node.lineno, node.end_lineno, node.col_offset, node.end_col_offset
+    found = ((c, (c.lineno, c.end_lineno, c.col_offset, c.end_col_offset)) for c in calls)
+    return next((c for c, place in found if place == wanted), None)
 
 
 @dataclass(frozen=True)
@@ -289,7 +286,9 @@ class Alias:
             return True
         if not self.target:
             return False
-        text = _text(self.code.co_filename, statement_at(self.code.co_filename, reader.f_lineno)[0])
+        file = self.code.co_filename
+        (first, last), *_ = statement_at(file, reader.f_lineno)
+        text = "".join(linecache.getline(file, n) for n in range(first, last + 1))
         has = {n: re.search(rf"\b{re.escape(n)}\b", text) for n in (self.source, self.target) if n}
         return bool(has[self.target]) or not has.get(self.source)
 
@@ -336,10 +335,6 @@ def _statements(file: str) -> list[ast.stmt]:
     except (SyntaxError, ValueError):
         return []
     return [node for node in ast.walk(tree) if isinstance(node, ast.stmt)]
-
-
-def _text(file: str, lines: tuple[int, int]) -> str:
-    return "".join(linecache.getline(file, n) for n in range(lines[0], lines[1] + 1))
 
 
 def _compiled() -> int:

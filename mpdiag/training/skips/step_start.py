@@ -148,7 +148,8 @@ class BufferGuard:
             if buffer is None or buffer.is_meta or id(buffer) in self._saved:
                 continue
             saved = known.get(id(buffer))
-            if saved is None or not _alike(saved.copy, buffer) or not _is_plain(buffer):
+            plain = type(buffer) is Tensor and buffer.layout == torch.strided
+            if saved is None or not _alike(saved.copy, buffer) or not plain:
                 saved = _Saved(buffer, buffer if _overlaps(buffer) else buffer.detach().clone())
             elif saved.copy is not buffer:
                 again.append(saved)
@@ -228,10 +229,6 @@ def _modules_of(models: Sequence[nn.Module]) -> list[nn.Module]:
                 known.add(child)
                 found.append(child)
     return found
-
-
-def _is_plain(buffer: Tensor) -> bool:
-    return type(buffer) is Tensor and buffer.layout == torch.strided
 
 
 def _may_be_infinite(buffer: Tensor) -> bool:
