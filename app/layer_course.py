@@ -385,8 +385,8 @@ def _line(
     fig: plotting.Drawing, x: Any, y: Any, name: str, colour: str, axis: str, dash: str = "solid"
 ) -> None:
     hover = "%{y:.2%}" if axis == "y" else "2^%{y:.1f}"
-    dots = {"marker": {"size": 4}, "yaxis": axis}
-    fig.dotted_line(x, y, name, colour, hover, width=2, dash=dash, **dots)
+    dots = {"mode": "lines+markers", "marker": {"size": 4}, "yaxis": axis}
+    fig.line(x, y, name, colour, hover, width=2, dash=dash, **dots)
 
 
 def over_time_figure(frame: pd.DataFrame, held: Range, *, log: bool) -> go.Figure:

@@ -112,8 +112,8 @@ def replay_figure(frame: pd.DataFrame) -> go.Figure:
     hover = "step %{x}: overflows at %{y:.4g}<extra></extra>"
     fig.line(finite["step"], limits, "overflows from here on", PURPLE, hover, dash="dot", width=1.5)
     hover = "step %{x}: scale %{y:g}, %{customdata:.2%} lost<extra></extra>"
-    lost = {"customdata": frame["lost_share"], "shape": "hv"}
-    fig.dotted_line(frame["step"], frame["scale"], "loss scale", GREEN, hover, **lost)
+    dots = {"mode": "lines+markers", "marker": {"size": 5}, "customdata": frame["lost_share"]}
+    fig.line(frame["step"], frame["scale"], "loss scale", GREEN, hover, shape="hv", **dots)
     skipped = frame[frame["overflow"]]
     if len(skipped):
         hover, name = "step %{x}: skipped<extra></extra>", f"skipped ({len(skipped)})"

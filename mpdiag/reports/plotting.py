@@ -53,11 +53,6 @@ class Drawing(go.Figure):  # type: ignore[misc]
         drawn = {"mode": "lines", "line": line, "hovertemplate": hover, **trace}
         self.add_scatter(x=x, y=y, name=name, **drawn)
 
-    def dotted_line(self, x: Any, y: Any, name: str, colour: str, hover: str, **more: Any) -> None:
-        """A line with a dot at each of its values; other arguments as ``line``."""
-        drawn = {"mode": "lines+markers", "marker": {"size": 5}}
-        self.line(x, y, name, colour, hover, **{**drawn, **more})
-
     def marks(
         self,
         x: Any,
