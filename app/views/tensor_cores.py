@@ -13,10 +13,10 @@ import widgets
 
 from mpdiag.display.wording import in_markdown, layer_name, percent, sentence
 from mpdiag.errors import RunNotFound
-from mpdiag.tensorcores.summary import CAUSES
 from mpdiag.tensorcores.views import tensor_cores
 from mpdiag.tensorcores.views.tensor_core_use import (
     cause_costs,
+    cause_words,
     steps,
     summary_of,
 )
@@ -81,7 +81,7 @@ fixable = tensor_cores.fixable(operations)
 if not fixable.empty:
     st.header("What would a fix gain?", anchor=False)
     edited = st.data_editor(
-        widgets.blank(fixable.assign(fixed=False, cause=fixable["cause"].replace(CAUSES))),
+        widgets.blank(fixable.assign(fixed=False, cause=fixable["cause"].map(cause_words))),
         hide_index=True,
         disabled=[c for c in fixable.columns if c != "fixed"],
         column_order=["fixed", "module", "op", "shape", "padded", "cause", "fix", "time_us"],

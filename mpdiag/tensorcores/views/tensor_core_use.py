@@ -13,7 +13,7 @@ from mpdiag.display.wording import counted, percent
 from mpdiag.reports.picture import Picture
 from mpdiag.reports.plotting import empty, figure
 from mpdiag.reports.receipts import texts_in
-from mpdiag.tensorcores.summary import IDLE, in_words_of, is_of_amd, milliseconds
+from mpdiag.tensorcores.summary import CAUSES, IDLE, in_words_of, is_of_amd, milliseconds
 
 PARTS = {
     "tensor_core": ("Tensor Cores", VERDICT_COLORS["tensor_core"]),
@@ -46,6 +46,11 @@ def summary_of(profile: Mapping[str, Any]) -> list[str]:
     """The sentences on eligibility, steps and idle time; [] in an older document."""
     found = profile.get("summary")
     return [s for s in found if isinstance(s, str)] if isinstance(found, list) else []
+
+
+def cause_words(cause: object) -> str:
+    """What a cause is called; its code where it is no known one."""
+    return CAUSES.get(str(cause), str(cause or "").replace("_", " "))
 
 
 def cause_costs(profile: Mapping[str, Any]) -> list[tuple[float, str, str]]:
