@@ -385,7 +385,7 @@ def _line(
     fig: plotting.Drawing, x: Any, y: Any, name: str, colour: str, axis: str, dash: str = "solid"
 ) -> None:
     hover = "%{y:.2%}" if axis == "y" else "2^%{y:.1f}"
-    dots = {"mode": "lines+markers", "marker": {"size": 4}, "yaxis": axis}
+    dots: dict[str, Any] = {"mode": "lines+markers", "marker": {"size": 4}, "yaxis": axis}
     fig.line(x, y, name, colour, hover, width=2, dash=dash, **dots)
 
 

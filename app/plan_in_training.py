@@ -112,7 +112,8 @@ def replay_figure(frame: pd.DataFrame) -> go.Figure:
     hover = "step %{x}: overflows at %{y:.4g}<extra></extra>"
     fig.line(finite["step"], limits, "overflows from here on", PURPLE, hover, dash="dot", width=1.5)
     hover = "step %{x}: scale %{y:g}, %{customdata:.2%} lost<extra></extra>"
-    dots = {"mode": "lines+markers", "marker": {"size": 5}, "customdata": frame["lost_share"]}
+    dots: dict[str, Any] = {"mode": "lines+markers", "marker": {"size": 5}}
+    dots["customdata"] = frame["lost_share"]
     fig.line(frame["step"], frame["scale"], "loss scale", GREEN, hover, shape="hv", **dots)
     skipped = frame[frame["overflow"]]
     if len(skipped):
