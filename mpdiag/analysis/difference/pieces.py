@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from mpdiag.analysis.difference.alignment import Pair
 from mpdiag.analysis.difference.sides import UNKNOWN, Piece, Tensor
-from mpdiag.analysis.difference.tolerance import distance, roundoff, size_of
+from mpdiag.analysis.difference.tolerance import distance, roundoff
 from mpdiag.runs.trace import positions
 
 Values = tuple[NDArray[np.float64], float]
@@ -160,7 +160,7 @@ def _words_first(
     far = _furthest(_divided(found, _scale(found, scales)))
     length = (*one.shape, 1)[0]
     most, left = divmod(length, layout.batch)
-    if left or far <= _NEAR * size_of(one.pieces[0].values):
+    if left:
         return found
     for outer in (n for n in range(most, 1, -1) if most % n == 0):
         inside = math.prod(one.shape) // (outer * layout.batch)
