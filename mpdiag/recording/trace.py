@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -206,10 +207,9 @@ class TraceWatch(StepListener):
 
     def latest(self, tensors: Iterable[torch.Tensor]) -> Collection[int]:
         """The last tensors taken, by ``order``, that share memory with these."""
-        found = set()
-        for part in map(own_part, tensors):
-            if type(part) in (torch.Tensor, torch.nn.Parameter) and part.layout is torch.strided:
-                found.add(self._latest.get(part.untyped_storage()._cdata))
+        plain = (p for p in map(own_part, tensors) if type(p) in (torch.Tensor, torch.nn.Parameter))
+        strided = (p for p in plain if p.layout is torch.strided)
+        found = {self._latest.get(p.untyped_storage()._cdata) for p in strided}
         return sorted(row for row in found if row is not None)
 
     def spread(self) -> None:
@@ -272,15 +272,18 @@ class TraceWatch(StepListener):
 def _read_later(rows: Sequence[Mapping[str, Any]], start: int) -> list[int]:
     """All rows but what comes before the first pass and the step does not read, as an evaluation."""
     shown = any(row["kind"] == "operation" for row in rows[:start])
-    kept, read = list[int](), set[int]()
+    kept, read = set[int](), set[int]()
     for row in reversed(rows):
         if row["kind"] != "input":  # which goes along with what its module does first
             wanted = not shown or row["order"] >= start or "weight" in row["kind"]
             wanted |= row["order"] in read
         if wanted:
-            kept.append(row["order"])
+            kept.add(row["order"])
             read.update(row["reads"])
-    return kept[::-1]
+    for before, row in pairwise(rows):  # all results of an operation, as a norm's mean
+        if before["order"] in kept and all(row[k] == before[k] for k in ("name", "reads")):
+            kept.add(row["order"])
+    return sorted(kept)
 
 
 def _order(rows: Sequence[dict[str, Any]]) -> None:

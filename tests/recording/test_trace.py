@@ -436,6 +436,19 @@ def test_a_model_s_own_samples_are_traced_and_its_evaluation_is_not(tmp_path):
         assert [(r.kind, r.name) for r in rows] == [(r.kind, r.name) for r in none]
 
 
+def test_all_results_of_an_operation_before_the_first_pass_are_traced(tmp_path):
+    """Of a norm the step reads the first one alone, and of a teacher in a later part it has all."""
+
+    @torch.no_grad()
+    def called(_student, teacher, x):
+        teacher(x).sum()  # which nothing of the step reads
+        return teacher(x)
+
+    rows = distilled(tmp_path / "run", called, nn.LayerNorm(8).requires_grad_(False))
+    assert names(rows) == ["native_layer_norm"] * 3 + ["addmm", "sub", "pow", "mean"]
+    assert [r.shape for r in rows if r.name == "native_layer_norm"] == [(4, 8), (4, 1), (4, 1)]
+
+
 def test_long_sampling_before_a_step_does_not_end_its_trace(tmp_path, monkeypatch):
     @torch.no_grad()
     def sampled(_student, teacher, x):

@@ -56,7 +56,6 @@ _CHANCE = 2.0
 """Ratio of difference to tolerance that few values may reach by chance."""
 _TURNED = 4
 """Where choices were turned, one value in this many is left out: all those of a row go along."""
-
 _MIXED = 4.0
 """By how much less rows that were turned move another row than they move a mean."""
 
@@ -447,7 +446,10 @@ def _first(judged: Sequence[Judged]) -> int | None:
             if one.pair.certain and not _by_chance(one):
                 return waiting
         elif one.pair.certain:
-            waiting = None
+            # Gradients of a sum or mean, all of one value, show nothing of the forward pass.
+            values = one.pair.a.pieces[0].values
+            constant = one.pair.a.phase == "backward" and (values == values[:1]).all()
+            waiting = waiting if constant else None
     return None
 
 

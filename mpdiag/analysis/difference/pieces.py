@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from mpdiag.analysis.difference.alignment import Pair
 from mpdiag.analysis.difference.sides import UNKNOWN, Piece, Tensor
-from mpdiag.analysis.difference.tolerance import distance, roundoff, size_of
+from mpdiag.analysis.difference.tolerance import distance, roundoff
 from mpdiag.runs.trace import positions
 
 Values = tuple[NDArray[np.float64], float]
@@ -80,11 +80,10 @@ def _dealt(inputs: Sequence[Pair]) -> Layout:
             inside = math.prod(one.shape[1:])
             far = {t: _furthest(list(_rows(one, many, inside, turns=t))) for t in (False, True)}
             turns = min(far, key=lambda t: far[t])
-            known = far[turns] <= _NEAR * far[not turns]
             scales = (1.0, float(ranks), 1.0 / ranks)
             accumulated = many.pieces[0].rank is None
             dealt = tuple(part.shape[0] for part in many.pieces)
-            way = turns if known else None
+            way = turns if far[turns] <= _NEAR * far[not turns] else None
             return Layout(ranks, True, one.shape[0], dealt, way, scales, accumulated)
     return Layout(ranks)
 
@@ -157,18 +156,14 @@ def _words_first(
 ) -> Sequence[Match]:
     """The rows if the batch lies inside another dimension, as in torch's attention and recurrences."""
     scales = (1.0, float(layout.ranks), 1.0 / layout.ranks)
-    far = _furthest(_divided(found, _scale(found, scales)))
-    length = (*one.shape, 1)[0]
-    most, left = divmod(length, layout.batch)
-    if left or far <= _NEAR * size_of(one.pieces[0].values):
-        return found
-    for outer in (n for n in range(most, 1, -1) if most % n == 0):
-        inside = math.prod(one.shape) // (outer * layout.batch)
-        way = _rows(one, many, inside, turns=bool(layout.turns), outer=outer)
-        other = [match for match in way if match[1][0].any()]
-        if other and _furthest(_divided(other, _scale(other, scales))) < _NEAR * far:
-            return other
-    return found
+    most, left = divmod((*one.shape, 1)[0], layout.batch)
+    outers = () if left else (n for n in range(most, 1, -1) if most % n == 0)
+    inside, turns = math.prod(one.shape) // layout.batch, bool(layout.turns)
+    ways = [list(_rows(one, many, inside // n, turns=turns, outer=n)) for n in outers]
+    ways = [way for way in ways if any(match[1][0].any() for match in way)]
+    far = [_furthest(_divided(way, _scale(way, scales))) for way in (found, *ways)]
+    nearest = int(np.argmin(far))  # values of one size may be near in another order, too
+    return ways[nearest - 1] if far[nearest] < _NEAR * far[0] else found
 
 
 def _rows(
