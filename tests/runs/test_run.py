@@ -175,6 +175,12 @@ HARMED = {  # what is done to a good run of two parts
     "no schema": (with_meta(b'{"state": "complete"}'), "has no schema_version"),
     "half meta": (with_meta(b'{"schema_version": 1, "sta'), "damaged"),
     "binary meta": (with_meta(bytes(range(256))), "damaged"),
+    "odd field": (
+        with_meta(
+            b'{"schema_version": 1, "state": "complete", "optimizers": [{"steps_taken": "x"}]}'
+        ),
+        "its field 'optimizers' holds a value that mpdiag never writes there",
+    ),
     "no meta": (lambda run: (run / "meta.json").unlink(), "has no meta.json"),
 }  # fmt: skip
 BAD = {

@@ -39,6 +39,11 @@ def test_every_field_round_trips(tmp_path_factory, entries, value):
     assert (found.steps, found.metrics) == (tuple(entries), (metric,))
 
 
+def test_a_step_is_no_skipped_one_unless_it_says_so(tmp_path):
+    found = written(tmp_path, TrainingStep(0, 1.0, 2.0), TrainingStep(1, 1.0, 2.0, True))
+    assert [s.step for s in found.skipped] == [1]
+
+
 def test_a_training_that_begins_anew_in_a_folder_replaces_what_lies_there(tmp_path):
     earlier = (*(TrainingStep(i, 1.0, 1.0) for i in range(5)), Metric("m", 1.0))
     found = written(tmp_path, *earlier, *(TrainingStep(i, 2.0, 1.0) for i in range(2)))

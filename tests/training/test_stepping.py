@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 import mpdiag
 from mpdiag.errors import TrainingDiverged, UsageError
 from mpdiag.training import stepping
+from mpdiag.training.stepping import _parameters_of_all
 from mpdiag.training.weights import given, masters
 
 
@@ -266,3 +267,9 @@ def test_gradients_that_are_zero_are_stepped_after_another_forward_pass(level):
     with torch.no_grad(), mp.autocast():
         model(torch.ones(1, 4))
     assert not mp.step().skipped
+
+
+def test_a_parameter_of_two_optimizers_is_taken_once():
+    first, shared = (nn.Parameter(torch.ones(n)) for n in (1, 2))
+    optimizers = [torch.optim.SGD([first, shared], 0.1), torch.optim.SGD([shared], 0.1)]
+    assert [id(p) for p in _parameters_of_all(optimizers)] == [id(first), id(shared)]
