@@ -21,6 +21,7 @@ from mpdiag.numerics.formats import FP16, FP32
 from mpdiag.plan import FILE as PLAN
 from mpdiag.plan import LossScalePlan, PrecisionPlan
 from mpdiag.reports import next_commands
+from mpdiag.reports.contents import compared_with
 from mpdiag.reports.picture import Picture
 from mpdiag.reports.plotting import MARK
 from mpdiag.reports.text.analysis import after_analysis, can_be_settled, settling_command
@@ -29,7 +30,6 @@ from mpdiag.reports.views.gradients.pictures import Gradients, share_axis
 from mpdiag.reports.views.gradients.scales import room_words
 from mpdiag.reports.views.training import Trainings, final_losses
 from mpdiag.runs.coverage import coverage_of
-from mpdiag.runs.results import read_comparison
 from mpdiag.runs.run import Run
 from mpdiag.runs.training_log import FINAL_LOSS, FINAL_WORDS, TrainingLog
 
@@ -252,7 +252,7 @@ def next_steps(analysis: Analysis, stored: PrecisionPlan | None) -> tuple[Step, 
     words = after_analysis(analysis, run, plan)
     if words[1:2] != ("dashboard",):  # which shows this page
         found.append(words)
-    if analysis.concluded and can_be_settled(analysis) and read_comparison(run) is None:
+    if analysis.concluded and can_be_settled(analysis) and not compared_with(run):
         found.append(settling_command(analysis))
     if stored is not None:
         blocks = BLOCK_RECIPES.get(stored.aim)

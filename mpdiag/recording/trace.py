@@ -157,7 +157,7 @@ class TraceWatch(StepListener):
             whole = tuple(map(int, tensor.shape))
             partial = any(p.is_partial() for p in getattr(tensor, "placements", ()))
             local = own_part(tensor)
-            if 0 in whole or not _is_readable(local):
+            if 0 in whole or not _is_readable(local):  # a rank's empty part is a call, too
                 return
             # Other modes must not see this, mpdiag's need not. The norm brings elements into the cache.
             with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
@@ -307,10 +307,7 @@ def _phase(kind: TraceKind) -> str:
 
 
 def _is_readable(local: torch.Tensor) -> bool:
-    """Whether its values can be looked at; of sparse, nested and quantized ones they cannot.
-
-    A rank's part may be empty: it counts as a call, so that the calls of all ranks stay together.
-    """
+    """Whether its values can be looked at; of sparse, nested and quantized ones they cannot."""
     plain = type(local).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
     plain = plain and local.layout == torch.strided and not (local.is_nested or local.is_meta)
     wrapped = local.is_quantized or torch._C._functorch.is_functorch_wrapped_tensor(local)

@@ -75,3 +75,9 @@ def read_contents(analysis: Analysis) -> RunContents:
         profile,
         audit_of_run(analysis.run),
     )
+
+
+def compared_with(recording: AnyPath) -> str:
+    """The name of the training that a recording was last compared with; "" for none."""
+    found = results.read_comparison(recording)
+    return "" if found is None else found.against
