@@ -327,7 +327,7 @@ def write(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     packed = json.dumps(document(), separators=(",", ":")).encode()
     path = folder / "trace.json.gz"
-    path.write_bytes(gzip.compress(packed, mtime=0))
+    path.write_bytes(gzip.compress(packed, mtime=0))  # the stored one was packed again by zopfli
     profile = profile_trace(path).to_json() | {"trace": path.name}
     text = json.dumps(profile, separators=(",", ":")) + "\n"  # small: it is in the wheel
     (folder / "profile.json").write_text(text, encoding="utf-8")
