@@ -244,7 +244,8 @@ class Commands:
 
     def mpdiag(self, *words: str) -> tuple[int, str]:
         """Exit code and output. Raises TimeoutError, with the command still running."""
-        job = {"program": "mpdiag", "words": words, "cwd": str(ROOT), "env": {}}
+        cwd = str(self.code)  # ranks import mpdiag from it
+        job = {"program": "mpdiag", "words": words, "cwd": cwd, "env": {}}
         (pid,) = self._ask({"start": [job]})
         said, until = ["", ""], time.monotonic() + TIMEOUT
         while time.monotonic() < until:

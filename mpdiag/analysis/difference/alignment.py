@@ -159,7 +159,7 @@ def _chooses(t: Tensor, computed: Collection[tuple[int, int]]) -> bool:
 
 
 def _share(a: Tensor, b: Tensor) -> float:
-    """The share of rows that choose otherwise; 0 if rounding cannot explain so many."""
+    """The share of rows that choose otherwise; 0 if they are too many for rounding."""
     if a.name == "nonzero" or a.shape != b.shape:
         rows = [math.prod(t.shape[:1]) for t in (a, b)]
         share = (1 + abs(rows[0] - rows[1])) / max(1, *rows)

@@ -18,7 +18,7 @@ from mpdiag.runs.run import open_run
 from mpdiag.runs.trace import TraceRow
 from mpdiag.tracing.fingerprint import without_wrappers
 
-_KERNELS = ("foreach", "fused", "capturable", "differentiable")
+_KERNELS = ("foreach", "fused", "capturable", "differentiable")  # how, and not what, is computed
 _TOLD = ("torch", "python", "numpy")
 """Versions that are named where they differ."""
 

@@ -45,17 +45,18 @@ def lower_formats(pairs: Sequence[Pair]) -> Mapping[int, float]:
 
 
 def fp8_side(pair: Pair, difference: float) -> str:
-    """The side, ``A`` or ``B``, whose values alone have no more mantissas than FP8's; else empty."""
-    if difference > 0.5 / _FP8:  # beside the size: further than rounding to FP8 moves a tensor
+    """Which side, ``A`` or ``B``, has FP8's few mantissas where the other has more; empty for none."""
+    floats = roundoff(pair.a.dtype) and roundoff(pair.b.dtype)
+    if not (floats and 0.0 < difference <= 0.5 / _FP8):  # as far as FP8 moves a tensor, at most
         return ""
     for side, t, other in (("A", pair.a, pair.b), ("B", pair.b, pair.a)):
         sizes = [np.abs(x.pieces[0].values) for x in (t, other)]
         # What cancels leaves multiples of one number: where these are small, they have few mantissas.
         large = [x[x > 2 * _FP8 * x[x > 0.0].min(initial=np.inf)] for x in sizes]
-        rounded = [np.rint(np.frexp(x)[0] * 2.0 / (roundoff(t.dtype) or 1.0)) for x in large]
+        rounded = [np.rint(np.frexp(x)[0] * 2.0 / roundoff(t.dtype)) for x in large]
         few, many = (np.unique(x).size for x in rounded)
         if few <= _FP8 and min(many, rounded[0].size) > 2 * _FP8:
-            return side if roundoff(t.dtype) and roundoff(other.dtype) else ""
+            return side
     return ""
 
 
