@@ -1,7 +1,7 @@
 """Public faults rebuilt small, each before and after its repair, and what ``mpdiag diff`` says.
 
     python studies/public_faults.py [NAME ...] [--json FILE]
-    python studies/public_faults.py --table FILE    # the table of docs/commands/diff.md
+    python studies/public_faults.py --table FILE    # the table of docs/diff-faults.md
 
 Each fault was reported in a public thread. It is rebuilt here in plain torch from what the thread says,
 with two gloo ranks where it needs them. The reference is the same training written without the fault, on
