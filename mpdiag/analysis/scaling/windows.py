@@ -60,11 +60,7 @@ class Window:
 
 
 def whole_window(steps: NDArray[np.int64]) -> Window:
-    """All recorded steps.
-
-    Args:
-        steps: Their numbers, in order.
-    """
+    """All recorded steps, from their sorted numbers."""
     if steps.size == 0:
         return Window(WHOLE, 0, 0, 0)
     return Window(WHOLE, int(steps[0]), int(steps[-1]) + 1, steps.size)
