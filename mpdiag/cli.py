@@ -135,18 +135,6 @@ def asked_for_json(words: Sequence[str]) -> bool:
     return "--json" in words and words[0] not in RUNS_A_SCRIPT
 
 
-def error_document(kind: str, message: str, code: int) -> dict[str, Any]:
-    """The document of a command that fails under ``--json``.
-
-    Args:
-        kind: The name of the error, as ``mpdiag.errors`` has it.
-        message: The sentence that stderr gets.
-        code: The exit code.
-    """
-    error = {"kind": kind, "message": message, "exit_code": int(code)}
-    return {"schema_version": SCHEMA_VERSION, "error": error}
-
-
 def value_sentence(message: str, found: Sequence[Mapping[str, Any]] = ()) -> str:
     """What is wrong with the value of an option, without the words of the library that checks it.
 
@@ -188,9 +176,11 @@ def _explain(error: Any, *, as_json: bool) -> None:
 
 
 def _show_error(error: BaseException, message: str, code: int) -> None:
+    """Print the document of a command that fails under ``--json``."""
     from mpdiag.reports.terminal import show_json
 
-    show_json(error_document(type(error).__name__, message, code))
+    told = {"kind": type(error).__name__, "message": message, "exit_code": int(code)}
+    show_json({"schema_version": SCHEMA_VERSION, "error": told})
 
 
 app = typer.Typer(

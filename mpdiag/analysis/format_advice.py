@@ -148,11 +148,7 @@ class _Side:
 
 
 class _Effects:
-    """What rounding layers to each of ``_NAMES`` did to a recorded step.
-
-    Args:
-        evidence: Of the recording.
-    """
+    """What rounding layers to each of ``_NAMES`` did to a recorded step."""
 
     def __init__(self, evidence: LayerEvidence) -> None:
         self._evidence = evidence

@@ -11,14 +11,7 @@ from mpdiag.plan import PrecisionPlan
 
 
 def analysis_html(run: str, target: str, findings: Sequence[Finding], plan: PrecisionPlan) -> str:
-    """The verdict, findings, the plan, the next step.
-
-    Args:
-        run: The recording's name.
-        target: The format's name.
-        findings: Most severe first.
-        plan: The decisions.
-    """
+    """The verdict, findings (the most severe first), the plan, the next step."""
     return notebook.card(
         plan.verdict.text or f"{run} in {target}",
         notebook.note(f"{run} in {target}"),

@@ -181,10 +181,6 @@ def recorded_candidates(
     What computes outside all modules is none, nor what only moves values or is in FP32 by the
     operation lists.
 
-    Args:
-        operations: As they were recorded.
-        target: The format that the others get.
-
     Returns:
         Each with its weight: infinite where a value overflows, else by how close the values come to
         the format's ends.

@@ -37,11 +37,6 @@ VERDICT_COLORS = {
 
 
 def rgba(colour: str, opacity: float) -> str:
-    """A colour as CSS writes it with an opacity.
-
-    Args:
-        colour: As ``#rrggbb``.
-        opacity: From 0 to 1.
-    """
+    """A colour ``#rrggbb`` as CSS writes it with an opacity from 0 to 1."""
     red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
     return f"rgba({red}, {green}, {blue}, {opacity:g})"

@@ -96,12 +96,7 @@ def listing() -> dict[str, list[Explanation]]:
 
 
 def parse(code: str, text: str) -> Explanation:
-    """Read a page.
-
-    Args:
-        code: The finding's.
-        text: The file's.
-    """
+    """Read the page of a finding from its file's text."""
     _, facts, body = text.split("---\n", 2)
     known = dict(line.split(": ", 1) for line in facts.splitlines())
     head, *parts = body.split("\n## ")

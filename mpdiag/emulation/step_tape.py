@@ -280,10 +280,7 @@ Values = dict[int, torch.UntypedStorage]
 
 
 class StepReplay:
-    """Runs a tape; all within ``alone()``.
-
-    Args:
-        tape: A whole step.
+    """Runs the tape of a whole step; all within ``alone()``.
 
     Attributes:
         spent: What all runs have cost, as ``Call.work``.
@@ -322,12 +319,7 @@ class StepReplay:
         return 0.0 if loss is None else abs(float(loss.of(self._known[loss.value])))
 
     def effect(self, sites: Collection[Hashable], name: str) -> Effect | None:
-        """What rounding all operations of some sites does; None where the step cannot run so.
-
-        Args:
-            sites: As the tape has them.
-            name: The format's name.
-        """
+        """What rounding all operations of some sites does; None where the step cannot run so."""
         changed: Values = {}
         try:
             self._run(changed, frozenset(sites), name)

@@ -62,9 +62,6 @@ def _guarded(name: str) -> Any:
 class RemotePath(ProxyUPath):
     """A file or a folder at a URL.
 
-    Args:
-        url: Its URL.
-
     Raises:
         UsageError: If no such file system is known, or its package is not installed.
     """

@@ -135,12 +135,7 @@ def _missing(
 
 
 def cpu_format_support(name: str, cpu: CpuInstructions) -> tuple[FormatSupport, ...]:
-    """How a CPU supports each format.
-
-    Args:
-        name: Its model.
-        cpu: Its instructions.
-    """
+    """How a CPU of this name and these instructions supports each format."""
     table = read_table(_ON_CPU)
     return tuple(
         FormatSupport(name, fmt, *_on_cpu(cpu, [r for r in table if r["format"] == fmt]), need.text)

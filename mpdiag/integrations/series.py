@@ -50,12 +50,7 @@ class Destination:
 
 @dataclass(frozen=True)
 class Pieces:
-    """Rows that are read like those of a run.
-
-    Attributes:
-        records: The rows.
-        meta: What is said of them.
-    """
+    """Rows that are read like those of a run, and what is said of them."""
 
     records: Records
     meta: Mapping[str, Any] = field(default_factory=dict)

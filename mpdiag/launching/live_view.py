@@ -29,13 +29,7 @@ def _say(line: str) -> None:
 
 
 class LiveView:
-    """Tells of a recording in progress; handed to the recorder as its audience.
-
-    Args:
-        name: What the run is called.
-        say: Writes a line.
-        clock: Seconds.
-    """
+    """Tells of a recording in progress; handed to the recorder as its audience."""
 
     def __init__(
         self,

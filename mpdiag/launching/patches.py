@@ -343,12 +343,6 @@ def call_backward(state: GradientCalls, plain: Any, node: Any, *args: Any) -> An
 
     One that runs under an autocast of its own (``custom_bwd``) keeps the scale: products inside it are
     in half precision, where an unscaled gradient would underflow.
-
-    Args:
-        state: The backward pass.
-        plain: torch's own call.
-        node: The function's context.
-        *args: Gradients of its outputs.
     """
     ours = not state.computing_gradients or _is_inside(node._forward_cls.__module__)
     if ours or getattr(node, "_fwd_used_autocast", False):

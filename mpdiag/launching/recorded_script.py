@@ -459,9 +459,6 @@ class CompileWatch:
 
     What is compiled shows a dispatch mode no operations. One in an optimizer's step hides no model's.
 
-    Args:
-        on_first: Called at the first one.
-
     Attributes:
         place: Where the first call stands, ``file:line``; empty before it.
     """

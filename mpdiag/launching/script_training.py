@@ -247,12 +247,7 @@ class ScriptTraining:
         return args if late else None
 
     def compiled(self, eager: Callable[..., Any], call: Callable[..., Any]) -> Any:
-        """Call a compiled function; casts inside begin where it calls a model.
-
-        Args:
-            eager: The function with its arguments.
-            call: The same, compiled.
-        """
+        """Call a compiled function; casts inside begin where it calls a model."""
         from mpdiag.tracing.uncompiled import Eagerly
 
         if self._discovery is not None:

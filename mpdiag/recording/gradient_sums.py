@@ -21,12 +21,7 @@ STEPS = 3
 
 
 class GradientSums(StepListener):
-    """Adds some elements of half-precision gradients in FP32, too, as backward passes bring them.
-
-    Args:
-        parameters: Named parameters by ``id``.
-        guard: Around every hook.
-    """
+    """Adds some elements of half-precision gradients in FP32, too, as backward passes bring them."""
 
     def __init__(self, parameters: Mapping[int, NamedParameter], guard: HookGuard) -> None:
         self.guard = guard

@@ -85,9 +85,6 @@ class _Forward:
 class MatrixProducts:
     """Measures the operands of the matrix products of one step, once each.
 
-    Args:
-        rank: This process's rank.
-
     Attributes:
         unseen: Products that were not measured: dicts of module, product and reason.
     """

@@ -81,12 +81,7 @@ _SAMPLE = 1 << 18
 
 
 def measure(op: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Facts about an operation by name: floats, or tensors of one element on the device.
-
-    Args:
-        op: ATen's name.
-        arguments: Its arguments by name.
-    """
+    """Facts about an operation by name: floats, or tensors of one element on the device."""
     x = arguments.get("self")
     if not isinstance(x, torch.Tensor) or x.numel() == 0 or not _is_plain(x):
         return {}

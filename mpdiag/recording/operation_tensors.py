@@ -90,13 +90,7 @@ class OperationTensors:
         return seen
 
     def distinguish(self, converted: SeenTensor, before: SeenTensor, alias: Alias) -> None:
-        """From here on, one tensor stands for two: as it was, and converted.
-
-        Args:
-            converted: The result of the conversion.
-            before: What was converted.
-            alias: Tells which is meant.
-        """
+        """One tensor stands for two from here on, as it was and converted; ``alias`` tells which."""
         self._aliases[converted.number] = (alias, before)
 
     def _read(self, tensor: torch.Tensor) -> SeenTensor:

@@ -285,12 +285,7 @@ class Average:
 
 
 def averages(parameters: Iterable[NamedParameter], step: int) -> Iterator[Average]:
-    """Tensors in half precision that are nearly a trained parameter, and not its memory.
-
-    Args:
-        parameters: Those recorded.
-        step: That has ended.
-    """
+    """Tensors in half precision that are nearly a trained parameter, and not its memory."""
     trained = [n for n in parameters if n.parameter.requires_grad]
     taken = {id(t) for n in trained for t in (n.parameter, n.parameter.grad)}
     shapes = {n.parameter.shape for n in trained[:MOST]}

@@ -108,11 +108,7 @@ def _rounded(x: Tensor | None, y: Tensor | None) -> bool:
 
 
 class _Tokens:
-    """Which log-probabilities are compared.
-
-    Attributes:
-        count: How many.
-    """
+    """Which log-probabilities are compared."""
 
     def __init__(self, batch: Any, logits: Tensor) -> None:
         given = batch if isinstance(batch, Mapping) else {}

@@ -271,11 +271,7 @@ class Alias:
     temporary: bool = False
 
     def means_converted(self, reader: FrameType | None) -> bool:
-        """Whether code that reads the tensor now means the converted one.
-
-        Args:
-            reader: The frame that reads it.
-        """
+        """Whether the frame that reads the tensor now means the converted one."""
         if self.temporary or (self.target and self.target == self.source):
             return True
         while reader is not None and (id(reader) != self.frame or reader.f_code is not self.code):

@@ -87,7 +87,7 @@ def load(
         raise StateMismatch(
             "this is not a state of this version of MixedPrecision: pass what state_dict() returned"
         )
-    _refuse_other(state["precision"], _plain(precision), "level")
+    _refuse_other_level(state["precision"], _plain(precision))
     counts = (len(state["models"]), len(state["optimizers"]))
     if counts != (len(wrapped.models), len(wrapped.optimizers)):
         raise StateMismatch(
@@ -223,12 +223,12 @@ def _other_choices(saved: Any, plan: PrecisionPlan) -> list[str]:
     ]
 
 
-def _refuse_other(saved: Mapping[str, Any], own: Mapping[str, Any], what: str) -> None:
+def _refuse_other_level(saved: Mapping[str, Any], own: Mapping[str, Any]) -> None:
     for key in {**saved, **own}:
         if saved.get(key) != own.get(key):
             raise StateMismatch(
-                f"the state was saved under another {what}: its {key} is {_short(saved.get(key))}, "
-                f"here it is {_short(own.get(key))}; build the trainer with the same {what}"
+                f"the state was saved under another level: its {key} is {_short(saved.get(key))}, "
+                f"here it is {_short(own.get(key))}; build the trainer with the same level"
             )
 
 

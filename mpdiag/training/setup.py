@@ -282,12 +282,7 @@ def _check_model(
 
 
 def fingerprint_of(model: nn.Module, prefix: str = "") -> ModelFingerprint | None:
-    """The fingerprint of a live model; None if it has no parameters, or none with a name.
-
-    Args:
-        model: The model.
-        prefix: What its names begin with.
-    """
+    """The fingerprint of a live model; None if it has no parameters, or none with a name."""
     begin = f"{prefix}." if prefix else ""
     return fingerprint(
         (begin + name, None if isinstance(p, UninitializedParameter) else tuple(p.shape))

@@ -69,9 +69,6 @@ class TensorCoreCheck:
     def after_step(self, steps: int) -> TensorCoreUse | None:
         """Count a step; measure the one that is due.
 
-        Args:
-            steps: Steps taken so far.
-
         Returns:
             The answer, in the call that finds it.
         """

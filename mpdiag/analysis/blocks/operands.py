@@ -124,12 +124,7 @@ def operand_errors(rows: Sequence[BlockOperand], recipe: BlockRecipe) -> list[Op
 
 
 def operand_error(rows: Sequence[BlockOperand], fmt: OperandFormat) -> OperandError:
-    """One operand in a format.
-
-    Args:
-        rows: Of each step and rank.
-        fmt: The format.
-    """
+    """One operand in a format, from its rows of each step and rank."""
     (one,) = merged(rows)
     tiles, like = tiles_of(rows, fmt)
     off = fmt.par_db - like.par_db

@@ -404,11 +404,7 @@ def refuse_unused_precision(path: str | os.PathLike[str]) -> None:
 
 
 def unused_precision(meta: Mapping[str, Any]) -> str:
-    """That a run claims half precision, and that nothing of it ran in it; empty if neither is known.
-
-    Args:
-        meta: The run's ``meta.json``.
-    """
+    """Say that a run claims half precision and that nothing ran in it; empty if neither is known."""
     training = meta.get("training")
     if not isinstance(training, dict) or training.get("level") == "O0":
         return ""

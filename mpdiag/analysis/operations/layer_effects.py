@@ -68,12 +68,7 @@ class LayerEffects:
         return cls(next(showing, None))
 
     def of_layer(self, name: str, target: FloatFormat) -> Effects | None:
-        """The effects whose sum bounds that of rounding a layer; None where they were not measured.
-
-        Args:
-            name: The layer's; "" is the model.
-            target: The format.
-        """
+        """Effects whose sum bounds that of rounding a layer ("" is the model); None if unmeasured."""
         if self.graph is None:
             return None
         found: set[Rounded] = set()

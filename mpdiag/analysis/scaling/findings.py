@@ -13,13 +13,7 @@ from mpdiag.numerics.formats import FloatFormat
 def gradient_findings(
     layers: Layers, target: FloatFormat, scale: LossScaleAnalysis
 ) -> Iterator[Finding]:
-    """What the recorded gradients say about training in a format.
-
-    Args:
-        layers: Merged histograms.
-        target: The format to train in.
-        scale: The loss scale chosen for it.
-    """
+    """What the recorded gradients say about training in a format at a loss scale."""
     if len(layers.of_kind("activation_grad")) == 0:
         yield warning(
             code="no-activation-gradients",

@@ -31,7 +31,7 @@ from mpdiag.analysis.scaling.necessity import (
     weights_lost,
 )
 from mpdiag.analysis.scaling.replay import play
-from mpdiag.analysis.scaling.windows import Headroom, Window, headroom, overflows_at, whole_window
+from mpdiag.analysis.scaling.windows import Headroom, Window, beyond_range, headroom, whole_window
 from mpdiag.display.wording import spoken_layer
 from mpdiag.files.documents import finite
 from mpdiag.numerics.distributions import CONFIDENCE, largest_share
@@ -241,10 +241,10 @@ def analyze_loss_scale(
             recorded_in=recorded_in,
         )
     necessity, part = deciding_part(recorded.losses, [window for window, _ in late])
-    overflowing = int(overflows_at(maxima, 0, target).sum())
-    if overflowing:
+    unscaled = beyond_range(maxima, target)
+    if unscaled:
         known = int(np.isfinite(maxima).sum())
-        necessity = replace(necessity, need="needed", overflowing=overflowing, steps=known)
+        necessity = replace(necessity, need="needed", overflowing=unscaled, steps=known)
     elif necessity.need != "needed" and (
         gone := weights_lost(
             [part for part, m in zip(parts, movements, strict=True) if m.relative("") >= MOVES],
@@ -352,9 +352,8 @@ def _figures(
             kind="activation_grad",
         )
     over, known = _overflowing(recorded, chosen, target)
-    seen = int(overflows_at(recorded.maxima, 0, target).sum())
     counts: tuple[tuple[Key, int, float | None], ...] = (
-        ("overflowing-unscaled", seen, 1.0),
+        ("overflowing-unscaled", beyond_range(recorded.maxima, target), 1.0),
         ("overflowing-steps", over, scale),
     )
     for key, count, at in counts:

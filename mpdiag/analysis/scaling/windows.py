@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpdiag.display.wording import counted
-from mpdiag.numerics.formats import FP16, FloatFormat
+from mpdiag.numerics.formats import FloatFormat
 from mpdiag.numerics.histograms import ExponentHistogram
 from mpdiag.runs.records import Records
 
@@ -60,11 +60,7 @@ class Window:
 
 
 def whole_window(steps: NDArray[np.int64]) -> Window:
-    """All recorded steps.
-
-    Args:
-        steps: Their numbers, in order.
-    """
+    """All recorded steps, from their sorted numbers."""
     if steps.size == 0:
         return Window(WHOLE, 0, 0, 0)
     return Window(WHOLE, int(steps[0]), int(steps[-1]) + 1, steps.size)
@@ -143,14 +139,9 @@ def by_step(
     return records.merged(np.where(known, group, -1), steps.size)
 
 
-def overflows_at(
-    maxima: NDArray[np.float64], exponent: int, target: FloatFormat = FP16
-) -> NDArray[np.bool_]:
-    """In which steps the largest gradient, if it is finite, leaves the range at scale 2^exponent."""
-    with np.errstate(over="ignore"):
-        scaled = np.ldexp(maxima, exponent)
-    over: NDArray[np.bool_] = np.isfinite(maxima) & (scaled >= target.overflow_threshold)
-    return over
+def beyond_range(maxima: NDArray[np.float64], target: FloatFormat) -> int:
+    """In how many steps the largest gradient, if it is finite, leaves the range without a scale."""
+    return int((np.isfinite(maxima) & (maxima >= target.overflow_threshold)).sum())
 
 
 @dataclass(frozen=True)

@@ -83,12 +83,7 @@ def _size(terms: Iterable[tuple[Term, int]]) -> Size:
 
 @dataclass
 class Sizes:
-    """The classes of a model.
-
-    Attributes:
-        values: The present value of each class.
-        notes: Words about each.
-    """
+    """The classes of a model: the present value of each, and words about it."""
 
     values: list[int] = field(default_factory=list)
     notes: list[set[str]] = field(default_factory=list)

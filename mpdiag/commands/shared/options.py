@@ -54,7 +54,7 @@ class PlainCommand(TyperCommand):
         parameters: list[Any] = super().get_params(ctx)
         for parameter in parameters:
             if parameter.param_type_name == "argument" and parameter.metavar:
-                parameter.display_type_rich = _no_type
+                parameter.display_type_rich = lambda ctx: ""  # noqa: ARG005 - as typer calls it
                 parameter.get_usage_pieces = partial(_usage, parameter)
         return parameters
 
@@ -67,10 +67,6 @@ class ScriptApart(PlainCommand):
         before = args[: args.index("--")] if "--" in args else args
         ctx.meta["script"] = args[len(before) + 1 :] if "--" in args else None
         return super().parse_args(ctx, before)
-
-
-def _no_type(ctx: Any) -> str:  # noqa: ARG001 - as typer calls it
-    return ""
 
 
 def _usage(parameter: Any, ctx: Any) -> list[str]:  # noqa: ARG001 - as typer calls it

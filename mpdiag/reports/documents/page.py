@@ -50,14 +50,7 @@ class PageTable:
 
 
 def page(template: str, title: str, pictures: Iterable[Picture], **values: Any) -> str:
-    """A whole page.
-
-    Args:
-        template: Of ``reports/templates``.
-        title: Of the page.
-        pictures: Its figures.
-        values: What else the template shows.
-    """
+    """A whole page: a template of ``reports/templates``, its figures, and what else it shows."""
     from markupsafe import Markup
     from plotly.offline import get_plotlyjs
 

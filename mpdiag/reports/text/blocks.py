@@ -23,12 +23,7 @@ TOP = 8
 
 
 def blocks_text(analysis: Analysis, *, verbose: bool = False) -> Iterator[RenderableType]:
-    """What to print, part by part: the verdict, the layers with the most effect, the choice.
-
-    Args:
-        analysis: For a block recipe.
-        verbose: Show all layers.
-    """
+    """What to print, part by part: the verdict, the layers with the most effect, the choice."""
     found = analysis.blocks
     if found is None:
         return

@@ -34,6 +34,7 @@ OUTSIDE = "(outside)"
 """How ``tracing`` names the module of what is computed outside of every module."""
 NOT_KEPT = "not kept in FP32"
 """What is said of an operation of which no training has shown that it is safe."""
+MOST = 30  # operations that a figure draws
 Source = Literal["measured", "searched", "recorded"]
 _LISTED = "on autocast's own list: runs in FP32 at level O1"
 # What a user calls, by the ATen operation that is recorded of it.
@@ -235,16 +236,10 @@ def shown(found: Ranking) -> pd.DataFrame:
     return frame.drop(columns=blank).rename(columns=names)
 
 
-def sensitivity_figure(frame: pd.DataFrame, value: str, most: int = 30) -> go.Figure:
-    """A mark for each operation (``Ranking.frame``), the most sensitive on top.
-
-    Args:
-        frame: The ranking.
-        value: What ranks, in words.
-        most: How many to draw.
-    """
+def sensitivity_figure(frame: pd.DataFrame, value: str) -> go.Figure:
+    """A mark for each of ``MOST`` operations (``Ranking.frame``), the most sensitive on top."""
     moved = frame[frame["value"] > 0]  # what changes nothing has no place on a log scale
-    top = (moved if len(moved) else frame).head(most).reset_index(drop=True)
+    top = (moved if len(moved) else frame).head(MOST).reset_index(drop=True)
     if top.empty:
         return plotting.empty("no operation was recorded")
     names = [

@@ -109,12 +109,7 @@ def ratio_figure(frame: pd.DataFrame, *, log: bool = True) -> go.Figure:
 
 @dataclass(frozen=True, eq=False)
 class Updates:
-    """The weight updates of a recording: their tables and pictures.
-
-    Attributes:
-        run: The run folder.
-        records: The recording.
-    """
+    """The weight updates of a recording: their tables and pictures."""
 
     run: str
     records: Records

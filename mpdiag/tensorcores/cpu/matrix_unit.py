@@ -144,13 +144,7 @@ def _key(work: MatrixWork, flops: int | None = None) -> _Key:
 def judge(
     times: Sequence[OperationTime], primitives: Sequence[Primitive], device: CpuFacts
 ) -> tuple[CpuOperation, ...]:
-    """Each operation with its verdict, its cause and what to pad.
-
-    Args:
-        times: Times of the operators.
-        primitives: From the log of the same steps.
-        device: The CPU.
-    """
+    """Each operation with its verdict, its cause and what to pad, by the log of the same steps."""
     known = _by_shape(primitives)
     total_us = sum(t.time_us for t in times) or 1.0
     pad = _paddings(t.work for t in times)
@@ -377,14 +371,7 @@ class CpuProfile:
 def join(
     times: Sequence[OperationTime], log: OnednnLog, device: CpuFacts, *, steps: int = 0
 ) -> CpuProfile:
-    """Join operator times and oneDNN's log into a profile.
-
-    Args:
-        times: Times of the operators.
-        log: The log of the same steps.
-        device: The CPU.
-        steps: Number of steps.
-    """
+    """Join operator times and oneDNN's log of the same steps into a profile."""
     judged = judge(times, log.primitives, device)
     findings = (*_of_unit(judged, log, device), *_of_sizes(judged), *_of_log(log))
     return CpuProfile(device, judged, log.primitives, steps, findings)

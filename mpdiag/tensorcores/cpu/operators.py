@@ -40,11 +40,7 @@ class _Span:
 
 
 def operator_times(events: Iterable[Mapping[str, Any]]) -> list[OperationTime]:
-    """Add up a trace's operations, longest first.
-
-    Args:
-        events: ``traceEvents``.
-    """
+    """Add up the operations of ``traceEvents``, longest first."""
     threads: dict[Any, list[_Span]] = defaultdict(list)
     for event in events:
         span = _span(event)

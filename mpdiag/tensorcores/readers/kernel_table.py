@@ -118,12 +118,7 @@ def _is_of_kernels(found: KernelColumns, plain: Sequence[str]) -> bool:
 
 
 def named_device(cell: str, devices: dict[int, DeviceFacts]) -> int | str:
-    """A device as NVIDIA's tables name it, ``Tesla V100-SXM2-16GB (0)``: its index, and its facts kept.
-
-    Args:
-        cell: What the table says.
-        devices: Where its facts are kept.
-    """
+    """The index of a device that NVIDIA's tables name ``Tesla V100-SXM2-16GB (0)``; keeps its facts."""
     found = _NAMED_DEVICE.fullmatch(cell.strip())
     if found is None:
         return cell

@@ -152,13 +152,7 @@ def _not_read() -> list[dict[str, str]]:
 
 
 def _what_it_is(place: Path, head: bytes, *, packed: bool = False) -> str:
-    """The end of a sentence that begins with the file's path.
-
-    Args:
-        place: The file.
-        head: Its beginning, unpacked.
-        packed: Whether it is a gzip file.
-    """
+    """The end of a sentence that begins with the file's path, by its unpacked beginning."""
     if not head.strip():
         return "is damaged: it cannot be unpacked" if packed else "is empty: record it again"
     for row in _not_read():

@@ -102,13 +102,7 @@ _SAID = {
 def not_said(
     profile: Profile, groups: Sequence[summary.CauseGroup], *, notes: bool = False
 ) -> list[dict[str, Any]]:
-    """Findings that the groups of operations do not say already.
-
-    Args:
-        profile: Whose.
-        groups: Those that are shown.
-        notes: With those of severity ``info``.
-    """
+    """Findings that the shown groups do not say already; ``notes`` adds those of severity ``info``."""
     causes = {group.cause: group.share for group in groups}
 
     def said(finding: dict[str, Any]) -> bool:

@@ -46,11 +46,7 @@ class Gap(NamedTuple):
 
 
 class HostCalls:
-    """Waits of the host, looked up by time.
-
-    Args:
-        spans: In any order.
-    """
+    """Waits of the host, given in any order, looked up by time."""
 
     def __init__(self, spans: Sequence[HostSpan]) -> None:
         waits = sorted((s for s in spans if s.kind == "wait"), key=lambda s: s.end_us)

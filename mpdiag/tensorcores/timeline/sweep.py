@@ -41,12 +41,7 @@ class Activity(NamedTuple):
 
 
 def activities(trace: Collected, device: int | str | None) -> Iterator[Activity]:
-    """What a device did, by start; nothing where the trace does not say when.
-
-    Args:
-        trace: All of it.
-        device: As kernels name it.
-    """
+    """What a device did, by start; nothing where the trace does not say when."""
     if not trace.timed:
         return
     names, places = trace.names.values, trace.places.values
@@ -217,12 +212,7 @@ class Timeline:
 def make_timeline(
     activities: Iterable[Activity], spans: Sequence[HostSpan], *, spans_left_out: bool = False
 ) -> Timeline | None:
-    """The timeline of one device.
-
-    Args:
-        activities: By start.
-        spans: What the host did, in any order.
-        spans_left_out: See ``Timeline``.
+    """The timeline of one device, from its activities by start and the host's spans in any order.
 
     Returns:
         None where there are no activities.

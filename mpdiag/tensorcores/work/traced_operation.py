@@ -171,7 +171,7 @@ def _scaled(call: TracedCall) -> MatrixWork:
     left, right = call.shape(0, rank=2), call.shape(1, rank=2)
     if left[1] != right[0]:
         raise UnclearArguments
-    return matmul(left[0], right[1], left[1] * _values_in_element(call, 0), dtype=call.dtype(0))
+    return matmul(left[0], right[1], left[1] * _values_in_element(call), dtype=call.dtype(0))
 
 
 def _grouped(call: TracedCall) -> MatrixWork:
@@ -195,15 +195,15 @@ def _grouped(call: TracedCall) -> MatrixWork:
         if left[0] != right[0]:
             raise UnclearArguments
         groups = left[0]
-    k = left[-1] * _values_in_element(call, 0)
+    k = left[-1] * _values_in_element(call)
     work = matmul(left[-2], right[-1], k, groups, dtype=call.dtype(0))
     offset = bool(call.optional(2) or call.optional(4)) and not len(left) == len(right) == 3
     return replace(work, fewest=0) if offset else work
 
 
-def _values_in_element(call: TracedCall, index: int) -> int:
-    """How many values a stored element holds."""
-    return 2 if "float4_e2m1fn_x2" in call.raw_dtype(index).lower() else 1
+def _values_in_element(call: TracedCall) -> int:
+    """How many values a stored element of the left matrix holds."""
+    return 2 if "float4_e2m1fn_x2" in call.raw_dtype(0).lower() else 1
 
 
 def _into(call: TracedCall, *, packed: int = 1, transposed: bool = False) -> MatrixWork:

@@ -76,11 +76,7 @@ class StepStart:
         self._context = around
 
     def forward_began(self, *, grad: bool) -> None:
-        """A forward pass begins.
-
-        Args:
-            grad: Whether gradients are recorded.
-        """
+        """A forward pass begins, with gradients recorded or not."""
         if self._phase is _Phase.BEGUN:
             return
         saved_here = self._context != 0 and self._saved_in == self._context

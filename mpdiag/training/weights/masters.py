@@ -56,9 +56,6 @@ class Masters:
 
     Of no optimizers there are no masters: nothing is done then, whatever is called.
 
-    Args:
-        optimizers: What updates the parameters.
-
     Attributes:
         note_written: Told which parameters of the model others have written, once that was adopted.
         before_giving: Called before masters are rounded into the model.
@@ -345,10 +342,6 @@ class Masters:
         """As ``give_weights``, without waiting for an accelerator: ``device_answered`` has its answer.
 
         Until then the model holds infinities for what does not fit.
-
-        Args:
-            masters: What was updated.
-            step: In which step.
 
         Returns:
             What does not fit, where that is known now.
