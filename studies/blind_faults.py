@@ -9,7 +9,8 @@ the first run. One side of a pair is the right training in FP32 on one device. T
 some kind (autocast, a compiler, two ranks …), right or with one mistake. A hash of a pair's name puts
 it into one half: ``dev`` was shown to who mends ``diff``, ``unseen`` was not. Both halves of the first
 round have been shown since; ``dev2`` and ``unseen2`` are of other trainings, ``dev3`` and ``unseen3``
-of others again. The fourth round has other trainings too and no half to show: all of it is ``unseen4``.
+of others again. The fourth and the fifth round have other trainings too and no half to show: all of
+them is ``unseen4`` and ``unseen5``.
 
 - *named*: the first place is the culprit, or lies in it; of a compiled model also around it.
 - *seen*: another place that the mistake reaches. *missed*: the runs are said to agree.
@@ -41,7 +42,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SCRIPTS = ROOT / "studies" / "blind_scripts"
 RESULTS = ROOT / "studies" / "results" / "blind-faults.json"
 TIMEOUT = 1200
-HALVES = ("dev", "unseen", "dev2", "unseen2", "dev3", "unseen3", "unseen4")
+HALVES = ("dev", "unseen", "dev2", "unseen2", "dev3", "unseen3", "unseen4", "unseen5")
 OPTIONS: dict[str, tuple[str, ...]] = {
     "bf16": ("--amp", "bf16"),
     "fp16": ("--amp", "fp16"),
@@ -72,8 +73,15 @@ MISTAKES = (
     "mistakes-3-dev.txt",
     "mistakes-3-unseen.txt",
     "mistakes-4.txt",
+    "mistakes-5.txt",
 )
-REFACTORINGS = ("refactors.txt", "refactors-2.txt", "refactors-3.txt", "refactors-4.txt")
+REFACTORINGS = (
+    "refactors.txt",
+    "refactors-2.txt",
+    "refactors-3.txt",
+    "refactors-4.txt",
+    "refactors-5.txt",
+)
 CLEAN = {
     "bf16": ("gpt", "cnn", "moe", "ssm", "translate", "diffusion", "clip"),
     "fp16": ("gpt", "cnn", "moe", "translate", "diffusion", "graph"),
@@ -112,6 +120,17 @@ CLEAN_4 = {
     "refactor": ("tts", "nerf", "ppo", "glow", "deeplab", "graphormer", "dino"),
 }
 """The fourth round's. ``deeplab`` normalizes each batch: its parts and ranks would differ."""
+CLEAN_5 = {
+    "bf16": ("t5", "arcface", "mae", "tcn"),
+    "fp16": ("arcface", "mae", "ftt"),
+    "aot_eager": ("t5", "ftt", "tcn"),
+    "inductor": ("arcface", "mae", "ftt"),
+    "ddp": ("t5", "mae", "ftt", "tcn"),
+    "fsdp": ("t5", "mae", "ftt", "tcn"),
+    "accum": ("t5", "mae", "ftt", "tcn"),
+    "refactor": ("t5", "arcface", "mae", "ftt", "tcn"),
+}
+"""The fifth round's. ``arcface`` normalizes each batch, as ``deeplab`` does."""
 DROPOUT = (
     "gpt",
     "translate",
@@ -128,6 +147,10 @@ DROPOUT = (
     "deeplab",
     "graphormer",
     "dino",
+    "t5",
+    "arcface",
+    "ftt",
+    "tcn",
 )
 """Scripts that drop out in clean pairs of kinds that draw the same masks."""
 
@@ -151,6 +174,8 @@ class Pair:
     def half(self) -> str:
         if self.script in CLEAN_4["refactor"]:
             return "unseen4"
+        if self.script in CLEAN_5["refactor"]:
+            return "unseen5"
         half = "dev" if sha256(self.name.encode()).digest()[0] % 2 else "unseen"
         second = "2" if self.script in CLEAN_2["refactor"] else ""
         return half + ("3" if self.script in THIRD else second)
@@ -194,7 +219,7 @@ def pairs() -> list[Pair]:
     for header, edits in chain.from_iterable(_blocks((SCRIPTS / f).read_text()) for f in MISTAKES):
         name, script, kind, culprits, _ = (part.strip() for part in header.split("|"))
         found.append(Pair(f"{script}-{name}", script, kind, tuple(culprits.split()), edits))
-    for clean in (CLEAN, CLEAN_2, CLEAN_3, CLEAN_4):
+    for clean in (CLEAN, CLEAN_2, CLEAN_3, CLEAN_4, CLEAN_5):
         found += [Pair(f"clean-{s}-{kind}", s, kind) for kind in clean for s in clean[kind]]
     found += [Pair(f"clean-{script}-refactor-b", script, "refactor") for script in THIRD]
     if len({pair.name for pair in found}) < len(found):

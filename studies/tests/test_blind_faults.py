@@ -27,22 +27,26 @@ def test_a_file_of_a_later_round_holds_the_mistakes_of_its_half(half, turn):
     assert of
 
 
-def test_the_fourth_round_has_one_half_and_each_script_has_clean_pairs_of_its_kinds():
-    told = (blind_faults.SCRIPTS / "mistakes-4.txt").read_text()
+@pytest.mark.parametrize("turn", [4, 5])
+def test_a_round_with_one_half_has_clean_pairs_of_each_script_and_kind(turn):
+    told = (blind_faults.SCRIPTS / f"mistakes-{turn}.txt").read_text()
     headers = [line.split(" | ") for line in told.splitlines() if line[:1] not in ("", *"#-+ ")]
-    fourth = [pair for pair in blind_faults.pairs() if pair.script in {h[1] for h in headers}]
-    assert {pair.half for pair in fourth} == {"unseen4"}
+    of = [pair for pair in blind_faults.pairs() if pair.script in {h[1] for h in headers}]
+    assert {pair.half for pair in of} == {f"unseen{turn}"}
     assert sorted(f"{script}-{name}" for name, script, *_ in headers) == sorted(
-        pair.name for pair in fourth if pair.culprits
+        pair.name for pair in of if pair.culprits
     )
-    clean = [pair for pair in fourth if not pair.culprits]
-    assert {pair.script for pair in clean} == {pair.script for pair in fourth}
+    clean = [pair for pair in of if not pair.culprits]
+    assert {pair.script for pair in clean} == {pair.script for pair in of}
     assert {pair.kind for pair in clean} == set(blind_faults.OPTIONS)
     assert (len(headers), len(clean)) == (50, 30)
 
 
-def test_each_refactoring_of_the_fourth_round_fits_its_script(tmp_path):
-    for pair in (p for p in blind_faults.pairs() if (p.half, p.kind) == ("unseen4", "refactor")):
+@pytest.mark.parametrize("half", ["unseen4", "unseen5"])
+def test_each_refactoring_of_a_round_with_one_half_fits_its_script(half, tmp_path):
+    of = [p for p in blind_faults.pairs() if (p.half, p.kind) == (half, "refactor")]
+    assert of
+    for pair in of:
         script = blind_faults.write(pair, tmp_path / pair.name)
         text = script.read_text()
         for _, new in blind_faults.refactorings()[pair.way]:
