@@ -10,7 +10,7 @@ said.
 from __future__ import annotations
 
 import math
-from bisect import insort
+from bisect import bisect, insort
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from posixpath import commonpath
@@ -213,11 +213,16 @@ def difference(a: Steps, b: Steps) -> RunDifference:
         edits = edits or found
         layout = layout_of(pairs)
         later = bool(number or step)
-        moved = _Moved(_weights_apart(pairs, history.possible) if later else 0.0)
+        depth = _Depth((ours, theirs))
+        ulps = _weights_apart(pairs, history.possible)
+        room = spread((None, None), FACTOR, depth.all, (1.0,))  # or a fault has moved them
+        moved = _Moved(ulps if later or ulps <= room else 0.0)
         signs = _Signs({t.order: t.reads for t in ours if t.phase == "forward"})
-        some = list(_judged(pairs, step, layout, moved, history, signs, later=later))
+        some = list(_judged(pairs, step, layout, depth, moved, history, signs, later=later))
         some = _sums_in_any_order(some, (ours, theirs))
         place = _first(some)
+        if place is not None and some[place].pair.a.kind == "weight":
+            place = _before_weights(some, ours, place)
         explained = place is not None and some[place].apart.difference <= some[place].possible
         given = place is not None and some[place].pair.a.kind == "input"  # not made of weights
         if later and not given and (explained or _beyond_judgement(some)):
@@ -230,16 +235,20 @@ def difference(a: Steps, b: Steps) -> RunDifference:
             first = _culprit(some[place], (ours, theirs, found), _known(some))
             first = replace(first, module=None, name="") if everywhere else _lone(first, found)
             before = judged[: len(judged) - len(some) + place]
-            return RunDifference(
-                first, judged, edits, last, None, sum(j.pair.certain for j in before)
-            )
-    return RunDifference(None, judged, edits, last, cut_off, sum(j.pair.certain for j in judged))
+            return RunDifference(first, judged, edits, last, None, _agreeing(before))
+    return RunDifference(None, judged, edits, last, cut_off, _agreeing(judged))
+
+
+def _agreeing(judged: Sequence[Judged]) -> int:
+    """How many rounding explains, among what comes before the first difference."""
+    return sum(j.pair.certain and (j.apart.ratio <= 1.0 or _by_chance(j)) for j in judged)
 
 
 def _judged(
     pairs: Sequence[Pair],
     step: int,
     layout: Layout,
+    depth: _Depth,
     moved: _Moved,
     history: _Gradients,
     signs: _Signs,
@@ -248,7 +257,7 @@ def _judged(
 ) -> Iterable[Judged]:
     """Every pair of a step, judged; ``later`` than the training's first one, weights are apart."""
     before: dict[_Key, tuple[NDArray[np.float64], NDArray[np.float64]]] = {}
-    depth, returned = 0, False
+    returned = False
     coarsest = [0.0, 0.0]  # what is made of BF16 is no finer in FP32
     lower = lower_formats(pairs)
     for pair in pairs:
@@ -278,9 +287,12 @@ def _judged(
                         yield Judged(pair, step, rank, found)
                 continue
             chosen = size * _of_turned(pair, ours[0].size)
-            far = spread(twins, size, 0 if given else depth, coarsest)
+            far = spread(twins, size, 0 if given else depth.of(a, b), coarsest)
             moves = math.hypot(far, chosen, drift, size * signs.turned(a, None in twins))
             room = size * max(epsilon) * (a.dtype != b.dtype) if exact else moves
+            if a.kind == "weight":  # which a pass before, or a factorization, may have computed
+                computed = [min(max(epsilon), roundoff("float32"))]
+                room = max(room, spread((None, None), size, depth.all, computed))
             if a.kind == "weight_grad":
                 history.note(key, ours[0], theirs[0], FACTOR * room)
             rows = pair.rows and pair.turned >= 1 / MANY
@@ -291,7 +303,6 @@ def _judged(
                 moved.note(found.difference * size)
             whole = distance(ours[0], theirs[0], MANY + 1) <= found.tolerance * (size or 1.0)
             yield Judged(pair, step, rank, found, FACTOR * furthest / (size or 1.0), whole)
-        depth += a.kind == "operation"
         returned |= a.kind == "output"
 
 
@@ -377,6 +388,25 @@ class _Signs:
         return self._moved
 
 
+class _Depth:
+    """How many operations come before a tensor; a compiled side shows none.
+
+    Args:
+        sides: A step's tensors on each.
+    """
+
+    def __init__(self, sides: Sequence[Sequence[Tensor]]) -> None:
+        self._places = [
+            [t.order for t in side if t.kind == "operation" and t.name not in MOVES]
+            for side in sides
+        ]
+        self.all = max(map(len, self._places))
+
+    def of(self, a: Tensor, b: Tensor) -> int:
+        """Before a tensor of both sides."""
+        return max(bisect(held, t.order - 1) for held, t in zip(self._places, (a, b), strict=True))
+
+
 class _Moved:
     """How far weights that are apart move the tensors of a step, one after another.
 
@@ -449,6 +479,32 @@ def _first(judged: Sequence[Judged]) -> int | None:
         elif one.pair.certain:
             waiting = None
     return None
+
+
+def _before_weights(judged: Sequence[Judged], step: Sequence[Tensor], place: int) -> int:
+    """What parts before anything reads a weight that differs, else the first weight that does.
+
+    Such a weight may have been computed of what parts. If most differ, they were drawn otherwise.
+    """
+    weights = [j for j in judged if j.pair.a.kind == "weight"]
+    other = [j.pair.a for j in weights if j.apart.ratio > 1.0]
+    drawn = sum(len(j.pair.a.shape) > 1 for j in weights)
+    if 2 * sum(len(w.shape) > 1 for w in other) > drawn:
+        return place
+    shown = [t for t in step if t.phase == "forward" and t.kind in ("operation", "output")]
+    reading = (
+        (t.order for t in shown if w.module == t.module or w.order in t.reads) for w in other
+    )
+    until = min(min(orders, default=0) for orders in reading)
+    early = [
+        i
+        for i, j in enumerate(judged)
+        for t in [j.pair.a]
+        if (t.kind == "input" and not t.reads)
+        or (t.phase == "forward" and t.kind != "weight" and t.order < until)
+    ]
+    found = _first([judged[i] for i in early])
+    return place if found is None else early[found]
 
 
 def _by_chance(one: Judged) -> bool:
