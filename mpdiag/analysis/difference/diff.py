@@ -222,7 +222,7 @@ def difference(a: Steps, b: Steps) -> RunDifference:
         some = _sums_in_any_order(some, (ours, theirs))
         place = _first(some)
         if place is not None and some[place].pair.a.kind == "weight":
-            place = _before_weights(some, ours, place)
+            place = _before_weights(some, ours, found, place)
         explained = place is not None and some[place].apart.difference <= some[place].possible
         given = place is not None and some[place].pair.a.kind == "input"  # not made of weights
         if later and not given and (explained or _beyond_judgement(some)):
@@ -481,19 +481,25 @@ def _first(judged: Sequence[Judged]) -> int | None:
     return None
 
 
-def _before_weights(judged: Sequence[Judged], step: Sequence[Tensor], place: int) -> int:
+def _before_weights(
+    judged: Sequence[Judged], step: Sequence[Tensor], edits: Sequence[Edit], place: int
+) -> int:
     """What parts before anything reads a weight that differs, else the first weight that does.
 
-    Such a weight may have been computed of what parts. If most differ, they were drawn otherwise.
+    Such a weight may have been computed of what parts. Most differ only if they were drawn otherwise.
     """
     weights = [j for j in judged if j.pair.a.kind == "weight"]
-    other = [j.pair.a for j in weights if j.apart.ratio > 1.0]
-    drawn = sum(len(j.pair.a.shape) > 1 for j in weights)
-    if 2 * sum(len(w.shape) > 1 for w in other) > drawn:
+    beyond = [j for j in weights if j.apart.ratio > 1.0]
+    other, drawn = (
+        [j.pair.a for j in some if len(j.pair.a.shape) > 1] for some in (beyond, weights)
+    )
+    shaped = any(j.apart.difference == math.inf for j in beyond)  # or one side has one alone
+    if shaped or any(e.op.startswith("parameter ") for e in edits) or 2 * len(other) > len(drawn):
         return place
     shown = [t for t in step if t.phase == "forward" and t.kind in ("operation", "output")]
     reading = (
-        (t.order for t in shown if w.module == t.module or w.order in t.reads) for w in other
+        (t.order for t in shown if w.module == t.module or w.order in t.reads)
+        for w in (j.pair.a for j in beyond)
     )
     until = min(min(orders, default=0) for orders in reading)
     early = [
