@@ -213,12 +213,17 @@ def difference(a: Steps, b: Steps) -> RunDifference:
         edits = edits or found
         layout = layout_of(pairs)
         later = bool(number or step)
-        depth = _Depth((ours, theirs))
+        computing = [  # a compiled side shows none
+            [t.order for t in side if t.kind == "operation" and t.name not in MOVES]
+            for side in (ours, theirs)
+        ]
         ulps = _weights_apart(pairs, history.possible)
-        room = spread((None, None), FACTOR, depth.all, (1.0,))  # or a fault has moved them
+        room = spread(
+            (None, None), FACTOR, max(map(len, computing)), (1.0,)
+        )  # or a fault has moved them
         moved = _Moved(ulps if later or ulps <= room else 0.0)
         signs = _Signs({t.order: t.reads for t in ours if t.phase == "forward"})
-        some = list(_judged(pairs, step, layout, depth, moved, history, signs, later=later))
+        some = list(_judged(pairs, step, layout, computing, moved, history, signs, later=later))
         some = _sums_in_any_order(some, (ours, theirs))
         place = _first(some)
         if place is not None and some[place].pair.a.kind == "weight":
@@ -235,20 +240,16 @@ def difference(a: Steps, b: Steps) -> RunDifference:
             first = _culprit(some[place], (ours, theirs, found), _known(some))
             first = replace(first, module=None, name="") if everywhere else _lone(first, found)
             before = judged[: len(judged) - len(some) + place]
-            return RunDifference(first, judged, edits, last, None, _agreeing(before))
-    return RunDifference(None, judged, edits, last, cut_off, _agreeing(judged))
-
-
-def _agreeing(judged: Sequence[Judged]) -> int:
-    """How many rounding explains, among what comes before the first difference."""
-    return sum(j.pair.certain and (j.apart.ratio <= 1.0 or _by_chance(j)) for j in judged)
+            agreeing = sum(j.pair.certain and j.apart.ratio <= 1.0 for j in before)
+            return RunDifference(first, judged, edits, last, None, agreeing)
+    return RunDifference(None, judged, edits, last, cut_off, sum(j.pair.certain for j in judged))
 
 
 def _judged(
     pairs: Sequence[Pair],
     step: int,
     layout: Layout,
-    depth: _Depth,
+    computing: Sequence[Sequence[int]],
     moved: _Moved,
     history: _Gradients,
     signs: _Signs,
@@ -271,6 +272,7 @@ def _judged(
         # Data is exact but for a conversion. Compiled, another model may have made it.
         exact = a.kind == "weight" or (a.kind == "input" and not (a.reads or b.reads))
         exact &= not (returned and a.module and epsilon[0] and epsilon[1])
+        depth = _depth(a, b, computing)
         drift, furthest = moved.of(a, b)
         if a.kind == "weight" and later:
             before |= {(a.name, rank): (x[0], y[0]) for rank, x, y, _ in matched(a, b, layout)}
@@ -287,12 +289,13 @@ def _judged(
                         yield Judged(pair, step, rank, found)
                 continue
             chosen = size * _of_turned(pair, ours[0].size)
-            far = spread(twins, size, 0 if given else depth.of(a, b), coarsest)
+            far = spread(twins, size, 0 if given else depth, coarsest)
             moves = math.hypot(far, chosen, drift, size * signs.turned(a, None in twins))
             room = size * max(epsilon) * (a.dtype != b.dtype) if exact else moves
-            if a.kind == "weight":  # which a pass before, or a factorization, may have computed
-                computed = [min(max(epsilon), roundoff("float32"))]
-                room = max(room, spread((None, None), size, depth.all, computed))
+            fine = min(max(epsilon), roundoff("float32")) * (
+                a.kind == "weight"
+            )  # as computed before
+            room = max(room, spread((None, None), size, depth, [fine]))
             if a.kind == "weight_grad":
                 history.note(key, ours[0], theirs[0], FACTOR * room)
             rows = pair.rows and pair.turned >= 1 / MANY
@@ -304,6 +307,13 @@ def _judged(
             whole = distance(ours[0], theirs[0], MANY + 1) <= found.tolerance * (size or 1.0)
             yield Judged(pair, step, rank, found, FACTOR * furthest / (size or 1.0), whole)
         returned |= a.kind == "output"
+
+
+def _depth(a: Tensor, b: Tensor, computing: Sequence[Sequence[int]]) -> int:
+    """How many operations come before a tensor; a pass before the step may have made weights."""
+    if a.kind == "weight":
+        return max(map(len, computing))
+    return max(bisect(held, t.order - 1) for held, t in zip(computing, (a, b), strict=True))
 
 
 def _of_turned(pair: Pair, values: int) -> float:
@@ -388,25 +398,6 @@ class _Signs:
         return self._moved
 
 
-class _Depth:
-    """How many operations come before a tensor; a compiled side shows none.
-
-    Args:
-        sides: A step's tensors on each.
-    """
-
-    def __init__(self, sides: Sequence[Sequence[Tensor]]) -> None:
-        self._places = [
-            [t.order for t in side if t.kind == "operation" and t.name not in MOVES]
-            for side in sides
-        ]
-        self.all = max(map(len, self._places))
-
-    def of(self, a: Tensor, b: Tensor) -> int:
-        """Before a tensor of both sides."""
-        return max(bisect(held, t.order - 1) for held, t in zip(self._places, (a, b), strict=True))
-
-
 class _Moved:
     """How far weights that are apart move the tensors of a step, one after another.
 
@@ -489,28 +480,24 @@ def _before_weights(
     Such a weight may have been computed of what parts. Most differ only if they were drawn otherwise.
     """
     weights = [j for j in judged if j.pair.a.kind == "weight"]
-    beyond = [j for j in weights if j.apart.ratio > 1.0]
-    other, drawn = (
-        [j.pair.a for j in some if len(j.pair.a.shape) > 1] for some in (beyond, weights)
-    )
-    shaped = any(j.apart.difference == math.inf for j in beyond)  # or one side has one alone
-    if shaped or any(e.op.startswith("parameter ") for e in edits) or 2 * len(other) > len(drawn):
+    beyond = [j.pair.a for j in weights if j.apart.ratio > 1.0]
+    drawn = [j.pair.a in beyond for j in weights if len(j.pair.a.shape) > 1]
+    lone = any(e.op.startswith("parameter ") for e in edits)  # or of another shape
+    if lone or math.inf in [j.apart.difference for j in weights] or 2 * sum(drawn) > len(drawn):
         return place
     shown = [t for t in step if t.phase == "forward" and t.kind in ("operation", "output")]
     reading = (
-        (t.order for t in shown if w.module == t.module or w.order in t.reads)
-        for w in (j.pair.a for j in beyond)
+        (t.order for t in shown if w.module == t.module or w.order in t.reads) for w in beyond
     )
     until = min(min(orders, default=0) for orders in reading)
+    given = [(i, j, j.pair.a) for i, j in enumerate(judged) if j.pair.a.kind != "weight"]
     early = [
-        i
-        for i, j in enumerate(judged)
-        for t in [j.pair.a]
-        if (t.kind == "input" and not t.reads)
-        or (t.phase == "forward" and t.kind != "weight" and t.order < until)
+        (i, j)
+        for i, j, t in given
+        if (t.kind == "input" and not t.reads) or (t.phase == "forward" and t.order < until)
     ]
-    found = _first([judged[i] for i in early])
-    return place if found is None else early[found]
+    found = _first([j for _, j in early])
+    return place if found is None else early[found][0]
 
 
 def _by_chance(one: Judged) -> bool:
