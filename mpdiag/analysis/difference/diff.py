@@ -10,7 +10,7 @@ said.
 from __future__ import annotations
 
 import math
-from bisect import insort
+from bisect import bisect, insort
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from posixpath import commonpath
@@ -212,11 +212,21 @@ def difference(a: Steps, b: Steps) -> RunDifference:
         edits = edits or found
         layout = layout_of(pairs)
         later = bool(number or step)
-        moved = _Moved(_weights_apart(pairs, history.possible) if later else 0.0)
+        computing = [  # a compiled side shows none
+            [t.order for t in side if t.kind == "operation" and t.name not in MOVES]
+            for side in (ours, theirs)
+        ]
+        ulps = _weights_apart(pairs, history.possible)
+        room = spread(
+            (None, None), FACTOR, max(map(len, computing)), (1.0,)
+        )  # or a fault has moved them
+        moved = _Moved(ulps if later or ulps <= room else 0.0)
         signs = _Signs({t.order: t.reads for t in ours if t.phase == "forward"})
-        some = list(_judged(pairs, step, layout, moved, history, signs, later=later))
+        some = list(_judged(pairs, step, layout, computing, moved, history, signs, later=later))
         some = _sums_in_any_order(some, (ours, theirs))
         place = _first(some)
+        if place is not None and some[place].pair.a.kind == "weight":
+            place = _before_weights(some, ours, found, place)
         explained = place is not None and some[place].apart.difference <= some[place].possible
         given = place is not None and some[place].pair.a.kind == "input"  # not made of weights
         if later and not given and (explained or _beyond_judgement(some)):
@@ -229,9 +239,8 @@ def difference(a: Steps, b: Steps) -> RunDifference:
             first = _culprit(some[place], (ours, theirs, found), _known(some))
             first = replace(first, module=None, name="") if everywhere else _lone(first, found)
             before = judged[: len(judged) - len(some) + place]
-            return RunDifference(
-                first, judged, edits, last, None, sum(j.pair.certain for j in before)
-            )
+            agreeing = sum(j.pair.certain and j.apart.ratio <= 1.0 for j in before)
+            return RunDifference(first, judged, edits, last, None, agreeing)
     return RunDifference(None, judged, edits, last, cut_off, sum(j.pair.certain for j in judged))
 
 
@@ -239,6 +248,7 @@ def _judged(
     pairs: Sequence[Pair],
     step: int,
     layout: Layout,
+    computing: Sequence[Sequence[int]],
     moved: _Moved,
     history: _Gradients,
     signs: _Signs,
@@ -247,7 +257,7 @@ def _judged(
 ) -> Iterable[Judged]:
     """Every pair of a step, judged; ``later`` than the training's first one, weights are apart."""
     before: dict[_Key, tuple[NDArray[np.float64], NDArray[np.float64]]] = {}
-    depth, returned = 0, False
+    returned = False
     coarsest = [0.0, 0.0]  # what is made of BF16 is no finer in FP32
     lower = lower_formats(pairs)
     for pair in pairs:
@@ -261,6 +271,7 @@ def _judged(
         # Data is exact but for a conversion. Compiled, another model may have made it.
         exact = a.kind == "weight" or (a.kind == "input" and not (a.reads or b.reads))
         exact &= not (returned and a.module and epsilon[0] and epsilon[1])
+        depth = _depth(a, b, computing)
         drift, furthest = moved.of(a, b)
         if a.kind == "weight" and later:
             before |= {(a.name, rank): (x[0], y[0]) for rank, x, y, _ in matched(a, b, layout)}
@@ -280,6 +291,10 @@ def _judged(
             far = spread(twins, size, 0 if given else depth, coarsest)
             moves = math.hypot(far, chosen, drift, size * signs.turned(a, None in twins))
             room = size * max(epsilon) * (a.dtype != b.dtype) if exact else moves
+            fine = min(max(epsilon), roundoff("float32")) * (
+                a.kind == "weight"
+            )  # as computed before
+            room = max(room, spread((None, None), size, depth, [fine]))
             if a.kind == "weight_grad":
                 history.note(key, ours[0], theirs[0], FACTOR * room)
             rows = pair.rows and pair.turned >= 1 / MANY
@@ -290,8 +305,14 @@ def _judged(
                 moved.note(found.difference * size)
             whole = distance(ours[0], theirs[0], MANY + 1) <= found.tolerance * (size or 1.0)
             yield Judged(pair, step, rank, found, FACTOR * furthest / (size or 1.0), whole)
-        depth += a.kind == "operation"
         returned |= a.kind == "output"
+
+
+def _depth(a: Tensor, b: Tensor, computing: Sequence[Sequence[int]]) -> int:
+    """How many operations come before a tensor; a pass before the step may have made weights."""
+    if a.kind == "weight":
+        return max(map(len, computing))
+    return max(bisect(held, t.order - 1) for held, t in zip(computing, (a, b), strict=True))
 
 
 def _of_turned(pair: Pair, values: int) -> float:
@@ -451,6 +472,34 @@ def _first(judged: Sequence[Judged]) -> int | None:
             constant = one.pair.a.phase == "backward" and (values == values[:1]).all()
             waiting = waiting if constant else None
     return None
+
+
+def _before_weights(
+    judged: Sequence[Judged], step: Sequence[Tensor], edits: Sequence[Edit], place: int
+) -> int:
+    """What parts before anything reads a weight that differs, else the first weight that does.
+
+    Such a weight may have been computed of what parts. Most differ only if they were drawn otherwise.
+    """
+    weights = [j for j in judged if j.pair.a.kind == "weight"]
+    beyond = [j.pair.a for j in weights if j.apart.ratio > 1.0]
+    drawn = [j.pair.a in beyond for j in weights if len(j.pair.a.shape) > 1]
+    lone = any(e.op.startswith("parameter ") for e in edits)  # or of another shape
+    if lone or math.inf in [j.apart.difference for j in weights] or 2 * sum(drawn) > len(drawn):
+        return place
+    shown = [t for t in step if t.phase == "forward" and t.kind in ("operation", "output")]
+    reading = (
+        (t.order for t in shown if w.module == t.module or w.order in t.reads) for w in beyond
+    )
+    until = min(min(orders, default=0) for orders in reading)
+    given = [(i, j, j.pair.a) for i, j in enumerate(judged) if j.pair.a.kind != "weight"]
+    early = [
+        (i, j)
+        for i, j, t in given
+        if (t.kind == "input" and not t.reads) or (t.phase == "forward" and t.order < until)
+    ]
+    found = _first([j for _, j in early])
+    return place if found is None else early[found][0]
 
 
 def _by_chance(one: Judged) -> bool:

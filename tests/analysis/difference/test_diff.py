@@ -136,6 +136,25 @@ def test_a_grad_scaler_on_one_side_is_no_fault_and_hides_none(name, sound, tmp_p
     assert first is None if name == "none" else [first.module, first.phase, first.op] == place
 
 
+@pytest.mark.parametrize("factor", [1.0, 1.5])
+def test_a_loss_scale_is_no_fault_where_the_backward_pass_is_not_seen(factor, tmp_path):
+    """``cumprod`` has another backward pass under a mode: it is left alone."""
+
+    def cumulated(model):
+        model[2].register_forward_hook(lambda *call: call[-1].sigmoid().cumprod(-1))
+
+    def off(model):
+        cumulated(model)
+        model[2].register_full_backward_hook(lambda _, g, __: (g[0] * factor,))
+
+    a = recorded(tmp_path / "a", cumulated)
+    b = recorded(tmp_path / "b", off, dtype=torch.float16, scale=1024.0)
+    found = mpdiag.diff(a, b)
+    assert not any("backward" in j.pair.a.name for j in found.judged)
+    first = found.first
+    assert (first and (first.module, first.op)) == (None if factor == 1.0 else ("1", "gradient"))
+
+
 def test_of_gradients_that_clipping_makes_off_by_one_factor_the_other_one_is_named(tmp_path):
     sides = (("a", None), ("b", FAULTS["halved"][0]))
     options = {"clip": True, "operations": 0}
@@ -611,6 +630,67 @@ def test_a_later_step_follows_the_weights_but_its_data_do_not(off, spread, kind)
 
     found = difference(side(0.0, 0, "float32"), side(2e-4, off, "bfloat16"))
     assert (found.first and found.first.kind) == kind
+
+
+@pytest.mark.parametrize(("before", "agree"), [(100, True), (0, False)])
+def test_operations_that_a_compiled_side_hides_widen_what_has_no_twin(before, agree):
+    ops = [row(np.ones(8), kind="operation", name="sin", order=i) for i in range(before)]
+    a, b = (replace(row(x * np.ones(8), order=100), spread=None) for x in (1.0, 1.0 + 6e-6))
+    for sides in (([*ops, a], [b]), ([b], [*ops, a])):
+        assert difference(*map(steps_of, sides)).agree is agree
+
+
+@pytest.mark.parametrize(
+    ("drawn", "moved", "made", "kind"),
+    [
+        (0.0, 2e-6, 0.0, None),  # as a factorization of another machine
+        (0.0, 2e-6, 1e-5, None),  # which what follows from it follows
+        (0.0, 2e-6, 1e-3, "output"),
+        (0.0, 1e-3, 0.0, "weight"),
+        (0.0, 1e-3, 1e-3, "weight"),
+        (1e-3, 1e-3, 0.0, "weight"),
+    ],
+)
+@pytest.mark.parametrize("early", [0.0, 1e-3])
+def test_initial_weights_may_be_rounded_and_what_parts_before_they_are_read_is_named(
+    drawn, moved, made, kind, early
+):
+    """Of weights that a first pass computed; not where most are others, as another seed draws them."""
+    x = np.ones((2, 4))
+
+    def side(drawn, moved, made, early):
+        names = [("first.w", drawn), ("second.w", drawn), ("norm.w", moved)]
+        found = [
+            row(x + off, order=i, kind="weight", name=name, module=name[:-2])
+            for i, (name, off) in enumerate(names)
+        ]
+        found.append(row(x, order=3, kind="input", module=""))
+        about = {"kind": "operation", "name": "mul"}
+        found.append(row(x + early, order=4, module="first", reads=(0, 3), **about))
+        found.append(row(x + made, order=5, module="norm", reads=(2, 4)))
+        return steps_of(found)
+
+    first = difference(side(0.0, 0.0, 0.0, 0.0), side(drawn, moved, made, early)).first
+    if early and not drawn:
+        kind = "operation"
+    assert (first and first.kind) == kind
+
+
+def test_what_a_first_pass_computed_wrong_weights_of_is_named(tmp_path):
+    def initialized(model, factor=1.0):
+        model[1].factor = factor
+        with torch.no_grad():
+            model[3].bias.copy_(model[1](torch.linspace(-1, 1, 16)[None])[0, :4])
+
+    a = recorded(tmp_path / "a", initialized)
+    b = recorded(tmp_path / "b", lambda model: initialized(model, 1.5))
+    found = mpdiag.diff(a, b)
+    assert (found.first.module, found.first.op, found.first.phase) == ("1", "mul", "forward")
+    assert found.environment == ["different initial values of 1 parameter"]
+    assert found.before == sum(
+        j.pair.certain and j.apart.ratio <= 1 for j in found.judged[: found.before + 1]
+    )
+    assert mpdiag.diff(a, a).environment == []
 
 
 @pytest.mark.parametrize("scale", [1, 2])
