@@ -212,21 +212,18 @@ def difference(a: Steps, b: Steps) -> RunDifference:
         edits = edits or found
         layout = layout_of(pairs)
         later = bool(number or step)
-        computing = [  # a compiled side shows none
-            [t.order for t in side if t.kind == "operation" and t.name not in MOVES]
-            for side in (ours, theirs)
-        ]
+        depths = _depths(pairs, (ours, theirs))
         ulps = _weights_apart(pairs, history.possible)
-        room = spread(
-            (None, None), FACTOR, max(map(len, computing)), (1.0,)
-        )  # or a fault has moved them
-        moved = _Moved(ulps if later or ulps <= room else 0.0)
+        # Further than rounding takes them, a fault has moved them: no tolerance follows.
+        rounded = ulps <= spread((None, None), FACTOR, max(depths[:1], default=0), [1.0])
+        moved = _Moved(ulps if later or rounded else 0.0)
         signs = _Signs({t.order: t.reads for t in ours if t.phase == "forward"})
-        some = list(_judged(pairs, step, layout, computing, moved, history, signs, later=later))
+        some = list(_judged(pairs, step, layout, depths, moved, history, signs, later=later))
         some = _sums_in_any_order(some, (ours, theirs))
         place = _first(some)
         if place is not None and some[place].pair.a.kind == "weight":
-            place = _before_weights(some, ours, found, place)
+            some = _weights_where_read(some, ours)
+            place = _first(some)
         explained = place is not None and some[place].apart.difference <= some[place].possible
         given = place is not None and some[place].pair.a.kind == "input"  # not made of weights
         if later and not given and (explained or _beyond_judgement(some)):
@@ -248,7 +245,7 @@ def _judged(
     pairs: Sequence[Pair],
     step: int,
     layout: Layout,
-    computing: Sequence[Sequence[int]],
+    depths: Sequence[int],
     moved: _Moved,
     history: _Gradients,
     signs: _Signs,
@@ -260,7 +257,7 @@ def _judged(
     returned = False
     coarsest = [0.0, 0.0]  # what is made of BF16 is no finer in FP32
     lower = lower_formats(pairs)
-    for pair in pairs:
+    for pair, depth in zip(pairs, depths, strict=True):
         a, b = pair.a, pair.b
         epsilon = [lower.get(id(t), roundoff(t.dtype, t.operand_format)) for t in (a, b)]
         coarsest = [max(both) for both in zip(coarsest, epsilon, strict=True)]
@@ -271,7 +268,8 @@ def _judged(
         # Data is exact but for a conversion. Compiled, another model may have made it.
         exact = a.kind == "weight" or (a.kind == "input" and not (a.reads or b.reads))
         exact &= not (returned and a.module and epsilon[0] and epsilon[1])
-        depth = _depth(a, b, computing)
+        # A pass before the training may have computed a weight.
+        fine = min(max(epsilon), roundoff("float32")) if a.kind == "weight" else 0.0
         drift, furthest = moved.of(a, b)
         if a.kind == "weight" and later:
             before |= {(a.name, rank): (x[0], y[0]) for rank, x, y, _ in matched(a, b, layout)}
@@ -291,10 +289,7 @@ def _judged(
             far = spread(twins, size, 0 if given else depth, coarsest)
             moves = math.hypot(far, chosen, drift, size * signs.turned(a, None in twins))
             room = size * max(epsilon) * (a.dtype != b.dtype) if exact else moves
-            fine = min(max(epsilon), roundoff("float32")) * (
-                a.kind == "weight"
-            )  # as computed before
-            room = max(room, spread((None, None), size, depth, [fine]))
+            room = max(room, spread((None, None), size, depth, [fine])) if fine else room
             if a.kind == "weight_grad":
                 history.note(key, ours[0], theirs[0], FACTOR * room)
             rows = pair.rows and pair.turned >= 1 / MANY
@@ -308,13 +303,6 @@ def _judged(
         returned |= a.kind == "output"
 
 
-def _depth(a: Tensor, b: Tensor, computing: Sequence[Sequence[int]]) -> int:
-    """How many operations come before a tensor; a pass before the step may have made weights."""
-    if a.kind == "weight":
-        return max(map(len, computing))
-    return max(bisect(held, t.order - 1) for held, t in zip(computing, (a, b), strict=True))
-
-
 def _of_turned(pair: Pair, values: int) -> float:
     """What turned choices move of a tensor, beside its size.
 
@@ -324,6 +312,18 @@ def _of_turned(pair: Pair, values: int) -> float:
     if not pair.rows:
         return math.sqrt(pair.turned)
     return pair.turned / _MIXED if values >= MANY else pair.turned
+
+
+def _depths(pairs: Sequence[Pair], sides: Iterable[Sequence[Tensor]]) -> list[int]:
+    """How many operations come before each pair; before weights as many as in a forward pass.
+
+    On the side that shows more: a compiled one shows none.
+    """
+    shown = [[t.order for t in s if t.kind == "operation" and t.name not in MOVES] for s in sides]
+    found = [max(map(bisect, shown, (p.a.order - 1, p.b.order - 1))) for p in pairs]
+    forward = (n for n, p in zip(found, pairs, strict=True) if p.a.phase == "forward")
+    deep = max(forward, default=0)
+    return [deep if p.a.kind == "weight" else n for n, p in zip(found, pairs, strict=True)]
 
 
 class _Gradients:
@@ -474,32 +474,30 @@ def _first(judged: Sequence[Judged]) -> int | None:
     return None
 
 
-def _before_weights(
-    judged: Sequence[Judged], step: Sequence[Tensor], edits: Sequence[Edit], place: int
-) -> int:
-    """What parts before anything reads a weight that differs, else the first weight that does.
+def _weights_where_read(judged: list[Judged], step: Sequence[Tensor]) -> list[Judged]:
+    """Weights that differ, put where they are first read: a pass before may have computed them.
 
-    Such a weight may have been computed of what parts. Most differ only if they were drawn otherwise.
+    It computes vectors. If a matrix differs, it was drawn otherwise, and weights stay first.
     """
-    weights = [j for j in judged if j.pair.a.kind == "weight"]
-    beyond = [j.pair.a for j in weights if j.apart.ratio > 1.0]
-    drawn = [j.pair.a in beyond for j in weights if len(j.pair.a.shape) > 1]
-    lone = any(e.op.startswith("parameter ") for e in edits)  # or of another shape
-    if lone or math.inf in [j.apart.difference for j in weights] or 2 * sum(drawn) > len(drawn):
-        return place
+    beyond = [j for j in judged if j.pair.a.kind == "weight" and j.apart.ratio > 1.0]
+    if any(sum(n > 1 for n in j.pair.a.shape) > 1 for j in beyond):
+        return judged
     shown = [t for t in step if t.phase == "forward" and t.kind in ("operation", "output")]
-    reading = (
-        (t.order for t in shown if w.module == t.module or w.order in t.reads) for w in beyond
-    )
-    until = min(min(orders, default=0) for orders in reading)
-    given = [(i, j, j.pair.a) for i, j in enumerate(judged) if j.pair.a.kind != "weight"]
-    early = [
-        (i, j)
-        for i, j, t in given
-        if (t.kind == "input" and not t.reads) or (t.phase == "forward" and t.order < until)
-    ]
-    found = _first([j for _, j in early])
-    return place if found is None else early[found][0]
+
+    def place(one: Judged) -> float:
+        t, inside = one.pair.a, f"{one.pair.a.module}."
+        if t.phase != "forward":
+            return math.inf
+        if t.kind == "input" and not (t.module or t.reads):
+            return -math.inf
+        read = (
+            s.order
+            for s in shown
+            if t.order in s.reads or (t.module and f"{s.module}.".startswith(inside))
+        )
+        return min(read, default=0) if one in beyond else t.order
+
+    return sorted(judged, key=place)
 
 
 def _by_chance(one: Judged) -> bool:

@@ -655,13 +655,13 @@ def test_operations_that_a_compiled_side_hides_widen_what_has_no_twin(before, ag
 def test_initial_weights_may_be_rounded_and_what_parts_before_they_are_read_is_named(
     drawn, moved, made, kind, early
 ):
-    """Of weights that a first pass computed; not where most are others, as another seed draws them."""
+    """Of vectors that a first pass computed; not where a matrix is another, as a seed draws them."""
     x = np.ones((2, 4))
 
     def side(drawn, moved, made, early):
         names = [("first.w", drawn), ("second.w", drawn), ("norm.w", moved)]
         found = [
-            row(x + off, order=i, kind="weight", name=name, module=name[:-2])
+            row((x if i < 2 else x[0]) + off, order=i, kind="weight", name=name, module=name[:-2])
             for i, (name, off) in enumerate(names)
         ]
         found.append(row(x, order=3, kind="input", module=""))
@@ -674,6 +674,78 @@ def test_initial_weights_may_be_rounded_and_what_parts_before_they_are_read_is_n
     if early and not drawn:
         kind = "operation"
     assert (first and first.kind) == kind
+
+
+INITIAL = {
+    "another deviation": ("embed.w", lambda w: 0.95 * w),
+    "transposed": ("linear.w", np.transpose),
+    "another seed": ("embed.w", lambda w: np.random.default_rng(1).normal(size=w.shape)),
+    "a step behind": ("linear.w", lambda w: w + 5e-4 * np.sign(w)),
+    "rounded to FP16": ("embed.w", lambda w: w.astype(np.float16)),
+    "another constant": ("linear.b", lambda w: w + 0.1),
+    "of the model itself": ("offset", lambda w: 0.95 * w),
+}
+
+
+def initial(held, kind):
+    for i, (own, w) in enumerate(held.items()):
+        about = {"kind": "weight", "order": i, "name": own, "module": own.rpartition(".")[0]}
+        if kind == "BF16":
+            yield replace(row(torch.tensor(w).bfloat16().double(), **about), dtype="bfloat16")
+        elif kind == "shards":
+            at = np.arange(w.size).reshape(2, -1)
+            for rank in range(2):
+                yield row(w.reshape(2, -1)[rank], rank, w.shape, at[rank], **about)
+        else:
+            yield from (row(w, rank, **about) for rank in range(1 + (kind == "replicas")))
+
+
+def forward(held, kind, x, length):
+    halves = (x[:4], x[4:]) if kind in ("parts", "replicas", "shards") else (x,)
+    for i, part in enumerate(halves):
+        start, rank = (4 + i * 10000, 0) if kind == "parts" else (4, i)
+        h = part @ held["embed.w"]
+        hidden = h + held["offset"]
+        out = hidden @ held["linear.w"] + held["linear.b"]
+        steps = [("operation", "embed", "mm", h, (0, start)), ("output", "embed", "", h, ())]
+        steps += [("operation", "", "add", hidden, (3, start + 2))]
+        steps += [("operation", "", "neg", hidden, (start + 3,))] * length
+        steps += [("operation", "linear", "addmm", out, (1, 2, start + 3))]
+        steps += [("output", "linear", "", out, ()), ("output", "", "", out, ())]
+        yield row(part, rank, kind="input", order=start, module="")
+        for order, (made, module, op, value, reads) in enumerate(steps, start + 1):
+            if made == "output" or kind != "compiled":
+                about = {"kind": made, "module": module, "name": op, "reads": reads}
+                yield row(value, rank, order=order, **about)
+
+
+KINDS = ("eager", "BF16", "compiled", "replicas", "shards", "parts")
+HIDDEN = {("BF16", "a step behind"), ("BF16", "rounded to FP16")}  # BF16 rounds weights by more
+
+
+@pytest.mark.parametrize(
+    ("kinds", "fault"),
+    [
+        (kinds, fault)
+        for kinds in [*(("eager", kind) for kind in KINDS), ("compiled", "eager")]
+        for fault in (None, *INITIAL)
+        if (kinds[1], fault) not in HIDDEN
+    ],
+)
+def test_other_initial_weights_are_named_in_every_kind_of_pair(kinds, fault):
+    """However long the step: a trace has some 10,000 operations."""
+    draw, length = np.random.default_rng(0), 9000 if kinds == ("eager", "eager") else 300
+    x, sound = draw.normal(size=(8, 8)), {"embed.w": draw.normal(size=(8, 8))}
+    sound |= {"linear.w": draw.normal(size=(8, 8)), "linear.b": np.ones(8)}
+    sound["offset"] = draw.normal(size=8)
+    name, change = INITIAL.get(fault, ("", None))
+    held = sound, {**sound, name: change(sound[name])} if change else sound
+    a, b = (
+        steps_of([*initial(w, kind), *forward(w, kind, x, length)])
+        for w, kind in zip(held, kinds, strict=True)
+    )
+    first = difference(a, b).first
+    assert (first and (first.kind, first.name)) == (("weight", name) if fault else None)
 
 
 def test_what_a_first_pass_computed_wrong_weights_of_is_named(tmp_path):
