@@ -1111,6 +1111,39 @@ def test_a_gradient_of_zeros_is_none(value):
         assert (first and (first.module, first.op)) == (("unread", "gradient") if value else None)
 
 
+@pytest.mark.parametrize("faulty", [False, True])
+@pytest.mark.parametrize(
+    ("between", "read", "place"),
+    [
+        ("", (2, 5), ("", "gradient of encoded")),  # detached in the model, or not any more
+        ("encoded", (2, 5), ("encoded", "gradient")),
+        ("", (1, 5), ("encoded", "gradient")),  # which has a parameter
+    ],
+)
+def test_a_gradient_that_one_side_has_alone_is_cut_off_behind_what_only_passes_it_on(
+    between, read, place, faulty
+):
+    """As of samples that a coarse network places, where one side is compiled and shows no edit."""
+    x = np.arange(1.0, 9.0)
+    made = [row(x, kind="weight", order=i, name=f"{m}.w", module=m) for i, m in enumerate("ce")]
+    made += [row(x, kind="input", order=2, module="")]
+    outputs = [("c", 4, (3,)), ("encoded", 7, (6,)), ("", 8, (7,))]
+    made += [row(x, order=order, module=m, reads=reads) for m, order, reads in outputs]
+    back = {"kind": "gradient", "phase": "backward"}
+    made += [row(x, order=9, module="", **back), row(x, order=11, module="c", **back)]
+    about = {"kind": "operation"}
+    operations = [row(x, order=3, module="c", name="mul", reads=(0, 2), **about)]
+    operations += [row(x, order=5, module=between, name="exp", reads=(4,), **about)]
+    operations += [row(x, order=6, module="encoded", name="sin", reads=read, **about)]
+    lone = [row(x, order=10, module="encoded", **back)]
+    eager = steps_of([*made, *operations, *([] if faulty else lone)])
+    hidden = [replace(r, reads=()) for r in made]
+    compiled = steps_of([*hidden, *(lone if faulty else [])])
+    for sides in ((eager, compiled), (compiled, eager)):
+        first = difference(*sides).first
+        assert (first.module, first.op) == place
+
+
 def test_calls_are_counted_within_their_pass():
     """Clipping runs after the backward pass, and belongs to it: its calls begin from 0 again."""
     about = {"kind": "operation", "phase": "backward", "name": "mul", "module": None}
