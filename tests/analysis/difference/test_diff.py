@@ -646,12 +646,14 @@ def test_operations_that_a_compiled_side_hides_widen_what_has_no_twin(before, ag
         (0.0, 2e-6, 0.0, None),  # as a factorization of another machine
         (0.0, 2e-6, 1e-5, None),  # which what follows from it follows
         (0.0, 2e-6, 1e-3, "output"),
+        (0.0, 5e-5, 0.0, None),  # by as much as a pass may round, and by more
+        (0.0, 7e-5, 0.0, "weight"),
         (0.0, 1e-3, 0.0, "weight"),
         (0.0, 1e-3, 1e-3, "weight"),
         (1e-3, 1e-3, 0.0, "weight"),
     ],
 )
-@pytest.mark.parametrize("early", [0.0, 1e-3])
+@pytest.mark.parametrize("early", [0.0, 1e-2])
 def test_initial_weights_may_be_rounded_and_what_parts_before_they_are_read_is_named(
     drawn, moved, made, kind, early
 ):
