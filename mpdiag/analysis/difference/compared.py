@@ -42,6 +42,9 @@ def diff(a: str | os.PathLike[str], b: str | os.PathLike[str]) -> RunDifference:
     found = difference(steps_of(ours), steps_of(theirs))
     missing = [*_missing(a, ours, meta_a), *_missing(b, theirs, meta_b)]
     environment = _environment(meta_a, meta_b)
+    other = {j.pair.b.name for j in found.judged if j.pair.b.kind == "weight" and j.apart.ratio > 1}
+    if other and found.first is not None and found.first.kind != "weight":
+        environment.append(f"different initial values of {counted(len(other), 'parameter')}")
     for side, rows in (("A", ours), ("B", theirs)):
         formats = sorted({row.operand_format.upper() for row in rows} - {""})
         environment += [f"FP32 products of {side} may use {name}" for name in formats]

@@ -10,7 +10,7 @@ said.
 from __future__ import annotations
 
 import math
-from bisect import insort
+from bisect import bisect, insort
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from posixpath import commonpath
@@ -51,7 +51,8 @@ _SEEN = 4.0
 """How many times further than in the root mean square a single gradient may be apart."""
 _FEWEST = 4
 """Elements with clear gradients of which an update is judged, at least."""
-
+_INITIAL = 1000
+"""As after so many operations, weights may be apart that a pass before the training computed."""
 _CHANCE = 2.0
 """Ratio of difference to tolerance that few values may reach by chance."""
 _TURNED = 4
@@ -212,11 +213,21 @@ def difference(a: Steps, b: Steps) -> RunDifference:
         edits = edits or found
         layout = layout_of(pairs)
         later = bool(number or step)
-        moved = _Moved(_weights_apart(pairs, history.possible) if later else 0.0)
+        ulps = _weights_apart(pairs, history.possible)
+        # Further than rounding takes them, a fault has moved them: no tolerance follows.
+        rounded = ulps <= spread((None, None), FACTOR, _INITIAL, [1.0])
+        moved = _Moved(ulps if later or rounded else 0.0)
         signs = _Signs({t.order: t.reads for t in ours if t.phase == "forward"})
-        some = list(_judged(pairs, step, layout, moved, history, signs, later=later))
+        shown = [  # a compiled side shows none
+            [t.order for t in side if t.kind == "operation" and t.name not in MOVES]
+            for side in (ours, theirs)
+        ]
+        some = list(_judged(pairs, step, layout, shown, moved, history, signs, later=later))
         some = _sums_in_any_order(some, (ours, theirs))
         place = _first(some)
+        if place is not None and some[place].pair.a.kind == "weight":
+            some = _weights_where_read(some, ours)
+            place = _first(some)
         explained = place is not None and some[place].apart.difference <= some[place].possible
         given = place is not None and some[place].pair.a.kind == "input"  # not made of weights
         if later and not given and (explained or _beyond_judgement(some)):
@@ -229,9 +240,8 @@ def difference(a: Steps, b: Steps) -> RunDifference:
             first = _culprit(some[place], (ours, theirs, found), _known(some))
             first = replace(first, module=None, name="") if everywhere else _lone(first, found)
             before = judged[: len(judged) - len(some) + place]
-            return RunDifference(
-                first, judged, edits, last, None, sum(j.pair.certain for j in before)
-            )
+            agreeing = sum(j.pair.certain and j.apart.ratio <= 1.0 for j in before)
+            return RunDifference(first, judged, edits, last, None, agreeing)
     return RunDifference(None, judged, edits, last, cut_off, sum(j.pair.certain for j in judged))
 
 
@@ -239,6 +249,7 @@ def _judged(
     pairs: Sequence[Pair],
     step: int,
     layout: Layout,
+    shown: Sequence[Sequence[int]],
     moved: _Moved,
     history: _Gradients,
     signs: _Signs,
@@ -247,7 +258,7 @@ def _judged(
 ) -> Iterable[Judged]:
     """Every pair of a step, judged; ``later`` than the training's first one, weights are apart."""
     before: dict[_Key, tuple[NDArray[np.float64], NDArray[np.float64]]] = {}
-    depth, returned = 0, False
+    returned = False
     coarsest = [0.0, 0.0]  # what is made of BF16 is no finer in FP32
     lower = lower_formats(pairs)
     for pair in pairs:
@@ -261,6 +272,8 @@ def _judged(
         # Data is exact but for a conversion. Compiled, another model may have made it.
         exact = a.kind == "weight" or (a.kind == "input" and not (a.reads or b.reads))
         exact &= not (returned and a.module and epsilon[0] and epsilon[1])
+        depth = max(map(bisect, shown, (a.order - 1, b.order - 1)))
+        fine = min(max(epsilon), roundoff("float32")) if a.kind == "weight" else 0.0
         drift, furthest = moved.of(a, b)
         if a.kind == "weight" and later:
             before |= {(a.name, rank): (x[0], y[0]) for rank, x, y, _ in matched(a, b, layout)}
@@ -280,6 +293,7 @@ def _judged(
             far = spread(twins, size, 0 if given else depth, coarsest)
             moves = math.hypot(far, chosen, drift, size * signs.turned(a, None in twins))
             room = size * max(epsilon) * (a.dtype != b.dtype) if exact else moves
+            room = max(room, spread((None, None), size, _INITIAL, [fine])) if fine else room
             if a.kind == "weight_grad":
                 history.note(key, ours[0], theirs[0], FACTOR * room)
             rows = pair.rows and pair.turned >= 1 / MANY
@@ -290,7 +304,6 @@ def _judged(
                 moved.note(found.difference * size)
             whole = distance(ours[0], theirs[0], MANY + 1) <= found.tolerance * (size or 1.0)
             yield Judged(pair, step, rank, found, FACTOR * furthest / (size or 1.0), whole)
-        depth += a.kind == "operation"
         returned |= a.kind == "output"
 
 
@@ -389,9 +402,7 @@ class _Moved:
         self._ulps = ulps
         self._spread = 0.0  # of the tensor at hand
         self._seen: list[float] = []  # how far tensors are apart beside their spread, sorted
-        self._roundoffs = {
-            kind: [0.0, 0.0] for kind in ("weight", "computed")
-        }  # the largest so far
+        self._roundoffs = {"weight": [0.0, 0.0], "computed": [0.0, 0.0]}  # the largest so far
 
     def note(self, difference: float) -> None:
         """How far the tensor at hand is apart."""
@@ -451,6 +462,28 @@ def _first(judged: Sequence[Judged]) -> int | None:
             constant = one.pair.a.phase == "backward" and (values == values[:1]).all()
             waiting = waiting if constant else None
     return None
+
+
+def _weights_where_read(judged: list[Judged], step: Sequence[Tensor]) -> list[Judged]:
+    """Weights that differ, put where they are first read: a pass before may have computed them.
+
+    It computes vectors. If a matrix differs, it was drawn otherwise, and weights stay first.
+    """
+    beyond = [j for j in judged if j.pair.a.kind == "weight" and j.apart.ratio > 1.0]
+    if any(sum(n > 1 for n in j.pair.a.shape) > 1 for j in beyond):
+        return judged
+    shown = [t for t in step if t.phase == "forward" and t.kind in ("operation", "output")]
+
+    def place(one: Judged) -> float:
+        t, inside = one.pair.a, f"{one.pair.a.module or ' '}."  # of the model, all would be inside
+        if t.phase != "forward":
+            return math.inf
+        if t.kind == "input" and not (t.module or t.reads):
+            return -math.inf
+        read = (s.order for s in shown if t.order in s.reads or f"{s.module}.".startswith(inside))
+        return min(read, default=0) if one in beyond else t.order
+
+    return sorted(judged, key=place)
 
 
 def _by_chance(one: Judged) -> bool:
@@ -570,8 +603,28 @@ def _culprit(one: Judged, graphs: _Graphs, known: Collection[int]) -> Culprit:
         modules = {made.module} if shown or lost else {x.module for x in hidden}
         module, op = _around(modules), made.name if len(modules) == 1 else "operation"
         kind = "operation" if kind == "input" else kind  # not data, but made by these
+    elif one.pair.lone and (cut := _around({module, *_cut_off(made, (a, b))})) != module:
+        module, op = cut, f"{op} of {module}"
     rest = one.rank, one.step, kind, name, *astuple(one.apart), fp8
     return Culprit(module, op, phase, made.file, made.line, made.code, *rest)
+
+
+def _cut_off(t: Tensor, sides: Sequence[Sequence[Tensor]]) -> set[str | None]:
+    """The modules in which a gradient that one side has alone may end: back to what both have one of.
+
+    None if a parameter is read there: then it may end in what reads the tensor.
+    """
+    given = ({(s.module, s.name) for s in side if s.kind == "gradient"} for side in sides)
+    both, found = set.intersection(*given), set()
+    for side in sides:
+        known = {id(s) for s in side if s.kind == "output" and (s.module, s.name) in both}
+        own = (s for s in side if (s.kind, s.module, s.name) == ("output", t.module, t.name))
+        path = [x for s in own for x in _unknown(s, side, known, False)]
+        weights = {s.order for s in side if s.kind == "weight"}
+        if any(weights.intersection(x.reads) for x in path):
+            return set()
+        found |= {x.module for x in path}
+    return found
 
 
 _KINDS = {

@@ -88,7 +88,8 @@ def _backward(step: Sequence[Tensor]) -> Sequence[Tensor]:
     made = {t.order for t in step if t.name == "ones_like"}
     found = []
     for t in step:
-        if t.phase == "backward" and t.order < end and not made.isdisjoint(t.reads):
+        of_loss = t.kind == "gradient" or not made.isdisjoint(t.reads)  # also of what is not seen
+        if t.phase == "backward" and t.order < end and of_loss:
             made.add(t.order)
             t = replace(t if by == 1.0 else times(t, by), from_loss=True)
         found.append(t)

@@ -136,6 +136,25 @@ def test_a_grad_scaler_on_one_side_is_no_fault_and_hides_none(name, sound, tmp_p
     assert first is None if name == "none" else [first.module, first.phase, first.op] == place
 
 
+@pytest.mark.parametrize("factor", [1.0, 1.5])
+def test_a_loss_scale_is_no_fault_where_the_backward_pass_is_not_seen(factor, tmp_path):
+    """``cumprod`` has another backward pass under a mode: it is left alone."""
+
+    def cumulated(model):
+        model[2].register_forward_hook(lambda *call: call[-1].sigmoid().cumprod(-1))
+
+    def off(model):
+        cumulated(model)
+        model[2].register_full_backward_hook(lambda _, g, __: (g[0] * factor,))
+
+    a = recorded(tmp_path / "a", cumulated)
+    b = recorded(tmp_path / "b", off, dtype=torch.float16, scale=1024.0)
+    found = mpdiag.diff(a, b)
+    assert not any("backward" in j.pair.a.name for j in found.judged)
+    first = found.first
+    assert (first and (first.module, first.op)) == (None if factor == 1.0 else ("1", "gradient"))
+
+
 def test_of_gradients_that_clipping_makes_off_by_one_factor_the_other_one_is_named(tmp_path):
     sides = (("a", None), ("b", FAULTS["halved"][0]))
     options = {"clip": True, "operations": 0}
@@ -613,6 +632,141 @@ def test_a_later_step_follows_the_weights_but_its_data_do_not(off, spread, kind)
     assert (found.first and found.first.kind) == kind
 
 
+@pytest.mark.parametrize(("before", "agree"), [(100, True), (0, False)])
+def test_operations_that_a_compiled_side_hides_widen_what_has_no_twin(before, agree):
+    ops = [row(np.ones(8), kind="operation", name="sin", order=i) for i in range(before)]
+    a, b = (replace(row(x * np.ones(8), order=100), spread=None) for x in (1.0, 1.0 + 6e-6))
+    for sides in (([*ops, a], [b]), ([b], [*ops, a])):
+        assert difference(*map(steps_of, sides)).agree is agree
+
+
+@pytest.mark.parametrize(
+    ("drawn", "moved", "made", "kind"),
+    [
+        (0.0, 2e-6, 0.0, None),  # as a factorization of another machine
+        (0.0, 2e-6, 1e-5, None),  # which what follows from it follows
+        (0.0, 2e-6, 1e-3, "output"),
+        (0.0, 5e-5, 0.0, None),  # by as much as a pass may round, and by more
+        (0.0, 7e-5, 0.0, "weight"),
+        (0.0, 1e-3, 0.0, "weight"),
+        (0.0, 1e-3, 1e-3, "weight"),
+        (1e-3, 1e-3, 0.0, "weight"),
+    ],
+)
+@pytest.mark.parametrize("early", [0.0, 1e-2])
+def test_initial_weights_may_be_rounded_and_what_parts_before_they_are_read_is_named(
+    drawn, moved, made, kind, early
+):
+    """Of vectors that a first pass computed; not where a matrix is another, as a seed draws them."""
+    x = np.ones((2, 4))
+
+    def side(drawn, moved, made, early):
+        names = [("first.w", drawn), ("second.w", drawn), ("norm.w", moved)]
+        found = [
+            row((x if i < 2 else x[0]) + off, order=i, kind="weight", name=name, module=name[:-2])
+            for i, (name, off) in enumerate(names)
+        ]
+        found.append(row(x, order=3, kind="input", module=""))
+        about = {"kind": "operation", "name": "mul"}
+        found.append(row(x + early, order=4, module="first", reads=(0, 3), **about))
+        found.append(row(x + made, order=5, module="norm", reads=(2, 4)))
+        return steps_of(found)
+
+    first = difference(side(0.0, 0.0, 0.0, 0.0), side(drawn, moved, made, early)).first
+    if early and not drawn:
+        kind = "operation"
+    assert (first and first.kind) == kind
+
+
+INITIAL = {
+    "another deviation": ("embed.w", lambda w: 0.95 * w),
+    "transposed": ("linear.w", np.transpose),
+    "another seed": ("embed.w", lambda w: np.random.default_rng(1).normal(size=w.shape)),
+    "a step behind": ("linear.w", lambda w: w + 5e-4 * np.sign(w)),
+    "rounded to FP16": ("embed.w", lambda w: w.astype(np.float16)),
+    "another constant": ("linear.b", lambda w: w + 0.1),
+    "of the model itself": ("offset", lambda w: 0.95 * w),
+}
+
+
+def initial(held, kind):
+    for i, (own, w) in enumerate(held.items()):
+        about = {"kind": "weight", "order": i, "name": own, "module": own.rpartition(".")[0]}
+        if kind == "BF16":
+            yield replace(row(torch.tensor(w).bfloat16().double(), **about), dtype="bfloat16")
+        elif kind == "shards":
+            at = np.arange(w.size).reshape(2, -1)
+            for rank in range(2):
+                yield row(w.reshape(2, -1)[rank], rank, w.shape, at[rank], **about)
+        else:
+            yield from (row(w, rank, **about) for rank in range(1 + (kind == "replicas")))
+
+
+def forward(held, kind, x, length):
+    halves = (x[:4], x[4:]) if kind in ("parts", "replicas", "shards") else (x,)
+    for i, part in enumerate(halves):
+        start, rank = (4 + i * 10000, 0) if kind == "parts" else (4, i)
+        h = part @ held["embed.w"]
+        hidden = h + held["offset"]
+        out = hidden @ held["linear.w"] + held["linear.b"]
+        steps = [("operation", "embed", "mm", h, (0, start)), ("output", "embed", "", h, ())]
+        steps += [("operation", "", "add", hidden, (3, start + 2))]
+        steps += [("operation", "", "neg", hidden, (start + 3,))] * length
+        steps += [("operation", "linear", "addmm", out, (1, 2, start + 3))]
+        steps += [("output", "linear", "", out, ()), ("output", "", "", out, ())]
+        yield row(part, rank, kind="input", order=start, module="")
+        for order, (made, module, op, value, reads) in enumerate(steps, start + 1):
+            if made == "output" or kind != "compiled":
+                about = {"kind": made, "module": module, "name": op, "reads": reads}
+                yield row(value, rank, order=order, **about)
+
+
+KINDS = ("eager", "BF16", "compiled", "replicas", "shards", "parts")
+HIDDEN = {("BF16", "a step behind"), ("BF16", "rounded to FP16")}  # BF16 rounds weights by more
+
+
+@pytest.mark.parametrize(
+    ("kinds", "fault"),
+    [
+        (kinds, fault)
+        for kinds in [*(("eager", kind) for kind in KINDS), ("compiled", "eager")]
+        for fault in (None, *INITIAL)
+        if (kinds[1], fault) not in HIDDEN
+    ],
+)
+def test_other_initial_weights_are_named_in_every_kind_of_pair(kinds, fault):
+    """However long the step: a trace has some 10,000 operations."""
+    draw, length = np.random.default_rng(0), 9000 if kinds == ("eager", "eager") else 300
+    x, sound = draw.normal(size=(8, 8)), {"embed.w": draw.normal(size=(8, 8))}
+    sound |= {"linear.w": draw.normal(size=(8, 8)), "linear.b": np.ones(8)}
+    sound["offset"] = draw.normal(size=8)
+    name, change = INITIAL.get(fault, ("", None))
+    held = sound, {**sound, name: change(sound[name])} if change else sound
+    a, b = (
+        steps_of([*initial(w, kind), *forward(w, kind, x, length)])
+        for w, kind in zip(held, kinds, strict=True)
+    )
+    first = difference(a, b).first
+    assert (first and (first.kind, first.name)) == (("weight", name) if fault else None)
+
+
+def test_what_a_first_pass_computed_wrong_weights_of_is_named(tmp_path):
+    def initialized(model, factor=1.0):
+        model[1].factor = factor
+        with torch.no_grad():
+            model[3].bias.copy_(model[1](torch.linspace(-1, 1, 16)[None])[0, :4])
+
+    a = recorded(tmp_path / "a", initialized)
+    b = recorded(tmp_path / "b", lambda model: initialized(model, 1.5))
+    found = mpdiag.diff(a, b)
+    assert (found.first.module, found.first.op, found.first.phase) == ("1", "mul", "forward")
+    assert found.environment == ["different initial values of 1 parameter"]
+    assert found.before == sum(
+        j.pair.certain and j.apart.ratio <= 1 for j in found.judged[: found.before + 1]
+    )
+    assert mpdiag.diff(a, a).environment == []
+
+
 @pytest.mark.parametrize("scale", [1, 2])
 def test_a_gradient_that_every_rank_halves_is_found_whatever_the_scale_of_the_others(scale):
     """Ranks differentiate their own mean, or the sum of all."""
@@ -957,6 +1111,39 @@ def test_a_gradient_of_zeros_is_none(value):
     for sides in (([], [lone]), ([lone], [])):
         first = difference(*(steps_of([*made, *more]) for more in sides)).first
         assert (first and (first.module, first.op)) == (("unread", "gradient") if value else None)
+
+
+@pytest.mark.parametrize("faulty", [False, True])
+@pytest.mark.parametrize(
+    ("between", "read", "place"),
+    [
+        ("", (2, 5), ("", "gradient of encoded")),  # detached in the model, or not any more
+        ("encoded", (2, 5), ("encoded", "gradient")),
+        ("", (1, 5), ("encoded", "gradient")),  # which has a parameter
+    ],
+)
+def test_a_gradient_that_one_side_has_alone_is_cut_off_behind_what_only_passes_it_on(
+    between, read, place, faulty
+):
+    """As of samples that a coarse network places, where one side is compiled and shows no edit."""
+    x = np.arange(1.0, 9.0)
+    made = [row(x, kind="weight", order=i, name=f"{m}.w", module=m) for i, m in enumerate("ce")]
+    made += [row(x, kind="input", order=2, module="")]
+    outputs = [("c", 4, (3,)), ("encoded", 7, (6,)), ("", 8, (7,))]
+    made += [row(x, order=order, module=m, reads=reads) for m, order, reads in outputs]
+    back = {"kind": "gradient", "phase": "backward"}
+    made += [row(x, order=9, module="", **back), row(x, order=11, module="c", **back)]
+    about = {"kind": "operation"}
+    operations = [row(x, order=3, module="c", name="mul", reads=(0, 2), **about)]
+    operations += [row(x, order=5, module=between, name="exp", reads=(4,), **about)]
+    operations += [row(x, order=6, module="encoded", name="sin", reads=read, **about)]
+    lone = [row(x, order=10, module="encoded", **back)]
+    eager = steps_of([*made, *operations, *([] if faulty else lone)])
+    hidden = [replace(r, reads=()) for r in made]
+    compiled = steps_of([*hidden, *(lone if faulty else [])])
+    for sides in ((eager, compiled), (compiled, eager)):
+        first = difference(*sides).first
+        assert (first.module, first.op) == place
 
 
 def test_calls_are_counted_within_their_pass():
