@@ -83,6 +83,12 @@ class Judged:
     possible: float = 0.0
     whole: bool = True
 
+    @property
+    def widened(self) -> Judged:
+        """The same, with all that weights may have moved it in its tolerance."""
+        tolerance = max(self.apart.tolerance, self.possible)
+        return replace(self, apart=replace(self.apart, tolerance=tolerance))
+
 
 @dataclass(frozen=True)
 class Culprit:
@@ -218,8 +224,11 @@ def difference(a: Steps, b: Steps) -> RunDifference:
         some = _sums_in_any_order(some, (ours, theirs))
         place = _first(some)
         explained = place is not None and some[place].apart.difference <= some[place].possible
+        if explained:  # a fault behind it may move more than that
+            some = [j.widened for j in some]
+            place = _first(some)
         given = place is not None and some[place].pair.a.kind == "input"  # not made of weights
-        if later and not given and (explained or _beyond_judgement(some)):
+        if later and not given and ((explained and place is None) or _beyond_judgement(some)):
             cut_off = step
             break
         judged += some
@@ -289,7 +298,8 @@ def _judged(
             if pair.certain and not exact:
                 moved.note(found.difference * size)
             whole = distance(ours[0], theirs[0], MANY + 1) <= found.tolerance * (size or 1.0)
-            yield Judged(pair, step, rank, found, FACTOR * furthest / (size or 1.0), whole)
+            reach = 0.0 if exact else FACTOR * furthest / (size or 1.0)
+            yield Judged(pair, step, rank, found, reach, whole)
         depth += a.kind == "operation"
         returned |= a.kind == "output"
 
@@ -416,16 +426,24 @@ class _Moved:
 
 
 def _weights_apart(pairs: Sequence[Pair], possible: Mapping[_Key, float]) -> float:
-    """How far the weights are apart, or may be, in ulps: those of the parameter furthest apart."""
+    """How far the weights are apart, or may be, in ulps: those of the parameter furthest apart.
+
+    A bias is added to products of its module's weights, so its ulps are of these if they are larger:
+    those of keys have no gradient but rounding, which Adam makes as large as any other.
+    """
     furthest = 0.0
     far = dict(sorted((name, moved) for (name, _), moved in possible.items()))  # the largest
-    for pair in pairs:
-        a, b = pair.a.pieces[0].values, pair.b.pieces[0].values
-        if pair.a.kind == "weight" and a.shape == b.shape and a.size and a.any():
+    weights = [(p, p.a.pieces[0].values) for p in pairs if p.a.kind == "weight"]
+    sizes = dict(sorted((p.a.module, size_of(a)) for p, a in weights))  # the largest
+    for pair, a in weights:
+        b = pair.b.pieces[0].values
+        if a.shape == b.shape and a.size and a.any():
             seen = float(np.sqrt(np.mean(np.square(a - b))))
             epsilon = max(roundoff(pair.a.dtype), roundoff(pair.b.dtype))
             if epsilon:
-                ulps = max(seen, far.get(pair.a.name, 0.0)) / (epsilon * size_of(a))
+                added = "bias" in pair.a.name.rpartition(".")[2]
+                size = sizes[pair.a.module] if added else size_of(a)
+                ulps = max(seen, far.get(pair.a.name, 0.0)) / (epsilon * size)
                 furthest = max(furthest, ulps)
     return furthest
 

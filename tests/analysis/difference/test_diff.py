@@ -234,6 +234,45 @@ def test_the_tolerance_of_a_later_step_could_fail(tmp_path):
     assert 0.01 < np.median(later) < max(later) < 1
 
 
+class Attention(nn.Module):
+    """Its key's bias has no gradient but rounding, of which Adam makes whole steps."""
+
+    def __init__(self, halves):
+        super().__init__()
+        self.qkv, self.halves = nn.Linear(16, 48), halves
+        nn.init.zeros_(self.qkv.bias)
+
+    def forward(self, x):
+        w = self.qkv.weight.t()
+        parts = torch.split(x, 8, -1), torch.split(w, 8)
+        made = sum(map(torch.matmul, *parts)) if self.halves else x @ w
+        q, k, v = (made + self.qkv.bias).chunk(3, -1)
+        return torch.softmax(q @ k.transpose(-2, -1), -1) @ v
+
+
+def centred(folder, halves=False, share=0.1):
+    """What an average that is updated after the optimizer's step centres."""
+    torch.manual_seed(0)
+    model, centre = nn.Sequential(Attention(halves), nn.Linear(16, 16)), torch.zeros(16)
+    step = torch.optim.Adam(model.parameters(), 1e-3)
+    x = torch.randn(8, 12, 16)
+    with mpdiag.record(model, step, folder, trace=True):
+        for _ in range(2):
+            step.zero_grad()
+            out = model(x)
+            torch.softmax((out - centre) / 0.1, -1).square().sum().backward()
+            step.step()
+            centre.lerp_(out.detach().mean((0, 1)), share)
+    return folder
+
+
+def test_a_fault_that_only_a_later_step_shows_moves_more_than_weights_apart_may(tmp_path):
+    a, sound = centred(tmp_path / "a"), centred(tmp_path / "sound", halves=True)
+    assert mpdiag.diff(a, sound).agree
+    first = mpdiag.diff(a, centred(tmp_path / "b", halves=True, share=0.9)).first
+    assert (first.op, first.step, "out - centre" in first.code) == ("sub", 1, True)
+
+
 def test_adam_in_another_precision_cannot_be_followed_beyond_its_first_step(tmp_path):
     a = recorded(tmp_path / "a", optimizer=torch.optim.Adam, rate=0.3)
     b = recorded(tmp_path / "b", optimizer=torch.optim.Adam, rate=0.3, dtype=torch.bfloat16)
