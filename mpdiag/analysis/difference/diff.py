@@ -51,6 +51,8 @@ _SEEN = 4.0
 """How many times further than in the root mean square a single gradient may be apart."""
 _FEWEST = 4
 """Elements with clear gradients of which an update is judged, at least."""
+_TIMES = 4.0
+"""How many times larger than the other one a first update of unclear gradients may be, beside these."""
 
 _CHANCE = 2.0
 """Ratio of difference to tolerance that few values may reach by chance."""
@@ -327,12 +329,15 @@ class _Gradients:
         self._apart: dict[_Key, NDArray[np.float64]] = {}
         self._seen: dict[_Key, float] = {}
         self._present: dict[_Key, NDArray[np.float64]] = {}
+        self._larger: dict[_Key, float] = {}  # how many times one side's is
 
     def note(self, key: _Key, a: NDArray[np.float64], b: NDArray[np.float64], room: float) -> None:
         """A parameter's gradient on both sides, and its tolerance."""
         self._apart[key] = self._apart.get(key, 0.0) + np.abs(a - b) + room
         self._seen[key] = self._seen.get(key, 0.0) + size_of(a - b)
         self._present[key] = np.abs(a)
+        least, most = sorted((size_of(a), size_of(b)))
+        self._larger[key] = most / least if least and np.isfinite(a + b).all() else math.inf
 
     def update(
         self,
@@ -341,7 +346,7 @@ class _Gradients:
         before: tuple[NDArray[np.float64], NDArray[np.float64]],
         after: tuple[NDArray[np.float64], NDArray[np.float64]],
     ) -> Apart | None:
-        """Compare a parameter's update where its gradient is clear; None where too little is."""
+        """Compare a parameter's update where its gradient is clear, or by its size the first time."""
         ours, theirs = after[0] - before[0], after[1] - before[1]
         present = self._present.get(key)
         if present is None or present.shape != ours.shape:
@@ -355,10 +360,15 @@ class _Gradients:
         moved = float(np.sqrt(np.mean(np.square(2.0 * doubt * ours))))
         self.possible[key] = self.possible.get(key, 0.0) + moved
         clear = np.isfinite(unclear) & (unclear < _CLEAR)
-        if clear.sum() < min(_FEWEST, clear.size):
-            return None
         epsilon = max(roundoff(t.dtype) for t in sides)
-        room += FACTOR * epsilon * np.abs(after[0])
+        rounded = FACTOR * epsilon * np.abs(after[0])
+        if clear.sum() < min(_FEWEST, clear.size):
+            least, most = sorted((size_of(ours), size_of(theirs)))
+            if sides[0].step or not (most and self._larger[key] < math.inf):
+                return None  # later ones follow gradients before, too
+            lost = 1.0 - 1.0 / (_TIMES * self._larger[key]) + size_of(rounded) / most
+            return Apart(1.0 - least / most, lost)
+        room += rounded
         size = size_of(ours[clear], theirs[clear]) or 1.0
         tolerance = size_of(room[clear])
         return Apart(trimmed_rms((ours - theirs)[clear]) / size, tolerance / size)

@@ -652,6 +652,26 @@ def test_a_later_step_follows_the_weights_but_its_data_do_not(off, spread, kind)
     assert (found.first and found.first.kind) == kind
 
 
+@pytest.mark.parametrize(
+    ("step", "rate", "kind"), [(0, 10, "updated_weight"), (0, 2, None), (1, 10, None)]
+)
+def test_a_first_update_has_the_size_of_its_gradient_where_that_is_not_clear(step, rate, kind):
+    def side(rate):
+        gradient = np.linspace(-1.0, 1.0, 64)
+        about = {"name": "layer.w", "phase": "forward"}
+        rows = [
+            row(np.ones(64), kind="weight", **about),
+            row(gradient, kind="weight_grad", order=1, **{**about, "phase": "backward"}),
+            row(
+                1 - rate * gradient, kind="updated_weight", order=2, **{**about, "phase": "update"}
+            ),
+        ]
+        return steps_of([replace(r, step=step, spread=0.2) for r in rows])
+
+    found = difference(side(0.01), side(0.01 * rate))
+    assert (found.first and found.first.kind) == kind
+
+
 @pytest.mark.parametrize("scale", [1, 2])
 def test_a_gradient_that_every_rank_halves_is_found_whatever_the_scale_of_the_others(scale):
     """Ranks differentiate their own mean, or the sum of all."""
