@@ -225,7 +225,7 @@ def difference(a: Steps, b: Steps) -> RunDifference:
         some = list(_judged(pairs, step, layout, moved, history, signs, later=later))
         some = _sums_in_any_order(some, (ours, theirs))
         place = _first(some)
-        explained = place is not None and some[place].apart.difference <= some[place].possible
+        explained = later and place is not None and some[place].widened.apart.ratio <= 1.0
         if explained:  # a fault behind it may move more than that
             some = [j.widened for j in some]
             place = _first(some)
@@ -337,7 +337,7 @@ class _Gradients:
         self._seen[key] = self._seen.get(key, 0.0) + size_of(a - b)
         self._present[key] = np.abs(a)
         least, most = sorted((size_of(a), size_of(b)))
-        self._larger[key] = most / least if least and np.isfinite(a + b).all() else math.inf
+        self._larger[key] = most / least if least and np.isfinite([a, b]).all() else math.inf
 
     def update(
         self,
