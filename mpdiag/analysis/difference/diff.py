@@ -53,6 +53,8 @@ _FEWEST = 4
 """Elements with clear gradients of which an update is judged, at least."""
 _INITIAL = 1000
 """As after so many operations, weights may be apart that a pass before the training computed."""
+_TIMES = 4.0
+"""How many times larger than the other one a first update of unclear gradients may be, beside these."""
 _CHANCE = 2.0
 """Ratio of difference to tolerance that few values may reach by chance."""
 _TURNED = 4
@@ -83,6 +85,12 @@ class Judged:
     apart: Apart
     possible: float = 0.0
     whole: bool = True
+
+    @property
+    def widened(self) -> Judged:
+        """The same, with all that weights may have moved it in its tolerance."""
+        tolerance = max(self.apart.tolerance, self.possible)
+        return replace(self, apart=replace(self.apart, tolerance=tolerance))
 
 
 @dataclass(frozen=True)
@@ -228,9 +236,12 @@ def difference(a: Steps, b: Steps) -> RunDifference:
         if place is not None and some[place].pair.a.kind == "weight":
             some = _weights_where_read(some, ours)
             place = _first(some)
-        explained = place is not None and some[place].apart.difference <= some[place].possible
+        explained = later and place is not None and some[place].widened.apart.ratio <= 1.0
+        if explained:  # a fault behind it may move more than that
+            some = [j.widened for j in some]
+            place = _first(some)
         given = place is not None and some[place].pair.a.kind == "input"  # not made of weights
-        if later and not given and (explained or _beyond_judgement(some)):
+        if later and not given and ((explained and place is None) or _beyond_judgement(some)):
             cut_off = step
             break
         judged += some
@@ -303,7 +314,8 @@ def _judged(
             if pair.certain and not exact:
                 moved.note(found.difference * size)
             whole = distance(ours[0], theirs[0], MANY + 1) <= found.tolerance * (size or 1.0)
-            yield Judged(pair, step, rank, found, FACTOR * furthest / (size or 1.0), whole)
+            reach = 0.0 if exact else FACTOR * furthest / (size or 1.0)
+            yield Judged(pair, step, rank, found, reach, whole)
         returned |= a.kind == "output"
 
 
@@ -330,12 +342,15 @@ class _Gradients:
         self._apart: dict[_Key, NDArray[np.float64]] = {}
         self._seen: dict[_Key, float] = {}
         self._present: dict[_Key, NDArray[np.float64]] = {}
+        self._larger: dict[_Key, float] = {}  # how many times one side's is
 
     def note(self, key: _Key, a: NDArray[np.float64], b: NDArray[np.float64], room: float) -> None:
         """A parameter's gradient on both sides, and its tolerance."""
         self._apart[key] = self._apart.get(key, 0.0) + np.abs(a - b) + room
         self._seen[key] = self._seen.get(key, 0.0) + size_of(a - b)
         self._present[key] = np.abs(a)
+        least, most = sorted((size_of(a), size_of(b)))
+        self._larger[key] = most / least if least and np.isfinite([a, b]).all() else math.inf
 
     def update(
         self,
@@ -344,7 +359,7 @@ class _Gradients:
         before: tuple[NDArray[np.float64], NDArray[np.float64]],
         after: tuple[NDArray[np.float64], NDArray[np.float64]],
     ) -> Apart | None:
-        """Compare a parameter's update where its gradient is clear; None where too little is."""
+        """Compare a parameter's update where its gradient is clear, or by its size the first time."""
         ours, theirs = after[0] - before[0], after[1] - before[1]
         present = self._present.get(key)
         if present is None or present.shape != ours.shape:
@@ -358,10 +373,15 @@ class _Gradients:
         moved = float(np.sqrt(np.mean(np.square(2.0 * doubt * ours))))
         self.possible[key] = self.possible.get(key, 0.0) + moved
         clear = np.isfinite(unclear) & (unclear < _CLEAR)
-        if clear.sum() < min(_FEWEST, clear.size):
-            return None
         epsilon = max(roundoff(t.dtype) for t in sides)
-        room += FACTOR * epsilon * np.abs(after[0])
+        rounded = FACTOR * epsilon * np.abs(after[0])
+        if clear.sum() < min(_FEWEST, clear.size):
+            least, most = sorted((size_of(ours), size_of(theirs)))
+            if sides[0].step or not (most and self._larger[key] < math.inf):
+                return None  # later ones follow gradients before, too
+            lost = 1.0 - 1.0 / (_TIMES * self._larger[key]) + size_of(rounded) / most
+            return Apart(1.0 - least / most, lost)
+        room += rounded
         size = size_of(ours[clear], theirs[clear]) or 1.0
         tolerance = size_of(room[clear])
         return Apart(trimmed_rms((ours - theirs)[clear]) / size, tolerance / size)
@@ -427,16 +447,24 @@ class _Moved:
 
 
 def _weights_apart(pairs: Sequence[Pair], possible: Mapping[_Key, float]) -> float:
-    """How far the weights are apart, or may be, in ulps: those of the parameter furthest apart."""
+    """How far the weights are apart, or may be, in ulps: those of the parameter furthest apart.
+
+    A bias is added to products of its module's weights, so its ulps are of these if they are larger:
+    those of keys have no gradient but rounding, which Adam makes as large as any other.
+    """
     furthest = 0.0
     far = dict(sorted((name, moved) for (name, _), moved in possible.items()))  # the largest
-    for pair in pairs:
-        a, b = pair.a.pieces[0].values, pair.b.pieces[0].values
-        if pair.a.kind == "weight" and a.shape == b.shape and a.size and a.any():
+    weights = [(p, p.a.pieces[0].values) for p in pairs if p.a.kind == "weight"]
+    sizes = dict(sorted((p.a.module, size_of(a)) for p, a in weights))  # the largest
+    for pair, a in weights:
+        b = pair.b.pieces[0].values
+        if a.shape == b.shape and a.size and a.any():
             seen = float(np.sqrt(np.mean(np.square(a - b))))
             epsilon = max(roundoff(pair.a.dtype), roundoff(pair.b.dtype))
             if epsilon:
-                ulps = max(seen, far.get(pair.a.name, 0.0)) / (epsilon * size_of(a))
+                added = "bias" in pair.a.name.rpartition(".")[2]
+                size = sizes[pair.a.module] if added else size_of(a)
+                ulps = max(seen, far.get(pair.a.name, 0.0)) / (epsilon * size)
                 furthest = max(furthest, ulps)
     return furthest
 

@@ -58,7 +58,7 @@ def layout_of(pairs: Sequence[Pair]) -> Layout:
     for pair in pairs if layout.split else ():
         if pair.a.kind == "gradient" and _has_rows(pair.a, pair.b):
             found = list(_pairs(pair.a, pair.b, layout))
-            if any(x[0].any() for _, x, _, _ in found):
+            if len({_furthest(_divided(found, scale)) for scale in layout.scales}) > 1:
                 return replace(layout, scales=(_scale(found, layout.scales),))
     return layout
 

@@ -253,6 +253,45 @@ def test_the_tolerance_of_a_later_step_could_fail(tmp_path):
     assert 0.01 < np.median(later) < max(later) < 1
 
 
+class Attention(nn.Module):
+    """Its key's bias has no gradient but rounding, of which Adam makes whole steps."""
+
+    def __init__(self, halves):
+        super().__init__()
+        self.qkv, self.halves = nn.Linear(16, 48), halves
+        nn.init.zeros_(self.qkv.bias)
+
+    def forward(self, x):
+        w = self.qkv.weight.t()
+        parts = torch.split(x, 8, -1), torch.split(w, 8)
+        made = sum(map(torch.matmul, *parts)) if self.halves else x @ w
+        q, k, v = (made + self.qkv.bias).chunk(3, -1)
+        return torch.softmax(q @ k.transpose(-2, -1), -1) @ v
+
+
+def centred(folder, halves=False, share=0.1):
+    """What an average that is updated after the optimizer's step centres."""
+    torch.manual_seed(0)
+    model, centre = nn.Sequential(Attention(halves), nn.Linear(16, 16)), torch.zeros(16)
+    step = torch.optim.Adam(model.parameters(), 1e-3)
+    x = torch.randn(8, 12, 16)
+    with mpdiag.record(model, step, folder, trace=True):
+        for _ in range(2):
+            step.zero_grad()
+            out = model(x)
+            torch.softmax((out - centre) / 0.1, -1).square().sum().backward()
+            step.step()
+            centre.lerp_(out.detach().mean((0, 1)), share)
+    return folder
+
+
+def test_a_fault_that_only_a_later_step_shows_moves_more_than_weights_apart_may(tmp_path):
+    a, sound = centred(tmp_path / "a"), centred(tmp_path / "sound", halves=True)
+    assert mpdiag.diff(a, sound).agree
+    first = mpdiag.diff(a, centred(tmp_path / "b", halves=True, share=0.9)).first
+    assert (first.op, first.step, "out - centre" in first.code) == ("sub", 1, True)
+
+
 def test_adam_in_another_precision_cannot_be_followed_beyond_its_first_step(tmp_path):
     a = recorded(tmp_path / "a", optimizer=torch.optim.Adam, rate=0.3)
     b = recorded(tmp_path / "b", optimizer=torch.optim.Adam, rate=0.3, dtype=torch.bfloat16)
@@ -767,6 +806,26 @@ def test_what_a_first_pass_computed_wrong_weights_of_is_named(tmp_path):
     assert mpdiag.diff(a, a).environment == []
 
 
+@pytest.mark.parametrize(
+    ("step", "rate", "kind"), [(0, 10, "updated_weight"), (0, 2, None), (1, 10, None)]
+)
+def test_a_first_update_has_the_size_of_its_gradient_where_that_is_not_clear(step, rate, kind):
+    def side(rate):
+        gradient = np.linspace(-1.0, 1.0, 64)
+        about = {"name": "layer.w", "phase": "forward"}
+        rows = [
+            row(np.ones(64), kind="weight", **about),
+            row(gradient, kind="weight_grad", order=1, **{**about, "phase": "backward"}),
+            row(
+                1 - rate * gradient, kind="updated_weight", order=2, **{**about, "phase": "update"}
+            ),
+        ]
+        return steps_of([replace(r, step=step, spread=0.2) for r in rows])
+
+    found = difference(side(0.01), side(0.01 * rate))
+    assert (found.first and found.first.kind) == kind
+
+
 @pytest.mark.parametrize("scale", [1, 2])
 def test_a_gradient_that_every_rank_halves_is_found_whatever_the_scale_of_the_others(scale):
     """Ranks differentiate their own mean, or the sum of all."""
@@ -783,6 +842,25 @@ def test_a_gradient_that_every_rank_halves_is_found_whatever_the_scale_of_the_ot
     assert difference(whole, side(ranks, dict.fromkeys("abc", scale))).agree
     halved = difference(whole, side(ranks, {"a": scale, "b": scale / 2, "c": scale / 2}))
     assert (halved.first.module, halved.before) == ("b", 5)
+
+
+@pytest.mark.parametrize("scale", [1, 2])
+def test_a_gradient_of_few_values_does_not_show_the_scale_of_ranks(scale):
+    """As of words that a mask leaves out: the largest values are left out of a comparison."""
+    batch = np.random.default_rng(0).normal(size=(8, 4))
+    few = batch * (np.arange(32).reshape(8, 4) % 16 == 0)
+
+    def side(scale, *rows):
+        found = []
+        for rank, held in enumerate(rows):
+            values = (batch[held], scale * few[held], scale * batch[held])
+            for order, some in enumerate(values):
+                about = {"kind": "gradient", "phase": "backward"} if order else {"kind": "input"}
+                found.append(row(some, rank, order=order, module="ab"[order // 2], **about))
+        return steps_of(found)
+
+    ranks = slice(4), slice(4, 8)
+    assert difference(side(1, slice(8)), side(scale, *ranks)).agree
 
 
 def test_a_later_stage_of_a_pipeline_is_given_something_else():
