@@ -417,7 +417,7 @@ class _Moved:
     A twin moves each value by one ulp of its own format, which may be coarser than the weights'.
 
     Args:
-        ulps: How far they are apart, in what a twin of the step moves them.
+        ulps: How far they are apart, in ulps of the side that has them in the finer format.
     """
 
     def __init__(self, ulps: float) -> None:
@@ -437,9 +437,10 @@ class _Moved:
             found = self._roundoffs["weight" if t.kind == "weight" else "computed"]
             if t.kind in ("weight", "operation", "output"):
                 found[side] = max(found[side], roundoff(t.dtype, t.operand_format))
+        held = min(self._roundoffs["weight"])
         each = [
             (max(1.0, computed / held) if held else 1.0, t.spread)
-            for t, held, computed in zip((a, b), *self._roundoffs.values(), strict=True)
+            for t, computed in zip((a, b), self._roundoffs["computed"], strict=True)
             if t.spread is not None
         ]
         coarser, moved = min(each, default=(1.0, 0.0))  # the finer side shows the weights' share
@@ -462,7 +463,7 @@ def _weights_apart(pairs: Sequence[Pair], possible: Mapping[_Key, float]) -> flo
         b = pair.b.pieces[0].values
         if a.shape == b.shape and a.size and a.any():
             seen = float(np.sqrt(np.mean(np.square(a - b))))
-            epsilon = max(roundoff(pair.a.dtype), roundoff(pair.b.dtype))
+            epsilon = min(roundoff(pair.a.dtype), roundoff(pair.b.dtype))
             if epsilon:
                 added = "bias" in pair.a.name.rpartition(".")[2]
                 size = sizes[pair.a.module] if added else size_of(a)

@@ -671,6 +671,19 @@ def test_a_later_step_follows_the_weights_but_its_data_do_not(off, spread, kind)
     assert (found.first and found.first.kind) == kind
 
 
+@pytest.mark.parametrize(("moved", "agree"), [(2e-3, True), (0.2, False)])
+def test_weights_in_bf16_move_an_fp32_twin_by_their_own_ulps(moved, agree):
+    """Half an ulp of BF16 are 16,777 ulps of FP32, of each of which the FP32 twin moves by one."""
+
+    def side(moved, dtype):
+        weight = row(np.ones(64) + min(moved, 2e-3), kind="weight", name="w")
+        made = row(np.ones(64) + moved, order=1, reads=(0,))
+        return steps_of([replace(r, step=1, dtype=dtype) for r in (weight, made)])
+
+    for sides in (("float32", "bfloat16"), ("bfloat16", "float32")):
+        assert difference(side(0.0, sides[0]), side(moved, sides[1])).agree is agree
+
+
 @pytest.mark.parametrize(("before", "agree"), [(100, True), (0, False)])
 def test_operations_that_a_compiled_side_hides_widen_what_has_no_twin(before, agree):
     ops = [row(np.ones(8), kind="operation", name="sin", order=i) for i in range(before)]
