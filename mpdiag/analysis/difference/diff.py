@@ -52,9 +52,9 @@ _SEEN = 4.0
 _FEWEST = 4
 """Elements with clear gradients of which an update is judged, at least."""
 _INITIAL = 1000
-"""As after so many operations, weights may be apart that a pass before the training computed."""
+"""Operations by which a pass before the training may have computed initial weights."""
 _TIMES = 4.0
-"""How many times larger than the other one a first update of unclear gradients may be, beside these."""
+"""How many times as large as the other side's a first update may be, beside its gradient."""
 _CHANCE = 2.0
 """Ratio of difference to tolerance that few values may reach by chance."""
 _TURNED = 4
@@ -224,8 +224,8 @@ def difference(a: Steps, b: Steps) -> RunDifference:
         layout = layout_of(pairs)
         later = bool(number or step)
         ulps = _weights_apart(pairs, history.possible)
-        # Further than rounding takes them, a fault has moved them: no tolerance follows.
-        rounded = ulps <= spread((None, None), FACTOR, _INITIAL, [1.0])
+        # Initial weights that are further apart have a fault, which excuses nothing.
+        rounded = ulps <= FACTOR * _initial(1.0, 1.0)
         moved = _Moved(ulps if later or rounded else 0.0)
         signs = _Signs({t.order: t.reads for t in ours if t.phase == "forward"})
         shown = [  # a compiled side shows none
@@ -306,7 +306,7 @@ def _judged(
             far = spread(twins, size, 0 if given else depth, coarsest)
             moves = math.hypot(far, chosen, drift, size * signs.turned(a, None in twins))
             room = size * max(epsilon) * (a.dtype != b.dtype) if exact else moves
-            room = max(room, spread((None, None), size, _INITIAL, [fine])) if fine else room
+            room = max(room, _initial(size, fine))
             if a.kind == "weight_grad":
                 history.note(key, ours[0], theirs[0], FACTOR * room)
             rows = pair.rows and pair.turned >= 1 / MANY
@@ -319,6 +319,11 @@ def _judged(
             reach = 0.0 if exact else FACTOR * furthest / (size or 1.0)
             yield Judged(pair, step, rank, found, reach, whole)
         returned |= a.kind == "output"
+
+
+def _initial(size: float, epsilon: float) -> float:
+    """How far rounding may have moved initial weights that a pass before the training computed."""
+    return spread((None, None), size, _INITIAL, [epsilon])
 
 
 def _of_turned(pair: Pair, values: int) -> float:
@@ -378,15 +383,22 @@ class _Gradients:
         epsilon = max(roundoff(t.dtype) for t in sides)
         rounded = FACTOR * epsilon * np.abs(after[0])
         if clear.sum() < min(_FEWEST, clear.size):
-            least, most = sorted((size_of(ours), size_of(theirs)))
-            if sides[0].step or not (most and self._larger[key] < math.inf):
-                return None  # later ones follow gradients before, too
-            lost = 1.0 - 1.0 / (_TIMES * self._larger[key]) + size_of(rounded) / most
-            return Apart(1.0 - least / most, lost)
+            later = sides[0].step > 0  # it follows the gradients of steps before, too
+            return None if later else self._sizes(key, ours, theirs, size_of(rounded))
         room += rounded
         size = size_of(ours[clear], theirs[clear]) or 1.0
         tolerance = size_of(room[clear])
         return Apart(trimmed_rms((ours - theirs)[clear]) / size, tolerance / size)
+
+    def _sizes(
+        self, key: _Key, a: NDArray[np.float64], b: NDArray[np.float64], rounded: float
+    ) -> Apart | None:
+        """Compare how large two updates are; None where a gradient is zero or not finite."""
+        least, most = sorted((size_of(a), size_of(b)))
+        if not (most and self._larger[key] < math.inf):
+            return None
+        lost = 1.0 - 1.0 / (_TIMES * self._larger[key]) + rounded / most
+        return Apart(1.0 - least / most, lost)
 
 
 class _Signs:
@@ -461,14 +473,13 @@ def _weights_apart(pairs: Sequence[Pair], possible: Mapping[_Key, float]) -> flo
     sizes = dict(sorted((p.a.module, size_of(a)) for p, a in weights))  # the largest
     for pair, a in weights:
         b = pair.b.pieces[0].values
-        if a.shape == b.shape and a.size and a.any():
+        epsilon = min(roundoff(pair.a.dtype), roundoff(pair.b.dtype))
+        if epsilon and a.shape == b.shape and a.any():
             seen = float(np.sqrt(np.mean(np.square(a - b))))
-            epsilon = min(roundoff(pair.a.dtype), roundoff(pair.b.dtype))
-            if epsilon:
-                added = "bias" in pair.a.name.rpartition(".")[2]
-                size = sizes[pair.a.module] if added else size_of(a)
-                ulps = max(seen, far.get(pair.a.name, 0.0)) / (epsilon * size)
-                furthest = max(furthest, ulps)
+            added = "bias" in pair.a.name.rpartition(".")[2]
+            size = sizes[pair.a.module] if added else size_of(a)
+            ulps = max(seen, far.get(pair.a.name, 0.0)) / (epsilon * size)
+            furthest = max(furthest, ulps)
     return furthest
 
 
@@ -500,8 +511,8 @@ def _weights_where_read(judged: list[Judged], step: Sequence[Tensor]) -> list[Ju
 
     It computes vectors. If a matrix differs, it was drawn otherwise, and weights stay first.
     """
-    beyond = [j for j in judged if j.pair.a.kind == "weight" and j.apart.ratio > 1.0]
-    if any(sum(n > 1 for n in j.pair.a.shape) > 1 for j in beyond):
+    beyond = {id(j): j.pair.a for j in judged if j.pair.a.kind == "weight" and j.apart.ratio > 1.0}
+    if any(sum(n > 1 for n in t.shape) > 1 for t in beyond.values()):
         return judged
     shown = [t for t in step if t.phase == "forward" and t.kind in ("operation", "output")]
 
@@ -511,8 +522,10 @@ def _weights_where_read(judged: list[Judged], step: Sequence[Tensor]) -> list[Ju
             return math.inf
         if t.kind == "input" and not (t.module or t.reads):
             return -math.inf
+        if id(one) not in beyond:
+            return t.order
         read = (s.order for s in shown if t.order in s.reads or f"{s.module}.".startswith(inside))
-        return min(read, default=0) if one in beyond else t.order
+        return min(read, default=0)
 
     return sorted(judged, key=place)
 
