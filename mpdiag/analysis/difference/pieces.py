@@ -24,6 +24,8 @@ Values = tuple[NDArray[np.float64], float]
 Match = tuple[int | None, Values, Values, int]
 """A rank, both sides' values at the same positions, and the number of elements of the norms."""
 _MADE = ("operation", "output")
+_TELLS = 0.5
+"""How much nearer than with another scale a gradient is with the right one, at least."""
 _NEAR = 0.1
 """How much nearer than another way of putting parts together the right one is, at least."""
 
@@ -58,7 +60,8 @@ def layout_of(pairs: Sequence[Pair]) -> Layout:
     for pair in pairs if layout.split else ():
         if pair.a.kind == "gradient" and _has_rows(pair.a, pair.b):
             found = list(_pairs(pair.a, pair.b, layout))
-            if len({_furthest(_divided(found, scale)) for scale in layout.scales}) > 1:
+            best, second, _ = sorted(_furthest(_divided(found, scale)) for scale in layout.scales)
+            if best < _TELLS * second:  # and not noise, as of words that a mask leaves out
                 return replace(layout, scales=(_scale(found, layout.scales),))
     return layout
 

@@ -857,16 +857,18 @@ def test_a_gradient_that_every_rank_halves_is_found_whatever_the_scale_of_the_ot
     assert (halved.first.module, halved.before) == ("b", 5)
 
 
+@pytest.mark.parametrize("noise", [0.0, 1e-7])
 @pytest.mark.parametrize("scale", [1, 2])
-def test_a_gradient_of_few_values_does_not_show_the_scale_of_ranks(scale):
+def test_a_gradient_of_few_values_does_not_show_the_scale_of_ranks(scale, noise):
     """As of words that a mask leaves out: the largest values are left out of a comparison."""
-    batch = np.random.default_rng(0).normal(size=(8, 4))
+    draw = np.random.default_rng(0)
+    batch = draw.normal(size=(8, 4))
     few = batch * (np.arange(32).reshape(8, 4) % 16 == 0)
 
     def side(scale, *rows):
-        found = []
+        found, rounded = [], few + noise * draw.normal(size=(8, 4))
         for rank, held in enumerate(rows):
-            values = (batch[held], scale * few[held], scale * batch[held])
+            values = (batch[held], scale * rounded[held], scale * batch[held])
             for order, some in enumerate(values):
                 about = {"kind": "gradient", "phase": "backward"} if order else {"kind": "input"}
                 found.append(row(some, rank, order=order, module="ab"[order // 2], **about))
