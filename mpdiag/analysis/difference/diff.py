@@ -57,6 +57,8 @@ _TIMES = 4.0
 """How many times larger than the other one a first update of unclear gradients may be, beside these."""
 _CHANCE = 2.0
 """Ratio of difference to tolerance that few values may reach by chance."""
+_RARELY = 1 / 64
+"""Signs that rounding is expected to turn in a ReLU from which on it may have turned one."""
 _TURNED = 4
 """Where choices were turned, one value in this many is left out: all those of a row go along."""
 _MIXED = 4.0
@@ -404,8 +406,10 @@ class _Signs:
         behind = (self.apart.get(i, 0.0) for one in read for i in (one, *self._reads[one]))
         # Normal values apart by a share d of their size differ in sign in d / π of them. Half pass.
         share = max(behind, default=0.0) / math.pi
-        if 1.0 <= share * math.prod(t.shape) < (math.inf if finer else MANY / math.pi):
-            self._moved = max(self._moved, math.sqrt(2.0 * share))
+        turned = share * math.prod(t.shape)
+        if _RARELY <= turned < (math.inf if finer else MANY / math.pi):
+            one = max(1.0, 1.0 / turned)
+            self._moved = max(self._moved, math.sqrt(2.0 * share * one))
         return self._moved
 
 
@@ -485,10 +489,11 @@ def _first(judged: Sequence[Judged]) -> int | None:
             if one.pair.certain and not _by_chance(one):
                 return waiting
         elif one.pair.certain:
-            # Gradients of a sum or mean, all of one value, show nothing of the forward pass.
-            values = one.pair.a.pieces[0].values
-            constant = one.pair.a.phase == "backward" and (values == values[:1]).all()
-            waiting = waiting if constant else None
+            # Gradients of a sum or mean, all of one value, show nothing of the forward pass, nor does
+            # what the backward pass computes of inputs alone, as a softmax.
+            t, values = one.pair.a, one.pair.a.pieces[0].values
+            silent = (values == values[:1]).all() or (t.kind == "operation" and not t.from_loss)
+            waiting = waiting if t.phase == "backward" and silent else None
     return None
 
 
@@ -524,7 +529,10 @@ def _by_chance(one: Judged) -> bool:
 
 
 def _sums_in_any_order(judged: Sequence[Judged], sides: Sequence[Sequence[Tensor]]) -> list[Judged]:
-    """Sums that differ are not certainly the same ones if nothing that is made of them differs."""
+    """Sums that differ are not certainly the same ones if nothing that is made of them differs.
+
+    Nor are gradients of a product's factors, which may be exchanged.
+    """
     found = [j for j in judged if j.pair.certain and j.apart.ratio > 1.0]
     beyond = {id(t) for j in found for t in (j.pair.a, j.pair.b)}
     known = _known(judged) - beyond
@@ -535,6 +543,7 @@ def _sums_in_any_order(judged: Sequence[Judged], sides: Sequence[Sequence[Tensor
         for s in sorted(side, key=lambda s: -s.order):
             place, reads = (s.rank, s.order), {(s.rank, i) for i in s.reads}
             added = s.name == "add" or s.kind == "gradient"
+            added |= s.name == "mul" and s.phase == "backward"  # the gradients of two factors
             off = id(s) in beyond and not (added and place in read)
             if off or (place in felt and id(s) not in known):
                 shown.add(id(s))
