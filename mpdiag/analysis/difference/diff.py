@@ -57,8 +57,6 @@ _TIMES = 4.0
 """How many times larger than the other one a first update of unclear gradients may be, beside these."""
 _CHANCE = 2.0
 """Ratio of difference to tolerance that few values may reach by chance."""
-_RARELY = 1 / 64
-"""Signs that rounding is expected to turn in a ReLU from which on it may have turned one."""
 _TURNED = 4
 """Where choices were turned, one value in this many is left out: all those of a row go along."""
 _MIXED = 4.0
@@ -406,10 +404,8 @@ class _Signs:
         behind = (self.apart.get(i, 0.0) for one in read for i in (one, *self._reads[one]))
         # Normal values apart by a share d of their size differ in sign in d / π of them. Half pass.
         share = max(behind, default=0.0) / math.pi
-        turned = share * math.prod(t.shape)
-        if _RARELY <= turned < (math.inf if finer else MANY / math.pi):
-            one = max(1.0, 1.0 / turned)
-            self._moved = max(self._moved, math.sqrt(2.0 * share * one))
+        if 1.0 <= share * math.prod(t.shape) < (math.inf if finer else MANY / math.pi):
+            self._moved = max(self._moved, math.sqrt(2.0 * share))
         return self._moved
 
 
