@@ -59,6 +59,8 @@ _CHANCE = 2.0
 """Ratio of difference to tolerance that few values may reach by chance."""
 _TURNED = 4
 """Where choices were turned, one value in this many is left out: all those of a row go along."""
+_ONE_MAY = 0.1
+"""Signs that rounding turns on average from which on one of them may turn."""
 _MIXED = 4.0
 """By how much less rows that were turned move another row than they move a mean."""
 
@@ -403,9 +405,9 @@ class _Signs:
         read = (i for i in t.reads if i in self._reads and t.name == "threshold_backward")
         behind = (self.apart.get(i, 0.0) for one in read for i in (one, *self._reads[one]))
         # Normal values apart by a share d of their size differ in sign in d / π of them. Half pass.
-        share = max(behind, default=0.0) / math.pi
-        if 1.0 <= share * math.prod(t.shape) < (math.inf if finer else MANY / math.pi):
-            self._moved = max(self._moved, math.sqrt(2.0 * share))
+        share, values = max(behind, default=0.0) / math.pi, max(math.prod(t.shape), 1)
+        if _ONE_MAY <= share * values < (math.inf if finer else MANY / math.pi):
+            self._moved = max(self._moved, math.sqrt(2.0 * max(share, 1.0 / values)))
         return self._moved
 
 
