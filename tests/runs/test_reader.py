@@ -91,6 +91,7 @@ def of_inputs(**changes):
         lambda op: replace(op, index=op.index + 1),
         of_inputs(producer=10**6),
         of_inputs(producer=-7),
+        *(of_inputs(shape=shape) for shape in ((2, -1), (-1, -1), (2**40, 2**40))),
         lambda op: replace(op, facts={"error_fp16": "large"}),
         lambda op: replace(op, facts={"error_fp16": None}),
         lambda op: replace(op, scalars={"value": 10**400}),
