@@ -42,6 +42,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "studies" / "results"
@@ -400,13 +401,25 @@ def try_one(mutant: Mutant, tests: list[str]) -> dict[str, object]:
 
 
 TOO_LONG = "the limit of time"
+NONE_FOUND = 5
 
 
-class _Failure:
-    """Tells the parent process which test failed first."""
+class _Chosen:
+    """Runs some tests in their order, and tells the parent process which of them failed first.
 
-    def __init__(self, pipe: int) -> None:
+    Their files are collected whole: pytest refuses an identifier that it does not find, and one that
+    holds something drawn, or an address in memory, is another in each process.
+    """
+
+    def __init__(self, tests: Sequence[str], pipe: int) -> None:
+        self.place = {test: i for i, test in enumerate(tests)}
         self.pipe = pipe
+
+    def pytest_collection_modifyitems(self, items: list[Any]) -> None:
+        items[:] = sorted(
+            (item for item in items if item.nodeid in self.place),
+            key=lambda item: self.place[item.nodeid],
+        )
 
     def pytest_runtest_logreport(self, report: object) -> None:
         if getattr(report, "outcome", "") == "failed":
@@ -427,10 +440,10 @@ def _first_failure(number: int, tests: list[str], until: float) -> str | None:
                 return TOO_LONG
             time.sleep(0.02)
         code = os.waitstatus_to_exitcode(ended[1])
-        if code == 0:
+        if code in (0, NONE_FOUND):
             return None
         failed = os.read(read, 1 << 16).decode().splitlines()
-        if not failed and code > 1:
+        if not failed and code > 2:  # not a file that is not collected: a mutant can do that
             message = f"pytest ended with {code} for {tests}"
             raise RuntimeError(message)
         return failed[0] if failed else tests[0]  # a crash names no test
@@ -450,7 +463,8 @@ def _run_tests(number: int, tests: list[str], pipe: int) -> None:
     code = 1
     try:
         words = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
-        code = int(pytest.main([*words, *tests], plugins=[_Failure(pipe)]))
+        files = dict.fromkeys(test.partition("::")[0] for test in tests)
+        code = int(pytest.main([*words, *files], plugins=[_Chosen(tests, pipe)]))
     finally:
         os._exit(code)
 
@@ -495,7 +509,10 @@ def run(options: argparse.Namespace) -> None:
             child.kill()
     untried = [{**asdict(mutants[n]), "killed": False} for n in chosen if n in alive]
     tried = result.read_text().splitlines() if result.exists() else []
-    new = [*untried, *map(json.loads, tried)]
+    asked = ["git", "-C", str(tree), "rev-parse", "--short=8", "HEAD"]
+    commit = subprocess.check_output(asked, text=True).strip()
+    at = {"commit": commit, "date": time.strftime("%Y-%m-%d")}
+    new = [{**row, **at} for row in (*untried, *map(json.loads, tried))]
     known = {row["number"]: row for row in [*outcomes.get(options.name, []), *new]}
     outcomes[options.name] = [known[n] for n in sorted(known)]
     OUTCOMES.write_text(json.dumps(outcomes, indent=1) + "\n")
@@ -506,7 +523,7 @@ def run(options: argparse.Namespace) -> None:
 def table() -> None:
     """Share killed by folder, for every run kept; replaced mutants apart."""
     for name, rows in json.loads(OUTCOMES.read_text()).items():
-        print(name)
+        print(name, *sorted({row["commit"] for row in rows}))
         for folder in FOLDERS:
             own = [r for r in rows if r["folder"] == folder and not r["replaced"]]
             new = [r for r in rows if r["folder"] == folder and r["replaced"]]
