@@ -45,6 +45,21 @@ def test_the_table_of_modules_is_checked_likewise(run):
 
 
 @pytest.mark.parametrize(
+    ("column", "value", "named"),
+    [("numel", -5, "shape"), ("settings", "{", "settings"), ("type", None, "type")],
+)
+def test_a_row_of_that_table_that_nothing_writes_is_damage(run, column, value, named):
+    path = run / "modules" / "rank00000.parquet"
+    table = pq.read_table(path)
+    first, *others = table.to_pylist()
+    rows = [{**first, column: value}, *others]
+    pq.write_table(pa.Table.from_pylist(rows, table.schema), path)
+    with pytest.raises(DamagedRun) as caught:
+        open_run(run).modules()
+    assert_one_sentence(caught, "modules", f"the column '{named}'")
+
+
+@pytest.mark.parametrize(
     ("field", "value"),
     [
         *((field, [None]) for field in ("optimizers", "failures", "argv")),
