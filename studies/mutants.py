@@ -12,9 +12,10 @@ of that name or in the module that took its place replaces it, and is counted ap
 
 All mutants of a tree stand in one copy of it, each behind a question that a builtin answers; one run of
 the tests notes which test reaches which question, in child processes, too. Then each mutant is switched
-on in a fork of one process that has torch, and the tests that reach it run until the first one fails:
-the one that killed it in another tree first, then those named after its module, then the quick ones,
-150 at most: one that outlives them may still meet a slower one, in a whole run of the tests.
+on in a fork of one process that has torch (in a process of its own if a module asks while it is
+imported), and the tests that reach it run until the first one fails: the one that killed it in another
+tree first, then those named after its module, then the quick ones, 150 at most: one that outlives them
+may still meet a slower one, in a whole run of the tests.
 ``--killed-in NAME`` tries those alone that were killed in another run; the others count as alive. What
 Ctrl-C leaves is kept, and ``--resume`` tries the others of that name. Files
 with compiled kernels are left out: the question cannot stand in their files. A mutant that outlives its
@@ -65,7 +66,9 @@ ARITHMETIC = {"Add": "-", "Sub": "+", "Mult": "/", "Div": "*", "FloorDiv": "*", 
 ASKED = """
 import builtins, os
 _on, _hits, _seen = int(os.environ.get("MUTANT", "-1")), os.environ.get("MUTANT_HITS"), set()
+_asked = set()
 def __mutant__(i):
+    _asked.add(i)
     if _hits:
         key = (i, os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" ")[0])
         if key not in _seen:
@@ -76,7 +79,7 @@ def __mutant__(i):
 def _switch(i):
     global _on
     _on = i
-builtins.__mutant__, builtins.__switch__ = __mutant__, _switch
+builtins.__mutant__, builtins.__switch__, builtins.__asked__ = __mutant__, _switch, _asked
 """
 
 
@@ -361,11 +364,14 @@ def reached(copy: Path, workers: int, folders: Sequence[str]) -> dict[int, list[
         )
         raise RuntimeError(message)
     times = {(c.get("classname"), c.get("name")): float(c.get("time") or 0) for c in cases}
+    named = {f"{(c.get('classname') or '').replace('.', '/')}.py::{c.get('name')}" for c in cases}
     by_mutant: dict[int, set[str]] = {}
     for path in hits.iterdir():
         for line in path.read_text().splitlines():
             number, _, test = line.partition("\t")
-            if test and not test.startswith(LEFT_OUT):
+            if not test:  # asked as a module was imported: any test may depend on it
+                by_mutant.setdefault(int(number), set()).update(named)
+            elif not test.startswith(LEFT_OUT):
                 by_mutant.setdefault(int(number), set()).add(test)
 
     def key(test: str) -> tuple[str, str]:
@@ -454,7 +460,14 @@ def _first_failure(number: int, tests: list[str], until: float) -> str | None:
 def _run_tests(number: int, tests: list[str], pipe: int) -> None:
     os.setpgrp()
     os.environ["MUTANT"] = str(number)
-    __switch__(number)  # type: ignore[name-defined]  # noqa: F821 - a builtin of the copy
+    if number in __asked__:  # type: ignore[name-defined]  # noqa: F821 - a builtin of the copy
+        os.set_inheritable(pipe, True)  # asked as its module was imported: import it again
+        os.execv(sys.executable, [sys.executable, __file__, "tests", str(pipe), *tests])  # noqa: S606
+    __switch__(number)  # type: ignore[name-defined]  # noqa: F821 - likewise
+    _ask_pytest(tests, pipe)
+
+
+def _ask_pytest(tests: list[str], pipe: int) -> None:
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 1)
     os.dup2(null, 2)
@@ -534,7 +547,7 @@ def table() -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("what", choices=["draw", "run", "table", "serve"])
+    parser.add_argument("what", choices=["draw", "run", "table", "serve", "tests"])
     parser.add_argument("words", nargs="*")
     parser.add_argument("--tree", type=Path, default=ROOT)
     parser.add_argument("--name", default="now")
@@ -550,6 +563,9 @@ def main() -> None:
         run(options)
     elif options.what == "table":
         table()
+    elif options.what == "tests":
+        pipe, *tests = options.words
+        _ask_pytest(tests, int(pipe))
     else:
         copy, part, result = options.words
         serve(Path(copy), part, Path(result))

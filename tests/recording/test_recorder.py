@@ -122,6 +122,15 @@ def test_a_failed_look_at_an_optimizers_step_is_told_and_the_step_is_taken(tmp_p
     assert mpdiag.open_run(tmp_path / "run").meta["steps_seen"] == 3
 
 
+def test_a_run_names_the_device_it_was_recorded_on(tmp_path):
+    model, optimizer = model_and_optimizer()
+    with mpdiag.record(model, optimizer, tmp_path / "run"):
+        step(model, optimizer)
+    device = mpdiag.open_run(tmp_path / "run").meta["device"]
+    assert (device["type"], device["threads"]) == ("cpu", torch.get_num_threads())
+    assert device["name"]
+
+
 def test_a_default_device_is_the_trainings_alone(tmp_path):
     """Scripts set one (``torch.set_default_device``): what a recorder makes must not lie there."""
     x = torch.randn(5, 8)
