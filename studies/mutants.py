@@ -20,6 +20,9 @@ may still meet a slower one, in a whole run of the tests.
 Ctrl-C leaves is kept, and ``--resume`` tries the others of that name. Files
 with compiled kernels are left out: the question cannot stand in their files. A mutant that outlives its
 limit of time counts as killed.
+
+After the first runs, tests were written for mutants of this draw that had outlived them. From then on
+its shares say less of the tests than a new draw (another ``SEED``) would.
 """
 
 from __future__ import annotations
