@@ -596,8 +596,9 @@ def test_a_doubtful_operation_is_named_though_gradients_before_any_factor_agree(
             yield row([3.0], order=1, name="sum", **outside)  # an edit: what is outside is in doubt
         yield row([off, 2.0], order=2, name="sub", **outside)
         backward = {**outside, "phase": "backward"}
-        yield row(before, order=3, name="div", **backward)
-        yield row([off, 3.0], order=4, name="mul", **backward)
+        yield row([1.0], order=3, name="ones_like", **backward)
+        yield row(before, order=4, name="div", reads=(3,), **backward)
+        yield row([off, 3.0], order=5, name="mul", reads=(4,), **backward)
 
     first = difference(steps_of([*side(1.0)]), steps_of([*side(1.5)])).first
     assert first.phase == named
