@@ -12,13 +12,17 @@ of that name or in the module that took its place replaces it, and is counted ap
 
 All mutants of a tree stand in one copy of it, each behind a question that a builtin answers; one run of
 the tests notes which test reaches which question, in child processes, too. Then each mutant is switched
-on in a fork of one process that has torch, and the tests that reach it run until the first one fails:
-the one that killed it in another tree first, then those named after its module, then the quick ones,
-150 at most: one that outlives them may still meet a slower one, in a whole run of the tests.
+on in a fork of one process that has torch (in a process of its own if a module asks while it is
+imported), and the tests that reach it run until the first one fails: the one that killed it in another
+tree first, then those named after its module, then the quick ones, 150 at most: one that outlives them
+may still meet a slower one, in a whole run of the tests.
 ``--killed-in NAME`` tries those alone that were killed in another run; the others count as alive. What
 Ctrl-C leaves is kept, and ``--resume`` tries the others of that name. Files
 with compiled kernels are left out: the question cannot stand in their files. A mutant that outlives its
 limit of time counts as killed.
+
+After the first runs, tests were written for mutants of this draw that had outlived them. From then on
+its shares say less of the tests than a new draw (another ``SEED``) would.
 """
 
 from __future__ import annotations
@@ -42,6 +46,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "studies" / "results"
@@ -64,7 +69,9 @@ ARITHMETIC = {"Add": "-", "Sub": "+", "Mult": "/", "Div": "*", "FloorDiv": "*", 
 ASKED = """
 import builtins, os
 _on, _hits, _seen = int(os.environ.get("MUTANT", "-1")), os.environ.get("MUTANT_HITS"), set()
+_asked = set()
 def __mutant__(i):
+    _asked.add(i)
     if _hits:
         key = (i, os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" ")[0])
         if key not in _seen:
@@ -75,7 +82,7 @@ def __mutant__(i):
 def _switch(i):
     global _on
     _on = i
-builtins.__mutant__, builtins.__switch__ = __mutant__, _switch
+builtins.__mutant__, builtins.__switch__, builtins.__asked__ = __mutant__, _switch, _asked
 """
 
 
@@ -360,11 +367,14 @@ def reached(copy: Path, workers: int, folders: Sequence[str]) -> dict[int, list[
         )
         raise RuntimeError(message)
     times = {(c.get("classname"), c.get("name")): float(c.get("time") or 0) for c in cases}
+    named = {f"{(c.get('classname') or '').replace('.', '/')}.py::{c.get('name')}" for c in cases}
     by_mutant: dict[int, set[str]] = {}
     for path in hits.iterdir():
         for line in path.read_text().splitlines():
             number, _, test = line.partition("\t")
-            if test and not test.startswith(LEFT_OUT):
+            if not test:  # asked as a module was imported: any test may depend on it
+                by_mutant.setdefault(int(number), set()).update(named)
+            elif not test.startswith(LEFT_OUT):
                 by_mutant.setdefault(int(number), set()).add(test)
 
     def key(test: str) -> tuple[str, str]:
@@ -400,13 +410,25 @@ def try_one(mutant: Mutant, tests: list[str]) -> dict[str, object]:
 
 
 TOO_LONG = "the limit of time"
+NONE_FOUND = 5
 
 
-class _Failure:
-    """Tells the parent process which test failed first."""
+class _Chosen:
+    """Runs some tests in their order, and tells the parent process which of them failed first.
 
-    def __init__(self, pipe: int) -> None:
+    Their files are collected whole: pytest refuses an identifier that it does not find, and one that
+    holds something drawn, or an address in memory, is another in each process.
+    """
+
+    def __init__(self, tests: Sequence[str], pipe: int) -> None:
+        self.place = {test: i for i, test in enumerate(tests)}
         self.pipe = pipe
+
+    def pytest_collection_modifyitems(self, items: list[Any]) -> None:
+        items[:] = sorted(
+            (item for item in items if item.nodeid in self.place),
+            key=lambda item: self.place[item.nodeid],
+        )
 
     def pytest_runtest_logreport(self, report: object) -> None:
         if getattr(report, "outcome", "") == "failed":
@@ -427,13 +449,10 @@ def _first_failure(number: int, tests: list[str], until: float) -> str | None:
                 return TOO_LONG
             time.sleep(0.02)
         code = os.waitstatus_to_exitcode(ended[1])
-        if code == 0:
+        if code in (0, NONE_FOUND):
             return None
         failed = os.read(read, 1 << 16).decode().splitlines()
-        if not failed and code > 1:
-            message = f"pytest ended with {code} for {tests}"
-            raise RuntimeError(message)
-        return failed[0] if failed else tests[0]  # a crash names no test
+        return failed[0] if failed else tests[0]  # a crash and an import that fails name no test
     finally:
         os.close(read)
 
@@ -441,7 +460,14 @@ def _first_failure(number: int, tests: list[str], until: float) -> str | None:
 def _run_tests(number: int, tests: list[str], pipe: int) -> None:
     os.setpgrp()
     os.environ["MUTANT"] = str(number)
-    __switch__(number)  # type: ignore[name-defined]  # noqa: F821 - a builtin of the copy
+    if number in __asked__:  # type: ignore[name-defined]  # noqa: F821 - a builtin of the copy
+        os.set_inheritable(pipe, True)  # asked as its module was imported: import it again
+        os.execv(sys.executable, [sys.executable, __file__, "tests", str(pipe), *tests])  # noqa: S606
+    __switch__(number)  # type: ignore[name-defined]  # noqa: F821 - likewise
+    _ask_pytest(tests, pipe)
+
+
+def _ask_pytest(tests: list[str], pipe: int) -> None:
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 1)
     os.dup2(null, 2)
@@ -450,7 +476,8 @@ def _run_tests(number: int, tests: list[str], pipe: int) -> None:
     code = 1
     try:
         words = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
-        code = int(pytest.main([*words, *tests], plugins=[_Failure(pipe)]))
+        files = dict.fromkeys(test.partition("::")[0] for test in tests)
+        code = int(pytest.main([*words, *files], plugins=[_Chosen(tests, pipe)]))
     finally:
         os._exit(code)
 
@@ -495,7 +522,10 @@ def run(options: argparse.Namespace) -> None:
             child.kill()
     untried = [{**asdict(mutants[n]), "killed": False} for n in chosen if n in alive]
     tried = result.read_text().splitlines() if result.exists() else []
-    new = [*untried, *map(json.loads, tried)]
+    asked = ["git", "-C", str(tree), "rev-parse", "--short=8", "HEAD"]
+    commit = subprocess.check_output(asked, text=True).strip()
+    at = {"commit": commit, "date": time.strftime("%Y-%m-%d")}
+    new = [{**row, **at} for row in (*untried, *map(json.loads, tried))]
     known = {row["number"]: row for row in [*outcomes.get(options.name, []), *new]}
     outcomes[options.name] = [known[n] for n in sorted(known)]
     OUTCOMES.write_text(json.dumps(outcomes, indent=1) + "\n")
@@ -506,7 +536,7 @@ def run(options: argparse.Namespace) -> None:
 def table() -> None:
     """Share killed by folder, for every run kept; replaced mutants apart."""
     for name, rows in json.loads(OUTCOMES.read_text()).items():
-        print(name)
+        print(name, *sorted({row["commit"] for row in rows}))
         for folder in FOLDERS:
             own = [r for r in rows if r["folder"] == folder and not r["replaced"]]
             new = [r for r in rows if r["folder"] == folder and r["replaced"]]
@@ -517,7 +547,7 @@ def table() -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("what", choices=["draw", "run", "table", "serve"])
+    parser.add_argument("what", choices=["draw", "run", "table", "serve", "tests"])
     parser.add_argument("words", nargs="*")
     parser.add_argument("--tree", type=Path, default=ROOT)
     parser.add_argument("--name", default="now")
@@ -533,6 +563,9 @@ def main() -> None:
         run(options)
     elif options.what == "table":
         table()
+    elif options.what == "tests":
+        pipe, *tests = options.words
+        _ask_pytest(tests, int(pipe))
     else:
         copy, part, result = options.words
         serve(Path(copy), part, Path(result))

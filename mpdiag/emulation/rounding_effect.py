@@ -85,7 +85,7 @@ def _to_integers(named: Mapping[str, Any]) -> bool:
 
 def _is_plain(x: torch.Tensor) -> bool:
     """Whether it can be computed with: a sum of a distributed tensor would talk to other ranks."""
-    ordinary = type(x).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
+    ordinary = type(x).__torch_dispatch__ is torch.Tensor.__torch_dispatch__ and not x.is_nested
     return ordinary and x.numel() > 0 and x.layout == torch.strided and not x.is_complex()
 
 

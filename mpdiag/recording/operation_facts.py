@@ -278,7 +278,7 @@ def reduction(
 ) -> int:
     """How many values an operation adds to make one of its result; 1 where that is not known."""
     op = func.overloadpacket.__name__
-    if not read or not wrote:
+    if not read or not wrote or any(t.is_nested for t in (*read, *wrote)):
         return 1
     if op in _PRODUCTS:
         left = read[-2] if len(read) > 1 else read[0]

@@ -207,7 +207,7 @@ class OperationTensors:
 
 
 def _shape(tensor: torch.Tensor) -> torch.Size:
-    return torch.Size((tensor.size(0), -1)) if tensor.is_nested else tensor.shape
+    return torch.Size((tensor.numel(),)) if tensor.is_nested else tensor.shape  # rows differ
 
 
 def _version(tensor: torch.Tensor) -> int | None:

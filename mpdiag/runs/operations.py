@@ -326,15 +326,13 @@ def _refuse_broken_links(operations: Iterable[Operation]) -> None:
 
 
 def _is_sound(t: Mapping[str, Any]) -> bool:
-    numel = 1
-    for size in t["shape"]:
-        numel *= size if 0 <= size <= _LARGEST else -1
     bins = t["counts"]
     counts = [*bins, *(t[name] for name in _TENSOR_COUNTS)]
     low = math.inf if t["absmin"] is None else t["absmin"]
     first, last = t["first_exponent"], t["first_exponent"] + len(bins) - 1
     return (
-        0 <= numel <= _LARGEST
+        all(size >= 0 for size in t["shape"])
+        and math.prod(t["shape"]) <= _LARGEST
         and all(n is not None and 0 <= n <= _LARGEST for n in counts)
         and len(bins) == len(t["means"])
         and (not bins or (first >= MIN_EXPONENT and last < MIN_EXPONENT + BINS))

@@ -162,7 +162,7 @@ def test_the_ranks_of_a_group_share_a_run_whoever_is_late(tmp_path, monkeypatch)
 
 
 def test_processes_that_begin_at_the_same_time_have_runs_of_their_own(tmp_path):
-    folder = tmp_path / "runs" / "sweep"
+    folder = tmp_path / "new" / "runs" / "sweep"
     claimed = [
         claim_childs_run(folder, "launch") for _ in range(3)
     ]  # none has written anything yet

@@ -19,6 +19,10 @@ def test_students_distribution_is_the_incomplete_beta_functions(t, freedom):
     assert t_cdf(t, freedom) == pytest.approx(float(1 - tail if t > 0 else tail), abs=1e-12)
 
 
+def test_a_t_with_a_square_beyond_all_floats_is_certain():
+    assert (t_cdf(1e200, 4), t_cdf(-1e200, 4)) == (1.0, 0.0)
+
+
 @given(st.floats(0.001, 0.999), st.floats(1, 500))
 def test_students_quantile_is_scipys(probability, freedom):
     expected = scipy_stats.t.ppf(probability, freedom)

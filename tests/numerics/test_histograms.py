@@ -88,3 +88,5 @@ def test_merging_is_counting_both_together(first, second):
         assert np.array_equal(h.counts, both.counts)
         for name in ("zeros", "subnormals", "infs", "nans", "fp16_overflow", "absmax", "absmin"):
             assert getattr(h, name) == getattr(both, name)
+    with pytest.raises(TypeError, match="unsupported operand"):
+        _ = both + 1

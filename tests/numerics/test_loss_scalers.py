@@ -61,6 +61,15 @@ def test_lognormal_always_has_a_sound_scale(maxima):
         assert math.log2(s.scale).is_integer()
 
 
+@pytest.mark.parametrize("steps", [1, 2, 5, 50])
+def test_lognormal_takes_equal_maxima_for_the_largest_from_the_first_step_on(steps):
+    s = LogNormal()
+    for _ in range(steps):
+        s = s.adjust(3.0)
+    assert not overflows(3.0, s.scale)
+    assert overflows(3.0, 2 * s.scale)
+
+
 def test_lognormal_overflows_about_as_rarely_as_promised_and_recovers():
     logs = np.random.default_rng(0).normal(-3.0, 1.5, 20_000)
     s, skipped = LogNormal(), 0

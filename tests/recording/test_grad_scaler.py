@@ -8,6 +8,7 @@ from recorded import assert_same_histogram, model_and_optimizer, rows, step
 from torch import nn
 
 import mpdiag
+from mpdiag.recording.grad_scaler import ScalerWatch
 
 
 def three_steps(model, optimizer, folder):
@@ -63,6 +64,14 @@ def test_unscaling_before_clipping_leaves_true_weight_gradients(tmp_path):
     assert_same_histogram(tmp_path / "run", clipped, kind="weight_grad", name="0.weight")
     assert (rows(tmp_path / "run", kind="weight_grad")["scale"] == 1).all()
     assert (rows(tmp_path / "run", kind="activation_grad")["scale"] == 4096).all()
+
+
+def test_scalers_are_looked_for_once_and_not_in_each_step(tmp_path, monkeypatch):
+    """Looking at all live objects takes up to 100 ms."""
+    searches, find = [], ScalerWatch.find
+    monkeypatch.setattr(ScalerWatch, "find", lambda watch: searches.append(find(watch)))
+    three_steps(*model_and_optimizer(), tmp_path / "run")
+    assert len(searches) == 2  # as the recording begins, and in its first backward pass
 
 
 class OwnScaler(torch.amp.GradScaler):

@@ -10,7 +10,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 from recorded import Wrapped, steps
-from recorded_steps import record_steps
+from recorded_steps import Layers, record_steps
 from torch import nn
 from torch.autograd import grad as grad_by_name
 from torch.nn import functional as F
@@ -372,3 +372,24 @@ def test_a_tensor_turned_in_place_is_still_known_by_its_writer(tmp_path):
     operations = run.operations()
     read = next(o for o in operations if o.op == "sum" and o.phase == "forward").inputs[0]
     assert operations[read.producer].op == "addmm"
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_nested_tensors_are_noted_with_their_number_of_elements(tmp_path, layout):
+    def ragged(layers, x):
+        rows = layers.deep(torch.nested.nested_tensor([x[:2], x[2:]], layout=layout)).relu()
+        return torch.cat(layers.last(rows).unbind())
+
+    layers = Layers(ragged, deep=nn.Linear(4, 8), last=nn.Linear(8, 1))
+    run = record_steps(
+        tmp_path / "run", layers, lambda model, _: model(torch.randn(5, 4)).square().sum()
+    )
+    assert run.meta["failures"] == []
+    found = {
+        (op.op, op.inputs[0].shape, op.outputs[0].shape)
+        for op in run.operations()
+        if op.outputs and op.inputs
+    }
+    assert {("linear", (20,), (40,)), ("relu", (40,), (40,)), ("linear", (40,), (5,))} <= found
+    assert mpdiag.analyze(run).verdict.level != "cannot"

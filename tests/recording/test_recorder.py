@@ -10,6 +10,7 @@ from torch import nn
 
 import mpdiag
 from mpdiag.errors import RunExists, UsageError
+from mpdiag.recording.step_tap import StepTap
 
 
 def test_cadence_filters_and_limits(tmp_path):
@@ -105,6 +106,29 @@ def test_a_training_that_becomes_nan_is_recorded_to_its_end(tmp_path, setting):
     assert not model.weight.isfinite().all()
     assert recorder.failures == []
     assert mpdiag.open_run(tmp_path / "run").meta["steps_recorded"] == 8
+
+
+def test_a_failed_look_at_an_optimizers_step_is_told_and_the_step_is_taken(tmp_path, monkeypatch):
+    def fails(*_):
+        raise RuntimeError("no look")
+
+    monkeypatch.setattr(StepTap, "_before", fails)
+    model, _ = model_and_optimizer()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    recorder = mpdiag.record(model, optimizer, tmp_path / "run")
+    with pytest.warns(RuntimeWarning, match="no look"), recorder:
+        steps(3, model, optimizer)
+    assert [f["where"] for f in recorder.failures] == ["looking at an optimizer's step"]
+    assert mpdiag.open_run(tmp_path / "run").meta["steps_seen"] == 3
+
+
+def test_a_run_names_the_device_it_was_recorded_on(tmp_path):
+    model, optimizer = model_and_optimizer()
+    with mpdiag.record(model, optimizer, tmp_path / "run"):
+        step(model, optimizer)
+    device = mpdiag.open_run(tmp_path / "run").meta["device"]
+    assert (device["type"], device["threads"]) == ("cpu", torch.get_num_threads())
+    assert device["name"]
 
 
 def test_a_default_device_is_the_trainings_alone(tmp_path):

@@ -22,8 +22,14 @@ from mpdiag.tracing.storages import elements_of, read_back
 def test_positions_lie_inside_and_only_once(shape):
     found = positions(shape)
     assert len(set(found.tolist())) == found.size <= 64
-    assert found.size == min(int(np.prod(shape)), found.size)
     assert ((found >= 0) & (found < max(1, int(np.prod(shape))))).all()
+
+
+def test_small_tensors_are_looked_at_whole_and_long_rows_all_along():
+    for shape in ((), (64,), (8, 8), (3, 2, 4)):
+        assert positions(shape).tolist() == list(range(int(np.prod(shape))))
+    columns = positions((100, 1000)) % 1000
+    assert columns.max() - columns.min() > 500
 
 
 def test_rows_of_half_a_batch_are_looked_at_in_the_same_places():

@@ -34,6 +34,7 @@ def test_a_step_that_calls_its_base_class_is_one_step(tmp_path):
     torch.optim.SGD(layer.parameters(), 0.5)  # from here on the base's step calls hooks, too
     run = record_steps(tmp_path / "run", layer, loss, 3, Warm, 0.5, every=1)
     assert run.meta["steps_seen"] == 3
+    assert set(run.records.texts("placement")) == {"local"}
     assert set(run.records.numel[run.records.of_kind("weight_grad")].tolist()) == {6}
 
 
@@ -211,7 +212,8 @@ def test_weights_that_fit_are_copied_whole(monkeypatch):
     assert torch.equal(copy.values, parameter)
     assert copy.values.data_ptr() != parameter.data_ptr()
     assert sampled(ready, None) is ready
-    assert blocks_of(torch.randn(BLOCK + 1), 0) is None  # less than two blocks
+    assert blocks_of(torch.randn(2 * BLOCK - 1), 0) is None  # less than two blocks
+    assert len(blocks_of(torch.randn(2 * BLOCK), 0)) == 1
     for free, blocks in ((2 * parameter.nbytes, 5), (None, None)):  # a quarter of it is the budget
         monkeypatch.setattr(weights, "free_memory", lambda _device, free=free: free)
         found = blocks_of(parameter)

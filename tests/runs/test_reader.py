@@ -45,6 +45,21 @@ def test_the_table_of_modules_is_checked_likewise(run):
 
 
 @pytest.mark.parametrize(
+    ("column", "value", "named"),
+    [("numel", -5, "shape"), ("settings", "{", "settings"), ("type", None, "type")],
+)
+def test_a_row_of_that_table_that_nothing_writes_is_damage(run, column, value, named):
+    path = run / "modules" / "rank00000.parquet"
+    table = pq.read_table(path)
+    first, *others = table.to_pylist()
+    rows = [{**first, column: value}, *others]
+    pq.write_table(pa.Table.from_pylist(rows, table.schema), path)
+    with pytest.raises(DamagedRun) as caught:
+        open_run(run).modules()
+    assert_one_sentence(caught, "modules", f"the column '{named}'")
+
+
+@pytest.mark.parametrize(
     ("field", "value"),
     [
         *((field, [None]) for field in ("optimizers", "failures", "argv")),
@@ -91,6 +106,7 @@ def of_inputs(**changes):
         lambda op: replace(op, index=op.index + 1),
         of_inputs(producer=10**6),
         of_inputs(producer=-7),
+        *(of_inputs(shape=shape) for shape in ((2, -1), (-1, -1), (2**40, 2**40))),
         lambda op: replace(op, facts={"error_fp16": "large"}),
         lambda op: replace(op, facts={"error_fp16": None}),
         lambda op: replace(op, scalars={"value": 10**400}),

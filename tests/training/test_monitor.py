@@ -66,23 +66,25 @@ def test_gradients_that_are_zero_before_the_first_step_are_none():
     watch = DriftWatch(PrecisionPlan(loss_scale=LossScalePlan(evidence=evidence)), said.append)
     assert [step for step in range(60) if watch.due(step)] == [0, 1, 50]
     assert watch.look(0, [torch.zeros(4)]) is None
+    assert watch.look(1, [torch.arange(9.0) / 8]) is None  # a ninth is allowed
     assert watch.look(1, [torch.zeros(4)]).observed == 1
     assert len(said) == 1
 
 
-def test_more_skips_than_predicted_are_an_alarm():
-    plan = PrecisionPlan(
-        loss_scale=LossScalePlan(method="constant", evidence={"predicted_overflow_rate": 0.001})
-    )
+@pytest.mark.parametrize(("rate", "skips"), [(0.0, 3), (0.001, 4)])
+def test_more_skips_than_predicted_are_an_alarm(rate, skips):
+    evidence = {"predicted_overflow_rate": rate}
+    plan = PrecisionPlan(loss_scale=LossScalePlan(method="constant", evidence=evidence))
     watch = DriftWatch(plan)
     for step in range(100):
         assert watch.note_skip(step, skipped=False) is None
-    assert watch.note_skip(100, skipped=True) is None
-    assert watch.note_skip(101, skipped=True) is None
-    with pytest.warns(RuntimeWarning, match="predicted at most 0.10 %"):
-        for step in range(102, 106):
-            watch.note_skip(step, skipped=True)
-    assert watch.alarms[0].observed > 0.02
+    for step in range(100, 99 + skips):
+        assert watch.note_skip(step, skipped=True) is None
+    with pytest.warns(RuntimeWarning, match="predicted at most 0"):
+        alarm = watch.note_skip(99 + skips, skipped=True)
+    assert alarm.observed == skips / (100 + skips)
+    assert watch.note_skip(100 + skips, skipped=True) is None  # once
+    assert watch.alarms == [alarm]
 
 
 def test_without_a_recording_there_is_nothing_to_drift_from():
@@ -198,9 +200,19 @@ def test_single_skips_far_apart_do_not_stop():
     assert (mp.steps, mp.skipped) == (8, 4)
 
 
-def test_the_result_names_what_went_non_finite_first():
+class Backwards(nn.Sequential):
+    """Calls the last of its modules first."""
+
+    def forward(self, x):
+        for module in reversed(self):
+            x = module(x)
+        return x
+
+
+@pytest.mark.parametrize(("kind", "order"), [(nn.Sequential, "210"), (Backwards, "012")])
+def test_the_result_names_what_went_non_finite_first(kind, order):
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4))
+    model = kind(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4))
     mp = wrapped(model, constant(2.0**20))
     with mp.autocast():
         loss = model(torch.ones(2, 4)).float().square().sum() * 1e3
@@ -208,14 +220,14 @@ def test_the_result_names_what_went_non_finite_first():
     assert result.skipped
     assert result.cause == "scale"
     assert result.first.where == "backward"
-    assert result.first.name.startswith("2.")  # the last layer is the first that backward reaches
+    assert result.first.name.startswith(order[0])  # the first that backward reaches
     assert "loss scale" in result.reason
     names = [n.name for n in result.non_finite]
-    assert names == sorted(names, key=lambda n: -int(n[0]))
+    assert names == sorted(names, key=lambda n: order.index(n[0]))
 
 
 def test_replay_tells_the_scale_from_the_format_and_the_model():
-    def attempt(x, factor, scale):
+    def attempt(x, factor, scale, ends=torch.sum):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1))
         with torch.no_grad():
@@ -225,7 +237,7 @@ def test_replay_tells_the_scale_from_the_format_and_the_model():
 
         def loss_of():
             with mp.autocast():
-                return model(x).float().sum() * factor
+                return ends(model(x).float()) * factor
 
         before = [p.detach().clone() for p in model.parameters()]
         result = mp.step(loss_of(), replay=loss_of)
@@ -237,6 +249,8 @@ def test_replay_tells_the_scale_from_the_format_and_the_model():
     beyond = attempt(torch.full((1, 4), 60000.0), 1.0, 1.0)
     assert (beyond.cause, beyond.first.where, beyond.first.name) == ("format", "forward", "0")
     assert attempt(torch.full((1, 4), float("nan")), 1.0, 1.0).cause == "model"
+    root = attempt(torch.ones(1, 4), 1.0, 1.0, lambda y: (y - y.detach()).sum().sqrt())
+    assert (root.cause, root.first.where, root.first.name) == ("model", "backward", "2")
 
 
 @pytest.mark.parametrize("level", ["O1", "O2"])

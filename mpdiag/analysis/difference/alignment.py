@@ -374,13 +374,17 @@ def _operations(step: Sequence[Tensor]) -> dict[tuple[str, str | None], list[Ten
 def _matched(a: Sequence[Tensor], b: Sequence[Tensor]) -> tuple[list[Pair], list[Edit]]:
     """The pairs of one module in one pass, and what has no partner."""
     lines = _same_lines(a, b)
-    whole = [Pair(*pair) for pair in lines]
     held = {id(t) for pair in lines for t in pair}
     a, b = ([t for t in side if id(t) not in held] for side in (a, b))
     pairs = _in_order(a, b, _word)
     held = {id(t) for pair in pairs for t in pair}
     alone = [
         (side, t.name, t) for side, some in (("a", a), ("b", b)) for t in some if id(t) not in held
+    ]
+    edited = {(side, t.order) for side, _, t in alone}
+    whole = [  # a line that reads what one side has alone may be part of another sum there
+        Pair(x, y, edited.isdisjoint([("a", i) for i in x.reads] + [("b", i) for i in y.reads]))
+        for x, y in lines
     ]
     whole += [Pair(x, y, not alone) for x, y in pairs]
     return whole, _edits([*_changed([*lines, *pairs]), *alone])

@@ -499,10 +499,11 @@ def _first(judged: Sequence[Judged]) -> int | None:
             if one.pair.certain and not _by_chance(one):
                 return waiting
         elif one.pair.certain:
-            # Gradients of a sum or mean, all of one value, show nothing of the forward pass.
-            values = one.pair.a.pieces[0].values
-            constant = one.pair.a.phase == "backward" and (values == values[:1]).all()
-            waiting = waiting if constant else None
+            # Gradients of a sum or mean, all of one value, show nothing of the forward pass, nor does
+            # what the backward pass computes of inputs alone, as a softmax.
+            t, values = one.pair.a, one.pair.a.pieces[0].values
+            silent = (values == values[:1]).all() or (t.kind == "operation" and not t.from_loss)
+            waiting = waiting if t.phase == "backward" and silent else None
     return None
 
 
@@ -540,7 +541,10 @@ def _by_chance(one: Judged) -> bool:
 
 
 def _sums_in_any_order(judged: Sequence[Judged], sides: Sequence[Sequence[Tensor]]) -> list[Judged]:
-    """Sums that differ are not certainly the same ones if nothing that is made of them differs."""
+    """Sums that differ are not certainly the same ones if nothing that is made of them differs.
+
+    Nor are gradients of a product's factors, which may be exchanged.
+    """
     found = [j for j in judged if j.pair.certain and j.apart.ratio > 1.0]
     beyond = {id(t) for j in found for t in (j.pair.a, j.pair.b)}
     known = _known(judged) - beyond
@@ -551,6 +555,7 @@ def _sums_in_any_order(judged: Sequence[Judged], sides: Sequence[Sequence[Tensor
         for s in sorted(side, key=lambda s: -s.order):
             place, reads = (s.rank, s.order), {(s.rank, i) for i in s.reads}
             added = s.name == "add" or s.kind == "gradient"
+            added |= s.name == "mul" and s.phase == "backward"  # the gradients of two factors
             off = id(s) in beyond and not (added and place in read)
             if off or (place in felt and id(s) not in known):
                 shown.add(id(s))

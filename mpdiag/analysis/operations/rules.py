@@ -668,7 +668,7 @@ def _lost_gradients(step: StoredStep, scale: float) -> Iterator[OperationFinding
     What their backward pass makes of it for an input is in range: the loss scale sees that alone.
     """
     lost = functools.partial(share_lost, zero=step.target.zero_exponent - int(math.log2(scale)))
-    for op in (op for op in step.graph.operations if op.node and op.forward >= 0):
+    for op in (o for o in step.graph.operations if o.node and o.forward >= 0 and o.outputs):
         forward, made = step.graph.operations[op.forward], op.outputs[0]
         computed = any(t.producer != NONE and t.numel == made.numel for t in forward.inputs)
         if computed and any(step.low[t.tensor] for t in forward.outputs):

@@ -90,7 +90,7 @@ def countable(tensor: torch.Tensor) -> Countable | str:
         dense = torch._neg_view(dense)
     values, repeat = flat_values(dense)
     own = local.layout == torch.strided and values.data_ptr() == local.data_ptr()
-    return Countable(values, repeat, implicit, dtype, placement, values.numel() > 0 and own)
+    return Countable(values, repeat, implicit, dtype, placement, own)
 
 
 def has_memory(tensor: torch.Tensor) -> bool:

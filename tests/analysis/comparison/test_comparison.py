@@ -229,6 +229,7 @@ def test_which_trainings_count_as_diverged(tmp_path):
         ({"losses": [2.0, 1.0], "state": "failed"}, False),  # a crash of another kind
         ({"losses": [2.0, 1.0], "notes": [{"stopped": "8 steps were skipped"}]}, True),
         ({"losses": [2.0, None, 1.0], "metric": 0.9}, False),
+        ({"losses": [], "metric": 0.9}, False),
         ({"losses": [None, None], "state": "failed"}, True),  # nothing but skipped steps
     ]
     for i, (of, _) in enumerate(made):

@@ -406,6 +406,62 @@ def test_gradients_are_added_up_in_any_order(last):
     assert difference(side((0, 1, 2), 3.0), side((0, 2, 1), last)).agree is (last == 3.0)
 
 
+def normalised(x, weight, epsilon=1e-6):
+    """A root mean square norm; torch's own multiplies the other way round."""
+    return weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + epsilon))
+
+
+def rewritten_loss(logits, labels, factor=1.0):
+    """Cross entropy and a small multiple of the squared logarithm of the partition function."""
+    log_z = torch.logsumexp(logits, -1)
+    return F.cross_entropy(logits, labels) + 0.1 * factor * log_z.square().mean()
+
+
+def loss_by_hand(logits, labels):
+    log_z = torch.logsumexp(logits, -1)
+    picked = logits.gather(-1, labels[:, None])[:, 0]
+    return (log_z - picked).mean() + 0.1 * log_z.square().mean()
+
+
+REWRITTEN = {
+    "the norm": (lambda x, w: F.rms_norm(x, w.shape, w, 1e-6), loss_by_hand, None),
+    "the norm, wrong": (
+        lambda x, w: F.rms_norm(x, w.shape, w, 0.1),
+        loss_by_hand,
+        ("norm", "forward"),
+    ),
+    "the loss": (normalised, rewritten_loss, None),
+    "the loss, wrong": (normalised, lambda *x: rewritten_loss(*x, 2.0), (None, "forward")),
+}
+
+
+@pytest.mark.parametrize("name", REWRITTEN)
+def test_what_is_written_otherwise_and_computes_the_same_is_no_fault(name, tmp_path):
+    """Gradients of two factors come in either order; a line of the loss may be a part of its sum."""
+
+    class Norm(nn.Module):
+        def __init__(self, norm):
+            super().__init__()
+            self.weight, self.norm = nn.Parameter(torch.linspace(0.5, 2, 16)), norm
+
+        def forward(self, x):
+            return self.norm(x, self.weight)
+
+    sides = [("a", normalised, loss_by_hand), ("b", *REWRITTEN[name][:2])]
+    for folder, norm, loss in sides:
+        torch.manual_seed(0)
+        parts = {"first": nn.Linear(8, 16), "norm": Norm(norm), "last": nn.Linear(16, 4)}
+        model = nn.Sequential()
+        for own, module in parts.items():
+            model.add_module(own, module)
+        step = torch.optim.SGD(model.parameters(), 0.01)
+        with mpdiag.record(model, step, tmp_path / folder, trace=True, max_steps=1):
+            loss(model(torch.randn(16, 8)), torch.randint(0, 4, (16,))).backward()
+            step.step()
+    first = mpdiag.diff(tmp_path / "a", tmp_path / "b").first
+    assert (first and (first.module, first.phase)) == REWRITTEN[name][2]
+
+
 class Mixed(nn.Module):
     """A module of two outputs, each of which may be cut from its graph."""
 
@@ -540,8 +596,9 @@ def test_a_doubtful_operation_is_named_though_gradients_before_any_factor_agree(
             yield row([3.0], order=1, name="sum", **outside)  # an edit: what is outside is in doubt
         yield row([off, 2.0], order=2, name="sub", **outside)
         backward = {**outside, "phase": "backward"}
-        yield row(before, order=3, name="div", **backward)
-        yield row([off, 3.0], order=4, name="mul", **backward)
+        yield row([1.0], order=3, name="ones_like", **backward)
+        yield row(before, order=4, name="div", reads=(3,), **backward)
+        yield row([off, 3.0], order=5, name="mul", reads=(4,), **backward)
 
     first = difference(steps_of([*side(1.0)]), steps_of([*side(1.5)])).first
     assert first.phase == named

@@ -7,6 +7,7 @@ from torch.nn import functional as F
 
 import mpdiag
 from mpdiag.analysis.operations.consequences import fate
+from mpdiag.analysis.operations.detection import find_operations
 from mpdiag.analysis.operations.graph import split, store
 from mpdiag.numerics.formats import FP16
 from mpdiag.plan import PrecisionPlan
@@ -89,6 +90,14 @@ def test_a_gradient_that_a_mask_may_drop_is_not_said_to_skip_steps(tmp_path):
     )
     (found,) = (f for f in mpdiag.analyze(run).findings if f.code == "operation-gradient-overflow")
     assert "the gradient is wrong, or the step is skipped" in found.fix
+
+
+def test_a_gradient_is_beyond_the_range_by_the_loss_scale_it_carries(tmp_path):
+    operations = record_steps(tmp_path / "run", Net(lambda x: x), operations=1).operations()
+    for scale, said in ((1.0, []), (2.0**22, ["its backward pass (mm) reaches 0.0328 times"])):
+        found = find_operations(operations, FP16, scale)
+        reasons = [f.reason for f in found if f.code == "gradient-overflow"]
+        assert [reason.partition(" the loss scale")[0] for reason in reasons] == said
 
 
 def test_a_gradient_of_what_another_finding_puts_into_fp32_is_not_said_to_skip_steps(tmp_path):

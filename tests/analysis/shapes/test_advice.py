@@ -80,6 +80,12 @@ def test_a_head_that_the_script_splits(attention):
     assert all("not proved" in a.reason for a in advice if a.module)
 
 
+def test_attention_with_aligned_heads_is_left_alone(tmp_path):
+    model = Layers(attend, packed=nn.Linear(40, 120), out=nn.Linear(40, 40))
+    run = recorded_twice(model, torch.randn(4, 8, 40), tmp_path / "run")
+    assert advise(run, worthwhile=False) == ()
+
+
 def test_attention_modules_stay_divisible(own):
     advice = advise(own, worthwhile=False)
     (one,) = [a for a in advice if a.dimension == "embed_dim"]
