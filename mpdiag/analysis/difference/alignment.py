@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from mpdiag.analysis.difference.sides import Steps, Tensor, times
-from mpdiag.analysis.difference.tolerance import roundoff
+from mpdiag.analysis.difference.tolerance import distance, roundoff
 from mpdiag.numerics.autocast_lists import MOVES
 
 _PLACES = ("weight", "input", "forward", "backward", "weight_grad", "updated_weight")
@@ -374,17 +374,13 @@ def _operations(step: Sequence[Tensor]) -> dict[tuple[str, str | None], list[Ten
 def _matched(a: Sequence[Tensor], b: Sequence[Tensor]) -> tuple[list[Pair], list[Edit]]:
     """The pairs of one module in one pass, and what has no partner."""
     lines = _same_lines(a, b)
+    whole = [Pair(*pair) for pair in lines]
     held = {id(t) for pair in lines for t in pair}
     a, b = ([t for t in side if id(t) not in held] for side in (a, b))
-    pairs = _in_order(a, b, _word)
+    pairs = _exchanged(_in_order(a, b, _word))
     held = {id(t) for pair in pairs for t in pair}
     alone = [
         (side, t.name, t) for side, some in (("a", a), ("b", b)) for t in some if id(t) not in held
-    ]
-    edited = {(side, t.order) for side, _, t in alone}
-    whole = [  # a line that reads what one side has alone may be part of another sum there
-        Pair(x, y, edited.isdisjoint([("a", i) for i in x.reads] + [("b", i) for i in y.reads]))
-        for x, y in lines
     ]
     whole += [Pair(x, y, not alone) for x, y in pairs]
     return whole, _edits([*_changed([*lines, *pairs]), *alone])
@@ -399,6 +395,22 @@ def _in_order(
         return list(zip(a, b, strict=True))
     blocks = SequenceMatcher(None, ours, theirs, autojunk=False).get_matching_blocks()
     return [(a[i + k], b[j + k]) for i, j, n in blocks for k in range(n)]
+
+
+def _exchanged(pairs: list[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
+    """The same pairs, but for gradients of two factors: they come in either order, and values tell."""
+    found = list(pairs)
+    for i in range(len(found) - 1):
+        (a, b), (c, d) = found[i : i + 2]
+        twins = (
+            a.phase == "backward" and _word(a) == _word(c) and not {*a.reads}.isdisjoint(c.reads)
+        )
+        values = [t.pieces[0].values for t in (a, b, c, d)]
+        if twins and len({v.shape for v in values}) == 1:
+            w, x, y, z = values
+            if distance(w, z) + distance(y, x) < distance(w, x) + distance(y, z):
+                found[i : i + 2] = [(a, d), (c, b)]
+    return found
 
 
 def _same_lines(a: Sequence[Tensor], b: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:

@@ -543,7 +543,7 @@ def _by_chance(one: Judged) -> bool:
 def _sums_in_any_order(judged: Sequence[Judged], sides: Sequence[Sequence[Tensor]]) -> list[Judged]:
     """Sums that differ are not certainly the same ones if nothing that is made of them differs.
 
-    Nor are gradients of a product's factors, which may be exchanged.
+    Nor are summands of a sum that agrees.
     """
     found = [j for j in judged if j.pair.certain and j.apart.ratio > 1.0]
     beyond = {id(t) for j in found for t in (j.pair.a, j.pair.b)}
@@ -552,11 +552,13 @@ def _sums_in_any_order(judged: Sequence[Judged], sides: Sequence[Sequence[Tensor
     for side in sides:
         read: set[tuple[int, int]] = set()
         felt: set[tuple[int, int]] = set()
+        summands: set[tuple[int, int]] = set()
         for s in sorted(side, key=lambda s: -s.order):
             place, reads = (s.rank, s.order), {(s.rank, i) for i in s.reads}
-            added = s.name == "add" or s.kind == "gradient"
-            added |= s.name == "mul" and s.phase == "backward"  # the gradients of two factors
+            added = s.name == "add" or s.kind == "gradient" or place in summands
             off = id(s) in beyond and not (added and place in read)
+            if s.name == "add" and s.phase == "backward" and id(s) in known:
+                summands |= reads
             if off or (place in felt and id(s) not in known):
                 shown.add(id(s))
                 felt |= reads
