@@ -402,12 +402,10 @@ def _exchanged(pairs: list[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]
     found = list(pairs)
     for i in range(len(found) - 1):
         (a, b), (c, d) = found[i : i + 2]
-        twins = (
-            a.phase == "backward" and _word(a) == _word(c) and not {*a.reads}.isdisjoint(c.reads)
-        )
-        values = [t.pieces[0].values for t in (a, b, c, d)]
-        if twins and len({v.shape for v in values}) == 1:
-            w, x, y, z = values
+        alike = len({(_word(t), t.phase, t.pieces[0].shape) for t in (a, b, c, d)}) == 1
+        given = {*a.reads} & {*c.reads}  # the gradient of the product
+        if alike and a.phase == "backward" and given and {*a.reads} != {*c.reads}:
+            w, x, y, z = (t.pieces[0].values for t in (a, b, c, d))
             if distance(w, z) + distance(y, x) < distance(w, x) + distance(y, z):
                 found[i : i + 2] = [(a, d), (c, b)]
     return found
