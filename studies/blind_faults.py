@@ -132,11 +132,12 @@ CLEAN_5 = {
     "refactor": ("t5", "arcface", "mae", "ftt", "tcn"),
 }
 """The fifth round's. ``arcface`` normalizes each batch, as ``deeplab`` does."""
-SIXTH = ("llama", "convnext")
-CLEAN_6 = {
-    **dict.fromkeys(OPTIONS, SIXTH),
-}
-"""The sixth round's, without mistakes. Each training is refactored in two ways."""
+SIXTH = ("llama", "convnext", "whisper", "awd")
+CLEAN_6 = {**dict.fromkeys(OPTIONS, SIXTH), "inductor": ("llama", "convnext", "whisper")}
+"""The sixth round's, without mistakes; all are refactored in two ways, as the third round's are.
+
+A compiler unrolls the loop over time of ``awd``: inductor would build for minutes.
+"""
 DROPOUT = (
     "gpt",
     "translate",
@@ -158,6 +159,8 @@ DROPOUT = (
     "ftt",
     "tcn",
     "convnext",
+    "whisper",
+    "awd",
 )
 """Scripts that drop out in clean pairs of kinds that draw the same masks."""
 
