@@ -133,11 +133,8 @@ CLEAN_5 = {
 }
 """The fifth round's. ``arcface`` normalizes each batch, as ``deeplab`` does."""
 SIXTH = ("llama", "convnext", "whisper", "awd")
-CLEAN_6 = {**dict.fromkeys(OPTIONS, SIXTH), "inductor": ("llama", "convnext", "whisper")}
-"""The sixth round's, without mistakes; all are refactored in two ways, as the third round's are.
-
-A compiler unrolls the loop over time of ``awd``: inductor would build for minutes.
-"""
+CLEAN_6 = dict.fromkeys(OPTIONS, SIXTH)
+"""The sixth round's, without mistakes; all are refactored in two ways, as the third round's are."""
 DROPOUT = (
     "gpt",
     "translate",
