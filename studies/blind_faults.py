@@ -10,7 +10,7 @@ some kind (autocast, a compiler, two ranks …), right or with one mistake. A ha
 it into one half: ``dev`` was shown to who mends ``diff``, ``unseen`` was not. Both halves of the first
 round have been shown since; ``dev2`` and ``unseen2`` are of other trainings, ``dev3`` and ``unseen3``
 of others again. The fourth and the fifth round have other trainings too and no half to show: all of
-them is ``unseen4`` and ``unseen5``.
+them is ``unseen4`` and ``unseen5``. The sixth round, ``unseen6``, has clean pairs only.
 
 - *named*: the first place is the culprit, or lies in it; of a compiled model also around it.
 - *seen*: another place that the mistake reaches. *missed*: the runs are said to agree.
@@ -42,7 +42,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SCRIPTS = ROOT / "studies" / "blind_scripts"
 RESULTS = ROOT / "studies" / "results" / "blind-faults.json"
 TIMEOUT = 1200
-HALVES = ("dev", "unseen", "dev2", "unseen2", "dev3", "unseen3", "unseen4", "unseen5")
+HALVES = ("dev", "unseen", "dev2", "unseen2", "dev3", "unseen3", "unseen4", "unseen5", "unseen6")
 OPTIONS: dict[str, tuple[str, ...]] = {
     "bf16": ("--amp", "bf16"),
     "fp16": ("--amp", "fp16"),
@@ -81,6 +81,7 @@ REFACTORINGS = (
     "refactors-3.txt",
     "refactors-4.txt",
     "refactors-5.txt",
+    "refactors-6.txt",
 )
 CLEAN = {
     "bf16": ("gpt", "cnn", "moe", "ssm", "translate", "diffusion", "clip"),
@@ -131,6 +132,9 @@ CLEAN_5 = {
     "refactor": ("t5", "arcface", "mae", "ftt", "tcn"),
 }
 """The fifth round's. ``arcface`` normalizes each batch, as ``deeplab`` does."""
+SIXTH = ("llama", "convnext", "whisper", "awd")
+CLEAN_6 = dict.fromkeys(OPTIONS, SIXTH)
+"""The sixth round's, without mistakes; all are refactored in two ways, as the third round's are."""
 DROPOUT = (
     "gpt",
     "translate",
@@ -151,6 +155,9 @@ DROPOUT = (
     "arcface",
     "ftt",
     "tcn",
+    "convnext",
+    "whisper",
+    "awd",
 )
 """Scripts that drop out in clean pairs of kinds that draw the same masks."""
 
@@ -176,6 +183,8 @@ class Pair:
             return "unseen4"
         if self.script in CLEAN_5["refactor"]:
             return "unseen5"
+        if self.script in SIXTH:
+            return "unseen6"
         half = "dev" if sha256(self.name.encode()).digest()[0] % 2 else "unseen"
         second = "2" if self.script in CLEAN_2["refactor"] else ""
         return half + ("3" if self.script in THIRD else second)
@@ -219,9 +228,9 @@ def pairs() -> list[Pair]:
     for header, edits in chain.from_iterable(_blocks((SCRIPTS / f).read_text()) for f in MISTAKES):
         name, script, kind, culprits, _ = (part.strip() for part in header.split("|"))
         found.append(Pair(f"{script}-{name}", script, kind, tuple(culprits.split()), edits))
-    for clean in (CLEAN, CLEAN_2, CLEAN_3, CLEAN_4, CLEAN_5):
+    for clean in (CLEAN, CLEAN_2, CLEAN_3, CLEAN_4, CLEAN_5, CLEAN_6):
         found += [Pair(f"clean-{s}-{kind}", s, kind) for kind in clean for s in clean[kind]]
-    found += [Pair(f"clean-{script}-refactor-b", script, "refactor") for script in THIRD]
+    found += [Pair(f"clean-{script}-refactor-b", script, "refactor") for script in (*THIRD, *SIXTH)]
     if len({pair.name for pair in found}) < len(found):
         raise ValueError("two pairs have the same name")
     return sorted(found, key=lambda pair: (pair.kind == "inductor", pair.script, pair.kind))
