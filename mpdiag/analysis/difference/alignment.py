@@ -38,6 +38,7 @@ class Pair:
     Attributes:
         a, b: The tensor.
         certain: Whether they are surely the same one; not if operations of its module were edited.
+        carried: Whether the step before has returned them, as a state.
         turned: Share of the rows behind it for which a choice, as of an expert, was another one.
         rows: Whether it has those rows, or is a mean over them; a gradient of weights sums over them.
         lone: Whether a module returns it on both sides, and it has a gradient on one side alone.
@@ -46,6 +47,7 @@ class Pair:
     a: Tensor
     b: Tensor
     certain: bool = True
+    carried: bool = False
     turned: float = 0.0
     rows: bool = False
     lone: bool = False

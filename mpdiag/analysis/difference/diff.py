@@ -216,10 +216,14 @@ def difference(a: Steps, b: Steps) -> RunDifference:
     edits: list[Edit] = []
     shared = [step for step in a if step in b]
     history = _Gradients()
+    before: tuple[Sequence[Tensor], Sequence[Tensor]] = ((), ())
     last = cut_off = None
     for number, step in enumerate(shared):
         ours, theirs = whole_batches(a[step], b[step])
         pairs, found = aligned(ours, theirs)
+        kept = _carried(before[0], ours) | _carried(before[1], theirs)
+        pairs = [replace(p, carried={id(p.a), id(p.b)} <= kept) for p in pairs]
+        before = ours, theirs
         edits = edits or found
         layout = layout_of(pairs)
         later = bool(number or step)
@@ -252,8 +256,8 @@ def difference(a: Steps, b: Steps) -> RunDifference:
             place, everywhere = _off(some, place, layout)
             first = _culprit(some[place], (ours, theirs, found), _known(some))
             first = replace(first, module=None, name="") if everywhere else _lone(first, found)
-            before = judged[: len(judged) - len(some) + place]
-            agreeing = sum(j.pair.certain and j.apart.ratio <= 1.0 for j in before)
+            earlier = judged[: len(judged) - len(some) + place]
+            agreeing = sum(j.pair.certain and j.apart.ratio <= 1.0 for j in earlier)
             return RunDifference(first, judged, edits, last, None, agreeing)
     return RunDifference(None, judged, edits, last, cut_off, sum(j.pair.certain for j in judged))
 
@@ -288,7 +292,7 @@ def _judged(
         depth = max(map(bisect, shown, (a.order - 1, b.order - 1)))
         fine = min(max(epsilon), roundoff("float32")) if a.kind == "weight" else 0.0
         drift, furthest = moved.of(a, b)
-        if a.kind == "weight" and later:
+        if pair.carried or (a.kind == "weight" and later):
             before |= {(a.name, rank): (x[0], y[0]) for rank, x, y, _ in matched(a, b, layout)}
             continue  # what the steps before have left
         for rank, ours, theirs, numel in matched(a, b, layout):
@@ -461,6 +465,13 @@ class _Moved:
         return min(self._ulps, _USUAL * usual) * self._spread, self._ulps * self._spread
 
 
+def _carried(before: Sequence[Tensor], step: Sequence[Tensor]) -> set[int]:
+    """Inputs that the step before has returned, as the state of a recurrent layer, by ``id``."""
+    returned = {(t.shape, t.pieces[0].values.tobytes()) for t in before if t.kind == "output"}
+    given = (t for t in step if t.kind == "input" and not t.reads and roundoff(t.dtype))
+    return {id(t) for t in given if (t.shape, t.pieces[0].values.tobytes()) in returned}
+
+
 def _weights_apart(pairs: Sequence[Pair], possible: Mapping[_Key, float]) -> float:
     """How far the weights are apart, or may be, in ulps: those of the parameter furthest apart.
 
@@ -469,7 +480,8 @@ def _weights_apart(pairs: Sequence[Pair], possible: Mapping[_Key, float]) -> flo
     """
     furthest = 0.0
     far = dict(sorted((name, moved) for (name, _), moved in possible.items()))  # the largest
-    weights = [(p, p.a.pieces[0].values) for p in pairs if p.a.kind == "weight"]
+    kept = [p for p in pairs if p.a.kind == "weight" or p.carried]
+    weights = [(p, p.a.pieces[0].values) for p in kept]
     sizes = dict(sorted((p.a.module, size_of(a)) for p, a in weights))  # the largest
     for pair, a in weights:
         b = pair.b.pieces[0].values

@@ -1251,6 +1251,26 @@ def test_a_module_that_returns_what_it_was_given_has_no_gradient_of_its_own(pass
     assert difference(side(1.0), side(2.0)).agree is passed
 
 
+@pytest.mark.parametrize(
+    ("reset", "off", "kind"), [(False, 0.0, None), (False, 0.1, "output"), (True, 0.0, "input")]
+)
+def test_a_state_that_the_step_before_has_returned_is_no_data(reset, off, kind):
+    """As that of a recurrent layer: rounding has moved it, and it moves what follows."""
+    state = np.random.default_rng(0).normal(size=(4, 8))
+
+    def side(error, wrong=0.0, forgotten=False):
+        about = {"module": "", "name": "output 1"}
+        rows = [row(np.zeros((4, 8)), kind="input", module="", order=1)]
+        rows.append(replace(row(state + error, order=2, **about), spread=1e-3))
+        given = np.zeros((4, 8)) if forgotten else state + error
+        later = [replace(row(given, kind="input", module="", order=1), spread=None)]
+        later.append(row(state + error + wrong, module="last", order=2))
+        return steps_of([*rows, *(replace(r, step=1) for r in later)])
+
+    first = difference(side(0.0), side(1e-4, off, reset)).first
+    assert (first and (first.step, first.kind)) == (kind and (1, kind))
+
+
 @pytest.mark.parametrize("value", [0.0, 1.0])
 def test_a_gradient_of_zeros_is_none(value):
     """A compiled graph makes zeros where autograd makes no gradient: of what the loss does not read."""
