@@ -79,10 +79,10 @@ class StepTap:
 
     def end(self) -> None:
         """The optimizer's step is over."""
+        self._tap.detach()  # also if looking has failed
         optimizer, self._of = self._of, None
         if optimizer is None:
             return
-        self._tap.detach()
         if self._kept is not None:
             (name, after, before, gradient), self._kept = self._kept, None
             try:

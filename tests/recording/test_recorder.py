@@ -119,6 +119,7 @@ def test_a_failed_look_at_an_optimizers_step_is_told_and_the_step_is_taken(tmp_p
     with pytest.warns(RuntimeWarning, match="no look"), recorder:
         steps(3, model, optimizer)
     assert [f["where"] for f in recorder.failures] == ["looking at an optimizer's step"]
+    assert torch._C._len_torch_dispatch_stack() == 0
     assert mpdiag.open_run(tmp_path / "run").meta["steps_seen"] == 3
 
 
