@@ -31,7 +31,7 @@ test-all: $(READY)-test ## all tests, also of studies, benchmarks and other peop
 
 .PHONY: docs
 docs: $(READY)-docs ## build the documentation into site/
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 .PHONY: lint
 lint: $(READY)-dev ## check style and formatting with ruff
