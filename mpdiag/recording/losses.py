@@ -170,7 +170,7 @@ class LossLog:
         self._write([Metric(name, value, higher_is_better)])
 
     def latest(self, most: int = 50) -> list[TrainingStep]:
-        """The last steps whose losses can be read without waiting for a device."""
+        """The last steps, of losses that are read without waiting for a device."""
         with self._quiet():
             known = [
                 TrainingStep(w.step, w.loss(), float(w.scale))

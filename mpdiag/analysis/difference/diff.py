@@ -675,7 +675,7 @@ def _culprit(one: Judged, graphs: _Graphs, known: Collection[int]) -> Culprit:
 def _cut_off(t: Tensor, sides: Sequence[Sequence[Tensor]]) -> set[str | None]:
     """The modules in which a gradient that one side has alone may end: back to what both have one of.
 
-    None if a parameter is read there: then it may end in what reads the tensor.
+    Empty if a parameter is read there: it may end in what reads the tensor.
     """
     given = ({(s.module, s.name) for s in side if s.kind == "gradient"} for side in sides)
     both, found = set.intersection(*given), set()

@@ -68,7 +68,7 @@ class LayerEffects:
         return cls(next(showing, None))
 
     def of_layer(self, name: str, target: FloatFormat) -> Effects | None:
-        """Effects whose sum bounds that of rounding a layer ("" is the model); None if unmeasured."""
+        """Their sum bounds the effect of rounding a layer ("" is the model); None if unmeasured."""
         if self.graph is None:
             return None
         found: set[Rounded] = set()
