@@ -17,7 +17,7 @@ from mpdiag.files.paths import AnyPath, is_remote, place
 from mpdiag.runs.precision import PRECISION, PrecisionFacts
 from mpdiag.runs.results import COMPARISON, PROBE
 from mpdiag.runs.run import META, SCHEMA_VERSION, modules_schema
-from mpdiag.runs.schema import repeating_columns
+from mpdiag.runs.schema import encodings
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -157,7 +157,7 @@ class RunWriter:
             part: Its number, from 1; default: the next. An earlier part of that number is replaced.
         """
         part = self._parts + 1 if part is None else part
-        self._write_part("stats", part, table, use_dictionary=repeating_columns())
+        self._write_part("stats", part, table, **encodings())
         self._parts = part
 
     def append_part(self, kind: str, table: pa.Table, **options: Any) -> None:
