@@ -396,16 +396,16 @@ class OperationWatch:
         for tensor in found if self._measured else ():
             seen = self._tensors.wrote(tensor, index, same, in_place=any(tensor is t for t in own))
             draft.outputs.append(("out", seen))
-        laid = operation_facts.views(found)
-        if laid:
-            draft.fields["scalars"]["laid"] = laid
         if self._measured:
+            laid = operation_facts.views(found)
+            if laid:
+                draft.fields["scalars"]["laid"] = laid
             draft.fields |= operation_facts.cost(func, args, kwargs, result)
         elif self._effects.tape is not None:
             summed = operation_facts.reduction(func, read, found, args)
             draft.fields |= {"flops": 0, "reduction": summed}
         self._effects.after(draft.taped, draft.fields, args, kwargs, result)
-        if self._trace is not None and self._trace.on:
+        if self._trace is not None and self._trace.on and op != "_unsafe_view":  # of what was just taken
             fields, latest = draft.fields, self._trace.latest(read)
             about = {**fields, "operand_format": operand_format(func, read)}
             if draft.taped is not None:

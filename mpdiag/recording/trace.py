@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from mpdiag.emulation.step_twins import Mark, spreads
 from mpdiag.errors import UsageError
-from mpdiag.recording.counting.tensors import has_memory, own_part
+from mpdiag.recording.counting.tensors import flat_values, has_memory, own_part
 from mpdiag.recording.step_clock import Step, StepListener
 from mpdiag.runs.trace import STEPS, TraceKind, positions, table_of
 from mpdiag.tracing.dispatch import in_rehearsal
@@ -291,13 +291,15 @@ def _order(rows: Sequence[dict[str, Any]]) -> None:
     backward = [row for row in rows if row["phase"] == "backward"]
     ends = [row["order"] for row in backward if row["kind"] != "weight_grad"]
     stepped = max((row["order"] for row in backward), default=0)
+    last = max(ends, default=math.inf)
     for row in rows:
-        if ends and row["order"] > max(ends) and row["kind"] == "operation":
+        if row["order"] > last and row["kind"] == "operation":
             row["phase"] = "update" if row["order"] > stepped else "backward"
 
 
 _LARGEST = 1e300
-_LONG = 4096
+_LONG, _FEW = 4096, 512
+_norms: Callable[..., torch.Tensor] = torch.linalg.vector_norm
 
 
 def _phase(kind: TraceKind) -> str:
@@ -318,11 +320,16 @@ def _norm(x: torch.Tensor) -> torch.Tensor:
     if not x.is_floating_point() or x.dtype.itemsize < 2:
         x = x.float()
     wide = torch.float64 if x.dtype is torch.float64 else torch.float32
-    if x.device.type == "cpu" and x.numel() > _LONG and wide is torch.float32:
-        # A CPU's norm adds squares one after another, and loses what is small beside their sum.
-        return x.float().square().sum().sqrt()
-    found: torch.Tensor = torch.linalg.vector_norm(x, dtype=wide)
-    return found
+    if x.device.type != "cpu" or x.numel() <= _LONG or wide is torch.float64:
+        return _norms(x, dtype=wide)
+    # A CPU's norm adds squares one after another, and loses what is small beside their sum: so few at
+    # a time. To square all values first takes twice as long, for the new memory.
+    values, repeat = flat_values(x)
+    whole = values.numel() // _FEW * _FEW
+    parts = _norms(values[:whole].view(-1, _FEW), dim=1, dtype=wide)
+    if whole < values.numel():
+        parts = torch.cat((parts, _norms(values[whole:], dtype=wide).view(1)))
+    return _norm(parts) if repeat == 1 else _norm(parts) * math.sqrt(repeat)
 
 
 def _held(
