@@ -62,6 +62,8 @@ class MultiHeadAttention(nn.Module):
         self.k_proj = nn.Linear(d_model, d_model)
         self.v_proj = nn.Linear(d_model, d_model)
         self.out_proj = nn.Linear(d_model, d_model)
+        for layer in (self.q_proj, self.k_proj, self.v_proj, self.out_proj):
+            nn.init.xavier_uniform_(layer.weight)
         self.dropout = nn.Dropout(args.dropout)
 
     def forward(self, query, key, value):
@@ -206,10 +208,6 @@ def scenes(g):
 
 
 net = DETR()
-for part in (net.encoder, net.decoder):
-    for p in part.parameters():
-        if p.dim() > 1:
-            nn.init.xavier_uniform_(p)
 model = prepare(net, [*net.encoder, *net.decoder])
 param_dicts = [
     {"params": [p for n, p in net.named_parameters() if not n.startswith("backbone")]},
