@@ -6,7 +6,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 SOURCE, TARGET, BATCH = 32, 40, 12
 PAD, SOS, EOS = 0, 1, 2
-LONGEST, STEPS = 14, 18
+LONGEST, STEPS = 12, 12
 
 
 class Encoder(nn.Module):
@@ -137,7 +137,7 @@ def names(g):
     sources, targets, lengths = [], [], []
     for _ in range(BATCH):
         letters, spelled = [], [SOS]
-        for _ in range(int(torch.randint(2, 6, (1,), generator=g))):
+        for _ in range(int(torch.randint(2, 5, (1,), generator=g))):
             consonant = int(torch.randint(8, SOURCE, (1,), generator=g))
             vowel = int(torch.randint(3, 8, (1,), generator=g))
             doubled = len(letters) > 0 and bool(torch.rand(1, generator=g) < 0.3)
