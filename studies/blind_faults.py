@@ -10,7 +10,7 @@ some kind (autocast, a compiler, two ranks …), right or with one mistake. A ha
 it into one half: ``dev`` was shown to who mends ``diff``, ``unseen`` was not. Both halves of the first
 round have been shown since; ``dev2`` and ``unseen2`` are of other trainings, ``dev3`` and ``unseen3``
 of others again. The fourth and the fifth round have other trainings too and no half to show: all of
-them is ``unseen4`` and ``unseen5``. The sixth round, ``unseen6``, has clean pairs only.
+them is ``unseen4`` and ``unseen5``. ``unseen6`` to ``unseen8`` have clean pairs only.
 
 - *named*: the first place is the culprit, or lies in it; of a compiled model also around it.
 - *seen*: another place that the mistake reaches. *missed*: the runs are said to agree.
@@ -42,7 +42,15 @@ ROOT = Path(__file__).resolve().parents[1]
 SCRIPTS = ROOT / "studies" / "blind_scripts"
 RESULTS = ROOT / "studies" / "results" / "blind-faults.json"
 TIMEOUT = 1200
-HALVES = ("dev", "unseen", "dev2", "unseen2", "dev3", "unseen3", "unseen4", "unseen5", "unseen6")
+HALVES = (
+    "dev",
+    "unseen",
+    "dev2",
+    "unseen2",
+    "dev3",
+    "unseen3",
+    *(f"unseen{n}" for n in range(4, 9)),
+)
 OPTIONS: dict[str, tuple[str, ...]] = {
     "bf16": ("--amp", "bf16"),
     "fp16": ("--amp", "fp16"),
@@ -82,6 +90,7 @@ REFACTORINGS = (
     "refactors-4.txt",
     "refactors-5.txt",
     "refactors-6.txt",
+    "refactors-7.txt",
 )
 CLEAN = {
     "bf16": ("gpt", "cnn", "moe", "ssm", "translate", "diffusion", "clip"),
@@ -135,6 +144,19 @@ CLEAN_5 = {
 SIXTH = ("llama", "convnext", "whisper", "awd")
 CLEAN_6 = dict.fromkeys(OPTIONS, SIXTH)
 """The sixth round's, without mistakes; all are refactored in two ways, as the third round's are."""
+SEVENTH = ("nli", "towers", "mixer", "perceiver", "neox", "translit")
+CLEAN_7 = {
+    **dict.fromkeys(("bf16", "fp16", "aot_eager", "refactor"), SEVENTH),
+    "inductor": ("nli", "towers", "neox"),
+    **dict.fromkeys(("ddp", "fsdp", "accum"), ("nli", "mixer", "perceiver", "neox", "translit")),
+}
+"""The seventh round's, clean pairs alone. Negatives of ``towers`` are of the same batch."""
+EIGHTH = ("bit", "uvit", "detr", "retnet", "distil", "wavenet")
+CLEAN_8 = {
+    **dict.fromkeys(("bf16", "fp16", "aot_eager", "ddp", "fsdp", "accum", "refactor"), EIGHTH),
+    "inductor": ("bit", "uvit", "distil", "wavenet"),
+}
+"""The eighth round's, clean pairs alone."""
 DROPOUT = (
     "gpt",
     "translate",
@@ -158,6 +180,8 @@ DROPOUT = (
     "convnext",
     "whisper",
     "awd",
+    *SEVENTH,
+    *EIGHTH,
 )
 """Scripts that drop out in clean pairs of kinds that draw the same masks."""
 
@@ -185,6 +209,8 @@ class Pair:
             return "unseen5"
         if self.script in SIXTH:
             return "unseen6"
+        if self.script in (*SEVENTH, *EIGHTH):
+            return "unseen7" if self.script in SEVENTH else "unseen8"
         half = "dev" if sha256(self.name.encode()).digest()[0] % 2 else "unseen"
         second = "2" if self.script in CLEAN_2["refactor"] else ""
         return half + ("3" if self.script in THIRD else second)
@@ -228,9 +254,10 @@ def pairs() -> list[Pair]:
     for header, edits in chain.from_iterable(_blocks((SCRIPTS / f).read_text()) for f in MISTAKES):
         name, script, kind, culprits, _ = (part.strip() for part in header.split("|"))
         found.append(Pair(f"{script}-{name}", script, kind, tuple(culprits.split()), edits))
-    for clean in (CLEAN, CLEAN_2, CLEAN_3, CLEAN_4, CLEAN_5, CLEAN_6):
+    for clean in (CLEAN, CLEAN_2, CLEAN_3, CLEAN_4, CLEAN_5, CLEAN_6, CLEAN_7, CLEAN_8):
         found += [Pair(f"clean-{s}-{kind}", s, kind) for kind in clean for s in clean[kind]]
-    found += [Pair(f"clean-{script}-refactor-b", script, "refactor") for script in (*THIRD, *SIXTH)]
+    twice = (way.removesuffix(" b") for way in refactorings() if way.endswith(" b"))
+    found += [Pair(f"clean-{script}-refactor-b", script, "refactor") for script in twice]
     if len({pair.name for pair in found}) < len(found):
         raise ValueError("two pairs have the same name")
     return sorted(found, key=lambda pair: (pair.kind == "inductor", pair.script, pair.kind))
