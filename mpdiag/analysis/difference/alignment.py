@@ -100,6 +100,13 @@ def aligned(a: Sequence[Tensor], b: Sequence[Tensor]) -> tuple[list[Pair], list[
     made[None] = next((t.order for t in a if t.phase == "backward" and t.module), 0)
     shared = _shared(a, kept=not theirs) | _shared(b, kept=not ours)
     unsure |= {id(p.a) for p in pairs if p.a.kind == "gradient" and _name(p.a)[1:] in shared}
+    returned = [Counter(t.module for t in side if t.kind == "output" and not t.call) for side in (a, b)]
+    unsure |= {  # one of them is another tensor
+        id(p.a)
+        for p in pairs
+        if p.a.kind in ("output", "gradient") and p.a.name
+        if returned[0][p.a.module] != returned[1][p.a.module]
+    }
     pairs = [
         replace(
             p,
