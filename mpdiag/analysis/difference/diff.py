@@ -62,8 +62,8 @@ _TURNED = 4
 """Where choices were turned, one value in this many is left out: all those of a row go along."""
 _ONE_MAY = 0.1
 """Signs that rounding turns on average from which on one of them may turn."""
-_EXCHANGED = 0.1
-"""How far exchanged axes take a tensor apart, at least, beside its size."""
+_EXCHANGED = 10.0
+"""How many times further than rounding, and than 1 % of its size, exchanged axes take a tensor."""
 _MIXED = 4.0
 """By how much less rows that were turned move another row than they move a mean."""
 
@@ -338,7 +338,8 @@ def _initial(size: float, epsilon: float) -> float:
 def _as_large(a: Values, b: Values, room: float, numel: int) -> bool:
     """Whether two tensors may have the same values on exchanged axes: far apart, and as large."""
     size, none = typical(a, b, numel), np.zeros(0)
-    far = size > 0.0 and distance(a[0], b[0]) > _EXCHANGED * size
+    least = _EXCHANGED * max(FACTOR * room, 0.01 * size)
+    far = size > 0.0 and distance(a[0], b[0]) > least
     return far and apart((none, a[1]), (none, b[1]), room, numel).ratio <= 1.0
 
 

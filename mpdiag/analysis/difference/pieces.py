@@ -111,7 +111,8 @@ def _pairs(a: Tensor, b: Tensor, layout: Layout) -> Iterator[Match]:
         by_rank = {p.rank: p for p in b.pieces}
         for mine in a.pieces:
             theirs = by_rank.get(mine.rank, b.pieces[0] if len(b.pieces) == 1 else None)
-            if theirs is not None and math.prod(mine.shape) == math.prod(theirs.shape):
+            alike = math.prod if "weight" in a.kind or a.kind == "input" else tuple
+            if theirs is not None and alike(mine.shape) == alike(theirs.shape):
                 rank = mine.rank if len(a.pieces) > 1 else None
                 yield rank, *shared(mine, theirs), math.prod(mine.shape)
             elif len(a.pieces) == 1 and a.kind in ("weight", "input"):
