@@ -100,13 +100,7 @@ def aligned(a: Sequence[Tensor], b: Sequence[Tensor]) -> tuple[list[Pair], list[
     made[None] = next((t.order for t in a if t.phase == "backward" and t.module), 0)
     shared = _shared(a, kept=not theirs) | _shared(b, kept=not ours)
     unsure |= {id(p.a) for p in pairs if p.a.kind == "gradient" and _name(p.a)[1:] in shared}
-    returned = [Counter(t.module for t in side if t.kind == "output" and not t.call) for side in (a, b)]
-    unsure |= {  # one of them is another tensor
-        id(p.a)
-        for p in pairs
-        if p.a.kind in ("output", "gradient") and p.a.name
-        if returned[0][p.a.module] != returned[1][p.a.module]
-    }
+    unsure |= _among_others(a, b)
     pairs = [
         replace(
             p,
@@ -198,6 +192,18 @@ def _shared(step: Sequence[Tensor], *, kept: bool) -> set[tuple[str | None, str,
         if any(_lies_in(s, t.module) for key in keys for s in readers[key])
         or not any(_lies_in(made[key], t.module) for key in keys if key in made)
     }
+
+
+def _among_others(a: Sequence[Tensor], b: Sequence[Tensor]) -> set[int]:
+    """What may be another tensor: a model is given, or a module returns, more of them on one side."""
+    counts = [
+        Counter((t.kind, t.module) for t in side if t.kind == "input" or not t.call)
+        for side in (a, b)
+    ]
+    other = {key for key in counts[0] if counts[0][key] != counts[1][key]}
+    kinds = {"input": "input", "output": "output", "gradient": "output"}
+    later = (t for t in a if t.name or t.call)
+    return {id(t) for t in later if (kinds.get(t.kind), t.module) in other}
 
 
 def _lies_in(t: Tensor, module: str) -> bool:

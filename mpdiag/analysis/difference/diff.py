@@ -62,8 +62,8 @@ _TURNED = 4
 """Where choices were turned, one value in this many is left out: all those of a row go along."""
 _ONE_MAY = 0.1
 """Signs that rounding turns on average from which on one of them may turn."""
-_EXCHANGED = 10.0
-"""How many times further than rounding, and than 1 % of its size, exchanged axes take a tensor."""
+_EXCHANGED = 4.0
+"""How many times further than rounding, and than 2.5 % of its size, exchanged axes take a tensor."""
 _MIXED = 4.0
 """By how much less rows that were turned move another row than they move a mean."""
 
@@ -82,7 +82,7 @@ class Judged:
         apart: How far apart, and what rounding explains.
         possible: How far rounding may have taken it at most, beside its size.
         whole: Whether rounding explains its largest differences, too.
-        exchanged: Whether axes may be exchanged: values differ, and norms do not.
+        norms: How far its norms are apart, if its axes may be exchanged: values differ, norms do not.
     """
 
     pair: Pair
@@ -91,7 +91,7 @@ class Judged:
     apart: Apart
     possible: float = 0.0
     whole: bool = True
-    exchanged: bool = False
+    norms: Apart | None = None
 
     @property
     def widened(self) -> Judged:
@@ -326,7 +326,9 @@ def _judged(
                 moved.note(found.difference * size)
             whole = distance(ours[0], theirs[0], MANY + 1) <= found.tolerance * (size or 1.0)
             reach = 0.0 if exact else FACTOR * furthest / (size or 1.0)
-            yield Judged(pair, step, rank, found, reach, whole, _as_large(ours, theirs, room, numel))
+            yield Judged(
+                pair, step, rank, found, reach, whole, _as_large(ours, theirs, room, numel)
+            )
         returned |= a.kind == "output"
 
 
@@ -335,12 +337,12 @@ def _initial(size: float, epsilon: float) -> float:
     return spread((None, None), size, _INITIAL, [epsilon])
 
 
-def _as_large(a: Values, b: Values, room: float, numel: int) -> bool:
-    """Whether two tensors may have the same values on exchanged axes: far apart, and as large."""
+def _as_large(a: Values, b: Values, room: float, numel: int) -> Apart | None:
+    """Norms compared, of tensors that may have the same values on exchanged axes: far apart."""
     size, none = typical(a, b, numel), np.zeros(0)
-    least = _EXCHANGED * max(FACTOR * room, 0.01 * size)
-    far = size > 0.0 and distance(a[0], b[0]) > least
-    return far and apart((none, a[1]), (none, b[1]), room, numel).ratio <= 1.0
+    least = _EXCHANGED * max(FACTOR * room, 0.025 * size)
+    found = apart((none, a[1]), (none, b[1]), room, numel)
+    return found if size and found.ratio <= 1.0 and distance(a[0], b[0]) > least else None
 
 
 def _of_turned(pair: Pair, values: int) -> float:
@@ -573,7 +575,7 @@ def _sums_in_any_order(judged: Sequence[Judged], sides: Sequence[Sequence[Tensor
     found = [j for j in judged if j.pair.certain and j.apart.ratio > 1.0]
     beyond = {id(t) for j in found for t in (j.pair.a, j.pair.b)}
     known = _known(judged) - beyond
-    made = (j.pair for j in found if j.exchanged and j.pair.a.kind in ("input", "operation", "output"))
+    made = (j.pair for j in found if j.norms and j.pair.a.kind in ("input", "operation", "output"))
     exchanged = {id(t) for p in made for t in (p.a, p.b)}
     shown: set[int] = set()
     for side in sides:
@@ -586,21 +588,20 @@ def _sums_in_any_order(judged: Sequence[Judged], sides: Sequence[Sequence[Tensor
         for s in sorted(side, key=lambda s: -s.order):
             place, reads = (s.rank, s.order), {(s.rank, i) for i in s.reads}
             added = s.name == "add" or s.kind == "gradient" or place in summands
-            sound = place in right and id(s) not in beyond - exchanged
+            off = id(s) in beyond and not ((added or id(s) in exchanged) and place in read)
+            sound = place in right and place not in blamed
             right |= reads if sound or (id(s) in known and len(s.shape) > 1) else set()
-            added |= id(s) in exchanged
-            off = id(s) in beyond and not (added and place in read)
             if s.name == "add" and s.phase == "backward" and id(s) in known:
                 summands |= reads
             clear = off or (s.phase, *place) in alone
-            feels = clear if id(s) in exchanged else place in felt
-            if off or (feels and id(s) not in known and not sound):
+            feels = (clear and not sound) if id(s) in exchanged else place in felt
+            if off or (feels and id(s) not in known):
                 shown.add(id(s))
                 felt |= reads
                 alone |= {(s.phase, *read) for read in reads if clear and not reads & blamed}
             read |= reads
     return [
-        replace(j, pair=replace(j.pair, certain=False))
+        replace(j, pair=replace(j.pair, certain=False), apart=j.norms or j.apart)
         if {id(j.pair.a), id(j.pair.b)} <= beyond - shown
         else j
         for j in judged
