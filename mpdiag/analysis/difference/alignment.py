@@ -196,14 +196,11 @@ def _shared(step: Sequence[Tensor], *, kept: bool) -> set[tuple[str | None, str,
 
 def _among_others(a: Sequence[Tensor], b: Sequence[Tensor]) -> set[int]:
     """What may be another tensor: a model is given, or a module returns, more of them on one side."""
-    counts = [
-        Counter((t.kind, t.module) for t in side if t.kind == "input" or not t.call)
-        for side in (a, b)
-    ]
-    other = {key for key in counts[0] if counts[0][key] != counts[1][key]}
+    sides = ([t for t in side if t.kind == "input" or not t.call] for side in (a, b))
+    ours, theirs = (Counter((t.kind, t.module) for t in side) for side in sides)
     kinds = {"input": "input", "output": "output", "gradient": "output"}
-    later = (t for t in a if t.name or t.call)
-    return {id(t) for t in later if (kinds.get(t.kind), t.module) in other}
+    later = ((t, (kinds.get(t.kind), t.module)) for t in a if t.name or t.call)
+    return {id(t) for t, key in later if ours[key] != theirs[key]}
 
 
 def _lies_in(t: Tensor, module: str) -> bool:

@@ -340,9 +340,9 @@ def _initial(size: float, epsilon: float) -> float:
 def _as_large(a: Values, b: Values, room: float, numel: int) -> Apart | None:
     """Norms compared, of tensors that may have the same values on exchanged axes: far apart."""
     size, none = typical(a, b, numel), np.zeros(0)
-    least = _EXCHANGED * max(FACTOR * room, 0.025 * size)
     found = apart((none, a[1]), (none, b[1]), room, numel)
-    return found if size and found.ratio <= 1.0 and distance(a[0], b[0]) > least else None
+    far = distance(a[0], b[0]) > _EXCHANGED * max(FACTOR * room, 0.025 * size)
+    return found if size and found.ratio <= 1.0 and far else None
 
 
 def _of_turned(pair: Pair, values: int) -> float:
@@ -575,8 +575,8 @@ def _sums_in_any_order(judged: Sequence[Judged], sides: Sequence[Sequence[Tensor
     found = [j for j in judged if j.pair.certain and j.apart.ratio > 1.0]
     beyond = {id(t) for j in found for t in (j.pair.a, j.pair.b)}
     known = _known(judged) - beyond
-    made = (j.pair for j in found if j.norms and j.pair.a.kind in ("input", "operation", "output"))
-    exchanged = {id(t) for p in made for t in (p.a, p.b)}
+    pairs = (j.pair for j in found if j.norms and "weight" not in j.pair.a.kind)
+    exchanged = {id(t) for p in pairs for t in (p.a, p.b)}
     shown: set[int] = set()
     for side in sides:
         blamed = {(s.rank, s.order) for s in side if id(s) in beyond - exchanged}

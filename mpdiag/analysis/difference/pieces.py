@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from mpdiag.analysis.difference.alignment import Pair
 from mpdiag.analysis.difference.sides import UNKNOWN, Piece, Tensor
-from mpdiag.analysis.difference.tolerance import Values, distance, roundoff, size_of
+from mpdiag.analysis.difference.tolerance import Values, distance, roundoff
 from mpdiag.runs.trace import positions
 
 Match = tuple[int | None, Values, Values, int]
@@ -214,25 +214,13 @@ def _furthest(found: Sequence[Match]) -> float:
 
 
 def shared(a: Piece, b: Piece) -> tuple[Values, Values]:
-    """Two pieces at the positions that both know; of another layout perhaps their norms alone."""
-    if a.shape != b.shape and not _same_order(a, b):
-        none = np.zeros(0)
-        return (none, a.norm), (none, b.norm)
+    """Two pieces at the positions that both know; of another layout the norms alone."""
+    sizes = ([n for n in shape if n > 1] for shape in (a.shape, b.shape))
+    if a.shape[:1] != b.shape[:1] or next(sizes) != next(sizes):
+        return (np.zeros(0), a.norm), (np.zeros(0), b.norm)
     every = np.ones(a.values.size, np.bool_)
     both = (every if a.known is None else a.known) & (every if b.known is None else b.known)
     return (a.values[both], a.norm), (b.values[both], b.norm)
-
-
-def _same_order(a: Piece, b: Piece) -> bool:
-    """Whether pieces of other shapes hold the same elements at the same positions.
-
-    So it is if their sizes differ by ones. If axes are merged or split, the values tell: they may be
-    exchanged as well.
-    """
-    alike = all(f(a.shape) == f(b.shape) for f in (math.prod, lambda shape: shape[:1]))
-    ones = [n for n in a.shape if n > 1] == [n for n in b.shape if n > 1]
-    far = _NEAR * size_of(a.values, b.values)
-    return alike and (ones or distance(a.values, b.values) <= far)
 
 
 def _sides(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:

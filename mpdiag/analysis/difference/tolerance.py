@@ -106,8 +106,7 @@ def size_of(*values: NDArray[np.float64]) -> float:
 
 def typical(a: Values, b: Values, numel: int) -> float:
     """The larger root mean square of all elements, by the norms; 0 if these are not known."""
-    known = numel and a[1] >= 0.0 and b[1] >= 0.0
-    return max(a[1], b[1]) / math.sqrt(numel) if known else 0.0
+    return max(a[1], b[1]) / math.sqrt(numel) if numel and min(a[1], b[1]) >= 0.0 else 0.0
 
 
 def apart(
