@@ -197,9 +197,9 @@ def _shared(step: Sequence[Tensor], *, kept: bool) -> set[tuple[str | None, str,
 def _among_others(a: Sequence[Tensor], b: Sequence[Tensor]) -> set[int]:
     """What may be another tensor: a model is given, or a module returns, more of them on one side."""
     sides = ([t for t in side if t.kind == "input" or not t.call] for side in (a, b))
-    ours, theirs = (Counter((t.kind, t.module) for t in side) for side in sides)
-    kinds = {"input": "input", "output": "output", "gradient": "output"}
-    later = ((t, (kinds.get(t.kind), t.module)) for t in a if t.name or t.call)
+    ours, theirs = (Counter((str(t.kind), t.module) for t in side) for side in sides)
+    of = {"input": "input", "output": "output", "gradient": "output"}
+    later = ((t, (of[t.kind], t.module)) for t in a if t.kind in of and (t.name or t.call))
     return {id(t) for t, key in later if ours[key] != theirs[key]}
 
 
@@ -416,9 +416,9 @@ def _exchanged(pairs: list[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]
         (a, b), (c, d) = found[i : i + 2]
         alike = len({(_word(t), t.phase, t.pieces[0].shape) for t in (a, b, c, d)}) == 1
         given = {*a.reads} & {*c.reads}  # the gradient of the product
-        if alike and a.phase == "backward" and given and {*a.reads} != {*c.reads}:
-            if _far(a, d) + _far(c, b) < _far(a, b) + _far(c, d):
-                found[i : i + 2] = [(a, d), (c, b)]
+        other = alike and a.phase == "backward" and given and {*a.reads} != {*c.reads}
+        if other and _far(a, d) + _far(c, b) < _far(a, b) + _far(c, d):
+            found[i : i + 2] = [(a, d), (c, b)]
     return found
 
 

@@ -21,11 +21,12 @@ from numpy.typing import NDArray
 
 from mpdiag.analysis.difference.alignment import Edit, Pair, aligned, renamed, whole_batches
 from mpdiag.analysis.difference.lower_formats import fp8_side, lower_formats
-from mpdiag.analysis.difference.pieces import Layout, Values, layout_of, matched, shared
+from mpdiag.analysis.difference.pieces import Layout, layout_of, matched, shared
 from mpdiag.analysis.difference.sides import Steps, Tensor
 from mpdiag.analysis.difference.tolerance import (
     FACTOR,
     Apart,
+    Values,
     apart,
     distance,
     roundoff,
@@ -326,9 +327,8 @@ def _judged(
                 moved.note(found.difference * size)
             whole = distance(ours[0], theirs[0], MANY + 1) <= found.tolerance * (size or 1.0)
             reach = 0.0 if exact else FACTOR * furthest / (size or 1.0)
-            yield Judged(
-                pair, step, rank, found, reach, whole, _as_large(ours, theirs, room, numel)
-            )
+            norms = _as_large(ours, theirs, room, numel)
+            yield Judged(pair, step, rank, found, reach, whole, norms)
         returned |= a.kind == "output"
 
 
@@ -496,8 +496,8 @@ def _weights_apart(pairs: Sequence[Pair], possible: Mapping[_Key, float]) -> flo
     furthest = 0.0
     far = dict(sorted((name, moved) for (name, _), moved in possible.items()))  # the largest
     kept = [p for p in pairs if p.a.kind == "weight" or p.carried]
-    both = [(p, *shared(p.a.pieces[0], p.b.pieces[0])) for p in kept]
-    weights = [(p, a, b) for p, (a, _), (b, _) in both]
+    held = [(p, *shared(p.a.pieces[0], p.b.pieces[0])) for p in kept]
+    weights = [(p, a, b) for p, (a, _), (b, _) in held]
     sizes = dict(sorted((p.a.module, size_of(a)) for p, a, _ in weights))  # the largest
     for pair, a, b in weights:
         epsilon = min(roundoff(pair.a.dtype), roundoff(pair.b.dtype))
@@ -570,7 +570,8 @@ def _by_chance(one: Judged) -> bool:
 def _sums_in_any_order(judged: Sequence[Judged], sides: Sequence[Sequence[Tensor]]) -> list[Judged]:
     """Sums that differ are not certainly the same ones if nothing that is made of them differs.
 
-    Nor are summands of a sum that agrees.
+    Nor are summands of a sum that agrees. Exchanged axes are no difference if what is made of the tensor
+    agrees, or differs beside something else that is off.
     """
     found = [j for j in judged if j.pair.certain and j.apart.ratio > 1.0]
     beyond = {id(t) for j in found for t in (j.pair.a, j.pair.b)}

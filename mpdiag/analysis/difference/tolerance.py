@@ -109,13 +109,7 @@ def typical(a: Values, b: Values, numel: int) -> float:
     return max(a[1], b[1]) / math.sqrt(numel) if numel and min(a[1], b[1]) >= 0.0 else 0.0
 
 
-def apart(
-    a: Values,
-    b: Values,
-    moved: float,
-    numel: int,
-    dropped: int = DROPPED,
-) -> Apart:
+def apart(a: Values, b: Values, moved: float, numel: int, dropped: int = DROPPED) -> Apart:
     """Compare values at the same positions, and norms.
 
     Args:
