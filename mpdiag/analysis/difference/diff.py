@@ -83,7 +83,7 @@ class Judged:
         apart: How far apart, and what rounding explains.
         possible: How far rounding may have taken it at most, beside its size.
         whole: Whether rounding explains its largest differences, too.
-        norms: How far its norms are apart, if its axes may be exchanged: values differ, norms do not.
+        norms: How far its norms are apart, if these agree and values do not, or have other positions.
     """
 
     pair: Pair
@@ -338,11 +338,11 @@ def _initial(size: float, epsilon: float) -> float:
 
 
 def _as_large(a: Values, b: Values, room: float, numel: int) -> Apart | None:
-    """Norms compared, of tensors that may have the same values on exchanged axes: far apart."""
+    """Norms compared, if axes may be exchanged: values are far apart, or not at the same positions."""
     size, none = typical(a, b, numel), np.zeros(0)
     found = apart((none, a[1]), (none, b[1]), room, numel)
     far = distance(a[0], b[0]) > _EXCHANGED * max(FACTOR * room, 0.025 * size)
-    return found if size and found.ratio <= 1.0 and far else None
+    return found if size and found.ratio <= 1.0 and (far or not a[0].size) else None
 
 
 def _of_turned(pair: Pair, values: int) -> float:
@@ -570,8 +570,7 @@ def _by_chance(one: Judged) -> bool:
 def _sums_in_any_order(judged: Sequence[Judged], sides: Sequence[Sequence[Tensor]]) -> list[Judged]:
     """Sums that differ are not certainly the same ones if nothing that is made of them differs.
 
-    Nor are summands of a sum that agrees. Exchanged axes are no difference if what is made of the tensor
-    agrees, or differs beside something else that is off.
+    Nor are summands of a sum that agrees, nor what has exchanged axes, if nothing else shows it.
     """
     found = [j for j in judged if j.pair.certain and j.apart.ratio > 1.0]
     beyond = {id(t) for j in found for t in (j.pair.a, j.pair.b)}

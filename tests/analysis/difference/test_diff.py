@@ -1630,3 +1630,7 @@ def test_channels_first_and_last_agree_and_a_wrong_transposition_is_named(turned
     first = found.first
     assert (first and (first.module, first.op)) == (("", "mean") if turned else None)
     assert found.last_step == (0 if turned else 1)
+    said = [m for m in found.missing if m.endswith("in another layout: their norms agree")]
+    assert len(said) == 1
+    again = mpdiag.diff(tmp_path / "True", tmp_path / "True")
+    assert not again.missing
