@@ -195,7 +195,12 @@ def _shared(step: Sequence[Tensor], *, kept: bool) -> set[tuple[str | None, str,
 
 
 def _among_others(a: Sequence[Tensor], b: Sequence[Tensor]) -> set[int]:
-    """What may be another tensor: a model is given, or a module returns, more of them on one side."""
+    """What may be another tensor: a model is given, or a module returns, more of them on one side.
+
+    Nothing if a side is compiled: a graph may leave out what is constant.
+    """
+    if not all(any(t.kind == "operation" and t.module for t in side) for side in (a, b)):
+        return set()
     sides = ([t for t in side if t.kind == "input" or not t.call] for side in (a, b))
     ours, theirs = (Counter((str(t.kind), t.module) for t in side) for side in sides)
     of = {"input": "input", "output": "output", "gradient": "output"}

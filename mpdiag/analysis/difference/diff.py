@@ -579,26 +579,18 @@ def _sums_in_any_order(judged: Sequence[Judged], sides: Sequence[Sequence[Tensor
     exchanged = {id(t) for p in pairs for t in (p.a, p.b)}
     shown: set[int] = set()
     for side in sides:
-        blamed = {(s.rank, s.order) for s in side if id(s) in beyond - exchanged}
         read: set[tuple[int, int]] = set()
         felt: set[tuple[int, int]] = set()
-        alone: set[tuple[str, int, int]] = set()  # what feels it reads nothing else that is off
         summands: set[tuple[int, int]] = set()
-        right: set[tuple[int, int]] = set()  # what agrees is made of it
         for s in sorted(side, key=lambda s: -s.order):
             place, reads = (s.rank, s.order), {(s.rank, i) for i in s.reads}
             added = s.name == "add" or s.kind == "gradient" or place in summands
             off = id(s) in beyond and not ((added or id(s) in exchanged) and place in read)
-            sound = place in right and place not in blamed
-            right |= reads if sound or (id(s) in known and len(s.shape) > 1) else set()
             if s.name == "add" and s.phase == "backward" and id(s) in known:
                 summands |= reads
-            clear = off or (s.phase, *place) in alone
-            feels = (clear and not sound) if id(s) in exchanged else place in felt
-            if off or (feels and id(s) not in known):
+            if off or (place in felt and id(s) not in known):
                 shown.add(id(s))
                 felt |= reads
-                alone |= {(s.phase, *read) for read in reads if clear and not reads & blamed}
             read |= reads
     return [
         replace(j, pair=replace(j.pair, certain=False), apart=j.norms or j.apart)
