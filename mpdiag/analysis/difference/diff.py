@@ -96,9 +96,10 @@ class Judged:
 
     @property
     def widened(self) -> Judged:
-        """The same, with all that weights may have moved it in its tolerance."""
-        tolerance = max(self.apart.tolerance, self.possible)
-        return replace(self, apart=replace(self.apart, tolerance=tolerance))
+        """The same, of norms that agree, with all that weights may have moved it in its tolerance."""
+        found = self.norms or self.apart
+        tolerance = max(found.tolerance, self.possible)
+        return replace(self, apart=replace(found, tolerance=tolerance))
 
 
 @dataclass(frozen=True)

@@ -1624,3 +1624,19 @@ def test_channels_first_and_last_agree_and_a_wrong_transposition_does_not(turned
     assert len(said) == 1
     again = mpdiag.diff(tmp_path / "True", tmp_path / "True")
     assert not again.missing
+
+
+@pytest.mark.parametrize(("off", "named"), [(1e-4, None), (0.1, "last")])
+def test_weights_that_rounding_moved_are_no_fault_of_exchanged_axes_before(off, named):
+    """A later step: what is made of the tensor is off by as much as the weights may move it, or more."""
+    values = np.random.default_rng(0).normal(size=(8, 8))
+
+    def side(x, weight, made):
+        rows = [row(np.full(64, weight), kind="weight", name="w", module="")]
+        rows.append(row(x, module="turned", order=1))
+        rows.append(row(made * np.ones((8, 8)), module="last", order=2, reads=(0, 1)))
+        rows += [row(np.ones(8), module=f"m{i}", order=3 + i) for i in range(3)]
+        return steps_of([replace(r, step=1) for r in rows])
+
+    first = difference(side(values, 1.0, 1.0), side(values.T, 1.0 + 1e-4, 1.0 + off)).first
+    assert (first and first.module) == named
