@@ -100,6 +100,7 @@ def aligned(a: Sequence[Tensor], b: Sequence[Tensor]) -> tuple[list[Pair], list[
     made[None] = next((t.order for t in a if t.phase == "backward" and t.module), 0)
     shared = _shared(a, kept=not theirs) | _shared(b, kept=not ours)
     unsure |= {id(p.a) for p in pairs if p.a.kind == "gradient" and _name(p.a)[1:] in shared}
+    unsure |= _among_others(a, b)
     pairs = [
         replace(
             p,
@@ -191,6 +192,20 @@ def _shared(step: Sequence[Tensor], *, kept: bool) -> set[tuple[str | None, str,
         if any(_lies_in(s, t.module) for key in keys for s in readers[key])
         or not any(_lies_in(made[key], t.module) for key in keys if key in made)
     }
+
+
+def _among_others(a: Sequence[Tensor], b: Sequence[Tensor]) -> set[int]:
+    """What may be another tensor: a model is given, or a module returns, more of them on one side.
+
+    Nothing if a side is compiled: a graph may leave out what is constant.
+    """
+    if not all(any(t.kind == "operation" and t.module for t in side) for side in (a, b)):
+        return set()
+    sides = ([t for t in side if t.kind == "input" or not t.call] for side in (a, b))
+    ours, theirs = (Counter((str(t.kind), t.module) for t in side) for side in sides)
+    of = {"input": "input", "output": "output", "gradient": "output"}
+    later = ((t, (of[t.kind], t.module)) for t in a if t.kind in of and (t.name or t.call))
+    return {id(t) for t, key in later if ours[key] != theirs[key]}
 
 
 def _lies_in(t: Tensor, module: str) -> bool:
@@ -406,11 +421,16 @@ def _exchanged(pairs: list[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]
         (a, b), (c, d) = found[i : i + 2]
         alike = len({(_word(t), t.phase, t.pieces[0].shape) for t in (a, b, c, d)}) == 1
         given = {*a.reads} & {*c.reads}  # the gradient of the product
-        if alike and a.phase == "backward" and given and {*a.reads} != {*c.reads}:
-            w, x, y, z = (t.pieces[0].values for t in (a, b, c, d))
-            if distance(w, z) + distance(y, x) < distance(w, x) + distance(y, z):
-                found[i : i + 2] = [(a, d), (c, b)]
+        other = alike and a.phase == "backward" and given and {*a.reads} != {*c.reads}
+        if other and _far(a, d) + _far(c, b) < _far(a, b) + _far(c, d):
+            found[i : i + 2] = [(a, d), (c, b)]
     return found
+
+
+def _far(a: Tensor, b: Tensor) -> float:
+    """How far two tensors of one shape are apart, or their norms: axes may be exchanged."""
+    x, y = a.pieces[0], b.pieces[0]
+    return min(distance(x.values, y.values), abs(x.norm - y.norm) / math.sqrt(math.prod(x.shape)))
 
 
 def _same_lines(a: Sequence[Tensor], b: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:

@@ -41,6 +41,9 @@ def diff(a: str | os.PathLike[str], b: str | os.PathLike[str]) -> RunDifference:
         )
     found = difference(steps_of(ours), steps_of(theirs))
     missing = [*_missing(a, ours, meta_a), *_missing(b, theirs, meta_b)]
+    by_norm = [j.pair for j in found.judged if j.apart == j.norms]
+    if some := sum(len(p.a.pieces) == len(p.b.pieces) for p in by_norm):
+        missing.append(f"values of {counted(some, 'tensor')} in another layout: their norms agree")
     environment = _environment(meta_a, meta_b)
     other = {j.pair.b.name for j in found.judged if j.pair.b.kind == "weight" and j.apart.ratio > 1}
     if other and found.first is not None and found.first.kind != "weight":

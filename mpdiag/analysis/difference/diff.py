@@ -21,16 +21,18 @@ from numpy.typing import NDArray
 
 from mpdiag.analysis.difference.alignment import Edit, Pair, aligned, renamed, whole_batches
 from mpdiag.analysis.difference.lower_formats import fp8_side, lower_formats
-from mpdiag.analysis.difference.pieces import Layout, layout_of, matched
+from mpdiag.analysis.difference.pieces import Layout, layout_of, matched, shared
 from mpdiag.analysis.difference.sides import Steps, Tensor
 from mpdiag.analysis.difference.tolerance import (
     FACTOR,
     Apart,
+    Values,
     apart,
     distance,
     roundoff,
     size_of,
     spread,
+    typical,
 )
 from mpdiag.files.documents import finite
 from mpdiag.numerics.autocast_lists import MOVES
@@ -61,6 +63,8 @@ _TURNED = 4
 """Where choices were turned, one value in this many is left out: all those of a row go along."""
 _ONE_MAY = 0.1
 """Signs that rounding turns on average from which on one of them may turn."""
+_EXCHANGED = 4.0
+"""How many times further than rounding, and than 2.5 % of its size, exchanged axes take a tensor."""
 _MIXED = 4.0
 """By how much less rows that were turned move another row than they move a mean."""
 
@@ -79,6 +83,7 @@ class Judged:
         apart: How far apart, and what rounding explains.
         possible: How far rounding may have taken it at most, beside its size.
         whole: Whether rounding explains its largest differences, too.
+        norms: How far its norms are apart, if these agree and values do not, or have other positions.
     """
 
     pair: Pair
@@ -87,12 +92,14 @@ class Judged:
     apart: Apart
     possible: float = 0.0
     whole: bool = True
+    norms: Apart | None = None
 
     @property
     def widened(self) -> Judged:
-        """The same, with all that weights may have moved it in its tolerance."""
-        tolerance = max(self.apart.tolerance, self.possible)
-        return replace(self, apart=replace(self.apart, tolerance=tolerance))
+        """The same, of norms that agree, with all that weights may have moved it in its tolerance."""
+        found = self.norms or self.apart
+        tolerance = max(found.tolerance, self.possible)
+        return replace(self, apart=replace(found, tolerance=tolerance))
 
 
 @dataclass(frozen=True)
@@ -297,7 +304,7 @@ def _judged(
             continue  # what the steps before have left
         for rank, ours, theirs, numel in matched(a, b, layout):
             key = a.name, rank
-            size = size_of(ours[0], theirs[0])
+            size = size_of(ours[0], theirs[0]) if ours[0].size else typical(ours, theirs, numel)
             if a.kind == "weight":
                 before[key] = ours[0], theirs[0]
             if a.kind == "updated_weight":
@@ -321,13 +328,22 @@ def _judged(
                 moved.note(found.difference * size)
             whole = distance(ours[0], theirs[0], MANY + 1) <= found.tolerance * (size or 1.0)
             reach = 0.0 if exact else FACTOR * furthest / (size or 1.0)
-            yield Judged(pair, step, rank, found, reach, whole)
+            norms = _as_large(ours, theirs, room, numel)
+            yield Judged(pair, step, rank, found, reach, whole, norms)
         returned |= a.kind == "output"
 
 
 def _initial(size: float, epsilon: float) -> float:
     """How far rounding may have moved initial weights that a pass before the training computed."""
     return spread((None, None), size, _INITIAL, [epsilon])
+
+
+def _as_large(a: Values, b: Values, room: float, numel: int) -> Apart | None:
+    """Norms compared, if axes may be exchanged: values are far apart, or not at the same positions."""
+    size, none = typical(a, b, numel), np.zeros(0)
+    found = apart((none, a[1]), (none, b[1]), room, numel)
+    far = distance(a[0], b[0]) > _EXCHANGED * max(FACTOR * room, 0.025 * size)
+    return found if size and found.ratio <= 1.0 and (far or not a[0].size) else None
 
 
 def _of_turned(pair: Pair, values: int) -> float:
@@ -373,7 +389,7 @@ class _Gradients:
         """Compare a parameter's update where its gradient is clear, or by its size the first time."""
         ours, theirs = after[0] - before[0], after[1] - before[1]
         present = self._present.get(key)
-        if present is None or present.shape != ours.shape:
+        if present is None or present.shape != ours.shape or not ours.size:
             return None
         with np.errstate(divide="ignore", invalid="ignore"):
             unclear = self._apart[key] / present
@@ -481,10 +497,10 @@ def _weights_apart(pairs: Sequence[Pair], possible: Mapping[_Key, float]) -> flo
     furthest = 0.0
     far = dict(sorted((name, moved) for (name, _), moved in possible.items()))  # the largest
     kept = [p for p in pairs if p.a.kind == "weight" or p.carried]
-    weights = [(p, p.a.pieces[0].values) for p in kept]
-    sizes = dict(sorted((p.a.module, size_of(a)) for p, a in weights))  # the largest
-    for pair, a in weights:
-        b = pair.b.pieces[0].values
+    held = [(p, *shared(p.a.pieces[0], p.b.pieces[0])) for p in kept]
+    weights = [(p, a, b) for p, (a, _), (b, _) in held]
+    sizes = dict(sorted((p.a.module, size_of(a)) for p, a, _ in weights))  # the largest
+    for pair, a, b in weights:
         epsilon = min(roundoff(pair.a.dtype), roundoff(pair.b.dtype))
         if epsilon and a.shape == b.shape and a.any():
             seen = float(np.sqrt(np.mean(np.square(a - b))))
@@ -555,11 +571,13 @@ def _by_chance(one: Judged) -> bool:
 def _sums_in_any_order(judged: Sequence[Judged], sides: Sequence[Sequence[Tensor]]) -> list[Judged]:
     """Sums that differ are not certainly the same ones if nothing that is made of them differs.
 
-    Nor are summands of a sum that agrees.
+    Nor are summands of a sum that agrees, nor what has exchanged axes, if nothing else shows it.
     """
     found = [j for j in judged if j.pair.certain and j.apart.ratio > 1.0]
     beyond = {id(t) for j in found for t in (j.pair.a, j.pair.b)}
     known = _known(judged) - beyond
+    pairs = (j.pair for j in found if j.norms and "weight" not in j.pair.a.kind)
+    exchanged = {id(t) for p in pairs for t in (p.a, p.b)}
     shown: set[int] = set()
     for side in sides:
         read: set[tuple[int, int]] = set()
@@ -568,7 +586,7 @@ def _sums_in_any_order(judged: Sequence[Judged], sides: Sequence[Sequence[Tensor
         for s in sorted(side, key=lambda s: -s.order):
             place, reads = (s.rank, s.order), {(s.rank, i) for i in s.reads}
             added = s.name == "add" or s.kind == "gradient" or place in summands
-            off = id(s) in beyond and not (added and place in read)
+            off = id(s) in beyond and not ((added or id(s) in exchanged) and place in read)
             if s.name == "add" and s.phase == "backward" and id(s) in known:
                 summands |= reads
             if off or (place in felt and id(s) not in known):
@@ -576,7 +594,7 @@ def _sums_in_any_order(judged: Sequence[Judged], sides: Sequence[Sequence[Tensor
                 felt |= reads
             read |= reads
     return [
-        replace(j, pair=replace(j.pair, certain=False))
+        replace(j, pair=replace(j.pair, certain=False), apart=j.norms or j.apart)
         if {id(j.pair.a), id(j.pair.b)} <= beyond - shown
         else j
         for j in judged

@@ -12,15 +12,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mpdiag.analysis.difference.alignment import Pair
 from mpdiag.analysis.difference.sides import UNKNOWN, Piece, Tensor
-from mpdiag.analysis.difference.tolerance import distance, roundoff
+from mpdiag.analysis.difference.tolerance import Values, distance, roundoff
 from mpdiag.runs.trace import positions
 
-Values = tuple[NDArray[np.float64], float]
-"""Values at positions, and the norm."""
 Match = tuple[int | None, Values, Values, int]
 """A rank, both sides' values at the same positions, and the number of elements of the norms."""
 _MADE = ("operation", "output")
@@ -113,9 +110,10 @@ def _pairs(a: Tensor, b: Tensor, layout: Layout) -> Iterator[Match]:
         by_rank = {p.rank: p for p in b.pieces}
         for mine in a.pieces:
             theirs = by_rank.get(mine.rank, b.pieces[0] if len(b.pieces) == 1 else None)
-            if theirs is not None and mine.shape == theirs.shape:
+            alike = math.prod if "weight" in a.kind or a.kind == "input" else tuple
+            if theirs is not None and alike(mine.shape) == alike(theirs.shape):
                 rank = mine.rank if len(a.pieces) > 1 else None
-                yield rank, *_both(mine, theirs), math.prod(mine.shape)
+                yield rank, *shared(mine, theirs), math.prod(mine.shape)
             elif len(a.pieces) == 1 and a.kind in ("weight", "input"):
                 yield None, (np.full(1, math.nan), math.nan), (np.zeros(1), math.nan), 1
         return
@@ -204,7 +202,7 @@ def _nearest(
 ) -> Sequence[Match]:
     """What ranks have: each of them the whole, or all together; whichever is nearest."""
     alike = [part for part in parts if part.shape == whole.shape]  # stages are given other inputs
-    each = [(p.rank, *_both(whole, p), math.prod(whole.shape)) for p in alike]
+    each = [(p.rank, *shared(whole, p), math.prod(whole.shape)) for p in alike]
     joined = ((way([p.values for p in alike], axis=0), UNKNOWN) for way in ways)
     together = ([(None, (whole.values, UNKNOWN), values, 0)] for values in joined)
     return min([each, *together], key=_furthest)
@@ -214,8 +212,11 @@ def _furthest(found: Sequence[Match]) -> float:
     return max((distance(x[0], y[0]) for _, x, y, _ in found), default=0.0)
 
 
-def _both(a: Piece, b: Piece) -> tuple[Values, Values]:
-    """Two pieces at the positions that both know."""
+def shared(a: Piece, b: Piece) -> tuple[Values, Values]:
+    """Two pieces at the positions that both know; of another layout the norms alone."""
+    sizes = ([n for n in shape if n > 1] for shape in (a.shape, b.shape))
+    if a.shape[:1] != b.shape[:1] or next(sizes) != next(sizes):
+        return (np.zeros(0), a.norm), (np.zeros(0), b.norm)
     every = np.ones(a.values.size, np.bool_)
     both = (every if a.known is None else a.known) & (every if b.known is None else b.known)
     return (a.values[both], a.norm), (b.values[both], b.norm)

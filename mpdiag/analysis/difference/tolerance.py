@@ -32,6 +32,8 @@ _ROUNDOFF = {
     **{str(fmt.torch_name): 2.0**-fmt.mantissa_bits for fmt in (FP32, BF16, FP16)},
     **{fmt.name: 2.0**-fmt.mantissa_bits for fmt in (TF32, BF16)},
 }
+Values = tuple[NDArray[np.float64], float]
+"""Values at positions, and the norm."""
 _BOUND = 8.0
 _NORM = 2.0**-23
 """Relative error of a norm that FP32 adds up, for the root of each element."""
@@ -102,13 +104,12 @@ def size_of(*values: NDArray[np.float64]) -> float:
     return max(found)
 
 
-def apart(
-    a: tuple[NDArray[np.float64], float],
-    b: tuple[NDArray[np.float64], float],
-    moved: float,
-    numel: int,
-    dropped: int = DROPPED,
-) -> Apart:
+def typical(a: Values, b: Values, numel: int) -> float:
+    """The larger root mean square of all elements, by the norms; 0 if these are not known."""
+    return max(a[1], b[1]) / math.sqrt(numel) if numel and min(a[1], b[1]) >= 0.0 else 0.0
+
+
+def apart(a: Values, b: Values, moved: float, numel: int, dropped: int = DROPPED) -> Apart:
     """Compare values at the same positions, and norms.
 
     Args:
@@ -118,7 +119,7 @@ def apart(
         numel: Elements that the norms are of.
         dropped: One value in this many is left out.
     """
-    size = size_of(a[0], b[0]) or 1.0
+    size = (size_of(a[0], b[0]) if a[0].size else typical(a, b, numel)) or 1.0
     found = Apart(distance(a[0], b[0], dropped) / size, FACTOR * moved / size)
     if a[0].size and math.isnan(a[1]) != math.isnan(b[1]):
         return Apart(math.inf, found.tolerance)  # a value between the positions is NaN
@@ -128,7 +129,7 @@ def apart(
     shown = max(np.count_nonzero(a[0]), np.count_nonzero(b[0]))
     if a[0].size and shown < _SHOWN * a[0].size:
         return found  # a twin shows nothing of zeros, as of tokens that another expert has
-    typical = largest / math.sqrt(numel)  # the positions may lie where a tensor is small
-    allowed = FACTOR * moved / min(size, typical) + _NORM * math.sqrt(max(numel, _FEWEST))
+    usual = largest / math.sqrt(numel)  # the positions may lie where a tensor is small
+    allowed = FACTOR * moved / min(size, usual) + _NORM * math.sqrt(max(numel, _FEWEST))
     norms = Apart(abs(a[1] - b[1]) / largest, allowed)
     return norms if norms.ratio > max(1.0, found.ratio) else found

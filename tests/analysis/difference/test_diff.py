@@ -1480,3 +1480,163 @@ def test_values_of_fp8_inside_the_tolerance_of_bf16_are_seen(low, bits, side):
     assert (said in difference_lines(found, Path("a"), Path("b"))[1]) is bool(side)
     turned = difference(b, a).first
     assert ("" if turned is None else turned.fp8) == side.replace("B", "A")
+
+
+@pytest.mark.parametrize(
+    ("shape", "factor", "differs"),
+    [
+        ((16, 24, 1, 1), 1.0, False),  # a convolution of one pixel
+        ((1, 16, 24), 1.0, False),
+        ((24, 16), 1.0, False),
+        ((16, 4, 6), 1.0, False),
+        ((16, 24, 1, 1), 1.1, True),
+        ((24, 16), 1.1, True),
+        ((16, 12), 1.0, True),  # half of it
+    ],
+)
+@pytest.mark.parametrize("kind", ["weight", "input"])
+def test_weights_and_inputs_of_another_shape_are_compared(kind, shape, factor, differs):
+    """By their values if only sizes of 1 differ, else by their norms."""
+    values = np.random.default_rng(0).normal(size=(16, 24))
+
+    def side(x, shape):
+        x = x.T if shape == (24, 16) else x[:, :12] if shape == (16, 12) else x
+        x = x.reshape(shape)
+        taken = row(x.reshape(-1)[positions(shape)], shape=shape, kind=kind, name="layer.w")
+        made = row(np.ones(64), module="last", order=1)
+        return steps_of([replace(taken, norm=float(np.linalg.norm(x)), spread=None), made])
+
+    first = difference(side(values, (16, 24)), side(factor * values, shape)).first
+    assert (first and first.kind) == (kind if differs else None)
+
+
+def exchanged(kind="output", made=1.0, off=0.0):
+    """Both sides of a tensor that one holds with exchanged axes, and what is made of it."""
+    values = np.random.default_rng(0).normal(size=(8, 8))
+
+    def side(x, made):
+        name = "turned.w" if kind == "weight" else ""
+        rows = [row(np.ones((8, 8)), module="before")]
+        rows.append(row(x, module="turned", kind=kind, name=name, order=1))
+        rows.append(row(made * np.ones((8, 8)), module="last", order=2, reads=(1,)))
+        return steps_of(rows)
+
+    return difference(side(values, 1.0), side((1 + off) * values.T, made))
+
+
+EXCHANGED = {
+    "as the channels of a picture": ({}, True),
+    "in the model's input": ({"kind": "input"}, True),
+    "of a square weight": ({"kind": "weight"}, False),
+    "with other values": ({"off": 0.01}, False),
+    "and what reads it is off": ({"made": 1.1}, False),
+}
+
+
+@pytest.mark.parametrize("name", EXCHANGED)
+def test_exchanged_axes_of_one_length_are_a_fault_where_what_reads_them_shows_it(name):
+    options, agree = EXCHANGED[name]
+    found = exchanged(**options)
+    assert (found.first and found.first.module) == (None if agree else "turned")
+
+
+def test_exchanged_axes_are_far_beyond_rounding():
+    """A tolerance of that size explains the norms, whatever the values are."""
+    values = np.random.default_rng(0).normal(size=(8, 8))
+
+    def side(x, spread):
+        rows = [row(x, module="turned"), row(np.ones(64), module="last", order=1, reads=(0,))]
+        return steps_of([replace(r, spread=spread) for r in rows])
+
+    for spread, agree in ((1e-3, True), (0.1, False)):
+        assert difference(side(values, spread), side(values.T, spread)).agree is agree
+
+
+@pytest.mark.parametrize(("more", "kind"), [(True, None), (False, "output")])
+def test_of_a_module_that_returns_more_on_one_side_the_second_tensor_may_be_another(more, kind):
+    """As of packed sequences, which have the sizes of their batches between values and state."""
+    x, state = np.ones((4, 8)), np.arange(32.0).reshape(4, 8)
+
+    def side(outputs):
+        rows = [
+            row(values, module="rnn", name=f"output {i}" if i else "", order=i)
+            for i, values in enumerate(outputs)
+        ]
+        shown = row(x, kind="operation", name="exp", module="last", order=9)  # not compiled
+        return steps_of([*rows, shown])
+
+    first = difference(side([x, state]), side([x, state + 1, state][: 2 + more])).first
+    assert (first and first.kind) == kind
+
+
+@pytest.mark.parametrize("wrong", [1.0, 1.5])
+def test_gradients_of_two_factors_are_told_apart_by_norms_if_axes_are_exchanged(wrong):
+    """A layer scale multiplies pictures with the channels first, or last."""
+    x = np.random.default_rng(0).normal(size=(8, 8))
+
+    def side(factors, reads):
+        about = {"phase": "backward", "kind": "operation", "name": "mul", "module": "scale"}
+        rows = [row(np.ones((8, 8)), order=i, module=f"m{i}") for i in (0, 1)]
+        rows.append(row(np.ones((8, 8)), kind="gradient", phase="backward", order=2))
+        rows += [
+            row(value, order=3 + i, reads=(2, reads[i]), **about) for i, value in enumerate(factors)
+        ]
+        return steps_of([*rows, row(np.ones(64), phase="backward", order=5, reads=(3, 4))])
+
+    # At the positions, x is nearer to 3 x than to its transpose.
+    found = difference(side((x, 3 * x.T), (0, 1)), side((wrong * 3 * x, x.T), (1, 0)))
+    assert found.agree is (wrong == 1.0)
+
+
+class Pixels(nn.Module):
+    """Two layers on the channels of small pictures, which are last or first inside."""
+
+    def __init__(self, first, turned=False):
+        super().__init__()
+        layer = (lambda: nn.Conv2d(8, 8, 1)) if first else lambda: nn.Linear(8, 8)
+        self.up, self.down, self.last = layer(), layer(), nn.Linear(8, 4)
+        self.scale = nn.Parameter(torch.linspace(0.5, 1.5, 8))
+        self.first, self.turned = first, turned
+
+    def forward(self, x):
+        scale = self.scale[:, None, None] if self.first else self.scale
+        y = x if self.first else x.permute(0, 2, 3, 1)
+        y = self.down(scale * F.gelu(self.up(y)))
+        x = x + (y if self.first else y.permute(0, 3, 1, 2))
+        return self.last(x.transpose(1, 2).mean((2, 3)) if self.turned else x.mean((2, 3)))
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_channels_first_and_last_agree_and_a_wrong_transposition_does_not(turned, tmp_path):
+    """Pictures of 8 channels, rows and columns, so that shapes show nothing."""
+    for first in (False, True):
+        torch.manual_seed(0)
+        model = Pixels(first, turned and first)
+        step = torch.optim.AdamW(model.parameters(), 0.01)
+        with mpdiag.record(model, step, tmp_path / str(first), trace=True, max_steps=2):
+            for _ in range(2):
+                F.cross_entropy(model(torch.randn(8, 8, 8, 8)), torch.arange(8) % 4).backward()
+                step.step()
+                step.zero_grad()
+    found = mpdiag.diff(tmp_path / "False", tmp_path / "True")
+    assert (found.agree, found.last_step) == ((False, 0) if turned else (True, 1))
+    said = [m for m in found.missing if m.endswith("in another layout: their norms agree")]
+    assert len(said) == 1
+    again = mpdiag.diff(tmp_path / "True", tmp_path / "True")
+    assert not again.missing
+
+
+@pytest.mark.parametrize(("off", "named"), [(1e-4, None), (0.1, "last")])
+def test_weights_that_rounding_moved_are_no_fault_of_exchanged_axes_before(off, named):
+    """A later step: what is made of the tensor is off by as much as the weights may move it, or more."""
+    values = np.random.default_rng(0).normal(size=(8, 8))
+
+    def side(x, weight, made):
+        rows = [row(np.full(64, weight), kind="weight", name="w", module="")]
+        rows.append(row(x, module="turned", order=1))
+        rows.append(row(made * np.ones((8, 8)), module="last", order=2, reads=(0, 1)))
+        rows += [row(np.ones(8), module=f"m{i}", order=3 + i) for i in range(3)]
+        return steps_of([replace(r, step=1) for r in rows])
+
+    first = difference(side(values, 1.0, 1.0), side(values.T, 1.0 + 1e-4, 1.0 + off)).first
+    assert (first and first.module) == named
