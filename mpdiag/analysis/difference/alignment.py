@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -70,6 +70,11 @@ class Edit:
     op: str
     side: str
     tensors: Sequence[Tensor]
+
+    @property
+    def inside(self) -> bool:
+        """Whether one side's modules alone run an operation: their code is another one."""
+        return self.module is not None and self.side != "both" and self.tensors[0].kind != "weight"
 
 
 def aligned(a: Sequence[Tensor], b: Sequence[Tensor]) -> tuple[list[Pair], list[Edit]]:
@@ -266,21 +271,54 @@ def renamed(a: Steps, b: Steps) -> Steps:
     if not (a and b):
         return a
     sides = [[t for t in steps[min(steps)] if t.kind == "weight"] for steps in (a, b)]
-    names = [{t.name for t in side} for side in sides]
-    ours, theirs = ([t for t in sides[i] if t.name not in names[1 - i]] for i in (0, 1))
-    pairs = _in_order(ours, theirs, _parameter)
-    if len(pairs) < max(len(ours), len(theirs)):
-        pairs = _in_order(ours, theirs, lambda t: (*_parameter(t), t.pieces[0].values.tobytes()))
-    new = {path: path.rpartition(".")[2] for name in names[0] & names[1] for path in _paths(name)}
+    names = [{t.name: _parameter(t) for t in side} for side in sides]
+    same = {name for name, shape in names[0].items() if names[1].get(name) == shape}
+    ours, theirs = ([t for t in side if t.name not in same] for side in sides)
+    pairs = _of_one_value(ours, theirs)
+    left = [[t for t in side if all(t not in p for p in pairs)] for side in (ours, theirs)]
+    some = _in_order(left[0], left[1], _parameter)
+    if len(some) < max(map(len, left)):
+        some = _in_order(left[0], left[1], _drawn)
+    regions = [({*_paths(x.name)}, {*_paths(y.name)}) for x, y in pairs]
+    pairs += [pair for pair in some if _fits(*pair, regions)]
+    new = {path: path.rpartition(".")[2] for name in same for path in _paths(name)}
     for x, y in pairs:
         parts = dict(zip(_paths(x.name), y.name.split(".")[:-1], strict=False))
         if len(parts) == y.name.count(".") and all(new.get(p, o) == o for p, o in parts.items()):
             new |= parts
-    return {s: [_renamed(t, new) for t in step] for s, step in a.items()} if pairs else a
+    modules = {(x.module, y.module) for x, y in pairs}
+    times = [Counter(some) for some in zip(*modules, strict=True)]
+    moved = {x: y for x, y in modules if times[0][x] == times[1][y] == 1}
+    drawn, owner = {t.name: _drawn(t) for t in sides[1]}, {y.name: x.name for x, y in pairs}
+    for t in ours:  # no other parameter has its new name
+        name = _renamed(t, new, moved).name
+        if name != t.name and owner.get(name) != t.name and drawn.get(name, _drawn(t)) != _drawn(t):
+            moved[t.module] = t.module
+    return {s: [_renamed(t, new, moved) for t in step] for s, step in a.items()} if pairs else a
 
 
 def _parameter(t: Tensor) -> tuple[Any, ...]:
-    return t.name.rpartition(".")[2], t.shape
+    return t.name.rpartition(".")[2], tuple(n for n in t.shape if n > 1)
+
+
+def _of_one_value(a: Sequence[Tensor], b: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
+    """The parameters that have the same values on both sides, which no other one has."""
+    ours, theirs = ({_drawn(t): t for t in side} for side in (a, b))
+    times = Counter(chain(map(_drawn, a), map(_drawn, b)))
+    return [(t, theirs[k]) for k, t in ours.items() if k in theirs and times[k] == 2]
+
+
+def _drawn(t: Tensor) -> tuple[Any, ...]:
+    return *_parameter(t), t.pieces[0].values.tobytes()
+
+
+def _fits(x: Tensor, y: Tensor, regions: Sequence[tuple[set[str], set[str]]]) -> bool:
+    """Whether what surely lies beside one parameter lies beside the other, too.
+
+    Vectors of ones, as of norms, show nothing by themselves.
+    """
+    p, q = (_paths(t.name)[-2:-1] for t in (x, y))
+    return all(({*p} <= ours) == ({*q} <= theirs) for ours, theirs in regions)
 
 
 def _paths(name: str) -> list[str]:
@@ -288,17 +326,22 @@ def _paths(name: str) -> list[str]:
     return list(accumulate(name.split(".")[:-1], "{}.{}".format))
 
 
-def _renamed(t: Tensor, new: Mapping[str, str]) -> Tensor:
-    """A tensor with the last part of each path renamed; operations of such modules may be others."""
-    if t.kind == "operation":
+def _renamed(t: Tensor, new: Mapping[str, str], moved: Mapping[str | None, str | None]) -> Tensor:
+    """A tensor of its module's new path; operations of such modules may be others.
+
+    Args:
+        t: The tensor.
+        new: The new last part of each path.
+        moved: The new paths of modules that lie somewhere else.
+    """
+    if t.kind == "operation" or t.module is None:
         return t
-
-    def path(old: str) -> str:
-        parts = old.split(".")
-        return ".".join(new.get(".".join(parts[: i + 1]), part) for i, part in enumerate(parts))
-
-    name = path(t.name) if "weight" in t.kind else t.name
-    return replace(t, module=None if t.module is None else path(t.module), name=name)
+    parts = t.module.split(".")
+    path = ".".join(new.get(".".join(parts[: i + 1]), part) for i, part in enumerate(parts))
+    module = moved.get(t.module, path)
+    own = f"{module}." if module else ""
+    name = own + t.name.rpartition(".")[2] if "weight" in t.kind else t.name
+    return replace(t, module=module, name=name)
 
 
 def whole_batches(a: Sequence[Tensor], b: Sequence[Tensor]) -> list[Sequence[Tensor]]:

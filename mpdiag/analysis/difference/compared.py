@@ -44,6 +44,11 @@ def diff(a: str | os.PathLike[str], b: str | os.PathLike[str]) -> RunDifference:
     by_norm = [j.pair for j in found.judged if j.apart == j.norms]
     if some := sum(len(p.a.pieces) == len(p.b.pieces) for p in by_norm):
         missing.append(f"values of {counted(some, 'tensor')} in another layout: their norms agree")
+    if some := len({id(j.pair.a) for j in found.judged if j.passed and not j.norms}):
+        differ = counted(some, "tensor that differs", "tensors that differ")
+        missing.append(
+            f"{differ}, without effect on what is made of {'it' if some == 1 else 'them'}"
+        )
     environment = _environment(meta_a, meta_b)
     other = {j.pair.b.name for j in found.judged if j.pair.b.kind == "weight" and j.apart.ratio > 1}
     if other and found.first is not None and found.first.kind != "weight":

@@ -10,6 +10,7 @@ said.
 from __future__ import annotations
 
 import math
+import statistics
 from bisect import bisect, insort
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
@@ -65,6 +66,8 @@ _ONE_MAY = 0.1
 """Signs that rounding turns on average from which on one of them may turn."""
 _EXCHANGED = 4.0
 """How many times further than rounding, and than 2.5 % of its size, exchanged axes take a tensor."""
+_PLAIN = 100.0
+"""Ratio of difference to tolerance from which on what is made of a tensor would show it."""
 _MIXED = 4.0
 """By how much less rows that were turned move another row than they move a mean."""
 
@@ -83,7 +86,9 @@ class Judged:
         apart: How far apart, and what rounding explains.
         possible: How far rounding may have taken it at most, beside its size.
         whole: Whether rounding explains its largest differences, too.
+        few: Whether rounding explains all but its largest differences, of one value in eight.
         norms: How far its norms are apart, if these agree and values do not, or have other positions.
+        passed: Whether it differs, and nothing that is made of it does.
     """
 
     pair: Pair
@@ -92,7 +97,9 @@ class Judged:
     apart: Apart
     possible: float = 0.0
     whole: bool = True
+    few: bool = False
     norms: Apart | None = None
+    passed: bool = False
 
     @property
     def widened(self) -> Judged:
@@ -244,7 +251,7 @@ def difference(a: Steps, b: Steps) -> RunDifference:
             for side in (ours, theirs)
         ]
         some = list(_judged(pairs, step, layout, shown, moved, history, signs, later=later))
-        some = _sums_in_any_order(some, (ours, theirs))
+        some = _without_effect(some, (ours, theirs), edited=any(e.inside for e in found))
         place = _first(some)
         if place is not None and some[place].pair.a.kind == "weight":
             some = _weights_where_read(some, ours)
@@ -326,10 +333,14 @@ def _judged(
             signs.apart[a.order] = min(found.difference, found.tolerance)
             if pair.certain and not exact:
                 moved.note(found.difference * size)
-            whole = distance(ours[0], theirs[0], MANY + 1) <= found.tolerance * (size or 1.0)
+            most = found.tolerance * (size or 1.0)
+            whole = distance(ours[0], theirs[0], MANY + 1) <= most
+            few = (
+                not (exact or None in twins) and distance(ours[0], theirs[0], DROPPED // 2) <= most
+            )
             reach = 0.0 if exact else FACTOR * furthest / (size or 1.0)
             norms = _as_large(ours, theirs, room, numel)
-            yield Judged(pair, step, rank, found, reach, whole, norms)
+            yield Judged(pair, step, rank, found, reach, whole, few, norms)
         returned |= a.kind == "output"
 
 
@@ -568,16 +579,31 @@ def _by_chance(one: Judged) -> bool:
     )
 
 
-def _sums_in_any_order(judged: Sequence[Judged], sides: Sequence[Sequence[Tensor]]) -> list[Judged]:
-    """Sums that differ are not certainly the same ones if nothing that is made of them differs.
+def _without_effect(
+    judged: Sequence[Judged], sides: Sequence[Sequence[Tensor]], *, edited: bool
+) -> list[Judged]:
+    """Some tensors that differ are not certainly the same ones if nothing that is made of them differs.
 
-    Nor are summands of a sum that agrees, nor what has exchanged axes, if nothing else shows it.
+    So it is of sums, summands of a sum that agrees, what has exchanged axes, and what is apart at few
+    positions, which a twin shows badly. If modules were edited, they may hand on something else: so it
+    is of what is further apart than could remain hidden, too. A loss that does not agree shows them all.
     """
-    found = [j for j in judged if j.pair.certain and j.apart.ratio > 1.0]
+    far = [j for j in judged if j.apart.ratio > 1.0]
+    found = [j for j in far if j.pair.certain]
     beyond = {id(t) for j in found for t in (j.pair.a, j.pair.b)}
-    known = _known(judged) - beyond
-    pairs = (j.pair for j in found if j.norms and "weight" not in j.pair.a.kind)
-    exchanged = {id(t) for p in pairs for t in (p.a, p.b)}
+    known = _known(judged) - {id(t) for j in far for t in (j.pair.a, j.pair.b)}
+    plain = {"forward"} if edited and all(map(_losses, sides)) else set()
+    plain |= {"backward"} if plain and _as_steep(judged, sides) else set()
+    other = (
+        j.pair
+        for j in found
+        if "weight" not in j.pair.a.kind
+        if j.norms
+        or j.few
+        or (j.apart.ratio > _PLAIN and j.pair.a.phase in plain and j.pair.a.kind != "input")
+    )
+    unlike = {id(t) for p in other for t in (p.a, p.b)}
+    losses = {id(t) for side in sides for t in _losses(side) if id(t) not in known}
     shown: set[int] = set()
     for side in sides:
         read: set[tuple[int, int]] = set()
@@ -586,7 +612,8 @@ def _sums_in_any_order(judged: Sequence[Judged], sides: Sequence[Sequence[Tensor
         for s in sorted(side, key=lambda s: -s.order):
             place, reads = (s.rank, s.order), {(s.rank, i) for i in s.reads}
             added = s.name == "add" or s.kind == "gradient" or place in summands
-            off = id(s) in beyond and not ((added or id(s) in exchanged) and place in read)
+            off = id(s) in beyond and not ((added or id(s) in unlike) and place in read)
+            off |= id(s) in losses
             if s.name == "add" and s.phase == "backward" and id(s) in known:
                 summands |= reads
             if off or (place in felt and id(s) not in known):
@@ -594,11 +621,25 @@ def _sums_in_any_order(judged: Sequence[Judged], sides: Sequence[Sequence[Tensor
                 felt |= reads
             read |= reads
     return [
-        replace(j, pair=replace(j.pair, certain=False), apart=j.norms or j.apart)
+        replace(j, pair=replace(j.pair, certain=False), apart=j.norms or j.apart, passed=True)
         if {id(j.pair.a), id(j.pair.b)} <= beyond - shown
         else j
         for j in judged
     ]
+
+
+def _losses(side: Sequence[Tensor]) -> list[Tensor]:
+    """Where backward passes begin."""
+    read = {(t.rank, i) for t in side if t.name == "ones_like" for i in t.reads}
+    return [t for t in side if (t.rank, t.order) in read]
+
+
+def _as_steep(judged: Sequence[Judged], sides: Sequence[Sequence[Tensor]]) -> bool:
+    """Whether all gradients of parameters together are as large, however these were merged or split."""
+    grads = [[p for t in side if t.kind == "weight_grad" for p in t.pieces] for side in sides]
+    least, most = sorted(math.hypot(*(p.norm for p in some)) for some in grads)
+    usual = [j.apart.tolerance for j in judged if j.pair.a.kind == "weight_grad"]
+    return bool(usual) and most - least <= statistics.median(usual) * most
 
 
 def _off(judged: Sequence[Judged], place: int, layout: Layout) -> tuple[int, bool]:

@@ -1197,8 +1197,8 @@ def test_renamed_modules_are_the_same_ones(sound, tmp_path):
     [
         ("bias.edges", "attention.edges", 2.0, "attention.edges"),
         ("bias.edges", "attention.edges", 3.0, None),  # another parameter of that shape
-        ("bias.edges", "attention", 2.0, None),  # nor does it lie as deep
-        ("kept.edges", "attention.edges", 2.0, None),  # ``kept`` is on both sides
+        ("bias.edges", "attention", 2.0, "attention"),  # it does not lie as deep
+        ("kept.edges", "attention.edges", 2.0, "attention.edges"),  # ``kept`` is on both sides
     ],
 )
 def test_beside_other_parameters_a_renamed_module_has_the_same_values(old, new, value, first):
