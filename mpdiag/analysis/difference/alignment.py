@@ -277,10 +277,7 @@ def renamed(a: Steps, b: Steps) -> Steps:
     pairs = _of_one_value(ours, theirs)
     left = [[t for t in side if all(t not in p for p in pairs)] for side in (ours, theirs)]
     some = _in_order(left[0], left[1], _parameter)
-    if len(some) < max(map(len, left)):
-        some = _in_order(left[0], left[1], _drawn)
-    regions = [({*_paths(x.name)}, {*_paths(y.name)}) for x, y in pairs]
-    pairs += [pair for pair in some if _fits(*pair, regions)]
+    pairs += some if len(some) == max(map(len, left)) else list(_beside(left, pairs))
     new = {path: path.rpartition(".")[2] for name in same for path in _paths(name)}
     for x, y in pairs:
         parts = dict(zip(_paths(x.name), y.name.split(".")[:-1], strict=False))
@@ -312,13 +309,24 @@ def _drawn(t: Tensor) -> tuple[Any, ...]:
     return *_parameter(t), t.pieces[0].values.tobytes()
 
 
-def _fits(x: Tensor, y: Tensor, regions: Sequence[tuple[set[str], set[str]]]) -> bool:
-    """Whether what surely lies beside one parameter lies beside the other, too.
-
-    Vectors of ones, as of norms, show nothing by themselves.
-    """
-    p, q = (_paths(t.name)[-2:-1] for t in (x, y))
-    return all(({*p} <= ours) == ({*q} <= theirs) for ours, theirs in regions)
+def _beside(
+    sides: Sequence[Sequence[Tensor]], known: Sequence[tuple[Tensor, Tensor]]
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """What is alike, and lies beside the same known parameters: a norm's ones alone show nothing."""
+    groups = []
+    for side, mine in zip(sides, zip(*known, strict=True), strict=bool(known)):
+        inside: dict[str, set[int]] = defaultdict(set)
+        for i, t in enumerate(mine):
+            for path in ("", *_paths(t.name)):
+                inside[path].add(i)
+        found: dict[tuple[Any, ...], list[Tensor]] = defaultdict(list)
+        for t in side:
+            around = inside[t.name.rpartition(".")[0].rpartition(".")[0]]
+            found[_drawn(t), frozenset(around)].append(t)
+        groups.append(found)
+    for key, some in groups[0].items() if groups else ():
+        if key[1] and len(groups[1][key]) == len(some):
+            yield from zip(some, groups[1][key], strict=True)
 
 
 def _paths(name: str) -> list[str]:

@@ -66,7 +66,7 @@ _ONE_MAY = 0.1
 """Signs that rounding turns on average from which on one of them may turn."""
 _EXCHANGED = 4.0
 """How many times further than rounding, and than 2.5 % of its size, exchanged axes take a tensor."""
-_PLAIN = 100.0
+_PLAIN = 30.0
 """Ratio of difference to tolerance from which on what is made of a tensor would show it."""
 _MIXED = 4.0
 """By how much less rows that were turned move another row than they move a mean."""
@@ -256,10 +256,10 @@ def difference(a: Steps, b: Steps) -> RunDifference:
         if place is not None and some[place].pair.a.kind == "weight":
             some = _weights_where_read(some, ours)
             place = _first(some)
-        explained = later and place is not None and some[place].widened.apart.ratio <= 1.0
+        wide = [j.widened for j in some]
+        explained = later and place is not None and _first(wide) != place
         if explained:  # a fault behind it may move more than that
-            some = [j.widened for j in some]
-            place = _first(some)
+            some, place = wide, _first(wide)
         given = place is not None and some[place].pair.a.kind == "input"  # not made of weights
         if later and not given and ((explained and place is None) or _beyond_judgement(some)):
             cut_off = step
@@ -304,7 +304,7 @@ def _judged(
         exact = a.kind == "weight" or (a.kind == "input" and not (a.reads or b.reads))
         exact &= not (returned and a.module and epsilon[0] and epsilon[1])
         depth = max(map(bisect, shown, (a.order - 1, b.order - 1)))
-        fine = min(max(epsilon), roundoff("float32")) if a.kind == "weight" else 0.0
+        fine = min(max(epsilon), roundoff("float32")) if a.kind in ("weight", "input") else 0.0
         drift, furthest = moved.of(a, b)
         if pair.carried or (a.kind == "weight" and later):
             before |= {(a.name, rank): (x[0], y[0]) for rank, x, y, _ in matched(a, b, layout)}
@@ -322,9 +322,10 @@ def _judged(
                 continue
             chosen = size * _of_turned(pair, ours[0].size)
             far = spread(twins, size, 0 if given else depth, coarsest)
+            far = far or later * size * max(epsilon)  # equal weights round alike, later ones do not
             moves = math.hypot(far, chosen, drift, size * signs.turned(a, None in twins))
             room = size * max(epsilon) * (a.dtype != b.dtype) if exact else moves
-            room = max(room, _initial(size, fine))
+            room = max(room, _initial(size, fine) if a.kind == "weight" else size * fine)
             if a.kind == "weight_grad":
                 history.note(key, ours[0], theirs[0], FACTOR * room)
             rows = pair.rows and pair.turned >= 1 / MANY
@@ -594,15 +595,14 @@ def _without_effect(
     known = _known(judged) - {id(t) for j in far for t in (j.pair.a, j.pair.b)}
     plain = {"forward"} if edited and all(map(_losses, sides)) else set()
     plain |= {"backward"} if plain and _as_steep(judged, sides) else set()
-    other = (
-        j.pair
-        for j in found
-        if "weight" not in j.pair.a.kind
-        if j.norms
-        or j.few
-        or (j.apart.ratio > _PLAIN and j.pair.a.phase in plain and j.pair.a.kind != "input")
-    )
-    unlike = {id(t) for p in other for t in (p.a, p.b)}
+    computed = [j for j in found if "weight" not in j.pair.a.kind]
+    unlike = {id(t) for j in computed if j.norms or j.few for t in (j.pair.a, j.pair.b)}
+    passed = {
+        id(t)
+        for j in computed
+        if j.apart.ratio > _PLAIN and j.pair.a.phase in plain and j.pair.a.kind != "input"
+        for t in (j.pair.a, j.pair.b)
+    }
     losses = {id(t) for side in sides for t in _losses(side) if id(t) not in known}
     shown: set[int] = set()
     for side in sides:
@@ -612,8 +612,8 @@ def _without_effect(
         for s in sorted(side, key=lambda s: -s.order):
             place, reads = (s.rank, s.order), {(s.rank, i) for i in s.reads}
             added = s.name == "add" or s.kind == "gradient" or place in summands
-            off = id(s) in beyond and not ((added or id(s) in unlike) and place in read)
-            off |= id(s) in losses
+            unsure = id(s) in passed or ((added or id(s) in unlike) and place in read)
+            off = id(s) in losses or (id(s) in beyond and not unsure)
             if s.name == "add" and s.phase == "backward" and id(s) in known:
                 summands |= reads
             if off or (place in felt and id(s) not in known):
