@@ -22,13 +22,7 @@ from typing import Any, Literal
 from mpdiag.errors import DamagedPlan, NewerSchema, PlanNotFound, UsageError
 from mpdiag.files.documents import read_document
 from mpdiag.files.recognition import named_instead
-from mpdiag.numerics.block_recipes import (
-    BLOCK_RECIPES,
-    OPERANDS,
-    WIDE,
-    BlockRecipe,
-    OperandFormat,
-)
+from mpdiag.numerics.block_recipes import BLOCK_RECIPES, OPERANDS, WIDE, BlockRecipe, OperandFormat
 from mpdiag.numerics.formats import FP16, FP32, TRAINABLE
 from mpdiag.numerics.loss_scalers import SCALERS, ConstantScale, Scaler
 from mpdiag.tracing.conditions import TrainingConditions

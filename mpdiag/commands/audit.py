@@ -15,8 +15,7 @@ COMMAND_CLASS = options.ScriptApart
 def audit(
     context: typer.Context,
     run: Annotated[
-        AnyPath | None,
-        Argument(metavar="RUN", parser=place, help="A recorded run, or its URL."),
+        AnyPath | None, Argument(metavar="RUN", parser=place, help="A recorded run, or its URL.")
     ] = None,
     arguments: Annotated[
         list[str] | None, Argument(metavar="ARGS", help="The arguments of the script after --.")

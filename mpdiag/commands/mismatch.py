@@ -19,8 +19,7 @@ def mismatch(
     context: typer.Context,
     words: ScriptWords = None,
     budget: Annotated[
-        float,
-        Option(min=0.0, max=1.0, metavar="SHARE", help="Parameters that may stay in FP32."),
+        float, Option(min=0.0, max=1.0, metavar="SHARE", help="Parameters that may stay in FP32.")
     ] = 0.1,
     run: Annotated[
         AnyPath | None,

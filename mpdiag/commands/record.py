@@ -34,19 +34,13 @@ def record(
     ] = None,
     operations: Annotated[
         int | None,
-        Option(
-            min=0,
-            metavar="N",
-            help="Record operations in N steps; default 3, then more.",
-        ),
+        Option(min=0, metavar="N", help="Record operations in N steps; default 3, then more."),
     ] = None,
     fp32: Annotated[
-        bool,
-        Option("--fp32", help="Train in FP32: no autocast, FSDP policy or half weights."),
+        bool, Option("--fp32", help="Train in FP32: no autocast, FSDP policy or half weights.")
     ] = False,
     trace: Annotated[
-        bool,
-        Option("--trace", help="Record values in 2 steps, or --trace-steps, for mpdiag diff."),
+        bool, Option("--trace", help="Record values in 2 steps, or --trace-steps, for mpdiag diff.")
     ] = False,
     trace_steps: Annotated[
         str | None,

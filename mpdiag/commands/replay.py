@@ -42,8 +42,7 @@ def replay(
     run: RunArgument,
     scaler: ScalerOption = Backoff.name,
     init_scale: Annotated[
-        float | None,
-        Option(metavar="SCALE", help="First loss scale. Default: the scaler's own."),
+        float | None, Option(metavar="SCALE", help="First loss scale. Default: the scaler's own.")
     ] = None,
     growth_factor: Annotated[
         float, Option(metavar="FACTOR", help="Factor on the scale after the growth interval.")

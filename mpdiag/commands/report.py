@@ -32,8 +32,7 @@ def report(
         Path | None, Option(metavar="TRACE", help="With a trace, show what changed since this one.")
     ] = None,
     triton_cache: Annotated[
-        Path | None,
-        Option(metavar="DIR", help="With a trace, where the code of its kernels is."),
+        Path | None, Option(metavar="DIR", help="With a trace, where the code of its kernels is.")
     ] = None,
 ) -> None:
     """Write verdict and evidence into one HTML file, or Markdown."""

@@ -15,13 +15,7 @@ GREY = "#8b93a1"
 
 SERIES = (BLUE, ORANGE, GREEN, PURPLE, VERMILION, SKY, YELLOW, GREY)
 
-FATE_COLORS = {
-    "zero": GREY,
-    "lost": VERMILION,
-    "rounded": ORANGE,
-    "kept": BLUE,
-    "overflow": PURPLE,
-}
+FATE_COLORS = {"zero": GREY, "lost": VERMILION, "rounded": ORANGE, "kept": BLUE, "overflow": PURPLE}
 """What a format makes of a value: it was 0, becomes 0, is rounded with and without harm, becomes ∞."""
 PALE = {"kept": 0.55}
 """Opacity of what is harmless; all else is opaque."""

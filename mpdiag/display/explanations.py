@@ -10,13 +10,7 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = Path(__file__).resolve().parent.parent / "explanations"
-SECTIONS = (
-    "What it means",
-    "How it was computed",
-    "How to fix it",
-    "An example",
-    "See also",
-)
+SECTIONS = ("What it means", "How it was computed", "How to fix it", "An example", "See also")
 """The headings of every page, in order."""
 GROUPS = (
     "The recording",

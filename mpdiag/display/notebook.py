@@ -74,11 +74,7 @@ def plan_parts(plan: Any, *, scaled: bool, said: Collection[str] = ()) -> tuple[
     ]
     modules = plan.fp32_modules  # most are among the operations, too
     choices = (*modules, *(c for c in plan.fp32_operations if c not in modules))
-    return (
-        facts(rows),
-        _choices_table(choices),
-        note(f"run {plan.run}" if plan.run else ""),
-    )
+    return (facts(rows), _choices_table(choices), note(f"run {plan.run}" if plan.run else ""))
 
 
 def _scale_words(scale: Any, *, scaled: bool) -> str:

@@ -188,9 +188,7 @@ def throttling(reasons: int) -> tuple[str, ...]:
 
 
 def _ask(
-    function: Callable[..., Any] | None,
-    *arguments: Any,
-    failure: type[Exception] = Exception,
+    function: Callable[..., Any] | None, *arguments: Any, failure: type[Exception] = Exception
 ) -> Any:
     """An answer; None if this GPU, driver or user gets none."""
     if function is None:

@@ -107,10 +107,7 @@ class PlanAccelerator(Accelerator):
         """Put everything prepared under the plan, once there is a model and an optimizer."""
         if self.mp is None and self._models and self._optimizers:
             self.mp = MixedPrecision(
-                list(self._models),
-                optimizers_of(self._optimizers),
-                self.plan,
-                **self.plan_options,
+                list(self._models), optimizers_of(self._optimizers), self.plan, **self.plan_options
             )
             self.register_for_checkpointing(TrainingState(self.mp))
         elif self.mp is not None:

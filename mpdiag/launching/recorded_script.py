@@ -162,9 +162,7 @@ def record_script(
     folder = place(out or processes.claim_run(Path("runs"), script.name)).absolute()
     processes.refuse_existing(folder, rank)
     settings = RecordingSettings(
-        folder,
-        options or Options(),
-        f"-m {script.target}" if script.module else script.target,
+        folder, options or Options(), f"-m {script.target}" if script.module else script.target
     )
     watch = ScriptRecording(settings)
     AfterTorch(watch.attach).install()

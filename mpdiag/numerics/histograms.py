@@ -198,10 +198,7 @@ class ExponentHistogram:
         a, b = (_widened(h, first, last) for h in both)
         added = {name: getattr(a, name) + getattr(b, name) for name in _ADDED}
         return replace(
-            a,
-            **added,
-            absmax=np.maximum(a.absmax, b.absmax),
-            absmin=np.minimum(a.absmin, b.absmin),
+            a, **added, absmax=np.maximum(a.absmax, b.absmax), absmin=np.minimum(a.absmin, b.absmin)
         )
 
     def merged(self, axis: int = 0) -> ExponentHistogram:

@@ -158,11 +158,7 @@ def _unmoved(run: Run) -> str:
 def _in_bf16(plan: PrecisionPlan) -> PrecisionPlan:
     """The plan of the training as it is."""
     return replace(
-        plan,
-        target=BF16.name,
-        loss_scale=LossScalePlan(),
-        fp32_modules=(),
-        fp32_operations=(),
+        plan, target=BF16.name, loss_scale=LossScalePlan(), fp32_modules=(), fp32_operations=()
     )
 
 

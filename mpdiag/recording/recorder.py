@@ -274,13 +274,7 @@ class Recorder:
             about, optimizers, copied, ledger, guard, copies, inside, described.trace
         )
         observer = Observer(
-            about,
-            copied,
-            ledger,
-            described.precision,
-            guard,
-            operations.forgo,
-            described.trace,
+            about, copied, ledger, described.precision, guard, operations.forgo, described.trace
         )
         shadow = StateShadow(optimizers, self._failures.note)
         sums = GradientSums(about.parameters, guard)

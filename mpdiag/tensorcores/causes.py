@@ -222,12 +222,7 @@ def _to_win(judged: JudgedOperation) -> float:
 
 
 def _judge_one(
-    o: OperationTime,
-    device: DeviceFacts,
-    whole: float,
-    together: Mapping[int, int],
-    *,
-    amd: bool,
+    o: OperationTime, device: DeviceFacts, whole: float, together: Mapping[int, int], *, amd: bool
 ) -> JudgedOperation:
     peaks = device.peaks
     generation = "cdna" if amd and device.generation is None else device.generation

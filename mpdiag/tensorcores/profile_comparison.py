@@ -70,12 +70,7 @@ class ProfileComparison:
     def to_json(self) -> dict[str, Any]:
         """The ``against`` of ``mpdiag profile --json``."""
         moves = [asdict(m) | {"gain": m.gain} for m in self.moves]
-        return {
-            "verdict": self.verdict,
-            "before": self.before,
-            "now": self.now,
-            "moves": moves,
-        }
+        return {"verdict": self.verdict, "before": self.before, "now": self.now, "moves": moves}
 
 
 def compare_profiles(before: Profile, now: Profile) -> ProfileComparison:

@@ -131,12 +131,7 @@ def set_up(
     device = next((p.device for m in models for p in m.parameters()), torch.device("cpu"))
     chosen = arguments.choose_backend(request.backend, precision, device, models)
     wrapped = Wrapped(
-        models,
-        optimizers,
-        precision,
-        device.type,
-        options.names,
-        half_outputs=options.half_outputs,
+        models, optimizers, precision, device.type, options.names, half_outputs=options.half_outputs
     )
     try:
         if chosen == "emulated" and precision.low_precision_model:

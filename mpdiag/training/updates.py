@@ -270,12 +270,7 @@ def step_with_closure(
         loss = evaluation.loss  # later ones may be infinite: a line search goes back from there
         bad = not taken and loss is not None and not math.isfinite(loss)
         judged = judge(
-            context,
-            held,
-            gradients,
-            scale=scale,
-            clip=clip,
-            known_bad=evaluation.known_bad or bad,
+            context, held, gradients, scale=scale, clip=clip, known_bad=evaluation.known_bad or bad
         )
         if not judged.finite:
             undo.restore()

@@ -472,16 +472,11 @@ def _exchanged(pairs: list[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]
         (a, b), (c, d) = found[i : i + 2]
         alike = len({(_word(t), t.phase, t.pieces[0].shape) for t in (a, b, c, d)}) == 1
         given = {*a.reads} & {*c.reads}  # the gradient of the product
-        other = alike and a.phase == "backward" and given and {*a.reads} != {*c.reads}
-        if other and _far(a, d) + _far(c, b) < _far(a, b) + _far(c, d):
-            found[i : i + 2] = [(a, d), (c, b)]
+        if alike and a.phase == "backward" and given and {*a.reads} != {*c.reads}:
+            w, x, y, z = (t.pieces[0].values for t in (a, b, c, d))
+            if distance(w, z) + distance(y, x) < distance(w, x) + distance(y, z):
+                found[i : i + 2] = [(a, d), (c, b)]
     return found
-
-
-def _far(a: Tensor, b: Tensor) -> float:
-    """How far two tensors of one shape are apart, or their norms: axes may be exchanged."""
-    x, y = a.pieces[0], b.pieces[0]
-    return min(distance(x.values, y.values), abs(x.norm - y.norm) / math.sqrt(math.prod(x.shape)))
 
 
 def _same_lines(a: Sequence[Tensor], b: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from mpdiag.analysis.difference.diff import RunDifference, difference
 from mpdiag.analysis.difference.fingerprint import read_fingerprint, traced
+from mpdiag.analysis.difference.pieces import shared
 from mpdiag.analysis.difference.sides import steps_of
 from mpdiag.display.wording import counted
 from mpdiag.errors import InputError
@@ -41,10 +42,10 @@ def diff(a: str | os.PathLike[str], b: str | os.PathLike[str]) -> RunDifference:
         )
     found = difference(steps_of(ours), steps_of(theirs))
     missing = [*_missing(a, ours, meta_a), *_missing(b, theirs, meta_b)]
-    by_norm = [j.pair for j in found.judged if j.apart == j.norms]
-    if some := sum(len(p.a.pieces) == len(p.b.pieces) for p in by_norm):
+    laid = [(j.pair.a, j.pair.b) for j in found.judged if j.pair.a.shape != j.pair.b.shape]
+    if some := sum(not shared(a.pieces[0], b.pieces[0])[0][0].size for a, b in laid):
         missing.append(f"values of {counted(some, 'tensor')} in another layout: their norms agree")
-    if some := len({id(j.pair.a) for j in found.judged if j.passed and not j.norms}):
+    if some := len({id(j.pair.a) for j in found.judged if j.passed}):
         differ = counted(some, "tensor that differs", "tensors that differ")
         missing.append(
             f"{differ}, without effect on what is made of {'it' if some == 1 else 'them'}"

@@ -27,7 +27,6 @@ from mpdiag.analysis.difference.sides import Steps, Tensor
 from mpdiag.analysis.difference.tolerance import (
     FACTOR,
     Apart,
-    Values,
     apart,
     distance,
     roundoff,
@@ -64,8 +63,6 @@ _TURNED = 4
 """Where choices were turned, one value in this many is left out: all those of a row go along."""
 _ONE_MAY = 0.1
 """Signs that rounding turns on average from which on one of them may turn."""
-_EXCHANGED = 4.0
-"""How many times further than rounding, and than 2.5 % of its size, exchanged axes take a tensor."""
 _PLAIN = 30.0
 """Ratio of difference to tolerance from which on what is made of a tensor would show it."""
 _MIXED = 4.0
@@ -87,7 +84,6 @@ class Judged:
         possible: How far rounding may have taken it at most, beside its size.
         whole: Whether rounding explains its largest differences, too.
         few: Whether rounding explains all but its largest differences, of one value in eight.
-        norms: How far its norms are apart, if these agree and values do not, or have other positions.
         passed: Whether it differs, and nothing that is made of it does.
     """
 
@@ -98,15 +94,13 @@ class Judged:
     possible: float = 0.0
     whole: bool = True
     few: bool = False
-    norms: Apart | None = None
     passed: bool = False
 
     @property
     def widened(self) -> Judged:
-        """The same, of norms that agree, with all that weights may have moved it in its tolerance."""
-        found = self.norms or self.apart
-        tolerance = max(found.tolerance, self.possible)
-        return replace(self, apart=replace(found, tolerance=tolerance))
+        """The same, with all that weights may have moved it in its tolerance."""
+        tolerance = max(self.apart.tolerance, self.possible)
+        return replace(self, apart=replace(self.apart, tolerance=tolerance))
 
 
 @dataclass(frozen=True)
@@ -250,16 +244,20 @@ def difference(a: Steps, b: Steps) -> RunDifference:
             [t.order for t in side if t.kind == "operation" and t.name not in MOVES]
             for side in (ours, theirs)
         ]
-        some = list(_judged(pairs, step, layout, shown, moved, history, signs, later=later))
-        some = _without_effect(some, (ours, theirs), edited=any(e.inside for e in found))
-        place = _first(some)
+        raw = list(_judged(pairs, step, layout, shown, moved, history, signs, later=later))
+        edited = any(e.inside for e in found)
+        edited |= any(p.a.code != p.b.code for p in pairs if p.a.module is not None)
+        some = _without_effect(raw, raw, (ours, theirs), edited=edited)
+        place, explained = _first(some), False
         if place is not None and some[place].pair.a.kind == "weight":
             some = _weights_where_read(some, ours)
             place = _first(some)
-        wide = [j.widened for j in some]
-        explained = later and place is not None and _first(wide) != place
-        if explained:  # a fault behind it may move more than that
-            some, place = wide, _first(wide)
+        if later and place is not None:
+            wide = [j.widened for j in raw]
+            wide = _without_effect(wide, raw, (ours, theirs), edited=edited)
+            explained = _first(wide) != place
+            if explained:  # a fault behind it may move more than that
+                some, place = wide, _first(wide)
         given = place is not None and some[place].pair.a.kind == "input"  # not made of weights
         if later and not given and ((explained and place is None) or _beyond_judgement(some)):
             cut_off = step
@@ -340,22 +338,13 @@ def _judged(
                 not (exact or None in twins) and distance(ours[0], theirs[0], DROPPED // 2) <= most
             )
             reach = 0.0 if exact else FACTOR * furthest / (size or 1.0)
-            norms = _as_large(ours, theirs, room, numel)
-            yield Judged(pair, step, rank, found, reach, whole, few, norms)
+            yield Judged(pair, step, rank, found, reach, whole, few)
         returned |= a.kind == "output"
 
 
 def _initial(size: float, epsilon: float) -> float:
     """How far rounding may have moved initial weights that a pass before the training computed."""
     return spread((None, None), size, _INITIAL, [epsilon])
-
-
-def _as_large(a: Values, b: Values, room: float, numel: int) -> Apart | None:
-    """Norms compared, if axes may be exchanged: values are far apart, or not at the same positions."""
-    size, none = typical(a, b, numel), np.zeros(0)
-    found = apart((none, a[1]), (none, b[1]), room, numel)
-    far = distance(a[0], b[0]) > _EXCHANGED * max(FACTOR * room, 0.025 * size)
-    return found if size and found.ratio <= 1.0 and (far or not a[0].size) else None
 
 
 def _of_turned(pair: Pair, values: int) -> float:
@@ -581,13 +570,23 @@ def _by_chance(one: Judged) -> bool:
 
 
 def _without_effect(
-    judged: Sequence[Judged], sides: Sequence[Sequence[Tensor]], *, edited: bool
+    judged: Sequence[Judged],
+    raw: Sequence[Judged],
+    sides: Sequence[Sequence[Tensor]],
+    *,
+    edited: bool,
 ) -> list[Judged]:
     """Some tensors that differ are not certainly the same ones if nothing that is made of them differs.
 
-    So it is of sums, summands of a sum that agrees, what has exchanged axes, and what is apart at few
-    positions, which a twin shows badly. If modules were edited, they may hand on something else: so it
-    is of what is further apart than could remain hidden, too. A loss that does not agree shows them all.
+    So it is of sums, summands of a sum that agrees, and what is apart at few positions, which a twin
+    shows badly. If modules were edited, they may hand on something else, or exchange axes: so it is of
+    what is further apart than could remain hidden, too. A loss that does not agree shows them all.
+
+    Args:
+        judged: The tensors of a step.
+        raw: The same, without what weights may have moved in their tolerances.
+        sides: The step on both sides.
+        edited: Whether their modules' code is another one.
     """
     far = [j for j in judged if j.apart.ratio > 1.0]
     found = [j for j in far if j.pair.certain]
@@ -596,13 +595,11 @@ def _without_effect(
     plain = {"forward"} if edited and all(map(_losses, sides)) else set()
     plain |= {"backward"} if plain and _as_steep(judged, sides) else set()
     computed = [j for j in found if "weight" not in j.pair.a.kind]
-    unlike = {id(t) for j in computed if j.norms or j.few for t in (j.pair.a, j.pair.b)}
-    passed = {
-        id(t)
-        for j in computed
-        if j.apart.ratio > _PLAIN and j.pair.a.phase in plain and j.pair.a.kind != "input"
-        for t in (j.pair.a, j.pair.b)
-    }
+    few = {id(t) for j in computed if j.few for t in (j.pair.a, j.pair.b)}
+    clear = {id(j.pair) for j in raw if j.apart.ratio > _PLAIN and j.pair.a.phase in plain}
+    other = (j for j in computed if id(j.pair) in clear)
+    other = (j for j in other if j.pair.a.kind != "input" or _norms_agree(j.pair))
+    passed = {id(t) for j in other for t in (j.pair.a, j.pair.b)}
     losses = {id(t) for side in sides for t in _losses(side) if id(t) not in known}
     shown: set[int] = set()
     for side in sides:
@@ -612,7 +609,7 @@ def _without_effect(
         for s in sorted(side, key=lambda s: -s.order):
             place, reads = (s.rank, s.order), {(s.rank, i) for i in s.reads}
             added = s.name == "add" or s.kind == "gradient" or place in summands
-            unsure = id(s) in passed or ((added or id(s) in unlike) and place in read)
+            unsure = id(s) in passed or ((added or id(s) in few) and place in read)
             off = id(s) in losses or (id(s) in beyond and not unsure)
             if s.name == "add" and s.phase == "backward" and id(s) in known:
                 summands |= reads
@@ -621,11 +618,16 @@ def _without_effect(
                 felt |= reads
             read |= reads
     return [
-        replace(j, pair=replace(j.pair, certain=False), apart=j.norms or j.apart, passed=True)
+        replace(j, pair=replace(j.pair, certain=False), passed=True)
         if {id(j.pair.a), id(j.pair.b)} <= beyond - shown
         else j
         for j in judged
     ]
+
+
+def _norms_agree(pair: Pair) -> bool:
+    """Whether a tensor may have the same values in another order, as of exchanged axes."""
+    return math.isclose(pair.a.pieces[0].norm, pair.b.pieces[0].norm, rel_tol=1e-6)
 
 
 def _losses(side: Sequence[Tensor]) -> list[Tensor]:

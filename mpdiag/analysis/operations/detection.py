@@ -165,9 +165,7 @@ def _without_followers(
 
 
 def _at_the_source(
-    step: StoredStep,
-    new: dict[int, OperationFinding],
-    found: Mapping[int, OperationFinding],
+    step: StoredStep, new: dict[int, OperationFinding], found: Mapping[int, OperationFinding]
 ) -> dict[int, OperationFinding]:
     """Findings about conversions to another tensor's dtype, moved to what made that tensor narrow.
 

@@ -14,9 +14,7 @@ from mpdiag.runs.operations import NONE, Operation
 
 
 def fp32_gradients(
-    graphs: Iterable[StepGraph],
-    parameters: Mapping[str, int],
-    kept: Callable[[Operation], bool],
+    graphs: Iterable[StepGraph], parameters: Mapping[str, int], kept: Callable[[Operation], bool]
 ) -> frozenset[str]:
     """The modules whose outputs' gradients, and the parameters whose gradients, stay FP32.
 

@@ -649,7 +649,4 @@ def _weight_gradients(layers: Layers, exponent: int, target: FloatFormat) -> dic
     if numel == 0:
         return {}
     gone = int(h.zeros.sum()) + int(h.lost_to_zero(target, exponent).value.sum())
-    return {
-        "weight_grad_absmax": float(h.absmax.max()),
-        "weight_grad_zero_after": gone / numel,
-    }
+    return {"weight_grad_absmax": float(h.absmax.max()), "weight_grad_zero_after": gone / numel}

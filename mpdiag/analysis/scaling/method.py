@@ -142,10 +142,7 @@ class GradientHistory:
         )
 
     def _lost(
-        self,
-        below: NDArray[np.float64],
-        exponents: NDArray[np.int64],
-        counted: NDArray[np.bool_],
+        self, below: NDArray[np.float64], exponents: NDArray[np.int64], counted: NDArray[np.bool_]
     ) -> float:
         if not counted.any():  # every late step is skipped: no gradient arrives
             return 1.0

@@ -110,9 +110,7 @@ MIN_HEADROOM = 2
 """Powers of two kept free above the largest recorded gradient, at least."""
 
 
-def step_maxima(
-    records: Records,
-) -> tuple[NDArray[np.int64], NDArray[np.float64], int]:
+def step_maxima(records: Records) -> tuple[NDArray[np.int64], NDArray[np.float64], int]:
     """The largest unscaled gradient of each recorded step.
 
     Returns:

@@ -234,11 +234,7 @@ def _advice(solved: Solved) -> Iterator[ShapeAdvice]:
 
 
 def _one(
-    solved: Solved,
-    d: Dimension,
-    depending: Mapping[int, Sequence[Dimension]],
-    *,
-    depthwise: bool,
+    solved: Solved, d: Dimension, depending: Mapping[int, Sequence[Dimension]], *, depthwise: bool
 ) -> ShapeAdvice:
     wanted, share = solved.wanted, solved.shares.get(d.module, 0.0)
     old, new = solved.old(d.size), solved.new(d.size)

@@ -163,9 +163,7 @@ def with_probe(verdict: Verdict, probe: Probe) -> Verdict:
         if not (compared and clause.startswith(SAME_BITS))
     )
     told = replace(
-        verdict,
-        evidence=(probe.describe(), *verdict.evidence),
-        not_examined=open_questions,
+        verdict, evidence=(probe.describe(), *verdict.evidence), not_examined=open_questions
     )
     if verdict.level == "cannot":
         return replace(told, text=f"{told.text}{compared}")

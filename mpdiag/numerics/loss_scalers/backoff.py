@@ -99,10 +99,7 @@ class Backoff(Scaler):
                 return self.moved(quiet=0, steps_since=steps, overflows_since=count)
             if self.tolerated + 1 < self.hysteresis:
                 return self.moved(
-                    quiet=0,
-                    tolerated=self.tolerated + 1,
-                    steps_since=steps,
-                    overflows_since=count,
+                    quiet=0, tolerated=self.tolerated + 1, steps_since=steps, overflows_since=count
                 )
             lower = max(self.min_scale, self.scale * self.backoff_factor)
             return self._rescaled(lower).moved(tolerated=self.tolerated)

@@ -33,10 +33,7 @@ class DeviceRows:
     """
 
     def __init__(
-        self,
-        device: torch.device,
-        capacity: int = 256,
-        counter: Counter | None = None,
+        self, device: torch.device, capacity: int = 256, counter: Counter | None = None
     ) -> None:
         self.device = device
         self._counter = counter or best_counter(device)

@@ -680,10 +680,7 @@ def _count_many_updates(
 
 
 def _launch(
-    kernel: Any,
-    entries: list[list[int]],
-    into: tuple[torch.Tensor, ...],
-    limits: dict[str, int],
+    kernel: Any, entries: list[list[int]], into: tuple[torch.Tensor, ...], limits: dict[str, int]
 ) -> None:
     """Launch a kernel for many tensors of a type.
 

@@ -452,9 +452,7 @@ def _operations(analysis: Analysis) -> RenderableType:
         reason = choice.reason if choice.evidence.get("overflow") else choice.reason.split(":")[0]
         grouped[choice.op, reason].append(layer_name(choice.module))
     table = Fitted(
-        ("operation", "modules", "why"),
-        "Stay in FP32",
-        sentences=frozenset({"modules", "why"}),
+        ("operation", "modules", "why"), "Stay in FP32", sentences=frozenset({"modules", "why"})
     )
     for (op, reason), modules in grouped.items():
         table.add_row(op, some_of(modules), reason)

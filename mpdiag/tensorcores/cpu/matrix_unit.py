@@ -35,12 +35,7 @@ UNITS = {
 """What the verdicts of a profile mean on a CPU."""
 
 
-BF16_LINES = {
-    "matmul": MEDIUM,
-    "attention": MEDIUM,
-    "convolution": CONVOLUTION,
-    "rnn": RECURRENT,
-}
+BF16_LINES = {"matmul": MEDIUM, "attention": MEDIUM, "convolution": CONVOLUTION, "rnn": RECURRENT}
 """The line of a script that lets oneDNN multiply FP32 in BF16, by the kind of work."""
 BF16_LOSS = "mpdiag analyze RUN --target bf16 says what BF16 loses"
 VERDICTS = {"matrix": "tensor_core", "vector": "cuda_core", "unknown": "unknown"}

@@ -142,11 +142,7 @@ def change_text(change: ProfileComparison) -> RenderableType:
     parts: list[RenderableType] = [
         Text(change.verdict, style="bold green" if change.gained else "bold yellow")
     ]
-    table = Fitted(
-        CLASSES,
-        "Kernel time by class",
-        right=frozenset(CLASSES[1:]),
-    )
+    table = Fitted(CLASSES, "Kernel time by class", right=frozenset(CLASSES[1:]))
     parts.append(_filled(table, class_rows(change)))
     if change.moves:
         table = Fitted(MOVES, "What moved", right=frozenset({"a call", "gain"}), lead=3)

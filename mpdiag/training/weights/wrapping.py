@@ -23,13 +23,7 @@ from mpdiag.tracing.capture import is_captured, refuse_capture, refuse_captured
 from mpdiag.tracing.compiled_products import watch_graphs
 from mpdiag.tracing.dispatch import in_backward
 from mpdiag.tracing.precision import HALF
-from mpdiag.tracing.uncompiled import (
-    hide,
-    hold_compiler,
-    keeps_casts_apart,
-    prepare,
-    uncompiled,
-)
+from mpdiag.tracing.uncompiled import hide, hold_compiler, keeps_casts_apart, prepare, uncompiled
 from mpdiag.training import arguments
 from mpdiag.training.judgement import rank
 from mpdiag.training.levels import Precision

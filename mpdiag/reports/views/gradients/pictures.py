@@ -91,12 +91,7 @@ class Gradients:
         return tables.layer_scales_frame(self.layers, self.fmt, self.in_every_step)
 
     def heat_map(
-        self,
-        exponent: int,
-        *,
-        log: bool = True,
-        height: int | None = None,
-        clickable: bool = False,
+        self, exponent: int, *, log: bool = True, height: int | None = None, clickable: bool = False
     ) -> Picture:
         """Layers × exponents with the format's range.
 
