@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import mpdiag
+from mpdiag.analysis.difference.alignment import renamed
 from mpdiag.analysis.difference.compared import _missing
 from mpdiag.analysis.difference.diff import difference
 from mpdiag.analysis.difference.fingerprint import read_fingerprint
@@ -1669,3 +1670,102 @@ def test_weights_that_rounding_moved_are_no_fault_of_exchanged_axes_before(off, 
     ours = side(values, 1.0, 1.0, "f(x)")
     first = difference(ours, side(values.T, 1.0 + 1e-4, 1.0 + off, "f(x.mT)")).first
     assert (first and first.module) == named
+
+
+DRAWN = {n: np.random.default_rng(n).normal(size=(8, 8)) for n in range(6)}
+
+
+def parameters(**drawn):
+    """The weights of a side: matrices by a number, and a norm's ones by 0; the names have dots."""
+    rows = [
+        row(np.ones(8) if n < 0 else DRAWN[n], kind="weight", name=name.replace("_", "."), order=i)
+        for i, (name, n) in enumerate(drawn.items())
+    ]
+    return steps_of(rows)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "pairs"),
+    [
+        # In another order, and not as deep.
+        (
+            {"a_q_weight": 0, "a_k_weight": 1, "a_own_weight": 2},
+            {"k_weight": 1, "b_x_q_weight": 0},
+            {"k.weight": "k.weight", "b.x.q.weight": "b.x.q.weight"},
+        ),
+        # Ones lie beside the same matrices.
+        (
+            {"a_0_norm_weight": -1, "a_0_up_weight": 0, "a_1_norm_weight": -1, "a_1_up_weight": 1},
+            {"b_0_up_weight": 0, "b_0_norm_weight": -1, "b_1_up_weight": 1, "b_own_weight": 2},
+            {f"b.{n}.weight": f"b.{n}.weight" for n in ("0.norm", "0.up", "1.up")},
+        ),
+        # Two norms beside it are no longer the same ones if there is one.
+        (
+            {"a_0_norm_weight": -1, "a_0_last_weight": -1, "a_0_up_weight": 0},
+            {"b_0_up_weight": 0, "b_0_norm1_weight": -1},
+            {"b.0.up.weight": "b.0.up.weight"},
+        ),
+        # Nothing lies beside them.
+        (
+            {"a_norm_weight": -1, "a_up_weight": 0, "a_own_weight": 2},
+            {"b_scale_weight": -1, "b_down_weight": 1},
+            {},
+        ),
+        # A new name is another module's, with other values.
+        (
+            {"convs_0_weight": 0, "convs_1_weight": 1, "norms_0_weight": -1},
+            {"mlp_0_weight": 0, "mlp_1_weight": -1, "mlp_2_weight": 1, "mlp_own_weight": 2},
+            {f"mlp.{n}.weight": f"mlp.{n}.weight" for n in (0, 1, 2)},
+        ),
+    ],
+)
+def test_renamed_parameters_are_told_by_drawn_values_and_by_what_lies_beside_them(
+    ours, theirs, pairs
+):
+    a, b = parameters(**ours), parameters(**theirs)
+    named = {t.name: t.name for t in renamed(a, b)[0]}
+    found = {name: name for name in named if name in {t.name for t in b[0]}}
+    assert found == pairs
+
+
+def test_a_parameter_of_another_size_under_the_same_name_is_a_difference():
+    sides = (parameters(up_weight=0), steps_of([row(np.ones(9), kind="weight", name="up.weight")]))
+    first = difference(*sides).first
+    assert (first.kind, first.name) == ("weight", "up.weight")
+
+
+@pytest.mark.parametrize(("off", "agree"), [(1e-7, True), (1e-6, False)])
+def test_data_may_differ_by_two_ulps(off, agree):
+    def side(x):
+        return steps_of([row(x * np.ones((8, 8)), kind="input", module=""), row(np.ones(64))])
+
+    assert difference(side(1.0), side(1.0 + off)).agree is agree
+
+
+@pytest.mark.parametrize(("step", "agree"), [(0, False), (1, True)])
+def test_equal_values_round_alike_until_a_step_has_moved_them(step, agree):
+    """The first step's twin shows nothing of a kernel of one ninth each."""
+
+    def side(x):
+        rows = [row(np.ones(9), module="before"), row(x * np.ones(9), module="norm", order=1)]
+        rows.append(row(np.ones(64), module="last", order=2))
+        return steps_of([replace(r, spread=0.0, step=step) for r in rows])
+
+    assert difference(side(1.0), side(1.0 + 1e-7)).agree is agree
+
+
+@pytest.mark.parametrize(("read", "first"), [(1e-4, None), (0.1, "chosen")])
+def test_at_a_later_step_an_uncertain_difference_counts_as_much_as_what_confirms_it(read, first):
+    """What confirms it may be off by what the weights have moved."""
+
+    def side(x, own, weight, made):
+        rows = [row(np.full(64, weight), kind="weight", name="w", module="")]
+        some = {"kind": "operation", "module": "chosen"}
+        rows.append(row(x * np.ones(64), name="mul", order=1, **some))
+        rows.append(row(np.ones(64), name=own, order=2, **some))
+        rows.append(row(made * np.ones(64), module="last", order=3, reads=(0, 1)))
+        rows += [row(np.ones(8), module=f"m{i}", order=4 + i) for i in range(3)]
+        return steps_of([replace(r, step=1) for r in rows])
+
+    found = difference(side(1, "exp", 1.0, 1.0), side(2, "log", 1.0 + 1e-4, 1.0 + read)).first
+    assert (found and found.module) == first
