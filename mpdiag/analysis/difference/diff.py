@@ -596,6 +596,7 @@ def _without_effect(
     plain |= {"backward"} if plain and _as_steep(judged, sides) else set()
     computed = [j for j in found if "weight" not in j.pair.a.kind]
     few = {id(t) for j in computed if j.few for t in (j.pair.a, j.pair.b)}
+    computed = [j for j in computed if j.pair.a.dtype == j.pair.b.dtype]  # a lower format does less
     clear = {id(j.pair) for j in raw if j.apart.ratio > _PLAIN and j.pair.a.phase in plain}
     other = (j for j in computed if id(j.pair) in clear)
     other = (j for j in other if j.pair.a.kind != "input" or _norms_agree(j.pair))
