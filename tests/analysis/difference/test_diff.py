@@ -1707,8 +1707,8 @@ def parameters(**drawn):
         ),
         # Nothing lies beside them.
         (
-            {"a_norm_weight": -1, "a_up_weight": 0, "a_own_weight": 2},
-            {"b_scale_weight": -1, "b_down_weight": 1},
+            {"a_norm_weight": -1, "a_last_weight": -1, "a_up_weight": 0, "a_own_weight": 2},
+            {"b_scale_weight": -1, "b_end_weight": -1, "b_down_weight": 1},
             {},
         ),
         # A new name is another module's, with other values.
