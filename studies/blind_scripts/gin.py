@@ -133,7 +133,7 @@ class MoleculeNet(nn.Module):
         for block, readout in zip(self.blocks, self.readouts[1:], strict=True):
             x = block(x, bonds, mask)
             pooled = pooled + readout(x, mask)
-        return self.head(self.norm(pooled)).squeeze(-1)
+        return self.head(self.norm(pooled))
 
 
 def molecules(g):
@@ -182,7 +182,7 @@ for parts in batches(molecules):
     for elements, charges, bonds, mask, y in parts:
         with autocast():
             prediction = model(elements, charges, bonds, mask)
-        loss = F.smooth_l1_loss(prediction.float(), y)
+        loss = F.smooth_l1_loss(prediction.squeeze(-1).float(), y)
         scaler.scale(loss / args.accum).backward()
     scaler.unscale_(optimizer)
     nn.utils.clip_grad_norm_(model.parameters(), 5.0)
