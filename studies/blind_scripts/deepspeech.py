@@ -3,7 +3,7 @@
 import torch.nn.functional as F
 from common import args, autocast, batches, finish, nn, prepare, scaler, torch
 
-LABELS, BLANK, BANDS, FRAMES, BATCH = 14, 0, 32, 72, 8
+LABELS, BLANK, BANDS, FRAMES, BATCH = 14, 0, 32, 48, 8
 CHANNELS, HIDDEN, LAYERS = 8, 40, 3
 
 
@@ -115,7 +115,7 @@ def spec_augment(spectrogram, g):
 
 
 def utterances(g):
-    """Each letter has a spectrum that moves while it is spoken, for six to nine frames."""
+    """Each letter has a spectrum that moves while it is spoken, for four to six frames."""
     voices = torch.rand(LABELS, BANDS, 2, generator=torch.Generator().manual_seed(17))
     spectrograms = torch.zeros(BATCH, BANDS, FRAMES)
     targets = torch.zeros(BATCH, 8, dtype=torch.long)
@@ -125,7 +125,7 @@ def utterances(g):
         letters = torch.randint(1, LABELS, (count,), generator=g)
         pieces = []
         for letter in letters.tolist():
-            duration = int(torch.randint(6, 10, (1,), generator=g))
+            duration = int(torch.randint(4, 7, (1,), generator=g))
             way = torch.linspace(0, 1, duration)
             start, end = voices[letter].unbind(-1)
             pieces.append(start[:, None] * (1 - way) + end[:, None] * way)

@@ -108,24 +108,24 @@ class SASRec(nn.Module):
 
 def histories(g):
     """Users stay in a genre for a while. Items of a genre follow each other; 0 pads on the left."""
-    seqs, poss, negs = (torch.zeros(USERS, MAXLEN, dtype=torch.long) for _ in range(3))
-    for user in range(USERS):
-        length = int(torch.randint(8, MAXLEN + 2, (1,), generator=g))
-        genre, history = int(torch.randint(0, GENRES, (1,), generator=g)), []
-        for _ in range(length):
-            if torch.rand(1, generator=g) < 0.15:
-                genre = int(torch.randint(0, GENRES, (1,), generator=g))
-            popularity = torch.rand(1, generator=g).square()
-            history.append(1 + genre + GENRES * int(popularity * (ITEMS // GENRES)))
+    lengths = torch.randint(8, MAXLEN + 2, (USERS,), generator=g).tolist()
+    genres = torch.randint(0, GENRES, (USERS, MAXLEN + 1), generator=g).tolist()
+    changes = (torch.rand(USERS, MAXLEN + 1, generator=g) < 0.15).tolist()
+    popularity = torch.rand(USERS, MAXLEN + 1, generator=g).square() * (ITEMS // GENRES)
+    ranks = popularity.long().tolist()
+    draws = torch.randint(1, ITEMS + 1, (USERS, 40 * MAXLEN), generator=g).tolist()
+    rows = []
+    for user, length in enumerate(lengths):
+        genre, history = genres[user][0], []
+        for click in range(length):
+            genre = genres[user][click] if changes[user][click] else genre
+            history.append(1 + genre + GENRES * ranks[user][click])
         seen = set(history)
-        clicked = torch.tensor(history)
-        seqs[user, MAXLEN - length + 1 :] = clicked[:-1]
-        poss[user, MAXLEN - length + 1 :] = clicked[1:]
-        for at in range(MAXLEN - length + 1, MAXLEN):
-            item = int(torch.randint(1, ITEMS + 1, (1,), generator=g))
-            while item in seen:
-                item = int(torch.randint(1, ITEMS + 1, (1,), generator=g))
-            negs[user, at] = item
+        unseen = [item for item in draws[user] if item not in seen]
+        padding = [0] * (MAXLEN - length + 1)
+        clicked, following = padding + history[:-1], padding + history[1:]
+        rows.append((clicked, following, padding + unseen[: length - 1]))
+    seqs, poss, negs = torch.tensor(rows).unbind(1)
     return seqs, poss, negs
 
 
