@@ -10,7 +10,7 @@ some kind (autocast, a compiler, two ranks …), right or with one mistake. A ha
 it into one half: ``dev`` was shown to who mends ``diff``, ``unseen`` was not. Both halves of the first
 round have been shown since; ``dev2`` and ``unseen2`` are of other trainings, ``dev3`` and ``unseen3``
 of others again. The fourth and the fifth round have other trainings too and no half to show: all of
-them is ``unseen4`` and ``unseen5``. ``unseen6`` to ``unseen8`` have clean pairs only.
+them is ``unseen4`` and ``unseen5``. ``unseen6`` to ``unseen9`` have clean pairs only.
 
 - *named*: the first place is the culprit, or lies in it; of a compiled model also around it.
 - *seen*: another place that the mistake reaches. *missed*: the runs are said to agree.
@@ -49,7 +49,7 @@ HALVES = (
     "unseen2",
     "dev3",
     "unseen3",
-    *(f"unseen{n}" for n in range(4, 9)),
+    *(f"unseen{n}" for n in range(4, 10)),
 )
 OPTIONS: dict[str, tuple[str, ...]] = {
     "bf16": ("--amp", "bf16"),
@@ -91,6 +91,7 @@ REFACTORINGS = (
     "refactors-5.txt",
     "refactors-6.txt",
     "refactors-7.txt",
+    "refactors-9.txt",
 )
 CLEAN = {
     "bf16": ("gpt", "cnn", "moe", "ssm", "translate", "diffusion", "clip"),
@@ -157,6 +158,23 @@ CLEAN_8 = {
     "inductor": ("bit", "uvit", "distil", "wavenet"),
 }
 """The eighth round's, clean pairs alone."""
+NINTH = (
+    "albert",
+    "efficientnet",
+    "dcn",
+    "bilstm",
+    "trocr",
+    "nbeats",
+    "sasrec",
+    "deepspeech",
+    "gin",
+)
+CLEAN_9 = {
+    **dict.fromkeys(("bf16", "aot_eager", "ddp", "fsdp", "accum", "refactor"), NINTH),
+    "fp16": tuple(script for script in NINTH if script != "bilstm"),
+    "inductor": ("dcn", "nbeats", "sasrec", "gin"),
+}
+"""The ninth round's, clean pairs alone. CPUs have no LSTM in FP16."""
 DROPOUT = (
     "gpt",
     "translate",
@@ -182,6 +200,7 @@ DROPOUT = (
     "awd",
     *SEVENTH,
     *EIGHTH,
+    *(script for script in NINTH if script != "trocr"),
 )
 """Scripts that drop out in clean pairs of kinds that draw the same masks."""
 
@@ -211,6 +230,8 @@ class Pair:
             return "unseen6"
         if self.script in (*SEVENTH, *EIGHTH):
             return "unseen7" if self.script in SEVENTH else "unseen8"
+        if self.script in NINTH:
+            return "unseen9"
         half = "dev" if sha256(self.name.encode()).digest()[0] % 2 else "unseen"
         second = "2" if self.script in CLEAN_2["refactor"] else ""
         return half + ("3" if self.script in THIRD else second)
@@ -254,7 +275,7 @@ def pairs() -> list[Pair]:
     for header, edits in chain.from_iterable(_blocks((SCRIPTS / f).read_text()) for f in MISTAKES):
         name, script, kind, culprits, _ = (part.strip() for part in header.split("|"))
         found.append(Pair(f"{script}-{name}", script, kind, tuple(culprits.split()), edits))
-    for clean in (CLEAN, CLEAN_2, CLEAN_3, CLEAN_4, CLEAN_5, CLEAN_6, CLEAN_7, CLEAN_8):
+    for clean in (CLEAN, CLEAN_2, CLEAN_3, CLEAN_4, CLEAN_5, CLEAN_6, CLEAN_7, CLEAN_8, CLEAN_9):
         found += [Pair(f"clean-{s}-{kind}", s, kind) for kind in clean for s in clean[kind]]
     twice = (way.removesuffix(" b") for way in refactorings() if way.endswith(" b"))
     found += [Pair(f"clean-{script}-refactor-b", script, "refactor") for script in twice]

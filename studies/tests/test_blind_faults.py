@@ -48,6 +48,7 @@ def test_a_round_with_one_half_has_clean_pairs_of_each_script_and_kind(turn):
         ("unseen6", blind_faults.SIXTH, 36),
         ("unseen7", blind_faults.SEVENTH, 47),
         ("unseen8", blind_faults.EIGHTH, 50),
+        ("unseen9", blind_faults.NINTH, 66),
     ],
 )
 def test_a_later_round_is_clean_and_has_each_script_in_many_kinds(half, scripts, pairs):
@@ -58,7 +59,7 @@ def test_a_later_round_is_clean_and_has_each_script_in_many_kinds(half, scripts,
     assert len({(pair.script, pair.way, pair.kind) for pair in of}) == len(of) == pairs
 
 
-@pytest.mark.parametrize("half", ["unseen4", "unseen5", "unseen6", "unseen7", "unseen8"])
+@pytest.mark.parametrize("half", ["unseen4", "unseen5", "unseen6", "unseen7", "unseen8", "unseen9"])
 def test_each_refactoring_of_a_round_with_one_half_fits_its_script(half, tmp_path):
     of = [p for p in blind_faults.pairs() if (p.half, p.kind) == (half, "refactor")]
     assert of
