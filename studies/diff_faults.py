@@ -39,7 +39,7 @@ import mpdiag
 
 KINDS = ("precision", "fp16", "compiled", "inductor", "ddp", "fsdp", "rewritten")
 SEEDS = {"dev": 0, "held-out": 300_000, "last": 400_000, "fresh": 500_000, "newest": 600_000,
-         "final": 700_000, "latest": 900_000, "eighth": 1_000_000}  # fmt: skip
+         "final": 700_000, "latest": 900_000, "eighth": 1_000_000, "ninth": 1_100_000}  # fmt: skip
 RANKS, COMPILED = ("ddp", "fsdp"), ("compiled", "inductor")
 RESULTS = Path(__file__).parent / "results/diff-faults.json"
 CLEAN = 1

@@ -109,7 +109,7 @@ def aligned(a: Sequence[Tensor], b: Sequence[Tensor]) -> tuple[list[Pair], list[
     pairs = [
         replace(
             p,
-            certain=p.certain and id(p.a) not in unsure,
+            certain=p.certain and id(p.a) not in unsure and not _before_mean(p.a, p.b),
             turned=_before(p.a, turned, made),
             rows=p.a.phase == "forward" or bool(_rows_of(p.a) & rows),
         )
@@ -211,6 +211,15 @@ def _among_others(a: Sequence[Tensor], b: Sequence[Tensor]) -> set[int]:
     of = {"input": "input", "output": "output", "gradient": "output"}
     later = ((t, (of[t.kind], t.module)) for t in a if t.kind in of and (t.name or t.call))
     return {id(t) for t, key in later if ours[key] != theirs[key]}
+
+
+def _before_mean(*sides: Tensor) -> bool:
+    """Whether it is a part's gradient of rows, which the loss divides by their number afterwards.
+
+    The loss of a part may have been divided before, or its gradient may be.
+    """
+    some = (t for t in sides if t.pieces[0].rank is None and t.module is None)
+    return any(t.phase == "backward" and not t.from_loss for t in some)
 
 
 def _lies_in(t: Tensor, module: str) -> bool:

@@ -47,6 +47,8 @@ _ENOUGH = 8
 """Tensors before it from which that is known."""
 _CLEAR = 0.1
 """Relative uncertainty of a gradient from which on nothing is said of an element's update."""
+_LATER = 3.0
+"""How many times further than the first step's twin shows a later step's may come apart."""
 _FOLLOWS = 8.0
 """Relative error of an update for each of its gradient: of moments, roots and quotients together."""
 _SEEN = 4.0
@@ -321,6 +323,7 @@ def _judged(
             chosen = size * _of_turned(pair, ours[0].size)
             far = spread(twins, size, 0 if given else depth, coarsest)
             far = far or later * size * max(epsilon)  # equal weights round alike, later ones do not
+            far *= _LATER if later else 1.0
             moves = math.hypot(far, chosen, drift, size * signs.turned(a, None in twins))
             room = size * max(epsilon) * (a.dtype != b.dtype) if exact else moves
             room = max(room, _initial(size, fine) if a.kind == "weight" else size * fine)

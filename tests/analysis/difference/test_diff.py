@@ -1769,3 +1769,29 @@ def test_at_a_later_step_an_uncertain_difference_counts_as_much_as_what_confirms
 
     found = difference(side(1, "exp", 1.0, 1.0), side(2, "log", 1.0 + 1e-4, 1.0 + read)).first
     assert (found and found.module) == first
+
+
+@pytest.mark.parametrize("divided", [True, False])
+def test_a_loss_that_divides_by_its_rows_last_may_be_one_of_parts(divided, tmp_path):
+    """Its backward pass multiplies rows by the part's share, and divides by their number afterwards."""
+    for parts in (1, 2):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 1))
+        step = torch.optim.SGD(model.parameters(), 0.01)
+        x, y = torch.randn(32, 8), torch.rand(32)
+        with mpdiag.record(model, step, tmp_path / str(parts), trace=True, max_steps=1):
+            for some, of in zip(x.chunk(parts), y.chunk(parts), strict=True):
+                loss = F.binary_cross_entropy_with_logits(model(some)[:, 0], of)
+                (loss / (parts if divided else 1)).backward()
+            step.step()
+    assert mpdiag.diff(tmp_path / "1", tmp_path / "2").agree is divided
+
+
+@pytest.mark.parametrize(("apart", "step", "agree"), [(9e-6, 0, False), (9e-6, 1, True)])
+def test_a_later_step_may_come_further_apart_than_the_first_ones_twin(apart, step, agree):
+    def side(x):
+        values = x * np.random.default_rng(0).normal(size=256)
+        rows = [row(values, module="m"), row(values, module="last", order=1)]
+        return steps_of([replace(r, step=step) for r in rows])
+
+    assert difference(side(1.0), side(1.0 + apart)).agree is agree
