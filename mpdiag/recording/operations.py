@@ -405,9 +405,8 @@ class OperationWatch:
             summed = operation_facts.reduction(func, read, found, args)
             draft.fields |= {"flops": 0, "reduction": summed}
         self._effects.after(draft.taped, draft.fields, args, kwargs, result)
-        if (
-            self._trace is not None and self._trace.on and op != "_unsafe_view"
-        ):  # of what was just taken
+        # A view of what was just taken shows nothing more.
+        if self._trace is not None and self._trace.on and op != "_unsafe_view":
             fields, latest = draft.fields, self._trace.latest(read)
             about = {**fields, "operand_format": operand_format(func, read)}
             if draft.taped is not None:

@@ -374,6 +374,24 @@ def test_a_norm_holds_what_is_small_beside_its_largest_values():
         assert float(trace._norm(given)) == pytest.approx(exact, rel=1e-6)
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        torch.linspace(-1, 2, 4097),  # one more than whole rows
+        torch.linspace(-1, 2, 30_000).view(100, 300).T,
+        torch.linspace(-1, 2, 30_000).view(100, 300)[:, ::2],
+        torch.linspace(-1, 2, 300).expand(64, 300),
+        torch.linspace(-1, 2, 3)[:, None].expand(3, 5000),
+        torch.ones(()).expand(100, 100),
+        torch.arange(9000),
+        torch.linspace(-1, 2, 9000, dtype=torch.float64),
+    ],
+    ids=lambda x: "x".join(map(str, (*x.shape, *x.stride()))),
+)
+def test_a_norm_counts_each_element_once_however_it_lies_in_memory(given):
+    assert float(trace._norm(given)) == pytest.approx(float(given.double().norm()), rel=1e-6)
+
+
 def distilled(folder, before, teacher, **options):
     """A student's run, in steps 0 and 1, where ``before`` is called before each step's first pass."""
     torch.manual_seed(0)

@@ -1795,3 +1795,30 @@ def test_a_later_step_may_come_further_apart_than_the_first_ones_twin(apart, ste
         return steps_of([replace(r, step=step) for r in rows])
 
     assert difference(side(1.0), side(1.0 + apart)).agree is agree
+
+
+class Stored(nn.Module):
+    """A product with a weight that is stored as it is or transposed."""
+
+    def __init__(self, turned, factor=1.0):
+        super().__init__()
+        w = factor * torch.randn(16, 24)
+        self.w, self.turned = nn.Parameter(w.T.contiguous() if turned else w), turned
+
+    def forward(self, x):
+        return x @ (self.w.T if self.turned else self.w)
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.1])
+def test_what_has_another_layout_is_said_to_agree_by_its_norm_if_it_does(factor, tmp_path):
+    for turned in (False, True):
+        torch.manual_seed(0)
+        model = nn.Sequential(Stored(turned, factor if turned else 1.0), nn.Linear(24, 4))
+        step = torch.optim.SGD(model.parameters(), 0.01)
+        with mpdiag.record(model, step, tmp_path / str(turned), trace=True, max_steps=1):
+            F.cross_entropy(model(torch.randn(8, 16)), torch.arange(8) % 4).backward()
+            step.step()
+    found = mpdiag.diff(tmp_path / "False", tmp_path / "True")
+    assert found.agree is (factor == 1.0)
+    said = [m for m in found.missing if m.endswith("in another layout: their norms agree")]
+    assert said == (["values of 2 tensors in another layout: their norms agree"] * found.agree)
